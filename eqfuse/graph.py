@@ -1,0 +1,49 @@
+"""A batch of atomic structures as one graph: what `data` makes and `models` read."""
+
+import dataclasses
+
+import jax
+
+from eqfuse.ops import Edges
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """Structures side by side, padded to a fixed size.
+
+    An edge goes from the neighbour (sender j) to the centre (receiver i), and its vector is
+    `positions[j] + shifts - positions[i]`. Padding nodes belong to a padding graph; padding edges
+    join a padding node to itself without a shift, so that their vector is exactly zero, and models
+    give edges of zero length no weight.
+
+    Attributes:
+      positions: [n_nodes, 3] Å.
+      species: [n_nodes] int32, index into the model's table of species.
+      edges: the neighbour list; see `eqfuse.ops.Edges`.
+      shifts: [n_edges, 3] Å, the periodic image of the sender, as a Cartesian vector.
+      graph_index: [n_nodes] int32, the graph that each node belongs to, non-decreasing.
+      cells: [n_graphs, 3, 3] Å, rows are lattice vectors; zero for a molecule.
+      node_mask: [n_nodes] bool, False for padding.
+      graph_mask: [n_graphs] bool, False for padding.
+    """
+
+    positions: jax.Array
+    species: jax.Array
+    edges: Edges
+    shifts: jax.Array
+    graph_index: jax.Array
+    cells: jax.Array
+    node_mask: jax.Array
+    graph_mask: jax.Array
+
+    @property
+    def num_graphs(self) -> int:
+        return self.cells.shape[0]
+
+    @property
+    def vectors(self) -> jax.Array:
+        """Edge vectors [n_edges, 3] Å, from receiver (centre) to sender (neighbour)."""
+        return (
+            self.positions[self.edges.senders] + self.shifts - self.positions[self.edges.receivers]
+        )

@@ -1,0 +1,99 @@
+"""A kernel as plain data: its source text and the types of what it is called with."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+# numpy names of the array types that kernels read and write, and what triton calls them
+TRITON_TYPES = {
+    "bfloat16": "*bf16",
+    "float16": "*fp16",
+    "float32": "*fp32",
+    "float64": "*fp64",
+    "int32": "*i32",
+    "int64": "*i64",
+}
+_PLACEHOLDER = "KERNEL"
+_SCALAR_LIMIT = 2**31
+
+
+def pointer_type(dtype) -> str:
+    """Triton's name of a pointer to `dtype`, say "*fp32" for float32.
+
+    Raises:
+      ValueError: a dtype that kernels do not read or write.
+    """
+    name = getattr(dtype, "name", None) or str(dtype)
+    if name not in TRITON_TYPES:
+        raise ValueError(f"kernels take arrays of {', '.join(TRITON_TYPES)}, not of {name}")
+    return TRITON_TYPES[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSpec:
+    """One @triton.jit function, called as name(*inputs, *scalars, *outputs), without constexprs.
+
+    Attributes:
+      name: name of the function, unique for its source (`build` makes one).
+      source: text of a Python module that imports triton and defines the function.
+      input_types, output_types: pointer types in the order of the parameters, say "*fp32".
+      scalars: names of the int32 parameters between the inputs and the outputs.
+      num_warps: warps of a program.
+    """
+
+    name: str
+    source: str
+    input_types: tuple[str, ...]
+    output_types: tuple[str, ...]
+    scalars: tuple[str, ...] = ()
+    num_warps: int = 1
+
+    def __post_init__(self):
+        if not self.name.isidentifier():
+            raise ValueError(f"kernel name {self.name!r} is not a Python identifier")
+        unknown = {*self.input_types, *self.output_types} - set(TRITON_TYPES.values())
+        if unknown:
+            raise ValueError(f"kernel {self.name}: unknown pointer types {sorted(unknown)}")
+
+    @classmethod
+    def build(
+        cls, stem: str, source: str, input_types, output_types, scalars=(), num_warps: int = 1
+    ) -> KernelSpec:
+        """A spec named `stem` and a hash; in `source` the function is called KERNEL.
+
+        Raises:
+          ValueError: a source without `def KERNEL(`, or a type that is unknown.
+        """
+        if f"def {_PLACEHOLDER}(" not in source:
+            raise ValueError(f"the source of kernel {stem!r} defines no function {_PLACEHOLDER}")
+        types = (tuple(input_types), tuple(output_types), tuple(scalars), num_warps)
+        digest = hashlib.sha256(repr((source, types)).encode()).hexdigest()[:16]
+        name = f"{stem}_{digest}"
+        return cls(name, source.replace(f"def {_PLACEHOLDER}(", f"def {name}("), *types)
+
+    @property
+    def parameter_types(self) -> tuple[str, ...]:
+        """Triton types of all parameters, in order."""
+        return (*self.input_types, *("i32" for _ in self.scalars), *self.output_types)
+
+    def check_call(self, inputs, outputs, scalars) -> None:
+        """Refuse arrays (anything with dtype) and scalars that the kernel was not made for.
+
+        Raises:
+          ValueError: wrong number or dtype of arrays, wrong number or size of scalars.
+        """
+        for what, arrays, types in (
+            ("inputs", inputs, self.input_types),
+            ("outputs", outputs, self.output_types),
+        ):
+            found = tuple(pointer_type(a.dtype) for a in arrays)
+            if found != types:
+                raise ValueError(f"kernel {self.name} wants {what} {types}, got {found}")
+        if len(scalars) != len(self.scalars):
+            raise ValueError(
+                f"kernel {self.name} wants scalars {self.scalars}, got {tuple(scalars)}"
+            )
+        for name, value in zip(self.scalars, scalars, strict=True):
+            if not -_SCALAR_LIMIT <= value < _SCALAR_LIMIT:
+                raise ValueError(f"kernel {self.name}: scalar {name} = {value} is not an int32")

@@ -1,0 +1,73 @@
+"""Equivariant models of atoms, built from `eqfuse.ops`."""
+
+import dataclasses
+import difflib
+
+import flax.linen as nn
+import jax
+
+from eqfuse.models.nequip import NequIP
+from eqfuse.models.potential import Potential, Prediction, predict
+from eqfuse.models.tetris_head import tetris_logits
+from eqfuse.models.tetris_net import TetrisNet
+
+__all__ = [
+    "MODELS",
+    "NequIP",
+    "Potential",
+    "Prediction",
+    "TetrisNet",
+    "build",
+    "predict",
+    "summary",
+    "tetris_logits",
+]
+
+MODELS = {"nequip": NequIP, "tetris": TetrisNet}
+PLANNED = ("allegro", "mace")
+
+
+def build(name: str, **fields) -> nn.Module:
+    """Make a model by name.
+
+    Args:
+      name: a key of `MODELS`.
+      fields: settings of the model; see its class.
+    Returns:
+      The module, without parameters.
+    Raises:
+      ValueError: an unknown model or setting, naming the nearest ones.
+    """
+    if name in PLANNED:
+        raise ValueError(
+            f"model {name!r} is not part of this version yet; choose {' or '.join(MODELS)}"
+        )
+    if name not in MODELS:
+        raise ValueError(f"model {name!r} is unknown; {_nearest(name, MODELS)}")
+    # flax adds `parent` and `name` to the fields of every module.
+    known = [f.name for f in dataclasses.fields(MODELS[name]) if f.name not in ("parent", "name")]
+    for field in fields:
+        if field not in known:
+            raise ValueError(f"model {name!r} has no setting {field!r}; {_nearest(field, known)}")
+    return MODELS[name](**fields)
+
+
+def summary(module: nn.Module, params) -> str:
+    """The irreps of each layer and the number of parameters, as lines of text.
+
+    Args:
+      module: a model, or a `Potential` around one.
+      params: its variables.
+    """
+    model = module.model if isinstance(module, Potential) else module
+    first, *layers, last = model.layer_irreps()
+    lines = [f"{type(model).__name__}", f"  input    {first}"]
+    lines += [f"  layer {k:<2} {irreps}" for k, irreps in enumerate(layers)]
+    lines += [f"  output   {last}"]
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return "\n".join([*lines, f"  {count:,} parameters"])
+
+
+def _nearest(name: str, known) -> str:
+    close = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(known)}"

@@ -1,0 +1,233 @@
+"""NequIP: an equivariant message-passing potential (Batzner et al. 2022)."""
+
+import math
+
+import e3nn_jax as e3nn
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse import ops
+from eqfuse.models.radial import (
+    bessel_basis,
+    lengths_and_directions,
+    polynomial_cutoff,
+    spherical_harmonics,
+)
+
+SCALAR = e3nn.Irrep("0e")
+
+
+def hidden_irreps(
+    irreps_out: str, *, layers: int, channels: int, lmax: int, parity: bool
+) -> list[e3nn.Irreps]:
+    """The node features after each layer: what the input can reach and the output needs.
+
+    An irrep of layer k is kept if the scalars that a network starts from can become it in k
+    products with the spherical harmonics, and if it can become one of `irreps_out`, or a gate, in
+    those that are left. Nothing is lost: what is dropped is zero, or is read by nobody. (A network
+    of three layers for an energy has no use for 1e and 2o, whatever `parity`; one of four has.)
+
+    Args:
+      irreps_out: what the network predicts per node.
+      layers: number of layers.
+      channels: multiplicity of each irrep.
+      lmax: largest l of features and spherical harmonics.
+      parity: True for features of both parities, False for natural parity, (-1)^l, only.
+    Returns:
+      One Irreps per layer.
+    Raises:
+      ValueError: settings out of range, or an output that this network cannot reach.
+    """
+    for name, value, least in (("layers", layers, 1), ("channels", channels, 1), ("lmax", lmax, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    sh = [e3nn.Irrep(l, (-1) ** l) for l in range(lmax + 1)]
+    parities = (1, -1) if parity else (1,)
+    allowed = {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
+    wanted = {ir for _, ir in e3nn.Irreps(irreps_out)}
+
+    def products(ir):
+        return {out for y in sh for out in ir * y}
+
+    reachable = [{SCALAR}]
+    for _ in range(layers):
+        reachable.append(allowed & set().union(*(products(ir) for ir in reachable[-1])))
+    if not wanted <= reachable[-1]:
+        missing = " + ".join(str(ir) for ir in sorted(wanted - reachable[-1]))
+        raise ValueError(
+            f"irreps_out {irreps_out!r} holds {missing}, which layers={layers}, lmax={lmax}, "
+            f"parity={parity} cannot produce; use parity=True, or more layers or a larger lmax"
+        )
+
+    kept, needed = [], wanted
+    for k in reversed(range(1, layers + 1)):
+        kept.append(reachable[k] & needed)
+        sources = gate_input(kept[-1], 1)
+        needed = {ir for ir in allowed if any(out in sources for out in products(ir))}
+    return [e3nn.Irreps([(channels, ir) for ir in sorted(irs)]) for irs in reversed(kept)]
+
+
+def gate_input(irreps, channels: int) -> e3nn.Irreps:
+    """What `e3nn.gate` reads to give `irreps`: scalars, one even gate per other irrep, the others.
+
+    Args:
+      irreps: the irreps (not repeated) after the gate.
+      channels: multiplicity of each.
+    """
+    scalars = [(channels, ir) for ir in sorted(irreps) if ir.l == 0]
+    gated = [(channels, ir) for ir in sorted(irreps) if ir.l > 0]
+    gates = [(channels * len(gated), SCALAR)] if gated else []
+    return e3nn.Irreps(scalars + gates + gated)
+
+
+class Interaction(nn.Module):
+    """One layer: messages through the tensor product, summed to the receivers, and the gate.
+
+        h <- Gate(linear_down(sum_j TP(linear_up(h)_j, Y_ij; radial(B_ij)) / sqrt(n)) + skip_z(h))
+
+    The gate is `e3nn.gate` with normalised activations: silu for even scalars, tanh for odd ones,
+    and silu for the gates, which are even scalars, so that a gated feature keeps its parity.
+
+    Attributes:
+      irreps: node features after the layer, one multiplicity for all irreps.
+      num_species: number of species, each with its own skip.
+      radial_neurons: hidden layers of the radial network, which has no bias: its output, the
+        weights of the products, vanishes with B at the cutoff and for padding.
+      avg_num_neighbors: n.
+      backend: see `eqfuse.ops`.
+    References: Batzner et al. 2022, eq. 9 and figure 1.
+    """
+
+    irreps: str
+    num_species: int
+    radial_neurons: tuple[int, ...]
+    avg_num_neighbors: float
+    backend: str | None
+
+    @nn.compact
+    def __call__(self, h, sh, basis, species, edges):
+        """One step of message passing.
+
+        Args:
+          h: node features, IrrepsArray [n_nodes, irreps_in].
+          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
+          basis: B, [n_edges, num_bessel].
+          species: [n_nodes] int32.
+          edges: `eqfuse.ops.Edges`.
+        Returns:
+          IrrepsArray [n_nodes, irreps].
+        """
+        irreps = e3nn.Irreps(self.irreps)
+        irreps_gate = gate_input([ir for _, ir in irreps], irreps[0].mul)
+        keep = sorted({ir for _, ir in irreps_gate})
+        irreps_messages = e3nn.tensor_product(h.irreps, sh.irreps, filter_ir_out=keep)
+
+        weights = e3nn.flax.MultiLayerPerceptron(
+            (*self.radial_neurons, irreps_messages.num_irreps),
+            jax.nn.silu,
+            output_activation=False,
+            name="radial",
+        )(basis)  # [n_edges, irreps_messages.num_irreps]
+        x = e3nn.flax.Linear(h.irreps, name="linear_up")(h)
+        m = ops.graph_tensor_product(
+            x, sh, weights, edges, filter_ir_out=keep, backend=self.backend
+        )  # [n_nodes, irreps_messages]
+        m = m / math.sqrt(self.avg_num_neighbors)
+        m = e3nn.flax.Linear(irreps_gate, force_irreps_out=True, name="linear_down")(m)
+        skip = e3nn.flax.Linear(
+            irreps_gate, num_indexed_weights=self.num_species, force_irreps_out=True, name="skip"
+        )(species, h)  # [n_nodes, irreps_gate]
+        h = e3nn.gate(
+            m + skip,
+            even_act=jax.nn.silu,
+            odd_act=jax.nn.tanh,
+            even_gate_act=jax.nn.silu,
+        )
+        assert h.irreps == irreps, (h.irreps, irreps)
+        return h
+
+
+class NequIP(nn.Module):
+    """NequIP: species embedding, `layers` interactions, a linear readout per node.
+
+    Edges of zero length (padding) and edges beyond the cutoff contribute exactly zero.
+
+    Attributes:
+      irreps_out: what is predicted per node; "0e" for an energy.
+      num_species: number of species.
+      layers: number of interactions.
+      channels: multiplicity of each irrep of the hidden features.
+      lmax: largest l of the hidden features and of the spherical harmonics.
+      parity: hidden features of both parities, or of natural parity (-1)^l only.
+      cutoff: Å.
+      num_bessel: number of Bessel functions of the edge length.
+      poly_power: p of the polynomial cutoff.
+      radial_layers, radial_hidden: hidden layers of the radial network, and their width.
+      avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
+      backend: see `eqfuse.ops`; the parameters are the same for all.
+    References: Batzner et al. 2022, Nature Communications 13, 2453.
+    """
+
+    irreps_out: str = "0e"
+    num_species: int = 1
+    layers: int = 3
+    channels: int = 32
+    lmax: int = 2
+    parity: bool = True
+    cutoff: float = 5.0
+    num_bessel: int = 8
+    poly_power: int = 6
+    radial_layers: int = 2
+    radial_hidden: int = 64
+    avg_num_neighbors: float = 1.0
+    backend: str | None = None
+
+    def layer_irreps(self) -> list[e3nn.Irreps]:
+        """The node features from the embedding to the readout, `layers + 2` Irreps."""
+        hidden = hidden_irreps(
+            self.irreps_out,
+            layers=self.layers,
+            channels=self.channels,
+            lmax=self.lmax,
+            parity=self.parity,
+        )
+        return [e3nn.Irreps([(self.channels, SCALAR)]), *hidden, e3nn.Irreps(self.irreps_out)]
+
+    @nn.compact
+    def __call__(self, vectors, species, edges):
+        """Predict `irreps_out` for each node.
+
+        Args:
+          vectors: [n_edges, 3] Å, from receiver (centre) to sender (neighbour).
+          species: [n_nodes] int32, in [0, num_species).
+          edges: `eqfuse.ops.Edges`.
+        Returns:
+          IrrepsArray [n_nodes, irreps_out], dtype of vectors.
+        Raises:
+          ValueError: settings out of range, or `irreps_out` that cannot be reached.
+        """
+        for name in ("num_species", "cutoff", "num_bessel", "poly_power", "avg_num_neighbors"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        irreps_in, *hidden, irreps_out = self.layer_irreps()
+
+        lengths, directions, real = lengths_and_directions(vectors)
+        envelope = jnp.where(real, polynomial_cutoff(lengths, self.cutoff, self.poly_power), 0)
+        basis = bessel_basis(lengths, self.num_bessel, self.cutoff) * envelope[:, None]
+        sh = spherical_harmonics(directions, range(self.lmax + 1))  # [n_edges, irreps_sh]
+
+        embedding = self.param(
+            "embedding", nn.initializers.normal(1.0), (self.num_species, self.channels), basis.dtype
+        )
+        h = e3nn.IrrepsArray(irreps_in, embedding[species])
+        for k, irreps in enumerate(hidden):
+            h = Interaction(
+                str(irreps),
+                self.num_species,
+                (self.radial_hidden,) * self.radial_layers,
+                self.avg_num_neighbors,
+                self.backend,
+                name=f"layer_{k}",
+            )(h, sh, basis, species, edges)  # [n_nodes, irreps]
+        return e3nn.flax.Linear(irreps_out, force_irreps_out=True, name="readout")(h)

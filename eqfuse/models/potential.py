@@ -1,0 +1,123 @@
+"""From a model of atoms to energies, forces and stress."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse.graph import Graph
+
+
+class Potential(nn.Module):
+    """Energies of the atoms: the model's scalar, scaled and shifted by species.
+
+        E_i = scale_z * model_i + shift_z
+
+    Attributes:
+      model: a module that maps (vectors, species, edges) to an IrrepsArray [n_nodes, 0e].
+      scale: eV, one number per species.
+      shift: eV, one number per species.
+      trainable_scale_shift: whether gradients reach the parameters `scale` and `shift`.
+    """
+
+    model: nn.Module
+    scale: tuple[float, ...]
+    shift: tuple[float, ...]
+    trainable_scale_shift: bool = False
+
+    @nn.compact
+    def __call__(self, vectors, species, edges):
+        """Energy of each node.
+
+        Args:
+          vectors: [n_edges, 3] Å, from receiver (centre) to sender (neighbour).
+          species: [n_nodes] int32, in [0, len(scale)).
+          edges: `eqfuse.ops.Edges`.
+        Returns:
+          [n_nodes] eV.
+        Raises:
+          ValueError: a model that does not predict one scalar, or scale and shift of unlike length.
+        """
+        if len(self.scale) != len(self.shift):
+            raise ValueError(
+                "scale and shift need one number per species each, "
+                f"got {len(self.scale)} and {len(self.shift)}"
+            )
+        out = self.model(vectors, species, edges)
+        if out.irreps != "0e":
+            raise ValueError(f"a potential needs a model with irreps_out='0e', got {out.irreps}")
+        dtype = out.array.dtype
+        scale = self.param("scale", lambda _: jnp.asarray(self.scale, dtype))
+        shift = self.param("shift", lambda _: jnp.asarray(self.shift, dtype))
+        if not self.trainable_scale_shift:
+            scale, shift = jax.lax.stop_gradient((scale, shift))
+        return scale[species] * out.array[:, 0] + shift[species]
+
+
+class Prediction(NamedTuple):
+    """What a potential says of a batch; zero for padding.
+
+    Attributes:
+      energy: [n_graphs] eV, relative to the reference energies of the atoms.
+      node_energy: [n_nodes] eV, the parts of `energy`.
+      forces: [n_nodes, 3] eV/Å.
+      stress: [n_graphs, 3, 3] eV/Å^3, positive under tension as in ASE; None if not asked for.
+    """
+
+    energy: jax.Array
+    node_energy: jax.Array
+    forces: jax.Array
+    stress: jax.Array | None
+
+
+def predict(potential: Potential, params, graph: Graph, *, stress: bool = False) -> Prediction:
+    """Energy, forces and stress of each structure of a batch.
+
+        F_i = -dE/dr_i,    stress = (1/V) dE/de at e = 0, for the strain r -> (1 + (e + e^T)/2) r
+
+    Args:
+      potential: the module.
+      params: its variables, as `potential.init` returns them.
+      graph: the batch.
+      stress: whether to compute the stress; zero for a cell without volume.
+    Returns:
+      `Prediction`, in the dtype of `graph.positions` and `params`.
+    References: Knuth et al. 2015 (strain derivative).
+    """
+
+    def total_energy(positions, strain):
+        vectors = _strained_vectors(graph, positions, strain)
+        node_energy = potential.apply(params, vectors, graph.species, graph.edges)
+        node_energy = jnp.where(graph.node_mask, node_energy, 0)
+        return jnp.sum(node_energy), node_energy
+
+    strain = jnp.zeros((graph.num_graphs, 3, 3), graph.positions.dtype) if stress else None
+    argnums = (0, 1) if stress else (0,)
+    gradients, node_energy = jax.grad(total_energy, argnums, has_aux=True)(graph.positions, strain)
+    energy = jax.ops.segment_sum(
+        node_energy, graph.graph_index, graph.num_graphs, indices_are_sorted=True
+    )
+    virial = gradients[1] if stress else None
+    return Prediction(energy, node_energy, -gradients[0], _per_volume(virial, graph.cells))
+
+
+def _strained_vectors(graph: Graph, positions: jax.Array, strain) -> jax.Array:
+    """Edge vectors [n_edges, 3] Å under `strain`, [n_graphs, 3, 3] or None."""
+    edges = graph.edges
+    vectors = positions[edges.senders] + graph.shifts - positions[edges.receivers]
+    if strain is None:
+        return vectors
+    symmetric = (strain + jnp.swapaxes(strain, 1, 2)) / 2
+    of_edge = symmetric[graph.graph_index[edges.receivers]]  # [n_edges, 3, 3]
+    return vectors + jnp.einsum("ei,eij->ej", vectors, of_edge)
+
+
+def _per_volume(virial, cells):
+    """Virial [n_graphs, 3, 3] eV over the volume of cells [n_graphs, 3, 3]; zero without volume."""
+    if virial is None:
+        return None
+    # The triple product, not jnp.linalg.det: exactly zero for a cell with a zero vector.
+    volume = jnp.abs(jnp.sum(cells[:, 0] * jnp.cross(cells[:, 1], cells[:, 2]), axis=-1))
+    volume = volume[:, None, None]
+    return jnp.where(volume > 0, virial / jnp.where(volume > 0, volume, 1), 0)

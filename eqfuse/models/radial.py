@@ -1,0 +1,81 @@
+"""What a model knows of an edge: its direction, its length, and smooth functions of the length."""
+
+import math
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+
+
+def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Array:
+    """Bessel functions of the edge length, of unit variance over edges that fill the cutoff sphere.
+
+        B_n(d) = sqrt(2/3) c sin(n pi d / c) / d,    n = 1 ... num_bessel
+
+    This is the published basis, orthonormal on [0, c] for the measure d^2, times sqrt(c^3 / 3):
+    then the mean of B_n^2 over neighbours spread evenly in the sphere is 1 whatever the cutoff,
+    which is the input that a multilayer perceptron is normalised for.
+
+    Args:
+      lengths: [n_edges] Å, positive.
+      num_bessel: number of functions.
+      cutoff: c, Å.
+    Returns:
+      [n_edges, num_bessel].
+    References: Gasteiger et al. 2020, eq. 7.
+    """
+    lengths = lengths[:, None]
+    frequencies = jnp.arange(1, num_bessel + 1, dtype=lengths.dtype) * (math.pi / cutoff)
+    return math.sqrt(2 / 3) * cutoff * jnp.sin(frequencies * lengths) / lengths
+
+
+def polynomial_cutoff(lengths: jax.Array, cutoff: float, power: int) -> jax.Array:
+    """Falls from 1 to 0 at the cutoff, where its first two derivatives are zero too; zero beyond.
+
+        u(x) = 1 - (p+1)(p+2)/2 x^p + p(p+2) x^(p+1) - p(p+1)/2 x^(p+2),    x = d / cutoff
+
+    evaluated as (1 - x)^3 times a polynomial with positive coefficients, which does not cancel near
+    the cutoff as the sum above does.
+
+    Args:
+      lengths: [n_edges] Å.
+      cutoff: Å.
+      power: p, at least 1.
+    Returns:
+      [n_edges], in [0, 1].
+    References: Gasteiger et al. 2020, eq. 8.
+    """
+    x = lengths / cutoff
+    series = jnp.zeros_like(x)
+    for k in reversed(range(power)):
+        series = series * x + (k + 1) * (k + 2) / 2
+    return jnp.where(x < 1, (1 - x) ** 3 * series, 0)
+
+
+def lengths_and_directions(vectors: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Edge lengths and unit vectors, with derivatives of every order also where the vector is zero.
+
+    Args:
+      vectors: [n_edges, 3] Å.
+    Returns:
+      lengths [n_edges] Å, directions [n_edges, 3], and real [n_edges] bool: False for an edge of
+      zero length (padding), whose length and direction are constants to be masked by the caller.
+    """
+    real = jnp.any(vectors != 0, axis=-1)
+    placeholder = jnp.array([0, 1, 0], vectors.dtype)
+    vectors = jnp.where(real[:, None], vectors, placeholder)
+    lengths = jnp.sqrt(jnp.sum(vectors**2, axis=-1))
+    return lengths, vectors / lengths[:, None], real
+
+
+def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
+    """Component-normalised spherical harmonics of unit vectors: the square of each has mean 1.
+
+    Args:
+      directions: [n_edges, 3] unit vectors.
+      ls: the degrees l, increasing.
+    Returns:
+      IrrepsArray [n_edges, sum of (2l + 1)], irreps 0e + 1o + 2e + ... for those l.
+    """
+    irreps = e3nn.Irreps([(1, (l, (-1) ** l)) for l in ls])
+    return e3nn.spherical_harmonics(irreps, directions, False, normalization="component")

@@ -1,0 +1,29 @@
+"""Structures, neighbour lists and batches: data for interatomic potentials, in Å and eV."""
+
+from eqfuse.data.batching import Batch, Batcher, Labels, Sample, Shape, collate
+from eqfuse.data.dataset import Dataset
+from eqfuse.data.errors import DataError
+from eqfuse.data.extxyz import read_extxyz
+from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
+from eqfuse.data.rmd17 import read_rmd17
+from eqfuse.data.structures import Structure
+from eqfuse.data.tetris import tetris
+
+__all__ = [
+    "Batch",
+    "Batcher",
+    "DataError",
+    "Dataset",
+    "Labels",
+    "Sample",
+    "Shape",
+    "Structure",
+    "collate",
+    "fit_reference_energies",
+    "isolated_atom_energies",
+    "neighbor_list",
+    "read_extxyz",
+    "read_rmd17",
+    "tetris",
+]

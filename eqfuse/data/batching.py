@@ -1,0 +1,272 @@
+"""Batches of a few fixed shapes, so that few programs are compiled."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from eqfuse.data.errors import DataError
+from eqfuse.graph import Graph
+from eqfuse.ops import Edges
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """One structure made ready for batches: neighbour list, species, relative energy.
+
+    Attributes:
+      positions: [n_atoms, 3] float64, Å, centred on their mean (float32 resolves small numbers).
+      species: [n_atoms] int32, index into the table of species.
+      senders, receivers: [n_edges] int32, sorted by receiver, then sender.
+      shifts: [n_edges, 3] float64, Å; see `neighbor_list`.
+      cell: [3, 3] float64, Å, zero for a molecule.
+      energy: eV, relative to the reference energies, float64.
+      forces: [n_atoms, 3] float64, eV/Å.
+      stress: [3, 3] float64, eV/Å^3, or None.
+    """
+
+    positions: np.ndarray
+    species: np.ndarray
+    senders: np.ndarray
+    receivers: np.ndarray
+    shifts: np.ndarray
+    cell: np.ndarray
+    energy: float
+    forces: np.ndarray
+    stress: np.ndarray | None = None
+
+    @property
+    def num_atoms(self) -> int:
+        return len(self.species)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.senders)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """What a batch should be predicted to have; zero where there is padding.
+
+    Attributes:
+      energy: [n_graphs] eV, relative to the reference energies (subtracted in float64).
+      forces: [n_nodes, 3] eV/Å.
+      stress: [n_graphs, 3, 3] eV/Å^3, zero where unknown.
+      stress_mask: [n_graphs] bool, True where the stress is known.
+      num_atoms: [n_graphs] int32; 1 for padding graphs, so that it can divide.
+    """
+
+    energy: jax.Array
+    forces: jax.Array
+    stress: jax.Array
+    stress_mask: jax.Array
+    num_atoms: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A padded graph and its labels, as numpy arrays until JAX reads them."""
+
+    graph: Graph
+    labels: Labels
+
+
+class Shape(NamedTuple):
+    """Padded sizes of a batch, the padding node and graph included."""
+
+    n_nodes: int
+    n_edges: int
+    n_graphs: int
+
+
+class Waste(NamedTuple):
+    """Fractions of the nodes and edges of the padded batches of an epoch that are padding."""
+
+    nodes: float
+    edges: float
+
+
+def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
+    """Put samples side by side and pad them to a shape.
+
+    Padding nodes belong to the last graph, padding edges join the last node to itself.
+
+    Args:
+      samples: at least one.
+      shape: sizes to pad to; at least one node and one graph more than the samples have.
+      dtype: of positions, cells and labels; float32 or float64.
+    Raises:
+      DataError: no samples, or samples that do not fit the shape.
+    """
+    if not samples:
+        raise DataError("a batch needs at least one sample")
+    atoms = np.array([sample.num_atoms for sample in samples])
+    n_nodes, n_graphs = int(atoms.sum()), len(samples)
+    n_edges = sum(sample.num_edges for sample in samples)
+    if n_nodes >= shape.n_nodes or n_edges > shape.n_edges or n_graphs >= shape.n_graphs:
+        raise DataError(
+            f"{n_graphs} samples with {n_nodes} nodes and {n_edges} edges do not fit {shape}, "
+            "which has to hold a padding node and a padding graph besides"
+        )
+
+    def padded(arrays, size, fill, dtype, trailing=()):
+        out = np.full((size, *trailing), fill, dtype)
+        np.concatenate(arrays, out=out[: sum(map(len, arrays))], casting="same_kind")
+        return out
+
+    offsets = np.cumsum(atoms) - atoms
+    last = shape.n_nodes - 1
+    senders = [s.senders + offset for s, offset in zip(samples, offsets, strict=True)]
+    receivers = [s.receivers + offset for s, offset in zip(samples, offsets, strict=True)]
+    graph_index = np.full(shape.n_nodes, shape.n_graphs - 1, np.int32)
+    graph_index[:n_nodes] = np.repeat(np.arange(n_graphs), atoms)
+    cells = np.zeros((shape.n_graphs, 3, 3), dtype)
+    cells[:n_graphs] = [sample.cell for sample in samples]
+    stress = np.zeros((shape.n_graphs, 3, 3), dtype)
+    stress_mask = np.zeros(shape.n_graphs, bool)
+    for i, sample in enumerate(samples):
+        if sample.stress is not None:
+            stress[i], stress_mask[i] = sample.stress, True
+    energy = np.zeros(shape.n_graphs, dtype)
+    energy[:n_graphs] = [sample.energy for sample in samples]
+    num_atoms = np.ones(shape.n_graphs, np.int32)
+    num_atoms[:n_graphs] = atoms
+    graph = Graph(
+        positions=padded([s.positions for s in samples], shape.n_nodes, 0, dtype, (3,)),
+        species=padded([s.species for s in samples], shape.n_nodes, 0, np.int32),
+        edges=Edges.from_arrays(
+            padded(senders, shape.n_edges, last, np.int32),
+            padded(receivers, shape.n_edges, last, np.int32),
+            shape.n_nodes,
+        ),
+        shifts=padded([s.shifts for s in samples], shape.n_edges, 0, dtype, (3,)),
+        graph_index=graph_index,
+        cells=cells,
+        node_mask=np.arange(shape.n_nodes) < n_nodes,
+        graph_mask=np.arange(shape.n_graphs) < n_graphs,
+    )
+    forces = padded([s.forces for s in samples], shape.n_nodes, 0, dtype, (3,))
+    return Batch(graph, Labels(energy, forces, stress, stress_mask, num_atoms))
+
+
+class Batcher:
+    """Batches of samples, each padded to the smallest of a few shapes that holds it.
+
+    The shapes come from the sizes of the samples alone: the largest holds any batch, the others
+    the batches that occur often. All have `batch_size + 1` graphs. Every sample is in exactly one
+    batch of an epoch; the last batch may have fewer samples and more padding.
+
+    Args:
+      samples: at least one.
+      batch_size: samples in a batch; at most all of them are used.
+      seed: of the order of the samples; non-negative.
+      dtype: of the floating-point arrays; float32 or float64.
+      max_shapes: the largest number of shapes.
+    Raises:
+      DataError: no samples, a batch size or number of shapes below 1, a negative seed.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        batch_size: int,
+        *,
+        seed: int = 0,
+        dtype=np.float32,
+        max_shapes: int = 3,
+    ):
+        if not samples:
+            raise DataError("there are no samples to make batches of")
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("max_shapes", max_shapes, 1),
+            ("seed", seed, 0),
+        ):
+            if value < least:
+                raise DataError(f"{name} must be at least {least}, got {value}")
+        self.samples = tuple(samples)
+        self.batch_size = min(batch_size, len(samples))
+        self.seed = seed
+        self.dtype = np.dtype(dtype)
+        self._sizes = np.array([(s.num_atoms, s.num_edges) for s in samples], np.int64)
+        self.shapes = _choose_shapes(self._sizes, self.batch_size, max_shapes)
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch."""
+        return -(-len(self.samples) // self.batch_size)
+
+    @property
+    def num_shapes(self) -> int:
+        return len(self.shapes)
+
+    @property
+    def padding_waste(self) -> Waste:
+        """How much of epoch 0, shuffled, is padding."""
+        sums = [self._sizes[group].sum(axis=0) for group in self._groups(0, shuffle=True)]
+        shapes = [self._fit(*size)[:2] for size in sums]
+        return Waste(*(1 - np.sum(sums, axis=0) / np.sum(shapes, axis=0)).tolist())
+
+    def batches(self, epoch: int = 0, shuffle: bool = True) -> Iterator[Batch]:
+        """The batches of one epoch; the order depends on the seed and the epoch only."""
+        for group in self._groups(epoch, shuffle):
+            shape = self._fit(*self._sizes[group].sum(axis=0))
+            yield collate([self.samples[i] for i in group], shape, self.dtype)
+
+    def _groups(self, epoch: int, shuffle: bool) -> list[np.ndarray]:
+        count = len(self.samples)
+        order = shuffled(count, (self.seed, epoch)) if shuffle else np.arange(count)
+        return [order[i : i + self.batch_size] for i in range(0, count, self.batch_size)]
+
+    def _fit(self, n_nodes: int, n_edges: int) -> Shape:
+        return next(s for s in self.shapes if n_nodes < s.n_nodes and n_edges <= s.n_edges)
+
+
+def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:
+    """A permutation [count] that is the same on every platform.
+
+    Args:
+      count: how many.
+      entropy: non-negative integers, such as (seed, epoch).
+      stream: keeps uses of the same entropy independent.
+    """
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(stream,))))
+    # NumPy fixes the bits of PCG64 and of uniform doubles for longer than those of `permutation`.
+    return np.argsort(rng.random(count), kind="stable")
+
+
+_NODE_MULTIPLE, _EDGE_MULTIPLE = 8, 64
+_NUM_DRAWS = 1024
+_WORTH_A_SHAPE = 0.9
+
+
+def _choose_shapes(sizes: np.ndarray, batch_size: int, max_shapes: int) -> tuple[Shape, ...]:
+    """Shapes, ascending, for batches of samples with the given sizes [n_samples, 2]."""
+    largest = np.sort(sizes, axis=0)[-batch_size:].sum(axis=0)
+    rng = np.random.Generator(np.random.PCG64(0))
+    draws = (rng.random((_NUM_DRAWS, batch_size)) * len(sizes)).astype(np.int64)
+    sums = np.minimum(sizes[draws].sum(axis=1), largest)
+    sums = sums[np.lexsort((sums[:, 0], sums[:, 1]))]  # by edges, which cost most
+    sums[:, 0] = np.maximum.accumulate(sums[:, 0])
+    # The largest possible batch may be much larger than any that is likely: then the last but one
+    # shape is the largest batch drawn.
+    intervals = max_shapes if (sums[-1] >= largest).all() else max_shapes - 1
+    levels = [k / intervals for k in range(1, max_shapes)] if max_shapes > 1 else []
+    candidates = [sums[int(np.ceil(level * _NUM_DRAWS)) - 1] for level in levels]
+    shapes = [_padded_shape(*largest, batch_size)]
+    for n_nodes, n_edges in reversed(candidates):
+        shape, larger = _padded_shape(n_nodes, n_edges, batch_size), shapes[0]
+        if min(shape.n_nodes / larger.n_nodes, shape.n_edges / larger.n_edges) < _WORTH_A_SHAPE:
+            shapes.insert(0, shape)
+    return tuple(shapes)
+
+
+def _padded_shape(n_nodes: int, n_edges: int, batch_size: int) -> Shape:
+    return Shape(
+        -(-(int(n_nodes) + 1) // _NODE_MULTIPLE) * _NODE_MULTIPLE,
+        max(-(-int(n_edges) // _EDGE_MULTIPLE), 1) * _EDGE_MULTIPLE,
+        batch_size + 1,
+    )

@@ -1,0 +1,223 @@
+"""Structures split, referenced and given neighbour lists: what training reads."""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from ase.data import chemical_symbols
+
+from eqfuse.data.batching import Sample, shuffled
+from eqfuse.data.errors import DataError
+from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data.references import fit_reference_energies, subtract
+from eqfuse.data.structures import Structure
+
+_SPLIT_STREAM = 1
+
+
+def species_table(structures: Sequence[Structure]) -> tuple[int, ...]:
+    """Sorted atomic numbers of all elements in the structures."""
+    return tuple(sorted({int(z) for structure in structures for z in np.unique(structure.numbers)}))
+
+
+def species_index(numbers, species: Sequence[int]) -> np.ndarray:
+    """Index of each atomic number in a sorted table of species, [n_atoms] int32.
+
+    Raises:
+      DataError: an element that is not in the table, by name.
+    """
+    table = np.asarray(species)
+    numbers = np.asarray(numbers)
+    unknown = sorted(set(numbers.tolist()) - set(table.tolist()))
+    if unknown:
+        raise DataError(
+            f"{', '.join(chemical_symbols[z] for z in unknown)} not among the model's species "
+            f"({', '.join(chemical_symbols[z] for z in table)}); train with structures that have "
+            "it, or leave these structures out"
+        )
+    return np.searchsorted(table, numbers).astype(np.int32)
+
+
+def split_indices(
+    count: int, train_size: float | None, val_size: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Random disjoint indices for training and validation, the same for the same seed.
+
+    Args:
+      count: number of structures.
+      train_size, val_size: a number of structures (int), or a fraction of them (float from 0 to
+        1, rounded down); `train_size` None takes all that validation leaves. The validation
+        structures depend on the seed and `val_size` only, not on `train_size`.
+      seed: non-negative.
+    Returns:
+      training and validation indices, in random order.
+    Raises:
+      DataError: an empty split, more structures than there are, a negative size or seed.
+    """
+    if seed < 0:
+        raise DataError(f"the seed must be at least 0, got {seed}")
+    n_val = _split_size("val_size", val_size, count)
+    n_train = count - n_val if train_size is None else _split_size("train_size", train_size, count)
+    for name, size, setting in (
+        ("validation", n_val, f"val_size={val_size}"),
+        ("training", n_train, f"train_size={train_size}"),
+    ):
+        if size <= 0:
+            raise DataError(
+                f"the {name} split is empty: {setting} of {count} structures "
+                f"(train_size={train_size}, val_size={val_size}); ask for at least one"
+            )
+    if n_train + n_val > count:
+        raise DataError(
+            f"{n_train} training and {n_val} validation structures asked for, but there are only "
+            f"{count}; lower train_size or val_size"
+        )
+    order = shuffled(count, (seed,), stream=_SPLIT_STREAM)
+    return order[n_val : n_val + n_train], order[:n_val]
+
+
+def _split_size(name: str, size: float, count: int) -> int:
+    if isinstance(size, float) and 0 <= size <= 1:
+        return int(np.floor(size * count + 1e-9))  # 0.29 * 100 is 28.999999999999996
+    if size < 0 or size != int(size):
+        raise DataError(f"{name} must be a number of structures or a fraction, got {size}")
+    return int(size)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and validation samples, and what a model has to know of them.
+
+    Make one with `Dataset.build`.
+
+    Attributes:
+      train, val: the samples; neighbour lists are made once, here.
+      train_indices, val_indices: which of the given structures they are.
+      species: sorted atomic numbers; a sample's species index into it.
+      references: atomic number -> reference energy, eV.
+      cutoff: Å.
+    """
+
+    train: tuple[Sample, ...]
+    val: tuple[Sample, ...]
+    train_indices: np.ndarray
+    val_indices: np.ndarray
+    species: tuple[int, ...]
+    references: dict[int, float]
+    cutoff: float
+
+    @classmethod
+    def build(
+        cls,
+        structures: Sequence[Structure],
+        *,
+        cutoff: float,
+        train_size: float | None = None,
+        val_size: float = 0.1,
+        seed: int = 0,
+        species: Sequence[int] | None = None,
+        references: Mapping[int, float] | None = None,
+    ) -> "Dataset":
+        """Split the structures, subtract reference energies, find the neighbours.
+
+        Args:
+          structures: with energies and forces.
+          cutoff: Å.
+          train_size, val_size, seed: see `split_indices`.
+          species: atomic numbers of a model that exists; None for all that occur.
+          references: atomic number -> eV; None for a least-squares fit to the training structures.
+        Raises:
+          DataError: an empty split, a structure without energy or forces, an element that is not
+            among the species or has no reference energy, atoms at the same place.
+        Warns:
+          UserWarning: atoms without any neighbour within the cutoff.
+        """
+        train_indices, val_indices = split_indices(len(structures), train_size, val_size, seed)
+        species = species_table(structures) if species is None else tuple(sorted(species))
+        if references is None:
+            references = fit_reference_energies([structures[i] for i in train_indices])
+        references = dict(references)
+        samples = {
+            int(i): _prepare(structures[i], i, cutoff, species, references)
+            for i in np.concatenate([train_indices, val_indices])
+        }
+        _warn_of_isolated_atoms(samples.values(), cutoff)
+        return cls(
+            train=tuple(samples[int(i)] for i in train_indices),
+            val=tuple(samples[int(i)] for i in val_indices),
+            train_indices=train_indices,
+            val_indices=val_indices,
+            species=species,
+            references=references,
+            cutoff=float(cutoff),
+        )
+
+    def prepare(self, structures: Sequence[Structure]) -> tuple[Sample, ...]:
+        """Samples of further structures (a test set), with this species table and references.
+
+        Raises and warns as `build`.
+        """
+        samples = tuple(
+            _prepare(structure, i, self.cutoff, self.species, self.references)
+            for i, structure in enumerate(structures)
+        )
+        _warn_of_isolated_atoms(samples, self.cutoff)
+        return samples
+
+    @property
+    def force_rms(self) -> float:
+        """Root mean square of the training forces' components, eV/Å; 1 if all are zero."""
+        forces = np.concatenate([sample.forces for sample in self.train])
+        return float(np.sqrt(np.mean(forces**2))) or 1.0
+
+    @property
+    def avg_num_neighbors(self) -> float:
+        """Neighbours of a training atom within the cutoff, on average; 1 if none has any."""
+        num_edges = sum(sample.num_edges for sample in self.train)
+        return num_edges / sum(sample.num_atoms for sample in self.train) or 1.0
+
+    @property
+    def energy_per_atom(self) -> float:
+        """Mean over the training atoms of the energy relative to the references, eV/atom.
+
+        About zero after a fit; the binding energy with isolated-atom references.
+        """
+        energy = sum(sample.energy for sample in self.train)
+        return energy / sum(sample.num_atoms for sample in self.train)
+
+
+def _prepare(structure, index, cutoff, species, references) -> Sample:
+    try:
+        if structure.energy is None or structure.forces is None:
+            missing = "energy" if structure.energy is None else "forces"
+            raise DataError(f"there is no {missing}; training needs energies and forces")
+        senders, receivers, shifts = neighbor_list(
+            structure.positions, structure.cell, structure.pbc, cutoff
+        )
+        return Sample(
+            positions=structure.positions - structure.positions.mean(axis=0),
+            species=species_index(structure.numbers, species),
+            senders=senders,
+            receivers=receivers,
+            shifts=shifts,
+            cell=structure.cell,
+            energy=subtract(structure, references),
+            forces=structure.forces,
+            stress=structure.stress,
+        )
+    except DataError as err:
+        raise DataError(f"structure {index}: {err}") from err
+
+
+def _warn_of_isolated_atoms(samples, cutoff: float) -> None:
+    isolated = [s.num_atoms - len(np.unique(s.receivers)) for s in samples]
+    if any(isolated):
+        total = sum(sample.num_atoms for sample in samples)
+        warnings.warn(
+            f"{sum(isolated)} of {total} atoms have no neighbours within the cutoff of {cutoff} Å "
+            f"(in {np.count_nonzero(isolated)} of {len(isolated)} structures): the model sees "
+            "nothing of where they are; a larger cutoff may be needed",
+            UserWarning,
+            stacklevel=3,
+        )

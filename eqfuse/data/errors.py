@@ -1,0 +1,5 @@
+"""The error for data that cannot be used."""
+
+
+class DataError(ValueError):
+    """Input data, or a request made of it, that cannot be used; the message says what to do."""

@@ -1,0 +1,146 @@
+"""Structures from extended XYZ files, read by ASE."""
+
+import io
+import os
+import warnings
+from collections.abc import Iterator
+
+import ase.io
+import numpy as np
+from ase.io.formats import open_with_compression
+
+from eqfuse.data.errors import DataError
+from eqfuse.data.structures import Structure
+
+
+def read_extxyz(
+    path: str | os.PathLike,
+    *,
+    energy_key: str = "energy",
+    forces_key: str = "forces",
+    stress_key: str = "stress",
+    require_labels: bool = True,
+) -> list[Structure]:
+    """Read every frame of an extended XYZ file (also .gz, .bz2, .xz), in Å and eV.
+
+    A stress key whose name contains "virial" is read as the virial -V * stress in eV; with the
+    default key, a frame without `stress` but with `virial` or `virials` has its stress from that.
+    Stress is 3x3 (9 numbers) or xx yy zz yz xz xy (6 numbers), eV/Å^3, ASE's sign.
+
+    Args:
+      path: the file.
+      energy_key: name of the total energy in the comment line, eV.
+      forces_key: name of the per-atom forces, eV/Å.
+      stress_key: name of the stress in the comment line; always optional in the file.
+      require_labels: refuse a frame without energy or forces.
+    Returns:
+      one Structure per frame, in order.
+    Raises:
+      DataError: a missing, empty or unreadable file; a frame without atoms or labels, with an
+        unknown element, NaN or infinity. Names the file and the frame, counted from 0.
+    References: https://github.com/libAtoms/extxyz
+    """
+    structures = []
+    for frame, text in enumerate(_frames(path)):
+        try:
+            atoms = _parse(text)
+            structures.append(_structure(atoms, energy_key, forces_key, stress_key, require_labels))
+        except DataError as err:
+            raise DataError(f"{path}, frame {frame}: {err}") from err
+    if not structures:
+        raise DataError(f"{path} has no frames; give an extended XYZ file with structures in it")
+    return structures
+
+
+def _frames(path) -> Iterator[str]:
+    # ASE stops silently at a blank line and does not say which frame is broken: split here.
+    try:
+        with open_with_compression(os.fspath(path), "r") as file:
+            lines = file.readlines()
+    except FileNotFoundError as err:
+        raise DataError(f"no such file: {path}; check the path (data.path)") from err
+    except (OSError, EOFError, UnicodeDecodeError) as err:
+        raise DataError(f"{path} cannot be read as text: {err}") from err
+    start, frame = 0, 0
+    while start < len(lines):
+        if not lines[start].strip():
+            start += 1
+            continue
+        where = f"{path}, frame {frame} (line {start + 1})"
+        try:
+            num_atoms = int(lines[start])
+        except ValueError as err:
+            raise DataError(
+                f"{where}: expected the number of atoms, got {lines[start].strip()[:60]!r}; "
+                "is this an extended XYZ file?"
+            ) from err
+        end = start + 2 + max(num_atoms, 0)
+        if end > len(lines):
+            raise DataError(
+                f"{where}: the file ends after {max(len(lines) - start - 2, 0)} of "
+                f"{num_atoms} atoms; it may have been cut off"
+            )
+        yield "".join(lines[start:end])
+        start, frame = end, frame + 1
+
+
+def _parse(text: str):
+    try:
+        with warnings.catch_warnings():
+            # ASE 3.29 sets shapes in place, which NumPy 2.5 deprecates.
+            warnings.filterwarnings("ignore", "Setting the shape", DeprecationWarning)
+            return ase.io.read(io.StringIO(text), index=0, format="extxyz")
+    except KeyError as err:
+        raise DataError(f"unknown element or property {err}; name a real element") from err
+    except Exception as err:  # ASE's parser raises many types on broken input
+        raise DataError(f"not a frame of extended XYZ: {err}") from err
+
+
+def _structure(atoms, energy_key, forces_key, stress_key, require_labels) -> Structure:
+    # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
+    # through `atoms.get_forces()` would apply constraints, so its results are read directly.
+    results = atoms.calc.results if atoms.calc is not None else {}
+    per_frame = {**atoms.info, **results}
+    per_atom = {**atoms.arrays, **results}
+    energy, forces = per_frame.get(energy_key), per_atom.get(forces_key)
+    if require_labels:
+        for name, key, value, there in (
+            ("energy", energy_key, energy, per_frame),
+            ("forces", forces_key, forces, per_atom),
+        ):
+            if value is None:
+                known = sorted(set(there) - {"numbers", "positions"})
+                raise DataError(
+                    f"no {name} under the key {key!r}; keys here: {', '.join(known) or 'none'} "
+                    f"(set data.{name}_key)"
+                )
+    config_type = atoms.info.get("config_type")
+    return Structure(
+        numbers=atoms.numbers,
+        positions=atoms.positions,
+        cell=atoms.cell.array,
+        pbc=atoms.pbc,
+        energy=energy,
+        forces=forces,
+        stress=_stress(per_frame, stress_key, abs(np.linalg.det(atoms.cell.array))),
+        config_type=None if config_type is None else str(config_type),
+    )
+
+
+def _stress(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
+    if key == "stress" and key not in per_frame:
+        key = next((k for k in ("virial", "virials") if k in per_frame), key)
+    value = per_frame.get(key)
+    if value is None or volume == 0:
+        return None
+    try:
+        stress = np.asarray(value, np.float64)
+    except (TypeError, ValueError) as err:
+        raise DataError(f"{key} must be 6 or 9 numbers, got {value!r}") from err
+    if stress.size == 6:
+        stress = stress.ravel()[[0, 5, 4, 5, 1, 3, 4, 3, 2]]
+    if stress.size != 9:
+        raise DataError(f"{key} must be 6 or 9 numbers, got {stress.size}")
+    stress = stress.reshape(3, 3)
+    stress = (stress + stress.T) / 2
+    return -stress / volume if "virial" in key.lower() else stress

@@ -1,0 +1,96 @@
+"""Per-species reference energies: what a model does not have to learn.
+
+All-electron total energies are of the order of -1e4 eV per molecule, where neighbouring float32
+numbers are 1e-3 eV apart: references are subtracted in float64, before any cast.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from ase.data import chemical_symbols
+
+from eqfuse.data.errors import DataError
+from eqfuse.data.extxyz import read_extxyz
+from eqfuse.data.structures import Structure
+
+
+def isolated_atom_energies(
+    path: str | os.PathLike, *, energy_key: str = "energy"
+) -> dict[int, float]:
+    """Energies of isolated atoms from an extended XYZ file of single atoms.
+
+    Args:
+      path: the file, one frame per element.
+      energy_key: name of the energy in the comment lines, eV.
+    Returns:
+      atomic number -> energy in eV, sorted by atomic number.
+    Raises:
+      DataError: as `read_extxyz`; a frame with several atoms or no energy; an element given twice
+        with different energies.
+    """
+    energies: dict[int, float] = {}
+    for frame, atom in enumerate(read_extxyz(path, energy_key=energy_key, require_labels=False)):
+        where = f"{path}, frame {frame}"
+        if atom.num_atoms != 1:
+            raise DataError(
+                f"{where} has {atom.num_atoms} atoms; a file of isolated-atom energies has one "
+                "atom in each frame"
+            )
+        if atom.energy is None:
+            raise DataError(f"{where} has no energy under the key {energy_key!r}")
+        number = int(atom.numbers[0])
+        if energies.get(number, atom.energy) != atom.energy:
+            raise DataError(
+                f"{where}: a second energy for {chemical_symbols[number]}, {atom.energy} eV after "
+                f"{energies[number]} eV; keep one"
+            )
+        energies[number] = atom.energy
+    return dict(sorted(energies.items()))
+
+
+def fit_reference_energies(structures: Sequence[Structure]) -> dict[int, float]:
+    """Least-squares fit, in float64, of total energies by a sum of per-species energies.
+
+    Compositions that do not determine the energies (a single molecule, say) give the solution of
+    the smallest norm.
+
+    Args:
+      structures: with energies, eV.
+    Returns:
+      atomic number -> energy in eV, sorted by atomic number.
+    Raises:
+      DataError: no structures, or one without an energy.
+    """
+    if not structures:
+        raise DataError("reference energies cannot be fitted to no structures")
+    if any(structure.energy is None for structure in structures):
+        raise DataError("reference energies can only be fitted to structures with energies")
+    species = np.unique(np.concatenate([structure.numbers for structure in structures]))
+    counts = np.array(
+        [np.bincount(s.numbers, minlength=species[-1] + 1)[species] for s in structures],
+        np.float64,
+    )  # [n_structures, n_species]
+    energies = np.array([structure.energy for structure in structures], np.float64)
+    # Counts are small integers: singular values below 1e-10 of the largest are rounding.
+    fitted = np.linalg.lstsq(counts, energies, rcond=1e-10)[0]
+    return {int(number): float(energy) for number, energy in zip(species, fitted, strict=True)}
+
+
+def subtract(structure: Structure, references: Mapping[int, float]) -> float:
+    """Energy of a structure relative to its atoms' reference energies, eV, in float64.
+
+    Raises:
+      DataError: no energy, or an element without a reference energy.
+    """
+    if structure.energy is None:
+        raise DataError("there is no energy to subtract reference energies from")
+    missing = sorted(set(structure.numbers.tolist()) - set(references))
+    if missing:
+        raise DataError(
+            f"no reference energy for {', '.join(chemical_symbols[z] for z in missing)}; there are "
+            f"energies for {', '.join(chemical_symbols[z] for z in sorted(references))}; give one "
+            "for each element, or fit them to training structures that have it"
+        )
+    per_atom = np.array([references[z] for z in structure.numbers.tolist()], np.float64)
+    return structure.energy - float(per_atom.sum())

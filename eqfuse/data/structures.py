@@ -1,0 +1,111 @@
+"""One atomic structure with its labels, checked when it is made."""
+
+import dataclasses
+
+import numpy as np
+
+from eqfuse.data.errors import DataError
+
+MAX_ATOMIC_NUMBER = 118
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Structure:
+    """Atoms in a molecule or a periodic cell, with reference energy, forces and stress if known.
+
+    Arrays are converted to the dtypes below. Atoms may lie outside the cell. The cell of a
+    molecule (no periodic direction) is set to zero, and stress is dropped where the cell has no
+    volume: neither has a meaning there.
+
+    Attributes:
+      numbers: [n_atoms] int32, atomic numbers.
+      positions: [n_atoms, 3] float64, Å.
+      cell: [3, 3] float64, Å, rows are lattice vectors.
+      pbc: [3] bool, whether each lattice direction is periodic.
+      energy: total energy, eV, or None.
+      forces: [n_atoms, 3] float64, eV/Å, or None.
+      stress: [3, 3] float64, eV/Å^3, the derivative of the energy by strain over the volume
+        (ASE's sign: positive under tension), or None.
+      config_type: name of the group of structures it belongs to, or None.
+    Raises:
+      DataError: no atoms, an unknown element, arrays that do not fit, NaN or infinity, a periodic
+        direction without a lattice vector.
+    """
+
+    numbers: np.ndarray
+    positions: np.ndarray
+    cell: np.ndarray | None = None
+    pbc: np.ndarray | None = None
+    energy: float | None = None
+    forces: np.ndarray | None = None
+    stress: np.ndarray | None = None
+    config_type: str | None = None
+
+    def __post_init__(self):
+        numbers = np.asarray(self.numbers)
+        n_atoms = numbers.size
+        if n_atoms == 0:
+            raise DataError("there are no atoms in this structure; remove it")
+        if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+            raise DataError(
+                "atomic numbers must be a vector of integers, "
+                f"got {numbers.dtype} of shape {numbers.shape}"
+            )
+        unknown = (numbers < 1) | (numbers > MAX_ATOMIC_NUMBER)
+        if unknown.any():
+            atom = int(np.argmax(unknown))
+            raise DataError(
+                f"unknown element: atom {atom} has atomic number {numbers[atom]} "
+                "('X' in a file); name a real element"
+            )
+        self._store("numbers", numbers.astype(np.int32))
+        self._store("positions", _finite("positions", self.positions, (n_atoms, 3)))
+        pbc = np.zeros(3, bool) if self.pbc is None else np.asarray(self.pbc, bool)
+        self._store("pbc", np.array(np.broadcast_to(pbc, (3,))))
+        self._store("cell", self._checked_cell())
+        if self.energy is not None:
+            self._store("energy", float(_finite("energy", self.energy, ())))
+        if self.forces is not None:
+            self._store("forces", _finite("forces", self.forces, (n_atoms, 3)))
+        if self.stress is not None:
+            stress = _finite("stress", self.stress, (3, 3))
+            self._store("stress", stress if self.volume > 0 else None)
+
+    def _store(self, name: str, value) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen
+
+    def _checked_cell(self) -> np.ndarray:
+        if self.cell is None or not self.pbc.any():
+            cell = np.zeros((3, 3))
+        else:
+            cell = _finite("cell", self.cell, (3, 3))
+        periodic = cell[self.pbc]
+        if np.linalg.matrix_rank(periodic) < len(periodic):
+            raise DataError(
+                f"periodic directions {self.pbc.tolist()} need linearly independent lattice "
+                f"vectors, got {cell.tolist()} Å; set the cell, or the direction non-periodic"
+            )
+        return cell
+
+    @property
+    def num_atoms(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def volume(self) -> float:
+        """Volume of the cell in Å^3; 0 for a molecule."""
+        return abs(float(np.linalg.det(self.cell)))
+
+
+def _finite(name: str, value, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as err:
+        raise DataError(f"{name} must be numbers of shape {shape}, got {value!r}") from err
+    if array.shape != shape:
+        raise DataError(f"{name} must have shape {shape}, got {array.shape}")
+    bad = ~np.isfinite(array)
+    if bad.any():
+        where = f" for atom {np.argwhere(bad)[0][0]}" if name in ("positions", "forces") else ""
+        raise DataError(f"{name} has {array[bad][0]}{where}; remove or repair this structure")
+    return array

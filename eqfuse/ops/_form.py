@@ -1,0 +1,325 @@
+"""The multilinear form: every product of eqfuse, and every derivative of one, as data.
+
+A form is a sum over paths. On each row (an edge of a graph, or a row of a batch) a path adds
+
+    out[u, k] += sum over its terms:  c * a[u, i] * b[u, j] * ...
+
+to a segment of an output, with a, b, ... segments of inputs. A segment is `mul` channels by `dim`
+components; an operand without channels is shared by all of them, and an output without channels is
+summed over them. An operand is read per row, or per node through `senders` or `receivers`; an
+output per node is the sum over the rows that point at it.
+
+The derivative of a form is a form: `jvp` puts a tangent in place of each input in turn, and
+`transpose` exchanges inputs, in which the form is linear, with the outputs. Nothing else is needed
+for derivatives of any order. Pure Python, hashable, without JAX.
+"""
+
+import collections
+import dataclasses
+import enum
+import functools
+
+
+class Index(enum.Enum):
+    """How the row of an operand is found from the row of the form."""
+
+    ROW = "row"
+    SENDER = "sender"
+    RECEIVER = "receiver"
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A block of `mul` channels times `dim` components inside the row of an operand.
+
+    Channel u, component i is the element `offset + u * channel_stride + i * component_stride`: both
+    of e3nn's layouts, mul_ir (strides dim, 1) and ir_mul (strides 1, mul), and parts of either.
+    """
+
+    offset: int
+    mul: int
+    dim: int
+    channel_stride: int
+    component_stride: int = 1
+
+    def element(self, channel: int, component: int) -> int:
+        return self.offset + channel * self.channel_stride + component * self.component_stride
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """An array [rows, size] that a form reads or writes.
+
+    `origin` is the name of the operand that this one is a tangent or cotangent of, its own name
+    where it is neither.
+    """
+
+    name: str
+    size: int
+    segments: tuple[Segment, ...]
+    channels: bool
+    index: Index = Index.ROW
+    origin: str = ""
+
+    def __post_init__(self):
+        if not self.origin:
+            object.__setattr__(self, "origin", self.name)
+
+    def __repr__(self):
+        blocks = "+".join(
+            f"{s.mul}x{s.dim}" if self.channels else f"{s.dim}" for s in self.segments
+        )
+        return f"{self.name}[{self.index.value}: {blocks}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """One segment of one operand: `form.inputs[operand].segments[segment]`, or of the outputs."""
+
+    operand: int
+    segment: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """Products of components of some input segments, summed into one output segment.
+
+    Attributes:
+      factors: the input segments that are multiplied.
+      output: the output segment.
+      terms: ((components, coefficient), ...), with `components` one index for each factor, in
+        order, and one for the output.
+    """
+
+    factors: tuple[Slot, ...]
+    output: Slot
+    terms: tuple[tuple[tuple[int, ...], float], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """Work and memory traffic of one evaluation of a form, each operand moved once."""
+
+    paths: int
+    terms: int
+    operations: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Form:
+    """A sum of paths from inputs to outputs. See the module's docstring.
+
+    Raises:
+      ValueError: two operands of one name, or a path whose segments do not fit together.
+    """
+
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    paths: tuple[Path, ...]
+
+    def __post_init__(self):
+        names = [operand.name for operand in self.inputs + self.outputs]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the operands of a form need distinct names, got {names}")
+        for path in self.paths:
+            self._check(path)
+
+    def _check(self, path: Path):
+        slots = [(self.inputs, slot) for slot in path.factors] + [(self.outputs, path.output)]
+        operands = [side[slot.operand] for side, slot in slots]
+        segments = [side[slot.operand].segments[slot.segment] for side, slot in slots]
+        muls = {s.mul for s, o in zip(segments, operands, strict=True) if o.channels}
+        if len(muls) > 1:
+            raise ValueError(f"a path joins segments of {sorted(muls)} channels: {operands}")
+        if operands[-1].channels and not any(o.channels for o in operands[:-1]):
+            raise ValueError(f"{operands[-1]} has channels, but no input of its path has")
+        for components, _ in path.terms:
+            if any(i >= s.dim for i, s in zip(components, segments, strict=True)):
+                raise ValueError(f"components {components} lie outside segments {segments}")
+
+    @functools.cached_property
+    def _hash(self):
+        return hash((self.inputs, self.outputs, self.paths))
+
+    def __hash__(self):
+        return self._hash
+
+    def __eq__(self, other):
+        if self is other:
+            return True
+        return (
+            isinstance(other, Form)
+            and self._hash == other._hash
+            and (self.inputs, self.outputs, self.paths)
+            == (other.inputs, other.outputs, other.paths)
+        )
+
+    def __repr__(self):
+        lines = [
+            f"Form of {len(self.paths)} paths, {self.num_terms} terms",
+            f"  inputs  {', '.join(map(repr, self.inputs))}",
+            f"  outputs {', '.join(map(repr, self.outputs))}",
+        ]
+        for path in self.paths:
+            left = " * ".join(self._slot_name(self.inputs, slot) for slot in path.factors)
+            right = self._slot_name(self.outputs, path.output)
+            lines.append(f"  {right} += {left}  ({len(path.terms)} terms)")
+        return "\n".join(lines)
+
+    @staticmethod
+    def _slot_name(side, slot):
+        operand = side[slot.operand]
+        segment = operand.segments[slot.segment]
+        shape = f"{segment.mul}x{segment.dim}" if operand.channels else f"{segment.dim}"
+        return f"{operand.name}.{slot.segment}[{shape}]"
+
+    @property
+    def num_terms(self) -> int:
+        return sum(len(path.terms) for path in self.paths)
+
+    @property
+    def on_graph(self) -> bool:
+        """Whether any operand is indexed by node, so that edges are needed."""
+        return any(o.index is not Index.ROW for o in self.inputs + self.outputs)
+
+    @property
+    def max_mul(self) -> int:
+        """The largest number of channels of any operand, at least 1."""
+        operands = [o for o in self.inputs + self.outputs if o.channels]
+        return max((s.mul for o in operands for s in o.segments), default=1)
+
+    def counts(self, num_rows: int, num_nodes: int = 0, itemsize: int = 4) -> Counts:
+        """Work and least memory traffic for `num_rows` rows (edges) and `num_nodes` nodes.
+
+        A term counts one operation for each factor after the first, one for its coefficient and
+        one for the sum; nothing that terms share is taken off.
+        """
+        operations = 0
+        for path in self.paths:
+            slots = [(self.inputs, slot) for slot in path.factors]
+            mul = max(o[s.operand].segments[s.segment].mul for o, s in slots)
+            operations += mul * len(path.terms) * (len(path.factors) + 1)
+        elements = 0
+        for operand in self.inputs + self.outputs:
+            elements += operand.size * (num_rows if operand.index is Index.ROW else num_nodes)
+        return Counts(len(self.paths), self.num_terms, operations * num_rows, elements * itemsize)
+
+    def jvp(self, active: tuple[bool, ...]) -> "Form":
+        """The derivative along tangents of the active inputs, all in one form.
+
+        Inputs: those of this form, then one tangent for each active input. Outputs: the tangents
+        of the outputs.
+        """
+        used = {operand.name for operand in self.inputs + self.outputs}
+        tangents, tangent_of = [], {}
+        for i, operand in enumerate(self.inputs):
+            if active[i]:
+                tangent_of[i] = len(self.inputs) + len(tangents)
+                name = _fresh(f"t_{operand.name}", used)
+                tangents.append(dataclasses.replace(operand, name=name))
+        paths = []
+        for path in self.paths:
+            for position, slot in enumerate(path.factors):
+                if slot.operand in tangent_of:
+                    tangent = Slot(tangent_of[slot.operand], slot.segment)
+                    factors = (*path.factors[:position], tangent, *path.factors[position + 1 :])
+                    paths.append(dataclasses.replace(path, factors=factors))
+        return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths)).merged()
+
+    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> "Form":
+        """The form from cotangents of the outputs to cotangents of the linear inputs.
+
+        Every path must contain exactly one linear input. Inputs: those of this form that are not
+        linear, then a cotangent for each output marked in `cotangents` (the others are zero).
+        Outputs: one for each linear input, in order.
+        """
+        used = {o.name for o, is_linear in zip(self.inputs, linear, strict=True) if not is_linear}
+        inputs, outputs, place = [], [], {}
+        for i, operand in enumerate(self.inputs):
+            place[i] = len(outputs) if linear[i] else len(inputs)
+            (outputs if linear[i] else inputs).append(operand)
+        cotangent_of = {}
+        for i, operand in enumerate(self.outputs):
+            if cotangents[i]:
+                cotangent_of[i] = len(inputs)
+                name = _fresh(f"d{operand.name}", used)
+                inputs.append(dataclasses.replace(operand, name=name))
+        outputs = [
+            dataclasses.replace(o, name=_fresh(f"d{o.name.removeprefix('t_')}", used))
+            for o in outputs
+        ]
+        paths = []
+        for path in self.paths:
+            if path.output.operand not in cotangent_of:
+                continue
+            [position] = [n for n, slot in enumerate(path.factors) if linear[slot.operand]]
+            struck = path.factors[position]
+            factors = [
+                Slot(place[slot.operand], slot.segment)
+                for n, slot in enumerate(path.factors)
+                if n != position
+            ]
+            factors.append(Slot(cotangent_of[path.output.operand], path.output.segment))
+            terms = tuple(
+                ((*c[:position], *c[position + 1 :], c[position]), value) for c, value in path.terms
+            )
+            output = Slot(place[struck.operand], struck.segment)
+            paths.append(Path(tuple(factors), output, terms))
+        return Form(tuple(inputs), tuple(outputs), tuple(paths)).merged()
+
+    def restrict(self, wanted: tuple[bool, ...]) -> "Form":
+        """The same form with only the wanted outputs, and every input."""
+        place = {i: n for n, i in enumerate(i for i, keep in enumerate(wanted) if keep)}
+        outputs = tuple(self.outputs[i] for i in place)
+        paths = tuple(
+            dataclasses.replace(path, output=Slot(place[path.output.operand], path.output.segment))
+            for path in self.paths
+            if path.output.operand in place
+        )
+        return Form(self.inputs, outputs, paths)
+
+    def used_inputs(self) -> tuple[bool, ...]:
+        """Which inputs any path reads."""
+        used = {slot.operand for path in self.paths for slot in path.factors}
+        return tuple(i in used for i in range(len(self.inputs)))
+
+    def drop_inputs(self, keep: tuple[bool, ...]) -> "Form":
+        """The same form without the inputs that no path reads and `keep` does not mark."""
+        place = {i: n for n, i in enumerate(i for i, kept in enumerate(keep) if kept)}
+        paths = tuple(
+            dataclasses.replace(
+                path, factors=tuple(Slot(place[s.operand], s.segment) for s in path.factors)
+            )
+            for path in self.paths
+        )
+        return Form(tuple(self.inputs[i] for i in place), self.outputs, paths)
+
+    def merged(self) -> "Form":
+        """The same form with paths of the same factors and output merged into one."""
+        merged = collections.OrderedDict()
+        for path in self.paths:
+            order = sorted(range(len(path.factors)), key=lambda n, p=path: _slot_key(p.factors[n]))
+            key = (tuple(path.factors[n] for n in order), path.output)
+            terms = merged.setdefault(key, collections.Counter())
+            for components, value in path.terms:
+                terms[(*(components[n] for n in order), components[-1])] += value
+        paths = tuple(
+            Path(factors, output, tuple((c, v) for c, v in sorted(terms.items()) if v))
+            for (factors, output), terms in merged.items()
+        )
+        return Form(self.inputs, self.outputs, paths)
+
+
+def _slot_key(slot: Slot):
+    return slot.operand, slot.segment
+
+
+def _fresh(name: str, used: set[str]) -> str:
+    """`name`, or `name_2`, `name_3`, ... if it is taken; the result is taken from then on."""
+    candidate, n = name, 1
+    while candidate in used:
+        n += 1
+        candidate = f"{name}_{n}"
+    used.add(candidate)
+    return candidate

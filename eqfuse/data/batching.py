@@ -113,44 +113,50 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
             "which has to hold a padding node and a padding graph besides"
         )
 
-    def padded(arrays, size, fill, dtype, trailing=()):
-        out = np.full((size, *trailing), fill, dtype)
-        np.concatenate(arrays, out=out[: sum(map(len, arrays))], casting="same_kind")
-        return out
-
     offsets = np.cumsum(atoms) - atoms
-    last = shape.n_nodes - 1
     senders = [s.senders + offset for s, offset in zip(samples, offsets, strict=True)]
     receivers = [s.receivers + offset for s, offset in zip(samples, offsets, strict=True)]
+    last = shape.n_nodes - 1
     graph_index = np.full(shape.n_nodes, shape.n_graphs - 1, np.int32)
     graph_index[:n_nodes] = np.repeat(np.arange(n_graphs), atoms)
-    cells = np.zeros((shape.n_graphs, 3, 3), dtype)
-    cells[:n_graphs] = [sample.cell for sample in samples]
-    stress = np.zeros((shape.n_graphs, 3, 3), dtype)
-    stress_mask = np.zeros(shape.n_graphs, bool)
-    for i, sample in enumerate(samples):
-        if sample.stress is not None:
-            stress[i], stress_mask[i] = sample.stress, True
-    energy = np.zeros(shape.n_graphs, dtype)
-    energy[:n_graphs] = [sample.energy for sample in samples]
-    num_atoms = np.ones(shape.n_graphs, np.int32)
-    num_atoms[:n_graphs] = atoms
     graph = Graph(
-        positions=padded([s.positions for s in samples], shape.n_nodes, 0, dtype, (3,)),
-        species=padded([s.species for s in samples], shape.n_nodes, 0, np.int32),
+        positions=_padded([s.positions for s in samples], shape.n_nodes, 0, dtype),
+        species=_padded([s.species for s in samples], shape.n_nodes, 0, np.int32),
         edges=Edges.from_arrays(
-            padded(senders, shape.n_edges, last, np.int32),
-            padded(receivers, shape.n_edges, last, np.int32),
+            _padded(senders, shape.n_edges, last, np.int32),
+            _padded(receivers, shape.n_edges, last, np.int32),
             shape.n_nodes,
         ),
-        shifts=padded([s.shifts for s in samples], shape.n_edges, 0, dtype, (3,)),
+        shifts=_padded([s.shifts for s in samples], shape.n_edges, 0, dtype),
         graph_index=graph_index,
-        cells=cells,
+        cells=_padded([s.cell[None] for s in samples], shape.n_graphs, 0, dtype),
         node_mask=np.arange(shape.n_nodes) < n_nodes,
         graph_mask=np.arange(shape.n_graphs) < n_graphs,
     )
-    forces = padded([s.forces for s in samples], shape.n_nodes, 0, dtype, (3,))
-    return Batch(graph, Labels(energy, forces, stress, stress_mask, num_atoms))
+    return Batch(graph, _labels(samples, shape, dtype))
+
+
+def _labels(samples: Sequence[Sample], shape: Shape, dtype) -> Labels:
+    no_stress = np.zeros((1, 3, 3))
+    return Labels(
+        energy=_padded([np.array([s.energy]) for s in samples], shape.n_graphs, 0, dtype),
+        forces=_padded([s.forces for s in samples], shape.n_nodes, 0, dtype),
+        stress=_padded(
+            [no_stress if s.stress is None else s.stress[None] for s in samples],
+            shape.n_graphs,
+            0,
+            dtype,
+        ),
+        stress_mask=_padded([[s.stress is not None] for s in samples], shape.n_graphs, False, bool),
+        num_atoms=_padded([[s.num_atoms] for s in samples], shape.n_graphs, 1, np.int32),
+    )
+
+
+def _padded(arrays: list, size: int, fill, dtype) -> np.ndarray:
+    values = np.concatenate(arrays)
+    out = np.full((size, *values.shape[1:]), fill, dtype)
+    out[: len(values)] = values
+    return out
 
 
 class Batcher:

@@ -74,7 +74,9 @@ def _frames(path) -> Iterator[str]:
                 f"{where}: expected the number of atoms, got {lines[start].strip()[:60]!r}; "
                 "is this an extended XYZ file?"
             ) from err
-        end = start + 2 + max(num_atoms, 0)
+        if num_atoms < 1:
+            raise DataError(f"{where}: there are no atoms in this frame; remove it")
+        end = start + 2 + num_atoms
         if end > len(lines):
             raise DataError(
                 f"{where}: the file ends after {max(len(lines) - start - 2, 0)} of "

@@ -1,0 +1,205 @@
+"""Padded batches: everything is there once, and padding is neutral."""
+
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.data import Batcher, DataError, Dataset, Shape, Structure, collate
+from eqfuse.data.batching import Sample, shuffled
+
+
+@pytest.fixture
+def data(make_structure):
+    rng = np.random.default_rng(0)
+    structures = [
+        make_structure(rng, rng.integers(2, 12), periodic=i % 2 == 0, stress=i % 4 == 0)
+        for i in range(43)
+    ]
+    return Dataset.build(structures, cutoff=10.0, val_size=3)
+
+
+def members(batch):
+    """Energies of the real graphs: unique, so they name the samples."""
+    return batch.labels.energy[batch.graph.graph_mask].tolist()
+
+
+def test_every_sample_is_seen_once_in_each_epoch(data):
+    batcher = Batcher(data.train, 7, dtype=np.float64)
+    assert len(batcher) == 6
+    expected = sorted(sample.energy for sample in data.train)
+    for epoch in range(3):
+        batches = list(batcher.batches(epoch))
+        assert len(batches) == 6
+        assert sorted(e for batch in batches for e in members(batch)) == expected
+        assert [batch.graph.graph_mask.sum() for batch in batches] == [7, 7, 7, 7, 7, 5]
+
+
+def test_order_depends_on_seed_and_epoch_only(data):
+    def order(seed, epoch):
+        batches = Batcher(data.train, 7, seed=seed).batches(epoch)
+        return [energy for batch in batches for energy in members(batch)]
+
+    assert order(0, 0) == order(0, 0)
+    assert order(0, 0) != order(0, 1)
+    assert order(0, 0) != order(1, 0)
+    assert order(0, 1) != order(1, 0)
+    plain = Batcher(data.train, 7, dtype=np.float64).batches(shuffle=False)
+    assert [e for batch in plain for e in members(batch)] == [s.energy for s in data.train]
+
+
+def test_permutation_is_the_same_on_every_platform():
+    order = [5, 3, 6, 1, 4, 7, 2, 0]
+    assert shuffled(8, (0, 1)).tolist() == order
+    assert shuffled(8, (0, 1), stream=1).tolist() != order
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_batch_holds_what_its_members_hold(data, dtype):
+    samples = data.train[:5]
+    batch = collate(samples, Shape(64, 4000, 8), dtype)
+    graph, labels = batch.graph, batch.labels
+    node, edge = 0, 0
+    for i, s in enumerate(samples):
+        nodes, edges = slice(node, node + s.num_atoms), slice(edge, edge + s.num_edges)
+        np.testing.assert_array_equal(graph.positions[nodes], s.positions.astype(dtype))
+        np.testing.assert_array_equal(graph.species[nodes], s.species)
+        np.testing.assert_array_equal(graph.graph_index[nodes], i)
+        np.testing.assert_array_equal(graph.edges.senders[edges], s.senders + node)
+        np.testing.assert_array_equal(graph.edges.receivers[edges], s.receivers + node)
+        np.testing.assert_array_equal(graph.shifts[edges], s.shifts.astype(dtype))
+        np.testing.assert_array_equal(graph.cells[i], s.cell.astype(dtype))
+        np.testing.assert_array_equal(labels.forces[nodes], s.forces.astype(dtype))
+        assert labels.energy[i] == dtype(s.energy)
+        assert labels.num_atoms[i] == s.num_atoms
+        assert labels.stress_mask[i] == (s.stress is not None)
+        if s.stress is not None:
+            np.testing.assert_array_equal(labels.stress[i], s.stress.astype(dtype))
+        node, edge = nodes.stop, edges.stop
+    assert node == graph.node_mask.sum()
+    assert labels.stress_mask.any()
+    assert not labels.stress_mask.all()
+    for array in (graph.positions, graph.shifts, graph.cells, labels.energy, labels.forces):
+        assert array.dtype == dtype
+
+
+def test_padding(data):
+    batcher = Batcher(data.train, 7)
+    for batch in batcher.batches():
+        graph, labels = batch.graph, batch.labels
+        nodes, graphs = ~graph.node_mask, ~graph.graph_mask
+        assert nodes.any()
+        assert graphs.any()
+        # Real ones first, then padding.
+        assert (np.diff(nodes.astype(int)) >= 0).all()
+        assert (np.diff(graphs.astype(int)) >= 0).all()
+        assert (graph.graph_index[nodes] == graph.num_graphs - 1).all()
+        assert (np.diff(graph.graph_index) >= 0).all()
+        assert (labels.num_atoms[graphs] == 1).all()
+        for label in (labels.energy[graphs], labels.forces[nodes], labels.stress[graphs]):
+            assert not label.any()
+        assert not labels.stress_mask[graphs].any()
+        assert not graph.cells[graphs].any()
+        last = len(nodes) - 1
+        padding = nodes[graph.edges.receivers]
+        assert (graph.edges.receivers[padding] == last).all()
+        assert (graph.edges.senders[padding] == last).all()
+        lengths = np.linalg.norm(graph.vectors, axis=1)
+        np.testing.assert_array_equal(lengths == 0, padding)
+
+
+def test_edges_are_sorted_by_receiver_then_sender(data):
+    for batch in Batcher(data.train, 7).batches():
+        edges = batch.graph.edges
+        np.testing.assert_array_equal(edges.receiver_order, np.arange(edges.num_edges))
+        order = np.lexsort((edges.senders, edges.receivers))
+        np.testing.assert_array_equal(order, np.arange(edges.num_edges))
+
+
+def test_batches_are_numpy_until_jax_reads_them(data):
+    batch = next(Batcher(data.train, 7).batches())
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch))
+    on_device = jax.jit(lambda batch: batch)(batch)
+    np.testing.assert_array_equal(on_device.graph.vectors, batch.graph.vectors)
+
+
+@pytest.mark.parametrize("max_shapes", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 4, 40, 1000])
+def test_few_shapes_hold_every_batch(data, max_shapes, batch_size):
+    batcher = Batcher(data.train, batch_size, max_shapes=max_shapes)
+    assert 1 <= batcher.num_shapes <= max_shapes
+    used = set()
+    for epoch in range(20):
+        for batch in batcher.batches(epoch):
+            graph = batch.graph
+            used.add((len(graph.node_mask), graph.edges.num_edges, graph.num_graphs))
+    assert used <= set(batcher.shapes)
+    assert {shape.n_graphs for shape in batcher.shapes} == {min(batch_size, 40) + 1}
+
+
+def test_the_largest_samples_together_fit(data):
+    largest_first = sorted(data.train, key=lambda s: (s.num_edges, s.num_atoms), reverse=True)
+    batcher = Batcher(largest_first, 4)
+    assert sum(batch.graph.graph_mask.sum() for batch in batcher.batches(shuffle=False)) == 40
+
+
+def test_shapes_do_not_depend_on_the_seed(data):
+    assert Batcher(data.train, 4, seed=0).shapes == Batcher(data.train, 4, seed=9).shapes
+
+
+def test_equal_sizes_make_one_tight_shape():
+    rng = np.random.default_rng(1)
+    sample = Sample(
+        positions=rng.normal(size=(27, 3)),
+        species=np.zeros(27, np.int32),
+        senders=np.zeros(300, np.int32),
+        receivers=np.zeros(300, np.int32),
+        shifts=np.zeros((300, 3)),
+        cell=np.zeros((3, 3)),
+        energy=0.0,
+        forces=np.zeros((27, 3)),
+    )
+    batcher = Batcher([sample] * 20, 5)
+    assert batcher.shapes == (Shape(136, 1536, 6),)
+    assert batcher.padding_waste == pytest.approx((1 - 135 / 136, 1 - 1500 / 1536))
+
+
+def test_several_shapes_waste_less_than_one(data):
+    one, several = (Batcher(data.train, 1, max_shapes=k).padding_waste for k in (1, 3))
+    assert several.edges < one.edges
+    batches = list(Batcher(data.train, 1, max_shapes=3).batches())
+    padding = sum((~b.graph.node_mask).sum() for b in batches)
+    assert several.nodes == pytest.approx(padding / sum(len(b.graph.node_mask) for b in batches))
+
+
+def test_atoms_without_any_edges():
+    lone = Structure([1], [[0, 0, 0]], energy=-1.0, forces=np.zeros((1, 3)))
+    with pytest.warns(UserWarning, match="no neighbours"):
+        data = Dataset.build([lone] * 4, cutoff=3.0, val_size=1)
+    (batch,) = Batcher(data.train, 3).batches()
+    assert batch.graph.node_mask.sum() == 3
+    assert (batch.graph.vectors == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 2, "max_shapes": 0}, "max_shapes must be at least 1"),
+        ({"batch_size": 2, "seed": -1}, "seed must be at least 0"),
+    ],
+)
+def test_bad_settings(data, kwargs, message):
+    with pytest.raises(DataError, match=message):
+        Batcher(data.train, **kwargs)
+
+
+def test_nothing_and_too_much(data):
+    with pytest.raises(DataError, match="no samples"):
+        Batcher([], 4)
+    with pytest.raises(DataError, match="at least one sample"):
+        collate([], Shape(8, 64, 2))
+    sample = data.train[0]
+    with pytest.raises(DataError, match="do not fit"):
+        collate([sample], Shape(sample.num_atoms, 4000, 2))
+    with pytest.raises(DataError, match="do not fit"):
+        collate([sample], Shape(64, 4000, 1))

@@ -1,0 +1,188 @@
+"""Splits, statistics and warnings."""
+
+import numpy as np
+import pytest
+
+from eqfuse.data import DataError, Dataset, Structure
+from eqfuse.data.dataset import species_index, split_indices
+
+
+@pytest.fixture
+def structures(make_structure):
+    rng = np.random.default_rng(0)
+    return [make_structure(rng, rng.integers(3, 9), elements=(1, 8)) for _ in range(20)]
+
+
+def build(structures, **kwargs):
+    return Dataset.build(structures, **{"cutoff": 12.0, **kwargs})
+
+
+def test_split_is_disjoint_complete_and_repeatable(structures):
+    data = build(structures, seed=3)
+    assert len(data.train) == 18
+    assert len(data.val) == 2
+    together = np.concatenate([data.train_indices, data.val_indices])
+    np.testing.assert_array_equal(np.sort(together), np.arange(20))
+    again = build(structures, seed=3)
+    np.testing.assert_array_equal(again.train_indices, data.train_indices)
+    other = build(structures, seed=4)
+    assert set(other.val_indices) != set(data.val_indices)
+
+
+def test_split_is_the_same_on_every_platform():
+    train, val = split_indices(10, None, 3, seed=0)
+    assert train.tolist() == [6, 2, 0, 7, 5, 4, 9]
+    assert val.tolist() == [1, 3, 8]
+
+
+@pytest.mark.parametrize(
+    ("train_size", "val_size", "expected"),
+    [
+        (None, 0.1, (90, 10)),
+        (0.9, 0.1, (90, 10)),
+        (0.71, 0.29, (71, 29)),
+        (50, 7, (50, 7)),
+        (0.5, 20, (50, 20)),
+        (None, 0.129, (88, 12)),
+    ],
+)
+def test_split_sizes(train_size, val_size, expected):
+    train, val = split_indices(100, train_size, val_size, seed=0)
+    assert (len(train), len(val)) == expected
+
+
+def test_validation_does_not_depend_on_the_training_size():
+    np.testing.assert_array_equal(
+        split_indices(100, 10, 0.1, seed=1)[1], split_indices(100, 90, 0.1, seed=1)[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("train_size", "val_size", "message"),
+    [
+        (None, 0.01, "the validation split is empty: val_size=0.01 of 20"),
+        (None, 0, "the validation split is empty"),
+        (None, 1.0, "the training split is empty"),
+        (0, 5, "the training split is empty"),
+        (18, 5, "18 training and 5 validation structures asked for, but there are only 20"),
+        (None, -3, "val_size must be a number of structures or a fraction, got -3"),
+        (2.5, 3, "train_size must be a number of structures or a fraction, got 2.5"),
+    ],
+)
+def test_bad_split(train_size, val_size, message):
+    with pytest.raises(DataError, match=message):
+        split_indices(20, train_size, val_size, seed=0)
+
+
+def test_no_structures_and_bad_seed(structures):
+    with pytest.raises(DataError, match="split is empty"):
+        build([])
+    with pytest.raises(DataError, match="seed must be at least 0, got -1"):
+        build(structures, seed=-1)
+
+
+def test_statistics_are_of_the_training_structures(structures):
+    data = build(structures, cutoff=6.0)
+    train = [structures[i] for i in data.train_indices]
+    forces = np.concatenate([s.forces.ravel() for s in train])
+    assert data.force_rms == pytest.approx(np.sqrt(np.mean(forces**2)), rel=1e-14)
+    neighbours = []
+    for s in train:
+        distances = np.linalg.norm(s.positions[:, None] - s.positions[None], axis=-1)
+        neighbours += ((distances < 6.0).sum(axis=1) - 1).tolist()
+    assert data.avg_num_neighbors == pytest.approx(np.mean(neighbours), rel=1e-14)
+    assert data.species == (1, 8)
+    # The residual of the fit is orthogonal to the number of atoms, the sum of the counts.
+    weighted = sum(sample.energy * sample.num_atoms for sample in data.train)
+    assert weighted == pytest.approx(0, abs=1e-6)
+
+
+def test_energy_per_atom_is_the_binding_energy_with_atomic_references(structures):
+    data = build(structures, references={1: 1.0, 8: 2.0})
+    train = [structures[i] for i in data.train_indices]
+    binding = sum(s.energy - np.where(s.numbers == 1, 1.0, 2.0).sum() for s in train)
+    assert data.energy_per_atom == pytest.approx(binding / sum(s.num_atoms for s in train))
+
+
+def test_references_are_fitted_to_the_training_structures_only(structures):
+    data = build(structures)
+    moved = list(structures)
+    for i in data.val_indices:
+        s = structures[i]
+        moved[i] = Structure(s.numbers, s.positions, energy=0.0, forces=s.forces)
+    assert build(moved).references == data.references
+
+
+def test_samples_keep_distances_and_labels(structures):
+    data = build(structures)
+    for index, sample in zip(data.train_indices, data.train, strict=True):
+        structure = structures[index]
+        np.testing.assert_array_equal(np.array(data.species)[sample.species], structure.numbers)
+        np.testing.assert_allclose(
+            sample.positions - sample.positions[0],
+            structure.positions - structure.positions[0],
+            atol=1e-14,
+        )
+        np.testing.assert_array_equal(sample.forces, structure.forces)
+
+
+def test_far_from_the_origin_float32_keeps_distances(structures):
+    s = structures[0]
+    far = Structure(s.numbers, s.positions + 1e5, energy=s.energy, forces=s.forces)
+    (sample,) = build(structures).prepare([far])
+    near = s.positions - s.positions[0]
+    positions = sample.positions.astype(np.float32)
+    # float32 roundings of numbers below 8 Å; at 1e5 Å they would be 4e-3 Å.
+    np.testing.assert_allclose(positions - positions[0], near, rtol=0, atol=2e-6)
+
+
+def test_isolated_atoms_are_warned_of(structures):
+    lone = Structure([1, 8], [[0, 0, 0], [99.0, 0, 0]], energy=-1.0, forces=np.zeros((2, 3)))
+    message = r"2 of \d+ atoms have no neighbours within the cutoff of 12\.0 Å \(in 1 of 21 struc"
+    with pytest.warns(UserWarning, match=message) as record:
+        data = build([*structures, lone])
+    assert record[0].filename == __file__
+    assert np.isfinite(data.avg_num_neighbors)
+
+
+def test_statistics_can_divide_when_there_is_nothing_to_average():
+    lone = Structure([1], [[0, 0, 0]], energy=-1.0, forces=np.zeros((1, 3)))
+    with pytest.warns(UserWarning, match="2 of 2 atoms have no neighbours"):
+        data = build([lone, lone], val_size=1)
+    assert data.avg_num_neighbors == 1.0
+    assert data.force_rms == 1.0
+
+
+def test_element_outside_the_species_table_is_named(structures):
+    with pytest.raises(DataError, match=r"structure \d+: O not among the model's species \(H, C\)"):
+        build(structures, species=[6, 1])
+    with pytest.raises(DataError, match="Si not among"):
+        species_index([1, 14], (1, 8))
+    np.testing.assert_array_equal(species_index([8, 1, 8], (1, 8)), [1, 0, 1])
+
+
+def test_element_only_in_validation_is_named(structures):
+    val = split_indices(20, None, 0.1, seed=0)[1]
+    chlorine = Structure([17, 1], [[0, 0, 0], [1.3, 0, 0]], energy=-1.0, forces=np.zeros((2, 3)))
+    structures[val[0]] = chlorine
+    with pytest.raises(DataError, match=rf"structure {val[0]}: no reference energy for Cl"):
+        build(structures)
+
+
+@pytest.mark.parametrize("label", ["energy", "forces"])
+def test_missing_label_is_named(structures, label):
+    s = structures[4]
+    labels = {"energy": s.energy, "forces": s.forces, label: None}
+    structures[4] = Structure(s.numbers, s.positions, **labels)
+    references = {1: 0.0, 8: 0.0}
+    with pytest.raises(DataError, match=f"structure 4: there is no {label}"):
+        build(structures, references=references)
+
+
+def test_shapes_and_values_of_a_structure_are_checked():
+    with pytest.raises(DataError, match=r"positions must have shape \(2, 3\), got \(1, 3\)"):
+        Structure([1, 1], [[0, 0, 0]])
+    with pytest.raises(DataError, match="vector of integers"):
+        Structure([1.5], [[0, 0, 0]])
+    with pytest.raises(DataError, match=r"stress must have shape \(3, 3\)"):
+        Structure([1], [[0, 0, 0]], cell=np.eye(3), pbc=True, stress=np.zeros(6))

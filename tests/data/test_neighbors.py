@@ -1,0 +1,117 @@
+"""Neighbour lists against ASE's own."""
+
+import ase
+import ase.build
+import ase.neighborlist
+import numpy as np
+import pytest
+
+from eqfuse.data import DataError, neighbor_list
+
+# ASE 3.29 sets shapes in place, which NumPy 2.5 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
+
+
+def assert_same_as_ase(atoms: ase.Atoms, cutoff: float) -> int:
+    """Compare the edges as a multiset of (receiver, sender, vector); return their number."""
+    senders, receivers, shifts = neighbor_list(atoms.positions, atoms.cell.array, atoms.pbc, cutoff)
+    vectors = atoms.positions[senders] + shifts - atoms.positions[receivers]
+    i, j, images, ase_vectors = ase.neighborlist.neighbor_list("ijSD", atoms, cutoff)
+    order = np.lexsort((images[:, 2], images[:, 1], images[:, 0], j, i))
+    np.testing.assert_array_equal(receivers, i[order])
+    np.testing.assert_array_equal(senders, j[order])
+    # Coordinates up to 50 Å in float64: a few roundings of 7e-15 each.
+    np.testing.assert_allclose(vectors, ase_vectors[order], rtol=0, atol=1e-13 * 50)
+    assert (np.linalg.norm(vectors, axis=1) < cutoff + 1e-12).all()
+    assert senders.dtype == receivers.dtype == np.int32
+    assert shifts.dtype == np.float64
+    return len(senders)
+
+
+@pytest.mark.parametrize("name", ["H2O", "CH3CH2OH", "C6H6"])
+def test_molecule(name):
+    assert assert_same_as_ase(ase.build.molecule(name), 3.0) > 0
+
+
+def test_primitive_silicon_is_smaller_than_the_cutoff():
+    silicon = ase.build.bulk("Si", a=5.43)
+    # Shells of diamond within 6 Å: 4 + 12 + 12 + 6 + 12 neighbours of each of the two atoms.
+    assert assert_same_as_ase(silicon, 6.0) == 2 * 46
+
+
+def test_one_atom_sees_its_own_images():
+    assert assert_same_as_ase(ase.Atoms("H", cell=2 * np.eye(3), pbc=True), 2.1) == 6
+
+
+@pytest.mark.parametrize("pbc", list(np.ndindex(2, 2, 2)), ids=lambda p: "".join(map(str, p)))
+@pytest.mark.parametrize("cell", ["straight", "skewed", "left-handed"])
+def test_every_periodicity_with_atoms_outside_the_cell(pbc, cell, skewed_cell):
+    rng = np.random.default_rng(0)
+    cells = {
+        "straight": np.diag([3.0, 4.0, 5.0]),
+        "skewed": skewed_cell,
+        "left-handed": skewed_cell[::-1],
+    }
+    atoms = ase.Atoms("H12", positions=rng.uniform(-6, 6, (12, 3)), cell=cells[cell], pbc=pbc)
+    assert assert_same_as_ase(atoms, 4.5) > 0
+
+
+def test_slab_without_a_third_lattice_vector():
+    rng = np.random.default_rng(1)
+    atoms = ase.Atoms(
+        "H4", positions=rng.uniform(0, 3, (4, 3)), cell=[3.0, 3.0, 0.0], pbc=(True, True, False)
+    )
+    assert assert_same_as_ase(atoms, 5.0) > 0
+
+
+def test_surface_slab():
+    assert assert_same_as_ase(ase.build.fcc111("Cu", (2, 2, 3), vacuum=8.0), 5.0) > 0
+
+
+def test_unwrapped_atoms_have_the_same_edge_vectors(skewed_cell):
+    rng = np.random.default_rng(2)
+    positions = rng.uniform(0, 3, (5, 3))
+    moved = positions + rng.integers(-4, 5, (5, 3)) @ skewed_cell
+
+    def vectors(points):
+        senders, receivers, shifts = neighbor_list(points, skewed_cell, np.ones(3, bool), 5.0)
+        edges = points[senders] + shifts - points[receivers]
+        return np.array(sorted(zip(receivers, senders, *edges.round(9).T + 0.0, strict=True)))
+
+    np.testing.assert_allclose(vectors(moved), vectors(positions), rtol=0, atol=1e-8)
+
+
+def test_mlearn_silicon_frames_against_ase(real_data):
+    import ase.io
+
+    frames = ase.io.read(real_data / "mlearn_si" / "mlearn_Si_training.extxyz", "::20")
+    for atoms in frames:
+        assert assert_same_as_ase(atoms, 5.0) > 0
+
+
+@pytest.mark.parametrize("positions", [np.zeros((1, 3)), np.array([[0.0, 0, 0], [9.0, 0, 0]])])
+def test_no_neighbours(positions):
+    senders, receivers, shifts = neighbor_list(positions, np.zeros((3, 3)), np.zeros(3, bool), 5.0)
+    assert senders.shape == receivers.shape == (0,)
+    assert shifts.shape == (0, 3)
+
+
+def test_edges_are_sorted_by_receiver_then_sender():
+    rng = np.random.default_rng(3)
+    senders, receivers, _ = neighbor_list(
+        rng.uniform(0, 6, (20, 3)), 6 * np.eye(3), np.ones(3, bool), 4.0
+    )
+    order = np.lexsort((senders, receivers))
+    np.testing.assert_array_equal(order, np.arange(len(senders)))
+
+
+@pytest.mark.parametrize("cutoff", [0.0, -1.0, np.nan, np.inf])
+def test_impossible_cutoff(cutoff):
+    with pytest.raises(DataError, match="cutoff must be a positive number"):
+        neighbor_list(np.zeros((1, 3)), np.zeros((3, 3)), np.zeros(3, bool), cutoff)
+
+
+def test_coincident_atoms_are_refused():
+    positions = np.array([[0.0, 0, 0], [1.5, 0, 0], [1.5, 0, 0]])
+    with pytest.raises(DataError, match="atoms 1 and 2 are at the same place"):
+        neighbor_list(positions, np.zeros((3, 3)), np.zeros(3, bool), 5.0)

@@ -1,0 +1,233 @@
+"""Reading extended XYZ and rMD17 files, good and bad."""
+
+import time
+
+import ase.units
+import numpy as np
+import pytest
+
+from eqfuse.data import DataError, read_extxyz, read_rmd17
+
+WATER = """3
+Properties=species:S:1:pos:R:3:{forces}:R:3 {energy}=-14.25 config_type=water pbc="F F F"
+O 0.0 0.0 0.0 0.1 0.0 0.0
+H 0.96 0.0 0.0 -0.1 0.2 0.0
+H -0.24 0.93 0.0 0.0 -0.2 0.0
+"""
+GOOD = WATER.format(forces="forces", energy="energy")
+CELL = """1
+Lattice="2.0 0 0 0.5 3.0 0 0 0 4.0" Properties=species:S:1:pos:R:3:forces:R:3 energy=-1.5 {stress}
+Si 0.1 0.2 0.3 0.0 0.0 0.0
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="data.xyz"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_molecule(write):
+    first, second = read_extxyz(write(GOOD + GOOD))
+    for water in (first, second):
+        np.testing.assert_array_equal(water.numbers, [8, 1, 1])
+        np.testing.assert_array_equal(water.positions[1], [0.96, 0, 0])
+        np.testing.assert_array_equal(water.forces[1], [-0.1, 0.2, 0])
+        assert water.energy == -14.25
+        assert water.config_type == "water"
+        assert water.stress is None
+        assert not water.pbc.any()
+        assert water.volume == 0
+
+
+def test_custom_keys(write):
+    path = write(WATER.format(forces="REF_forces", energy="DFT_energy"))
+    (water,) = read_extxyz(path, energy_key="DFT_energy", forces_key="REF_forces")
+    assert water.energy == -14.25
+    np.testing.assert_array_equal(water.forces[1], [-0.1, 0.2, 0])
+    with pytest.raises(DataError, match=r"no energy under the key 'energy'; keys here: DFT_energy"):
+        read_extxyz(path)
+    with pytest.raises(DataError, match=r"no forces under the key 'forces'; keys here: REF_forces"):
+        read_extxyz(path, energy_key="DFT_energy")
+
+
+def test_constraints_do_not_change_forces(write):
+    text = (
+        "2\nProperties=species:S:1:pos:R:3:forces:R:3:move_mask:L:1 energy=-1.0\n"
+        "H 0 0 0 1.0 2.0 3.0 F\nH 0.8 0 0 -1.0 -2.0 -3.0 T\n"
+    )
+    (structure,) = read_extxyz(write(text))
+    np.testing.assert_array_equal(structure.forces, [[1, 2, 3], [-1, -2, -3]])
+
+
+def test_cell_rows_are_lattice_vectors(write):
+    (structure,) = read_extxyz(write(CELL.format(stress="")))
+    np.testing.assert_array_equal(structure.cell, [[2, 0, 0], [0.5, 3, 0], [0, 0, 4]])
+    assert structure.pbc.all()
+    assert structure.volume == pytest.approx(24)
+
+
+STRESS = np.array([[0.1, 0.4, 0.5], [0.4, 0.2, 0.6], [0.5, 0.6, 0.3]])
+NINE = " ".join(map(str, STRESS.ravel()))
+SIX = "0.1 0.2 0.3 0.6 0.5 0.4"
+
+
+@pytest.mark.parametrize(
+    ("entry", "key", "factor"),
+    [
+        (f'stress="{NINE}"', "stress", 1),
+        (f'DFT_stress="{NINE}"', "DFT_stress", 1),
+        (f'DFT_stress="{SIX}"', "DFT_stress", 1),
+        (f'virial="{NINE}"', "stress", -1 / 24),
+        (f'virials="{NINE}"', "stress", -1 / 24),
+        (f'REF_virial="{SIX}"', "REF_virial", -1 / 24),
+    ],
+)
+def test_stress(write, entry, key, factor):
+    (structure,) = read_extxyz(write(CELL.format(stress=entry)), stress_key=key)
+    np.testing.assert_allclose(structure.stress, factor * STRESS, rtol=1e-15)
+
+
+def test_stress_of_a_molecule_is_dropped(write):
+    (water,) = read_extxyz(write(GOOD.replace("config_type", f'stress="{NINE}" config_type')))
+    assert water.stress is None
+
+
+def test_labels_are_optional_when_asked(write):
+    text = "1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n"
+    (atom,) = read_extxyz(write(text), require_labels=False)
+    assert atom.energy is None
+    assert atom.forces is None
+
+
+def test_blank_lines_between_frames_lose_nothing(write):
+    assert len(read_extxyz(write(GOOD + "\n\n" + GOOD + "\n"))) == 2
+
+
+def test_compressed(tmp_path):
+    import gzip
+
+    path = tmp_path / "data.xyz.gz"
+    path.write_bytes(gzip.compress(GOOD.encode()))
+    assert len(read_extxyz(path)) == 1
+
+
+BAD_FRAMES = {
+    "no energy": (GOOD.replace("energy=-14.25", ""), "no energy under the key 'energy'"),
+    "no forces": (GOOD.replace("forces:R:3", "velo:R:3"), "no forces under the key 'forces'"),
+    "element X": (GOOD.replace("O 0.0", "X 0.0"), "unknown element: atom 0"),
+    "element Qq": (GOOD.replace("O 0.0", "Qq 0.0"), "unknown element"),
+    "NaN position": (GOOD.replace("0.96", "nan"), "positions has nan for atom 1"),
+    "inf force": (GOOD.replace("-0.2 0.0\n", "inf 0.0\n"), "forces has inf for atom 2"),
+    "NaN energy": (GOOD.replace("-14.25", "nan"), "energy has nan"),
+    "text energy": (GOOD.replace("-14.25", "low"), "energy must be numbers"),
+    "no atoms": ("0\nenergy=1.0\n", "no atoms"),
+    "short row": (GOOD.replace("-0.1 0.2 0.0", "-0.1"), "not a frame of extended XYZ"),
+    "letters": (GOOD.replace("0.96", "x.96"), "not a frame of extended XYZ"),
+    "cut off": (GOOD[:-40], "the file ends after 2 of 3 atoms"),
+    "garbage": ("hello\nworld\n", "expected the number of atoms, got 'hello'"),
+    "flat cell": (
+        CELL.format(stress="").replace("0.5 3.0 0", "1.0 0.0 0"),
+        "linearly independent lattice vectors",
+    ),
+    "short stress": (
+        CELL.format(stress='virials="1 2 3"'),
+        "virials must be 6 or 9 numbers, got 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FRAMES)
+def test_bad_frame_is_named(write, case):
+    text, message = BAD_FRAMES[case]
+    path = write(GOOD + text)
+    with pytest.raises(DataError, match=r"data\.xyz, frame 1\b") as error:
+        read_extxyz(path)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("read", [read_extxyz, read_rmd17])
+def test_missing_file(read, tmp_path):
+    with pytest.raises(DataError, match=r"no such file: .*absent\.xyz"):
+        read(tmp_path / "absent.xyz")
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_empty_file(write, text):
+    with pytest.raises(DataError, match=r"data\.xyz has no frames"):
+        read_extxyz(write(text))
+
+
+@pytest.mark.parametrize("read", [read_extxyz, read_rmd17])
+def test_folder_and_binary_file(read, tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        read(tmp_path)
+    path = tmp_path / "binary"
+    path.write_bytes(bytes([0xFF, 0xFE, 0x80, 0x81] * 100))
+    with pytest.raises(DataError, match="cannot be read"):
+        read(path)
+
+
+def rmd17_arrays():
+    rng = np.random.default_rng(0)
+    return {
+        "nuclear_charges": np.array([8, 1, 1], np.uint8),
+        "coords": rng.normal(size=(4, 3, 3)),
+        "energies": np.array([-1.0, -2.0, -3.0, -4.0]),
+        "forces": rng.normal(size=(4, 3, 3)),
+    }
+
+
+def test_rmd17_is_converted_from_kcal_per_mol(tmp_path):
+    arrays = rmd17_arrays()
+    np.savez(tmp_path / "m.npz", **arrays)
+    frames = read_rmd17(tmp_path / "m.npz")
+    assert len(frames) == 4
+    ev = 0.0433641  # eV in one kcal/mol, to the digits written
+    assert ase.units.kcal / ase.units.mol == pytest.approx(ev, rel=1e-6)
+    np.testing.assert_array_equal(frames[2].numbers, [8, 1, 1])
+    np.testing.assert_array_equal(frames[2].positions, arrays["coords"][2])
+    assert frames[2].energy == pytest.approx(-3 * ev, rel=1e-6)
+    np.testing.assert_allclose(frames[2].forces, arrays["forces"][2] * ev, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"forces": None}, "has no forces; it has nuclear_charges, coords, energies"),
+        ({"energies": np.zeros(3)}, "shapes do not fit"),
+        ({"coords": np.zeros((4, 2, 3))}, "shapes do not fit"),
+        ({"energies": np.array([0, 0, np.nan, 0])}, "frame 2: energy has nan"),
+        ({"nuclear_charges": np.array([8, 1, 0])}, "frame 0: unknown element: atom 2"),
+    ],
+)
+def test_bad_rmd17(tmp_path, change, message):
+    arrays = {k: v for k, v in (rmd17_arrays() | change).items() if v is not None}
+    np.savez(tmp_path / "m.npz", **arrays)
+    with pytest.raises(DataError, match=r"m\.npz") as error:
+        read_rmd17(tmp_path / "m.npz")
+    assert message in str(error.value)
+
+
+def test_3bpa(real_data):
+    start = time.perf_counter()
+    frames = read_extxyz(real_data / "3bpa" / "train_300K.xyz")
+    assert time.perf_counter() - start < 10  # 0.3 s on an idle machine
+    assert len(frames) == 500
+    assert frames[0].energy == -17660.461737861464
+    forces = np.concatenate([frame.forces for frame in frames])
+    assert np.sqrt(np.mean(forces**2)) == pytest.approx(0.948, abs=5e-4)
+
+
+def test_rmd17_ethanol(real_data):
+    frames = read_rmd17(real_data / "rmd17" / "rmd17_ethanol_train_01.npz")
+    assert len(frames) == 1000
+    assert sorted(frames[0].numbers) == [1] * 6 + [6] * 2 + [8]
+    # 1e-6: the constants of CODATA 2014 (ASE's default) and 2018 differ by 3e-7.
+    assert frames[0].energy == pytest.approx(-97079.92222179 * 0.0433641153, rel=1e-6)
+    # In eV/Å a molecule at 500 K has force components of this order.
+    assert 0.5 < np.sqrt(np.mean([frame.forces**2 for frame in frames])) < 3

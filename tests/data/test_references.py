@@ -1,0 +1,103 @@
+"""Reference energies, and that float32 labels survive all-electron totals."""
+
+import numpy as np
+import pytest
+
+from eqfuse.data import (
+    Batcher,
+    DataError,
+    Dataset,
+    Structure,
+    fit_reference_energies,
+    isolated_atom_energies,
+    read_extxyz,
+)
+from eqfuse.data.references import subtract
+
+ATOM = "1\nProperties=species:S:1:pos:R:3 energy={energy}\n{symbol} 0 0 0\n"
+
+
+def hydrocarbon(carbons, hydrogens, energy):
+    n = carbons + hydrogens
+    return Structure(
+        numbers=np.array([6] * carbons + [1] * hydrogens),
+        positions=np.arange(3.0 * n).reshape(n, 3),
+        energy=energy,
+        forces=np.zeros((n, 3)),
+    )
+
+
+def test_isolated_atom_energies(tmp_path):
+    path = tmp_path / "atoms.xyz"
+    path.write_text(ATOM.format(symbol="C", energy=-1029.5) + ATOM.format(symbol="H", energy=-13.6))
+    energies = isolated_atom_energies(path)
+    assert energies == {1: -13.6, 6: -1029.5}
+    assert list(energies) == [1, 6]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2\nProperties=species:S:1:pos:R:3 energy=-1\nH 0 0 0\nH 0 0 1\n", "has 2 atoms"),
+        (ATOM.format(symbol="H", energy=-2.0), "a second energy for H"),
+        ("1\nProperties=species:S:1:pos:R:3\nC 0 0 0\n", "no energy under the key 'energy'"),
+    ],
+)
+def test_bad_isolated_atoms(tmp_path, text, message):
+    path = tmp_path / "atoms.xyz"
+    path.write_text(ATOM.format(symbol="H", energy=-1.0) + text)
+    with pytest.raises(DataError, match=message) as error:
+        isolated_atom_energies(path)
+    assert "frame 1" in str(error.value)
+
+
+def test_fit_recovers_exact_energies():
+    exact = {1: -13.6, 6: -1029.5}
+    structures = [
+        hydrocarbon(c, h, c * exact[6] + h * exact[1]) for c, h in [(1, 4), (2, 6), (2, 4), (6, 6)]
+    ]
+    fitted = fit_reference_energies(structures)
+    # Condition number of the counts is about 5: a few roundings of energies near 6e3 eV.
+    assert fitted == pytest.approx(exact, abs=1e-10)
+
+
+def test_fit_of_one_composition_has_minimum_norm_and_zero_mean_residual():
+    structures = [hydrocarbon(1, 4, energy) for energy in (-1100.0, -1101.0, -1105.0)]
+    fitted = fit_reference_energies(structures)
+    assert np.mean([subtract(s, fitted) for s in structures]) == pytest.approx(0, abs=1e-9)
+    # Of all solutions of c + 4 h = -1102, that with the smallest norm is along (1, 4).
+    assert fitted[1] == pytest.approx(4 * fitted[6], rel=1e-12)
+
+
+def test_missing_reference_is_named():
+    with pytest.raises(DataError, match="no reference energy for C; there are energies for H"):
+        subtract(hydrocarbon(1, 4, -1.0), {1: -13.6})
+
+
+def test_fit_to_nothing():
+    with pytest.raises(DataError, match="no structures"):
+        fit_reference_energies([])
+
+
+@pytest.mark.parametrize("kind", ["isolated atoms", "fit"])
+def test_float32_labels_of_3bpa_keep_a_microelectronvolt_per_atom(real_data, kind):
+    structures = read_extxyz(real_data / "3bpa" / "train_300K.xyz")
+    isolated = isolated_atom_energies(real_data / "3bpa" / "iso_atoms.xyz")
+    data = Dataset.build(
+        structures, cutoff=3.0, references=isolated if kind == "isolated atoms" else None
+    )
+    labels = np.concatenate(
+        [
+            batch.labels.energy[batch.graph.graph_mask]
+            for batch in Batcher(data.train, 50, dtype=np.float32).batches(shuffle=False)
+        ]
+    )
+    assert labels.dtype == np.float32
+    chosen = [structures[i] for i in data.train_indices]
+    totals = np.array([s.energy for s in chosen])
+    sums = np.array([sum(data.references[z] for z in s.numbers.tolist()) for s in chosen])
+    error = np.abs(labels.astype(np.float64) - (totals - sums)) / 27
+    assert error.max() < 1e-6
+    # The cast before the subtraction would miss that by two orders of magnitude.
+    late = totals.astype(np.float32) - sums.astype(np.float32)
+    assert np.abs(late - (totals - sums)).max() / 27 > 1e-5

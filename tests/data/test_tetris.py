@@ -1,0 +1,75 @@
+"""The Tetris shapes."""
+
+import numpy as np
+
+from eqfuse.data import tetris
+from eqfuse.data.tetris import SHAPE_NAMES
+
+
+def test_shape_and_order():
+    graph, labels = tetris()
+    assert graph.positions.shape == (32, 3)
+    assert graph.positions.dtype == np.float32
+    assert graph.edges.num_edges == 50
+    assert graph.num_graphs == 8
+    assert graph.node_mask.all()
+    assert graph.graph_mask.all()
+    np.testing.assert_array_equal(labels, np.arange(8))
+    assert labels.dtype == np.int32
+    np.testing.assert_array_equal(graph.graph_index, np.repeat(np.arange(8), 4))
+    np.testing.assert_array_equal(graph.edges.receiver_order, np.arange(50))
+    # All are trees of three faces but the square, which is a ring of four.
+    edge_graphs = graph.graph_index[graph.edges.receivers]
+    expected = [8 if name == "square" else 6 for name in SHAPE_NAMES]
+    np.testing.assert_array_equal(np.bincount(edge_graphs), expected)
+
+
+def test_edges_join_cubes_that_share_a_face():
+    graph, _ = tetris()
+    same_graph = graph.graph_index[:, None] == graph.graph_index[None, :]
+    distances = np.linalg.norm(graph.positions[:, None] - graph.positions[None, :], axis=-1)
+    expected = np.argwhere(same_graph & (distances < 1.1) & (distances > 0))
+    np.testing.assert_array_equal(
+        np.stack([graph.edges.receivers, graph.edges.senders], axis=1), expected
+    )
+    np.testing.assert_array_equal(np.linalg.norm(graph.vectors, axis=1), 1.0)
+
+
+def test_centres_are_those_of_the_specification():
+    graph, _ = tetris()
+    text = {
+        "chiral1": "000 001 100 110",
+        "chiral2": "111 112 211 201",
+        "square": "000 100 010 110",
+        "line": "000 001 002 003",
+        "corner": "000 001 010 100",
+        "L": "000 001 002 010",
+        "T": "000 001 002 011",
+        "zigzag": "000 100 110 210",
+    }
+    assert tuple(text) == SHAPE_NAMES
+    digits = [[int(c) for c in centre] for row in text.values() for centre in row.split()]
+    np.testing.assert_array_equal(graph.positions, digits)
+
+
+def test_first_two_shapes_are_mirror_images_and_not_rotations_of_each_other():
+    graph, _ = tetris()
+    shapes = graph.positions.reshape(8, 4, 3)[:2] - graph.positions.reshape(8, 4, 3)[:2].mean(
+        axis=1, keepdims=True
+    )
+
+    def superposes(a, b):
+        rotations = [
+            np.eye(3)[list(axes)] * signs
+            for axes in ((0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 2, 1), (2, 1, 0), (1, 0, 2))
+            for signs in np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).T.reshape(-1, 3)
+        ]
+        rotations = [r for r in rotations if np.linalg.det(r) > 0]
+        assert len(rotations) == 24
+        return any(
+            sorted(map(tuple, (a @ r.T).round(3) + 0.0)) == sorted(map(tuple, b.round(3) + 0.0))
+            for r in rotations
+        )
+
+    assert superposes(-shapes[0], shapes[1])
+    assert not superposes(shapes[0], shapes[1])

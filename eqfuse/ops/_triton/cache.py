@@ -49,27 +49,27 @@ def _writable(folder: pathlib.Path) -> pathlib.Path:
         return fallback
 
 
-def write(path: pathlib.Path, text: str) -> None:
-    """Put `text` into the file at once: a reader sees the old file or the new one, never a part."""
+def write(path: pathlib.Path, content: bytes) -> None:
+    """Fill the file at once: a reader sees the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}-")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.replace(temporary, path)
     except BaseException:
         pathlib.Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def ensure(path: pathlib.Path, text: str) -> None:
-    """Make the file hold exactly `text`; one that holds anything else is replaced."""
+def ensure(path: pathlib.Path, content: bytes) -> None:
+    """Make the file hold exactly `content`; one that holds anything else is replaced."""
     try:
-        if path.read_bytes() == text.encode():
+        if path.read_bytes() == content:
             return
     except OSError:
         pass
-    write(path, text)
+    write(path, content)
 
 
 def digest(value) -> str:
@@ -80,11 +80,11 @@ def digest(value) -> str:
 def write_entry(path: pathlib.Path, key: dict, value: dict) -> None:
     """Keep `value` under `key` with a checksum."""
     body = {"key": key, "value": value}
-    write(path, json.dumps({"checksum": digest(body), **body}, indent=1))
+    write(path, json.dumps({"checksum": digest(body), **body}, indent=1).encode())
 
 
 def read_entry(path: pathlib.Path, key: dict) -> dict | None:
-    """What `write_entry` kept under this key; None where it is missing, damaged or of another key."""
+    """What `write_entry` kept under this key; None if it is missing, damaged or another key's."""
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
         body = {"key": entry["key"], "value": entry["value"]}

@@ -53,7 +53,7 @@ def interpret(spec: KernelSpec, inputs, outputs, scalars=(), grid=(1,)) -> None:
 
 
 class _Buffer:
-    """What the interpreter asks of a tensor, over a numpy array, which is read and written itself."""
+    """What the interpreter asks of a tensor, over a numpy array that it reads and writes."""
 
     def __init__(self, array):
         self.array = array

@@ -17,7 +17,7 @@ _LOADED: dict[tuple[KernelSpec, str], object] = {}
 def source_file(spec: KernelSpec) -> pathlib.Path:
     """The kernel's source as a file in the cache folder, written if it is missing or differs."""
     path = cache.cache_folder() / "source" / f"{spec.name}.py"
-    cache.ensure(path, spec.source)
+    cache.ensure(path, spec.source.encode())
     return path
 
 

@@ -146,19 +146,31 @@ def test_shapes_do_not_depend_on_the_seed(data):
     assert Batcher(data.train, 4, seed=0).shapes == Batcher(data.train, 4, seed=9).shapes
 
 
-def test_equal_sizes_make_one_tight_shape():
-    rng = np.random.default_rng(1)
-    sample = Sample(
-        positions=rng.normal(size=(27, 3)),
-        species=np.zeros(27, np.int32),
-        senders=np.zeros(300, np.int32),
-        receivers=np.zeros(300, np.int32),
-        shifts=np.zeros((300, 3)),
+def sample_of_size(n_atoms, n_edges):
+    return Sample(
+        positions=np.zeros((n_atoms, 3)),
+        species=np.zeros(n_atoms, np.int32),
+        senders=np.zeros(n_edges, np.int32),
+        receivers=np.zeros(n_edges, np.int32),
+        shifts=np.zeros((n_edges, 3)),
         cell=np.zeros((3, 3)),
         energy=0.0,
-        forces=np.zeros((27, 3)),
+        forces=np.zeros((n_atoms, 3)),
     )
-    batcher = Batcher([sample] * 20, 5)
+
+
+def test_largest_shape_is_rare_where_atoms_and_edges_are_unrelated():
+    sizes = np.random.default_rng(2).integers((10, 100), (200, 4000), (80, 2))
+    batcher = Batcher([sample_of_size(*size) for size in sizes], 8, max_shapes=2)
+    assert batcher.num_shapes == 2
+    largest = batcher.shapes[-1].n_nodes
+    nodes = [len(b.graph.node_mask) for epoch in range(10) for b in batcher.batches(epoch)]
+    # The smaller shape holds all of 1024 random batches; these are 100 more.
+    assert np.count_nonzero(np.array(nodes) == largest) <= 3
+
+
+def test_equal_sizes_make_one_tight_shape():
+    batcher = Batcher([sample_of_size(27, 300)] * 20, 5)
     assert batcher.shapes == (Shape(136, 1536, 6),)
     assert batcher.padding_waste == pytest.approx((1 - 135 / 136, 1 - 1500 / 1536))
 

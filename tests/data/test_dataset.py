@@ -186,3 +186,13 @@ def test_shapes_and_values_of_a_structure_are_checked():
         Structure([1.5], [[0, 0, 0]])
     with pytest.raises(DataError, match=r"stress must have shape \(3, 3\)"):
         Structure([1], [[0, 0, 0]], cell=np.eye(3), pbc=True, stress=np.zeros(6))
+
+
+def test_structure_without_volume_has_no_stress_and_no_cell():
+    cell, stress = 5 * np.eye(3), np.eye(3)
+    molecule = Structure([1], [[0, 0, 0]], cell=cell, pbc=False, stress=stress)
+    assert molecule.stress is None
+    assert not molecule.cell.any()
+    crystal = Structure([1], [[0, 0, 0]], cell=cell, pbc=True, stress=stress)
+    np.testing.assert_array_equal(crystal.stress, stress)
+    assert crystal.volume == pytest.approx(125)

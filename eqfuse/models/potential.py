@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ class Potential(nn.Module):
                 f"got {len(self.scale)} and {len(self.shift)}"
             )
         out = self.model(vectors, species, edges)
-        if out.irreps != "0e":
+        if e3nn.Irreps("0e") != out.irreps:
             raise ValueError(f"a potential needs a model with irreps_out='0e', got {out.irreps}")
         dtype = out.array.dtype
         scale = self.param("scale", lambda _: jnp.asarray(self.scale, dtype))

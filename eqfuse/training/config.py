@@ -1,0 +1,219 @@
+"""The settings of a run as typed dataclasses; what each means is in its `help` metadata."""
+
+import dataclasses
+import difflib
+import math
+from dataclasses import field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, ill-typed or impossible; the message is for the user."""
+
+
+def nearest(name: str, valid) -> str:
+    """The valid names closest to `name`, or all of them, as the end of an error message."""
+    valid = sorted(valid)
+    close = difflib.get_close_matches(name, valid, n=3, cutoff=0.6)
+    if close:
+        return "nearest: " + ", ".join(close)
+    return "choose from: " + ", ".join(valid) if len(valid) <= 8 else "--help lists all of them"
+
+
+def _setting(default, text: str):
+    return field(default=default, metadata={"help": text})
+
+
+def _require(ok: bool, key: str, value, what: str):
+    if not ok:
+        raise ConfigError(f"{key}={value} is impossible: it must be {what}")
+
+
+def _positive(config, prefix: str, *names: str):
+    for name in names:
+        value = getattr(config, name)
+        positive = value is None or (value > 0 and math.isfinite(value))
+        _require(positive, f"{prefix}{name}", value, "finite and greater than zero")
+
+
+def _one_of(key: str, value: str, valid):
+    if value not in valid:
+        raise ConfigError(f"{key}={value} is unknown; {nearest(str(value), valid)}")
+
+
+@dataclasses.dataclass
+class NequIPConfig:
+    """NequIP: equivariant message passing (Batzner et al. 2022)."""
+
+    name: str = "nequip"
+    layers: int = _setting(3, "number of interaction layers")
+    channels: int = _setting(32, "channels (multiplicity) of every irrep")
+    lmax: int = _setting(2, "highest order of the spherical harmonics and features")
+    parity: bool = _setting(True, "keep irreps of both parities")
+    cutoff: float = _setting(5.0, "radius of the neighbourhood, Å")
+    num_bessel: int = _setting(8, "number of Bessel radial functions")
+    poly_power: int = _setting(6, "power of the polynomial cutoff")
+    radial_layers: int = _setting(2, "hidden layers of the radial network")
+    radial_hidden: int = _setting(64, "width of the radial network")
+    avg_num_neighbors: float | None = _setting(None, "neighbours per atom; null: from the data")
+    trainable_scale_shift: bool = _setting(False, "train the per-species scale and shift (eV)")
+
+    def __post_init__(self):
+        _one_of("model.name", self.name, ["nequip"])
+        _positive(self, "model.", "layers", "channels", "cutoff", "num_bessel", "radial_hidden")
+        _positive(self, "model.", "avg_num_neighbors", "poly_power")
+        for name in ("lmax", "radial_layers"):
+            value = getattr(self, name)
+            _require(value >= 0, f"model.{name}", value, "zero or more")
+
+
+@dataclasses.dataclass
+class TetrisNetConfig:
+    """The network of e3nn-jax's Tetris example: three layers, 7170 parameters, nothing to set."""
+
+    name: str = "tetris"
+
+    def __post_init__(self):
+        _one_of("model.name", self.name, ["tetris"])
+
+
+@dataclasses.dataclass
+class TetrisData:
+    """Eight shapes of four cubes, to be told apart; embedded."""
+
+    name: str = "tetris"
+
+    def __post_init__(self):
+        _one_of("data.name", self.name, ["tetris"])
+
+
+@dataclasses.dataclass
+class RMD17Data:
+    """A file of the revised MD17 set (.npz; kcal/mol, converted to eV)."""
+
+    name: str = "rmd17"
+    path: str | None = _setting(None, "the file to train on (required)")
+    train: float | None = _setting(None, "training frames: fraction below 1, or number; null: rest")
+    val: float = _setting(0.1, "validation frames: fraction below 1, or number")
+    batch_size: int = _setting(5, "structures per step")
+    reference_energies: str | None = _setting(
+        None, "extxyz file of isolated atoms (energies in eV); null: least squares per species"
+    )
+
+    def __post_init__(self):
+        _one_of("data.name", self.name, ["rmd17", "extxyz"])
+        _require(
+            self.path is not None,
+            "data.path",
+            "null",
+            f"the file to train on: data={self.name} data.path=FILE",
+        )
+        _positive(self, "data.", "batch_size")
+        for name in ("train", "val"):
+            value = getattr(self, name)
+            fits = value is None or 0 < value < 1 or (value >= 1 and value == int(value))
+            _require(fits, f"data.{name}", value, "a fraction between 0 and 1 or a whole number")
+
+
+@dataclasses.dataclass
+class ExtxyzData(RMD17Data):
+    """An extended-xyz file, read by ASE: molecules or periodic cells (eV, Å)."""
+
+    name: str = "extxyz"
+    energy_key: str = _setting("energy", "name of the energies in the file, eV")
+    forces_key: str = _setting("forces", "name of the forces in the file, eV/Å")
+    stress_key: str = _setting("stress", "name of the stresses in the file, eV/Å^3 (optional)")
+
+
+@dataclasses.dataclass
+class TetrisTraining:
+    """Mean cross-entropy over the eight shapes, Adam, until all are told apart."""
+
+    lr: float = _setting(0.01, "learning rate of Adam")
+    rotations: int = _setting(10, "random rotations that the trained network is shown")
+
+    def __post_init__(self):
+        _positive(self, "training.", "lr", "rotations")
+
+
+@dataclasses.dataclass
+class MoleculeTraining:
+    """Loss on energy per atom and forces; see the fields."""
+
+    lr: float = _setting(0.01, "highest learning rate")
+    optimizer: str = _setting("adam", "adam, amsgrad or adamw")
+    weight_decay: float = _setting(0.01, "weight decay; adamw only")
+    energy_weight: float = _setting(1.0, "weight of the squared error of the energy per atom")
+    forces_weight: float = _setting(1.0, "weight of the squared error of the force components")
+    stress_weight: float = _setting(0.0, "weight of the squared error of the stress; 0: not used")
+    clip_norm: float | None = _setting(10.0, "largest global norm of the gradient; null: no limit")
+    ema_decay: float = _setting(0.99, "decay of the average of the parameters; 0: no average")
+    schedule: str = _setting("cosine", "learning rate: cosine, plateau or constant")
+    warmup_steps: int = _setting(50, "steps over which the learning rate rises from zero")
+    min_lr: float = _setting(1e-5, "lowest learning rate; plateau stops there")
+    patience: int = _setting(10, "plateau: epochs without improvement before the rate falls")
+    factor: float = _setting(0.5, "plateau: by how much it falls")
+    checkpoint_seconds: float = _setting(10.0, "least time between two writes of a checkpoint, s")
+
+    def __post_init__(self):
+        _positive(self, "training.", "lr", "min_lr", "patience", "clip_norm")
+        _one_of("training.optimizer", self.optimizer, ["adam", "amsgrad", "adamw"])
+        _one_of("training.schedule", self.schedule, ["cosine", "plateau", "constant"])
+        weights = ("energy_weight", "forces_weight", "stress_weight")
+        for name in (*weights, "weight_decay", "warmup_steps", "checkpoint_seconds"):
+            value = getattr(self, name)
+            fits = value >= 0 and math.isfinite(value)
+            _require(fits, f"training.{name}", value, "finite and zero or more")
+        weights = [getattr(self, name) for name in weights]
+        _require(any(weights), "training.*_weight", 0.0, "greater than zero for one of them")
+        _require(0 <= self.ema_decay < 1, "training.ema_decay", self.ema_decay, "in [0, 1)")
+        _require(0 < self.factor < 1, "training.factor", self.factor, "between 0 and 1")
+
+
+@dataclasses.dataclass
+class Config:
+    """A whole run."""
+
+    model: Any = MISSING
+    data: Any = MISSING
+    training: Any = MISSING
+    seed: int = _setting(0, "of the initial parameters, the split and the order of the data")
+    backend: str | None = _setting(None, "implementation of the ops; null: by device")
+    dtype: str = _setting("float32", "float32 or float64")
+    steps: int | None = _setting(None, "stop after so many steps; null: 100 for tetris")
+    epochs: int | None = _setting(None, "stop after so many epochs; null: 100 for molecules")
+    max_minutes: float | None = _setting(None, "stop after so long, minutes")
+    run: str | None = _setting(None, "folder of the run; null: runs/<date-time>_<model>_<data>")
+
+    def __post_init__(self):
+        _one_of("dtype", self.dtype, ["float32", "float64"])
+        _positive(self, "", "steps", "epochs", "max_minutes")
+        _require(self.seed >= 0, "seed", self.seed, "zero or more")
+        if self.model.name == "tetris" and self.data.name != "tetris":
+            raise ConfigError(
+                f"model=tetris classifies the Tetris shapes only; use model=nequip "
+                f"with data={self.data.name}"
+            )
+
+
+GROUPS = {
+    "model": {"nequip": NequIPConfig, "tetris": TetrisNetConfig},
+    "data": {"tetris": TetrisData, "extxyz": ExtxyzData, "rmd17": RMD17Data},
+    "training": {
+        "tetris": TetrisTraining,
+        "extxyz": MoleculeTraining,
+        "rmd17": MoleculeTraining,
+    },
+}
+LATER = {"model": ("allegro", "mace")}
+DEFAULTS = {"model": "nequip", "data": "tetris"}
+SHORTHANDS = {
+    "layers": "model.layers",
+    "channels": "model.channels",
+    "lmax": "model.lmax",
+    "cutoff": "model.cutoff",
+    "lr": "training.lr",
+    "batch_size": "data.batch_size",
+}

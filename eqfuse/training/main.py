@@ -1,0 +1,68 @@
+"""The command: arguments in, exit code out."""
+
+import sys
+
+from eqfuse import __version__
+from eqfuse.training.config import Config, ConfigError
+from eqfuse.training.options import parse, to_yaml
+from eqfuse.training.usage import usage
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what the arguments ask for.
+
+    Args:
+      arguments: settings such as "layers=3"; None for those of the command line.
+    Returns:
+      0 done; 1 the training failed; 2 settings or data refused; 128 + signal if interrupted.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if "--help" in arguments or "-h" in arguments:
+        print(usage())
+        return 0
+    if "--version" in arguments:
+        print(f"eqfuse {__version__}")
+        return 0
+    try:
+        config = parse([argument for argument in arguments if argument != "--cfg"])
+        if "--cfg" in arguments:
+            print(to_yaml(config), end="")
+            return 0
+    except ConfigError as error:
+        return _fail(2, error)
+    return _train(config)
+
+
+def _train(config: Config) -> int:
+    # JAX takes seconds to import: --help and refused settings do not wait for it.
+    import jax
+
+    from eqfuse import data, ops
+    from eqfuse.training import molecule, tetris
+    from eqfuse.training.stopping import Interrupted, TrainingFailed
+
+    task = tetris if config.data.name == "tetris" else molecule
+    try:
+        try:
+            ops.resolve(config.backend)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        # TF32 would cost three digits of the forces on a GPU.
+        with jax.enable_x64(config.dtype == "float64"), jax.default_matmul_precision("highest"):
+            task.run(config)
+    except (ConfigError, data.DataError) as error:
+        return _fail(2, error)
+    except TrainingFailed as error:
+        return _fail(1, error)
+    except Interrupted as error:
+        print(error, file=sys.stderr)
+        return 128 + error.signum
+    except KeyboardInterrupt:
+        print("interrupted; no step was under way", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _fail(code: int, error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code

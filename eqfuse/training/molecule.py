@@ -1,0 +1,172 @@
+"""The molecular run: read, report, train on energies and forces."""
+
+import dataclasses
+import sys
+import warnings
+
+import jax
+import numpy as np
+from ase.data import chemical_symbols
+
+from eqfuse import data, models, ops
+from eqfuse.data import Batch, Batcher, Dataset
+from eqfuse.training.checkpoint import Checkpoints
+from eqfuse.training.config import Config, ConfigError
+from eqfuse.training.loop import Fit
+from eqfuse.training.metrics import Loss
+from eqfuse.training.runs import RunFolder, folder_for
+
+UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
+
+
+def load_dataset(config: Config) -> Dataset:
+    """Read the file of the configuration, split and reference it; prints warnings.
+
+    Raises:
+      data.DataError: a file, split or element that cannot be used.
+      ConfigError: stress asked for, but none in the file.
+    """
+    settings = config.data
+    if settings.name == "rmd17":
+        structures = data.read_rmd17(settings.path)
+    else:
+        structures = data.read_extxyz(
+            settings.path,
+            energy_key=settings.energy_key,
+            forces_key=settings.forces_key,
+            stress_key=settings.stress_key,
+        )
+    if config.training.stress_weight and all(s.stress is None for s in structures):
+        raise ConfigError(f"training.stress_weight is set, but {settings.path} has no stress")
+    references = None
+    if settings.reference_energies is not None:
+        references = data.isolated_atom_energies(settings.reference_energies)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset = Dataset.build(
+            structures,
+            cutoff=config.model.cutoff,
+            train_size=_size(settings.train),
+            val_size=_size(settings.val),
+            seed=config.seed,
+            references=references,
+        )
+    for warning in caught:
+        print(f"warning: {warning.message}", file=sys.stderr, flush=True)
+    return dataset
+
+
+def _size(value: float | None) -> float | None:
+    return int(value) if value is not None and value >= 1 else value
+
+
+def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential, dict]:
+    """The potential for a dataset, and the settings of its model as plain values."""
+    fields = dataclasses.asdict(config.model)
+    trainable = fields.pop("trainable_scale_shift")
+    name = fields.pop("name")
+    if fields["avg_num_neighbors"] is None:
+        fields["avg_num_neighbors"] = dataset.avg_num_neighbors
+    fields = {"irreps_out": "0e", "num_species": len(dataset.species), **fields}
+    count = len(dataset.species)
+    potential = models.Potential(
+        model=models.build(name, **fields, backend=config.backend),
+        scale=(dataset.force_rms,) * count,
+        shift=(dataset.energy_per_atom,) * count,
+        trainable_scale_shift=trainable,
+    )
+    return potential, fields
+
+
+def run(config: Config) -> None:
+    """Train a potential on a file; prints as it goes.
+
+    Raises:
+      data.DataError, ConfigError: data or settings refused.
+      TrainingFailed: the loss is not finite; the last good checkpoint stays.
+      Interrupted: by Ctrl-C; the checkpoint is written.
+    """
+    folder_for(config)
+    dataset = load_dataset(config)
+    potential, fields = build_potential(config, dataset)
+    batchers = [
+        Batcher(samples, config.data.batch_size, seed=config.seed, dtype=config.dtype)
+        for samples in (dataset.train, dataset.val)
+    ]
+    params = _initial_parameters(potential, batchers[0], config)
+    folder = RunFolder(config)
+    print(_report(config, dataset, batchers, folder))
+    print(models.summary(potential, params), flush=True)
+    checkpoints = Checkpoints(
+        folder.checkpoints,
+        _metadata(config, dataset, potential, fields),
+        config.training.checkpoint_seconds,
+    )
+    loss = Loss(
+        energy=config.training.energy_weight,
+        forces=config.training.forces_weight,
+        stress=config.training.stress_weight,
+        force_scale=dataset.force_rms,
+    )
+    try:
+        Fit(config, potential, loss, batchers, folder, checkpoints).run(params)
+    finally:
+        checkpoints.close()
+
+
+def _initial_parameters(potential, batcher: Batcher, config: Config):
+    batch: Batch = next(batcher.batches(epoch=0))
+    graph = batch.graph
+    params = jax.jit(potential.init)(
+        jax.random.key(config.seed), graph.vectors, graph.species, graph.edges
+    )
+    return jax.tree.map(lambda p: p.astype(config.dtype), params)
+
+
+def _metadata(config, dataset, potential, fields) -> dict:
+    return {
+        "task": "molecule",
+        "config": dataclasses.asdict(config),
+        "model": config.model.name,
+        "model_fields": fields,
+        "potential": {
+            "scale": list(potential.scale),
+            "shift": list(potential.shift),
+            "trainable_scale_shift": potential.trainable_scale_shift,
+        },
+        "species": list(dataset.species),
+        "reference_energies": {str(z): float(e) for z, e in dataset.references.items()},
+        "statistics": {
+            "force_rms": dataset.force_rms,
+            "avg_num_neighbors": dataset.avg_num_neighbors,
+            "energy_per_atom": dataset.energy_per_atom,
+        },
+        "units": UNITS,
+    }
+
+
+def _report(config: Config, dataset: Dataset, batchers: list[Batcher], folder: RunFolder) -> str:
+    """What is about to be trained, on one screen."""
+    train = batchers[0]
+    waste = train.padding_waste
+    shapes = ", ".join(f"{s.n_nodes} atoms {s.n_edges} edges" for s in train.shapes)
+    references = ", ".join(
+        f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
+    )
+    origin = config.data.reference_energies or "least squares"
+    atoms = np.array([sample.num_atoms for sample in dataset.train])
+    rows = {
+        "data": config.data.path,
+        "frames": f"{len(dataset.train)} training, {len(dataset.val)} validation, "
+        f"{atoms.min()} to {atoms.max()} atoms",
+        "species": " ".join(chemical_symbols[z] for z in dataset.species),
+        "references": f"{references} eV ({origin})",
+        "energy": f"{dataset.energy_per_atom:.4f} eV/atom mean, relative to the references",
+        "force RMS": f"{dataset.force_rms:.4f} eV/Å",
+        "neighbours": f"{dataset.avg_num_neighbors:.1f} per atom within {dataset.cutoff} Å",
+        "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}); "
+        f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
+        "backend": f"{ops.resolve(config.backend)} on {jax.devices()[0].platform}, {config.dtype}",
+        "run": folder.path,
+    }
+    return "\n".join(f"{name:<11}{text}" for name, text in rows.items())

@@ -1,0 +1,118 @@
+"""The optimiser, the learning rate and the average of the parameters."""
+
+import math
+
+import flax
+import jax
+import jax.numpy as jnp
+import optax
+
+from eqfuse.training.config import MoleculeTraining
+
+
+@flax.struct.dataclass
+class TrainState:
+    """What a training step changes.
+
+    Attributes:
+      params: trained parameters.
+      average: exponential moving average of the parameters, used for evaluation.
+      optimizer: state of the optimiser.
+      step: number of steps taken, int32.
+    """
+
+    params: dict
+    average: dict
+    optimizer: optax.OptState
+    step: jax.Array
+
+
+def make_optimizer(config: MoleculeTraining) -> optax.GradientTransformation:
+    """Gradient to direction, for learning rate one: clipping, then Adam, AMSGrad or AdamW.
+
+    References: Kingma and Ba 2015; Reddi et al. 2018 (AMSGrad); Loshchilov and Hutter 2019 (AdamW).
+    """
+    parts = []
+    if config.clip_norm is not None:
+        parts.append(optax.clip_by_global_norm(config.clip_norm))
+    parts.append(
+        optax.scale_by_amsgrad() if config.optimizer == "amsgrad" else optax.scale_by_adam()
+    )
+    if config.optimizer == "adamw":
+        parts.append(optax.add_decayed_weights(config.weight_decay, mask=_decayed))
+    return optax.chain(*parts, optax.scale(-1.0))
+
+
+def _decayed(params):
+    """Weights decay; the energy scale and shift of the species are physical and do not."""
+
+    def decays(path, _):
+        return not {"scale", "shift"} & {getattr(key, "key", None) for key in path}
+
+    return jax.tree_util.tree_map_with_path(decays, params)
+
+
+def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
+    return TrainState(params, params, optimizer.init(params), jnp.zeros((), jnp.int32))
+
+
+def apply_gradient(
+    state: TrainState,
+    gradient,
+    learning_rate,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float,
+) -> TrainState:
+    """One step of the optimiser and of the average.
+
+    The decay of the average rises to `ema_decay` as (1 + step) / (10 + step), so that the random
+    initial parameters are soon forgotten.
+    """
+    direction, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
+    params = jax.tree.map(
+        lambda p, d: (p + learning_rate * d).astype(p.dtype), state.params, direction
+    )
+    step = state.step + 1
+    decay = jnp.minimum(ema_decay, (1.0 + step) / (10.0 + step)) if ema_decay else 0.0
+    average = jax.tree.map(
+        lambda a, p: (decay * a + (1.0 - decay) * p).astype(p.dtype), state.average, params
+    )
+    return TrainState(params, average, optimizer_state, step)
+
+
+class LearningRate:
+    """The learning rate of every step: a linear rise, then cosine, plateau or constant.
+
+    Cosine falls from `lr` to `min_lr` as the run passes, by steps or by time, whichever is further.
+    Plateau multiplies by `factor` after `patience` epochs without a better validation loss.
+    """
+
+    def __init__(self, config: MoleculeTraining):
+        self._config = config
+        self._scale = 1.0
+        self._best = math.inf
+        self._waited = 0
+
+    def __call__(self, step: int, fraction: float) -> float:
+        """Learning rate of step number `step` (from 0), `fraction` of the run being done."""
+        config = self._config
+        value = config.lr * self._scale
+        if config.schedule == "cosine":
+            wave = 0.5 * (1.0 + math.cos(math.pi * min(fraction, 1.0)))
+            value = config.min_lr + (config.lr - config.min_lr) * wave
+        return value * min(1.0, (step + 1) / max(config.warmup_steps, 1))
+
+    def epoch_ended(self, validation_loss: float):
+        """Tell the plateau how the epoch went."""
+        if validation_loss < self._best:
+            self._best, self._waited = validation_loss, 0
+            return
+        self._waited += 1
+        if self._config.schedule == "plateau" and self._waited >= self._config.patience:
+            self._scale, self._waited = self._scale * self._config.factor, 0
+
+    @property
+    def exhausted(self) -> bool:
+        """The plateau has brought the learning rate below `min_lr`."""
+        plateau = self._config.schedule == "plateau"
+        return plateau and self._config.lr * self._scale < self._config.min_lr

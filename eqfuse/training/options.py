@@ -1,0 +1,154 @@
+"""From command line arguments to a checked `Config`, through Hydra."""
+
+import dataclasses
+
+from hydra import compose, initialize
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from eqfuse.training.config import (
+    DEFAULTS,
+    GROUPS,
+    LATER,
+    SHORTHANDS,
+    Config,
+    ConfigError,
+    nearest,
+)
+
+
+def _register():
+    store = ConfigStore.instance()
+    store.store(name="eqfuse_schema", node=Config)
+    defaults = ["eqfuse_schema", *({k: v} for k, v in DEFAULTS.items())]
+    # How to train follows from what on: a classification or energies and forces.
+    defaults += [{"training": "${data}"}, "_self_"]
+    store.store(name="eqfuse", node={"defaults": defaults})
+    for group, choices in GROUPS.items():
+        for name, node in choices.items():
+            store.store(group=group, name=name, node=node)
+
+
+_register()
+
+
+def parse(arguments: list[str]) -> Config:
+    """The configuration that the arguments ask for.
+
+    Args:
+      arguments: Hydra overrides such as "model=nequip", "layers=3", "data.path=FILE".
+    Raises:
+      ConfigError: an argument that is misspelt, ill-typed or impossible, with the nearest names.
+    """
+    overrides = [_override(argument) for argument in arguments]
+    choices = dict(DEFAULTS)
+    for override in overrides:
+        key, value = override.key_or_group, override.value()
+        if key in choices:
+            _check_choice(key, value)
+            choices[key] = value
+    settings = _settings(choices)
+    lines = []
+    for override in overrides:
+        key = override.key_or_group
+        if key in choices:
+            lines.append(override.input_line)
+            continue
+        full = SHORTHANDS.get(key, key)
+        _check_key(key, full, settings, choices)
+        lines.append(full + override.input_line[len(key) :])
+    with initialize(version_base="1.3", config_path=None):
+        try:
+            return OmegaConf.to_object(compose("eqfuse", overrides=lines))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(_short(error, settings)) from error
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+
+
+def _override(argument: str):
+    if argument.startswith(("+", "~", "-")):
+        raise ConfigError(f"{argument} is not understood; write settings as name=value, see --help")
+    key, equals, value = argument.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
+    parser = OverridesParser.create()
+    try:
+        override = parser.parse_override(argument)
+    except HydraException:
+        override = None
+    if override is None or override.is_sweep_override():
+        # A file name may hold characters that mean something to Hydra.
+        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+        try:
+            override = parser.parse_override(f"{key}='{quoted}'")
+        except HydraException as error:
+            raise ConfigError(
+                f"{argument} is not a setting; write it as name=value, see --help"
+            ) from error
+    return override
+
+
+def _check_choice(group: str, value):
+    value = str(value)
+    if value in LATER.get(group, ()):
+        raise ConfigError(
+            f"{group}={value} is not part of this version yet; "
+            f"choose {' or '.join(sorted(GROUPS[group]))}"
+        )
+    if value not in GROUPS[group]:
+        raise ConfigError(f"{group}={value} is unknown; {nearest(value, GROUPS[group])}")
+
+
+def _settings(choices: dict) -> dict[str, dataclasses.Field]:
+    """Every setting of the chosen groups by its full name."""
+    groups = {"model": choices["model"], "data": choices["data"], "training": choices["data"]}
+    settings = {f.name: f for f in dataclasses.fields(Config) if f.name not in groups}
+    for group, choice in groups.items():
+        for f in dataclasses.fields(GROUPS[group][choice]):
+            if f.name != "name":
+                settings[f"{group}.{f.name}"] = f
+    return settings
+
+
+def _check_key(key: str, full: str, settings: dict, choices: dict):
+    if full in settings:
+        return
+    if key == "training":
+        raise ConfigError("training follows from data=; set its fields, such as training.lr=0.01")
+    group = full.partition(".")[0]
+    if key in SHORTHANDS:
+        choice = choices["data" if group == "training" else group]
+        raise ConfigError(f"{key}: {group}={choice} has no such setting")
+    owners = [
+        f"{group}={choice}"
+        for choice, node in GROUPS.get(group, {}).items()
+        if full.partition(".")[2] in {f.name for f in dataclasses.fields(node)} - {"name"}
+    ]
+    if owners:
+        # The fields of training follow the data.
+        owners = [owner.replace("training=", "data=") for owner in owners]
+        raise ConfigError(f"{key} is a setting of {' and '.join(owners)} only")
+    shorthands = [name for name, target in SHORTHANDS.items() if target in settings]
+    names = [*settings, *shorthands, *choices]
+    by_leaf = [name for name in settings if name.endswith("." + key)]
+    hint = "nearest: " + ", ".join(by_leaf) if by_leaf else nearest(key, names)
+    raise ConfigError(f"{key} is not a setting of this run; {hint}")
+
+
+def _short(error: Exception, settings: dict) -> str:
+    """Hydra's message without its stack of causes and internal types."""
+    cause = error.__cause__ or error
+    lines = str(cause).splitlines()
+    key = next((line.split(":")[1].strip() for line in lines if "full_key:" in line), None)
+    if key not in settings:
+        return lines[0]
+    kind = settings[key].type
+    kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("None", "null")
+    return f"{key}: {lines[0]}; it takes {kind}"

@@ -1,0 +1,79 @@
+"""What a run says on the terminal: one line per epoch, and a bar where there is a terminal."""
+
+import rich.console
+import rich.progress
+
+_COLUMNS = ("epoch", "loss", "E MAE", "E RMSE", "F MAE", "F RMSE", "lr", "ms/step", "left")
+_WIDTHS = (6, 10, 8, 8, 8, 8, 9, 8, 9)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "1h 02m", "3m 04s" or "5s"."""
+    seconds = round(seconds)
+    if seconds >= 3600:
+        return f"{seconds // 3600}h {seconds % 3600 // 60:02d}m"
+    return f"{seconds // 60}m {seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
+
+
+class Progress:
+    """Epoch lines for a molecular run; use as a context.
+
+    Lines are plain text, so that they read the same in a file. Errors are those of the validation
+    set: energy in meV/atom, forces in meV/Å.
+    """
+
+    def __init__(self, steps_per_epoch: int):
+        self._console = rich.console.Console(soft_wrap=True, highlight=False)
+        self._steps = steps_per_epoch
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=steps_per_epoch)
+
+    def __enter__(self):
+        self._bar.start()
+        self.say("validation errors: E in meV/atom, F in meV/Å")
+        self.say(_aligned(_COLUMNS))
+        return self
+
+    def __exit__(self, *_):
+        self._bar.stop()
+
+    def say(self, text: str):
+        self._console.print(text, markup=False)
+
+    def start_epoch(self, epoch: int):
+        self._bar.reset(self._task, description=f"epoch {epoch}", total=self._steps)
+
+    def step(self):
+        self._bar.advance(self._task)
+
+    def end_epoch(self, row: dict, left: float):
+        """Print an epoch's line.
+
+        Args:
+          row: the epoch's line of metrics.csv.
+          left: estimated time left, s.
+        """
+        values = (
+            str(row["epoch"]),
+            f"{row['train_loss']:.4g}",
+            f"{row['val_energy_mae_mev_per_atom']:.2f}",
+            f"{row['val_energy_rmse_mev_per_atom']:.2f}",
+            f"{row['val_forces_mae_mev_per_a']:.1f}",
+            f"{row['val_forces_rmse_mev_per_a']:.1f}",
+            f"{row['lr']:.1e}",
+            f"{row['ms_per_step']:.1f}",
+            duration(left),
+        )
+        self.say(_aligned(values))
+
+
+def _aligned(values) -> str:
+    return " ".join(value.rjust(width) for value, width in zip(values, _WIDTHS, strict=True))

@@ -1,0 +1,65 @@
+"""What `python train.py --help` prints, made from the dataclasses of the configuration."""
+
+import dataclasses
+
+from eqfuse.training.config import DEFAULTS, GROUPS, LATER, SHORTHANDS, Config
+
+_HEAD = """\
+Train an equivariant interatomic potential.
+
+  python train.py [name=value ...]
+
+Examples
+  python train.py                                  NequIP learns the eight Tetris shapes
+  python train.py model=nequip layers=3 seed=1     the same, three layers, another seed
+  python train.py model=tetris                     the Tetris network of e3nn-jax
+  python train.py data=extxyz data.path=FILE.xyz   train on energies and forces (eV, eV/Å)
+  python train.py data=extxyz data.path=FILE.xyz channels=16 max_minutes=5 run=runs/first
+
+Options
+  --help     this text
+  --cfg      print the resolved configuration of the given settings, and stop
+  --version  print the version, and stop
+"""
+
+_TAIL = """\
+A run writes its folder: config.yaml, metrics.csv and checkpoints/ (best and last), which
+eqfuse.training.load_run(FOLDER) reads. Ctrl-C stops a run and keeps its checkpoint.
+Exit codes: 0 done; 1 the training failed; 2 settings or data refused; 130 interrupted.
+"""
+
+
+def usage() -> str:
+    """The help text: examples, choices, then every setting with its default."""
+    parts = [_HEAD, "Choices"]
+    for group in DEFAULTS:
+        for name, node in GROUPS[group].items():
+            mark = " (default)" if DEFAULTS[group] == name else ""
+            parts.append(_line(f"{group}={name}", f"{node.__doc__}{mark}"))
+        if group in LATER:
+            parts.append(_line(f"{group}={'|'.join(LATER[group])}", "not part of this version yet"))
+    parts += ["", "Settings of every run (default in brackets)"]
+    parts += _fields(Config, "")
+    by_target = ", ".join(f"{short} = {full}" for short, full in SHORTHANDS.items())
+    parts += ["", "Shorthands: " + by_target]
+    for title, prefix, node in (
+        ("model=nequip", "model.", GROUPS["model"]["nequip"]),
+        ("data=extxyz and data=rmd17 (the *_key settings are extxyz only)", "data.", None),
+        ("training on data=tetris", "training.", GROUPS["training"]["tetris"]),
+        ("training on molecules (extxyz, rmd17)", "training.", GROUPS["training"]["extxyz"]),
+    ):
+        parts += ["", f"Settings of {title}", *_fields(node or GROUPS["data"]["extxyz"], prefix)]
+    return "\n".join([*parts, "", _TAIL])
+
+
+def _fields(node, prefix: str) -> list[str]:
+    lines = []
+    for f in dataclasses.fields(node):
+        if "help" in f.metadata:
+            default = "null" if f.default is None else f.default
+            lines.append(_line(f"{prefix}{f.name}", f"{f.metadata['help']} [{default}]"))
+    return lines
+
+
+def _line(name: str, text: str) -> str:
+    return f"  {name:<28} {text}"

@@ -1,16 +1,104 @@
 """Which implementation runs an op: chosen by argument, never by hidden state."""
 
-BACKENDS = ("triton", "numba", "xla", "e3nn")
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import warnings
+
+import jax
+
+BACKENDS = ("triton", "triton-interpret", "numba", "xla", "e3nn")
+IMPLEMENTED = ("e3nn",)
+
+# what None tries, best first
+_PREFERRED = ("triton", "xla", "e3nn")
+_VARIABLE = "EQFUSE_BACKEND"
+
+NO_GPU = (
+    "backend 'triton' runs on a GPU (CUDA or ROCm), and this computation is for a CPU; use "
+    "backend='xla' there, or backend='triton-interpret' to check the kernels' results in Triton's "
+    "interpreter, thousands of times slower"
+)
 
 
 def resolve(backend: str | None) -> str:
     """The name of the backend that runs, given what was asked for.
 
+    None means the environment variable EQFUSE_BACKEND or, where that is not set, "triton" on a
+    GPU and "xla" elsewhere; only this choice may fall back, and says so once. A backend asked for
+    by name runs or is an error. Whether a GPU is there for "triton" is known only when the op is
+    compiled: a CPU then refuses it, and an ahead-of-time compilation for a GPU needs none.
+
     Raises:
       ValueError: a name that is not a backend, or one that cannot run here, saying why.
     """
-    if backend is None or backend == "e3nn":
-        return "e3nn"
+    asked = "backend"
+    if backend is None:
+        backend, asked = os.environ.get(_VARIABLE) or None, _VARIABLE
+    if backend is None:
+        return _choose()
     if backend not in BACKENDS:
-        raise ValueError(f"backend {backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
-    raise ValueError(f"backend {backend!r} is not part of this version; use backend='e3nn'")
+        raise ValueError(f"{asked} {backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
+    if reason := _cannot_run(backend):
+        raise ValueError(f"{asked} {backend!r} cannot run here: {reason}")
+    return backend
+
+
+def availability() -> dict[str, tuple[bool, str]]:
+    """For each backend whether it runs on the devices of this machine, and why or why not."""
+    report = {}
+    for name in BACKENDS:
+        reason = _cannot_run(name)
+        if not reason and name == "triton":
+            reason = _no_gpu()
+        report[name] = (not reason, reason or _runs(name))
+    return report
+
+
+def _choose() -> str:
+    available = availability()
+    name = next(name for name in _PREFERRED if available[name][0])
+    if has_gpu() and name != "triton" and "triton" in IMPLEMENTED:
+        _say_once(f"ops run on backend {name!r}, not 'triton': {available['triton'][1]}")
+    return name
+
+
+def has_gpu() -> bool:
+    """Whether JAX computes on a GPU by default."""
+    return jax.default_backend() in ("gpu", "cuda", "rocm")
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def _cannot_run(name: str) -> str:
+    """Why a backend cannot run whatever the device, or ""."""
+    if name not in IMPLEMENTED:
+        return f"not part of this version, which has {', '.join(IMPLEMENTED)}"
+    if name.startswith("triton") and importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed; install eqfuse[cuda]"
+    return ""
+
+
+def _no_gpu() -> str:
+    if not has_gpu():
+        return f"JAX has no GPU here (its devices are {jax.default_backend()})"
+    from jaxlib import gpu_triton
+
+    if not hasattr(gpu_triton, "TritonKernel"):
+        return "jaxlib's GPU plug-in, which launches triton kernels, is missing or does not fit"
+    return ""
+
+
+def _runs(name: str) -> str:
+    return {
+        "triton": "one kernel per op, on the GPU",
+        "triton-interpret": "the same kernels in Triton's interpreter, to check them; very slow",
+        "numba": "one kernel per op, on the CPU",
+        "xla": "the same products in jax.numpy, on any device",
+        "e3nn": "e3nn-jax, the reference, on any device",
+    }[name]

@@ -57,6 +57,10 @@ class Body:
         self._temporaries = 0
         self.operations = 0
 
+    def loaded(self, names):
+        """Say that these components are in variables already."""
+        self._loaded.update(names)
+
     def new_group(self):
         """Forget the values that only one group shares."""
         self._memo.clear()
@@ -121,7 +125,7 @@ class Body:
         return {index: self._sum(parts) for index, parts in sums.items()}
 
     def _nested(self, terms):
-        """More factors: pull out one, the one whose inner sums are known already if there is one."""
+        """More factors: pull one out, preferably one whose inner sums are known already."""
         n = len(terms[0][0])
 
         def inner(position):
@@ -146,20 +150,17 @@ class Body:
     def _known(self, terms):
         """Inner sums that a path of this group has named: the pulled component is their index."""
         scale = abs(terms[0][2])
-        numbered = {}
-        for _, (name, *index), _ in terms:
-            numbered[name] = (int(name.rpartition("_")[2]), *index)
-        single = len(numbered) == 1
-        key = self._key(
-            [
-                (names, tuple(index[1:]) if single else numbered[index[0]], value / scale)
-                for names, index, value in terms
-            ]
-        )
+        component = {index[0]: int(index[0].rpartition("_")[2]) for _, index, _ in terms}
+        renamed = [
+            (names, (component[index[0]], *index[1:]), value / scale)
+            for names, index, value in terms
+        ]
+        key = self._key(renamed)
         if key not in self._memo:
             return None
-        back = {index: name for name, index in numbered.items()}
-        return scale, {(back[index],): value for index, value in self._memo[key].items()}
+        name = {number: name for name, number in component.items()}
+        values = self._memo[key].items()
+        return scale, {(name[index[0]], *index[1:]): value for index, value in values}
 
     def _product(self, names) -> str:
         names = sorted(names)

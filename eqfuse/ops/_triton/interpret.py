@@ -96,9 +96,10 @@ class _AlreadyPatched:
 def _interpreted(kernel):
     from triton.runtime import interpreter
 
-    if kernel not in _FUNCTIONS:
-        _FUNCTIONS[kernel] = interpreter.InterpretedFunction(kernel.fn)
-    return _FUNCTIONS[kernel]
+    # not keyed by the JITFunction, whose hash reads the language that is patched at this moment
+    if kernel.fn not in _FUNCTIONS:
+        _FUNCTIONS[kernel.fn] = interpreter.InterpretedFunction(kernel.fn)
+    return _FUNCTIONS[kernel.fn]
 
 
 def _bfloat16_cast(cast):

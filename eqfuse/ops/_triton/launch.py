@@ -66,7 +66,9 @@ def _target_name(capability: str) -> str | None:
     return capability.split(":")[0] if capability.startswith("gfx") else None
 
 
-def lower_gpu(ctx, spec: KernelSpec, operands, avals_in, avals_out, scalars, grid, target=None):
+def lower_gpu(
+    ctx, spec: KernelSpec, operands, avals_in, avals_out, scalars, grid, target=None, aliases=()
+):
     """Launch the kernel on CUDA or ROCm: one custom call.
 
     Args:
@@ -77,6 +79,8 @@ def lower_gpu(ctx, spec: KernelSpec, operands, avals_in, avals_out, scalars, gri
       scalars: one int for each name in `spec.scalars`.
       grid: numbers of programs, one to three, none of them zero.
       target: "sm_90", "gfx942" or their like; that of the devices that are lowered for if None.
+      aliases: pairs (input, output) of arrays that share their memory, so that what the kernel
+        does not write of the output keeps the input's value.
     Returns:
       MLIR values of the outputs.
     Raises:
@@ -93,7 +97,9 @@ def lower_gpu(ctx, spec: KernelSpec, operands, avals_in, avals_out, scalars, gri
     ]
     kernel = _library_kernel(library, spec, compiled)
     call = library.TritonKernelCall(kernel, *_grid_of_three(spec, grid), parameters)
-    rule = ffi.ffi_lowering("triton_kernel_call_ffi", api_version=4)
+    rule = ffi.ffi_lowering(
+        "triton_kernel_call_ffi", api_version=4, operand_output_aliases=dict(aliases)
+    )
     ctx = ctx.replace(avals_in=list(avals_in), avals_out=list(avals_out))
     return rule(ctx, *operands, opaque=zlib.compress(call.to_proto(spec.name, b"")))
 
@@ -122,7 +128,9 @@ def _grid_of_three(spec: KernelSpec, grid) -> tuple[int, int, int]:
     return sizes
 
 
-def lower_interpret(ctx, spec: KernelSpec, operands, avals_in, avals_out, scalars, grid):
+def lower_interpret(
+    ctx, spec: KernelSpec, operands, avals_in, avals_out, scalars, grid, aliases=()
+):
     """Run the kernel in Triton's interpreter, on a CPU; arguments and results as for `lower_gpu`.
 
     Outputs of floating type are filled with NaN first, so that an element that the kernel fails to
@@ -132,6 +140,8 @@ def lower_interpret(ctx, spec: KernelSpec, operands, avals_in, avals_out, scalar
 
     def call(*inputs):
         outputs = [_poisoned(aval) for aval in avals_out]
+        for i, o in aliases:
+            outputs[o][...] = inputs[i]
         interpret(spec, [np.ascontiguousarray(a) for a in inputs], outputs, scalars, grid)
         return outputs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import os
 import pathlib
 import queue
@@ -85,7 +84,7 @@ def _feed_worker(tasks, target: str) -> str:
                 worker.stdin.close()
                 return ""
             try:
-                worker.stdin.write(json.dumps(vars(spec)) + "\n")
+                worker.stdin.write(spec.to_json() + "\n")
                 worker.stdin.flush()
                 answer = worker.stdout.readline()
             except BrokenPipeError:

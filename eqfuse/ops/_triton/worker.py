@@ -3,7 +3,6 @@
 Run as a file, with the folder of the package and the target as arguments.
 """
 
-import json
 import os
 import sys
 import types
@@ -23,8 +22,7 @@ def main(package: str, target: str) -> None:
     from eqfuse.ops._triton.spec import KernelSpec
 
     for line in sys.stdin:
-        fields = json.loads(line)
-        spec = KernelSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        spec = KernelSpec.from_json(line)
         compile_kernel(spec, target)
         print(spec.name, file=answers, flush=True)
 

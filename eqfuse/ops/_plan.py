@@ -1,0 +1,88 @@
+"""The kernels of a form: as few as its sums allow, and none too large to compile or to hold.
+
+A kernel owns either the receivers or the senders, so a form that sums over both (the derivative of
+a backward pass) takes two; outputs per edge go along with one of them. A form that would need too
+many registers or too much code is cut between groups of paths, and later kernels add to what
+earlier ones began.
+"""
+
+import functools
+
+from eqfuse.ops._body import ordered_groups
+from eqfuse.ops._form import Form, Index, Path
+from eqfuse.ops._kernel import Kernel, Task, generate
+
+REGISTERS = 190
+"""Values that a thread may hold at once by our estimate; sm_90 has 255 registers for them."""
+
+TERMS = 2600
+"""Terms of one kernel at most: beyond this, compiling takes minutes."""
+
+
+@functools.lru_cache(maxsize=1024)
+def kernels(form: Form, dtype: str) -> tuple[Kernel, ...]:
+    """The kernels that together compute a form on operands of one dtype, in the order to run.
+
+    Args:
+      form: what to compute; at least one output.
+      dtype: "float32", "float64" or "bfloat16".
+    """
+    owners: dict[Index, list[int]] = {}
+    for o, operand in enumerate(form.outputs):
+        owners.setdefault(operand.index, []).append(o)
+    rows = owners.pop(Index.ROW, [])
+    if rows:
+        host = next((i for i in (Index.SENDER, Index.RECEIVER) if i in owners), Index.ROW)
+        owners.setdefault(host, []).extend(rows)
+
+    tasks, begun = [], set()
+    for owner, outputs in owners.items():
+        part = [p for p in form.paths if p.output.operand in outputs]
+        groups = ordered_groups(Form(form.inputs, form.outputs, tuple(part)))
+        chunks = _chunks(form, owner, groups, 2 if dtype == "float64" else 1)
+        touched = {(p.output.operand, p.output.segment) for p in part}
+        empty = {(o, s) for o in outputs for s in range(len(form.outputs[o].segments))} - touched
+        for chunk in chunks:
+            tasks.append(Task(form, chunk, owner, frozenset(begun), frozenset(empty), dtype))
+            begun |= tasks[-1].written
+            empty = set()
+    return tuple(generate(task) for task in tasks)
+
+
+def _chunks(form: Form, owner: Index, groups, width: int):
+    """Groups of paths in runs that fit one kernel."""
+    chunks, current = [], []
+    for group in groups:
+        longer = [*current, tuple(group)]
+        terms = sum(len(path.terms) for g in longer for path in g)
+        if current and (_registers(form, owner, longer) * width > REGISTERS or terms > TERMS):
+            chunks.append(tuple(current))
+            longer = [tuple(group)]
+        current = longer
+    return [*chunks, tuple(current)]
+
+
+def _registers(form: Form, owner: Index, groups: list[tuple[Path, ...]]) -> int:
+    """Values that a thread holds at the widest point: what lives through the loop, and a group."""
+    kept, widest = set(), 0
+    for group in groups:
+        local = set()
+        for path in group:
+            output = form.outputs[path.output.operand]
+            size = output.segments[path.output.segment].dim
+            through_loop = output.index is owner or not output.channels
+            place = kept if through_loop else local
+            place.add(("out", path.output, size))
+            for slot in path.factors:
+                operand = form.inputs[slot.operand]
+                reused = operand.index is owner or operand.origin in ("x", "y")
+                dim = operand.segments[slot.segment].dim
+                (kept if reused else local).add(("in", slot, dim))
+        products = max(_pairs(form, path) for path in group)
+        widest = max(widest, products + max((size for *_, size in local), default=0))
+    return sum(size for *_, size in kept) + widest
+
+
+def _pairs(form: Form, path: Path) -> int:
+    dims = sorted(form.inputs[s.operand].segments[s.segment].dim for s in path.factors)
+    return dims[-1] * dims[-2] if len(dims) > 1 else dims[-1]

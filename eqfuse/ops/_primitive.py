@@ -1,0 +1,235 @@
+"""The form as a JAX primitive: one rule for each transformation, for every form.
+
+`evaluate` binds it. Its JVP is one call for all tangents, the transpose of that one call for all
+cotangents; both are forms again, so the rules below serve derivatives of any order, forward and
+reverse. Index arrays are those of `Edges`, absent for a form over rows.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from eqfuse.ops import _xla
+from eqfuse.ops._edges import Edges
+from eqfuse.ops._form import Form, Index
+
+INDEX_ARRAYS = (
+    "senders",
+    "receivers",
+    "receiver_order",
+    "receiver_ptr",
+    "sender_order",
+    "sender_ptr",
+)
+
+form_p = Primitive("eqfuse_form")
+form_p.multiple_results = True
+
+
+def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) -> list[jax.Array]:
+    """Compute a form.
+
+    Args:
+      form: what to compute.
+      inputs: an array for each of the form's inputs, [rows, size], or [num_nodes, size] for those
+        that are indexed by node; all of one dtype: float32, float64 or bfloat16.
+      edges: the rows, for a form on a graph.
+      backend: "xla", "triton" or "triton-interpret".
+    Returns:
+      An array for each of the form's outputs, of the same dtype; sums in float32 or better.
+    Raises:
+      ValueError: arrays that do not fit the form.
+    """
+    inputs = [jnp.asarray(a) for a in inputs]
+    num_rows, num_nodes = _check(form, inputs, edges)
+    indices = () if edges is None else tuple(jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS)
+    return form_p.bind(
+        *inputs, *indices, form=form, num_rows=num_rows, num_nodes=num_nodes, backend=backend
+    )
+
+
+def _check(form: Form, inputs, edges) -> tuple[int, int]:
+    if form.on_graph != (edges is not None):
+        raise ValueError("edges are for forms on a graph, and needed by them")
+    if len({a.dtype for a in inputs}) != 1:
+        raise ValueError(f"a form takes arrays of one dtype, got {[str(a.dtype) for a in inputs]}")
+    rows = {a.shape[0] for o, a in zip(form.inputs, inputs, strict=True) if o.index is Index.ROW}
+    num_rows = edges.num_edges if edges is not None else next(iter(rows))
+    num_nodes = edges.num_nodes if edges is not None else 0
+    for operand, array in zip(form.inputs, inputs, strict=True):
+        expected = (num_rows if operand.index is Index.ROW else num_nodes, operand.size)
+        if array.shape != expected:
+            raise ValueError(f"operand {operand.name} must be {expected}, got {array.shape}")
+    return num_rows, num_nodes
+
+
+def _split(form: Form, args):
+    return list(args[: len(form.inputs)]), list(args[len(form.inputs) :])
+
+
+@form_p.def_abstract_eval
+def _abstract(*args, form, num_rows, num_nodes, backend):
+    dtype = args[0].dtype
+    return [
+        jax.core.ShapedArray(
+            (num_rows if o.index is Index.ROW else num_nodes, o.size), dtype
+        )
+        for o in form.outputs
+    ]
+
+
+def _varying(args):
+    """Mesh axes that any operand varies over, for `shard_map`."""
+    return frozenset().union(*(getattr(a, "vma", frozenset()) for a in args))
+
+
+form_p.def_impl(lambda *args, **params: jax.jit(functools.partial(form_p.bind, **params))(*args))
+
+
+def _jvp(primals, tangents, *, form, **params):
+    primals, indices = _split(form, primals)
+    tangents = tangents[: len(primals)]
+    outputs = form_p.bind(*primals, *indices, form=form, **params)
+    active = tuple(type(t) is not ad.Zero for t in tangents)
+    derivative = form.jvp(active)
+    reached = _reached(derivative)
+    inputs = primals + [t for t in tangents if type(t) is not ad.Zero]
+    values = _bind_needed(derivative.restrict(reached), inputs, indices, params)
+    values = iter(values)
+    return outputs, [
+        next(values) if is_reached else ad.Zero.from_primal_value(out)
+        for out, is_reached in zip(outputs, reached, strict=True)
+    ]
+
+
+def _transpose(cotangents, *args, form, **params):
+    inputs, indices = _split(form, args)
+    linear = tuple(ad.is_undefined_primal(a) for a in inputs)
+    given = tuple(type(c) is not ad.Zero for c in cotangents)
+    transposed = form.transpose(linear, given)
+    reached = _reached(transposed)
+    values = [a for a in inputs if not ad.is_undefined_primal(a)]
+    values += [c for c in cotangents if type(c) is not ad.Zero]
+    found = iter(_bind_needed(transposed.restrict(reached), values, indices, params))
+    reached = iter(reached)
+    results = []
+    for a in inputs:
+        if not ad.is_undefined_primal(a):
+            results.append(None)
+        else:
+            results.append(next(found) if next(reached) else ad.Zero(a.aval))
+    return results + [None] * len(indices)
+
+
+def _reached(form: Form) -> tuple[bool, ...]:
+    """Which outputs any path adds to; the others are zero and not computed."""
+    reached = {path.output.operand for path in form.paths}
+    return tuple(o in reached for o in range(len(form.outputs)))
+
+
+def _bind_needed(form: Form, inputs, indices, params):
+    """Bind with the inputs that some path reads; nothing at all where there is no output."""
+    if not form.outputs:
+        return []
+    used = form.used_inputs()
+    inputs = [a for a, keep in zip(inputs, used, strict=True) if keep]
+    form = form.drop_inputs(used)
+    return form_p.bind(*inputs, *(indices if form.on_graph else ()), form=form, **params)
+
+
+def _batch(args, dims, *, form, num_rows, num_nodes, backend):
+    [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not batching.not_mapped}
+    inputs, indices = _split(
+        form, [_broadcast(a, d, size) for a, d in zip(args, dims, strict=True)]
+    )
+    inputs = [a.reshape(-1, a.shape[-1]) for a in inputs]
+    if indices:
+        indices = _batched_indices(indices, size, num_rows, num_nodes)
+    outputs = form_p.bind(
+        *inputs,
+        *indices,
+        form=form,
+        num_rows=size * num_rows,
+        num_nodes=size * num_nodes,
+        backend=backend,
+    )
+    return [o.reshape(size, -1, o.shape[-1]) if size else o[None][:0] for o in outputs], [
+        0 for _ in outputs
+    ]
+
+
+def _broadcast(array, dim, size):
+    if dim is batching.not_mapped:
+        return jnp.broadcast_to(array, (size, *array.shape))
+    return jnp.moveaxis(array, dim, 0)
+
+
+def _batched_indices(indices, size, num_rows, num_nodes):
+    """The index arrays of `size` graphs side by side."""
+    copies = jnp.arange(size, dtype=jnp.int32)[:, None]
+    by_name = dict(zip(INDEX_ARRAYS, indices, strict=True))
+    for name, array in by_name.items():
+        if name.endswith("_ptr"):
+            array = (array[:, :-1] + copies * num_rows).reshape(-1)
+            array = jnp.append(array, jnp.int32(size * num_rows))
+        else:
+            step = num_rows if name.endswith("_order") else num_nodes
+            array = (array + copies * step).reshape(-1)
+        by_name[name] = array
+    return list(by_name.values())
+
+
+def _dce(used_outputs, *rest):
+    """Outputs that nobody wants are not computed, nor inputs read that only they need.
+
+    JAX 0.12 passes (used outputs, live inputs, equation), earlier versions no live inputs.
+    """
+    eqn = rest[-1]
+    if not any(used_outputs):
+        return [False] * len(eqn.invars), None
+    form = eqn.params["form"].restrict(tuple(used_outputs))
+    used = form.used_inputs() if any(form.used_inputs()) else (True,) * len(form.inputs)
+    form = form.drop_inputs(used)
+    n = len(eqn.params["form"].inputs)
+    keep = [*used, *[form.on_graph] * (len(eqn.invars) - n)]
+    new = eqn.replace(
+        invars=[v for v, k in zip(eqn.invars, keep, strict=True) if k],
+        outvars=[v for v, k in zip(eqn.outvars, used_outputs, strict=True) if k],
+        params={**eqn.params, "form": form},
+    )
+    return keep, new
+
+
+ad.primitive_jvps[form_p] = _jvp
+ad.primitive_transposes[form_p] = _transpose
+batching.primitive_batchers[form_p] = _batch
+pe.dce_rules[form_p] = _dce
+
+
+def _lowered(*args, form, num_rows, num_nodes, backend):
+    inputs, indices = _split(form, args)
+    indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
+    if num_rows == 0 or not form.paths:
+        rows = [num_rows if o.index is Index.ROW else num_nodes for o in form.outputs]
+        sizes = [o.size for o in form.outputs]
+        return [jnp.zeros(s, inputs[0].dtype) for s in zip(rows, sizes, strict=True)]
+    if backend == "xla":
+        return _xla.evaluate(
+            form,
+            inputs,
+            indices.get("senders"),
+            indices.get("receivers"),
+            num_nodes,
+            num_rows,
+            inputs[0].dtype,
+        )
+    from eqfuse.ops import _run
+
+    return _run.run(form, inputs, indices, num_rows, num_nodes, backend)
+
+
+mlir.register_lowering(form_p, mlir.lower_fun(_lowered, multiple_results=True))

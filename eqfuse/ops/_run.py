@@ -1,0 +1,91 @@
+"""Kernels inside a JAX computation: the plan of a form, launched one kernel after the other."""
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from eqfuse.ops import _plan
+from eqfuse.ops._form import Form, Index
+from eqfuse.ops._kernel import Kernel
+
+kernel_p = Primitive("eqfuse_kernel")
+kernel_p.multiple_results = True
+
+
+def run(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
+    """The outputs of a form, computed by its Triton kernels.
+
+    Args:
+      form: what to compute.
+      inputs: an array for each input of the form.
+      indices: the index arrays by name.
+      backend: "triton", or "triton-interpret" to interpret them on a CPU.
+    """
+    results: dict[int, jax.Array] = {}
+    for kernel in _plan.kernels(form, inputs[0].dtype.name):
+        written = kernel_p.bind(
+            *(inputs[i] for i in kernel.inputs),
+            *(indices[name] for name in kernel.index_arrays),
+            *(results[o] for o in kernel.continued),
+            kernel=kernel,
+            shapes=tuple(_shape(form, kernel, o, num_rows, num_nodes) for o in kernel.outputs),
+            num_rows=num_rows,
+            num_nodes=num_nodes,
+            backend=backend,
+        )
+        results.update(zip(kernel.outputs, written, strict=True))
+    return [
+        results[o].sum(axis=0) if results[o].ndim == 3 else results[o]
+        for o in range(len(form.outputs))
+    ]
+
+
+def _shape(form: Form, kernel: Kernel, output: int, num_rows: int, num_nodes: int):
+    operand = form.outputs[output]
+    shape = (num_rows if operand.index is Index.ROW else num_nodes, operand.size)
+    return (kernel.channel_blocks, *shape) if output in kernel.partial else shape
+
+
+@kernel_p.def_abstract_eval
+def _abstract(*args, kernel, shapes, num_rows, num_nodes, backend):
+    return [
+        jax.core.ShapedArray(
+            shape,
+            jnp.float32 if len(shape) == 3 and args[0].dtype == jnp.bfloat16 else args[0].dtype,
+        )
+        for shape in shapes
+    ]
+
+
+def _lower(ctx, *operands, kernel, shapes, num_rows, num_nodes, backend):
+    from eqfuse.ops._triton import launch
+
+    sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
+    first = len(kernel.inputs) + len(kernel.index_arrays)
+    aliases = tuple((first + n, kernel.outputs.index(o)) for n, o in enumerate(kernel.continued))
+    lower = launch.lower_gpu if backend == "triton" else launch.lower_interpret
+    return lower(
+        ctx,
+        kernel.spec,
+        operands,
+        ctx.avals_in,
+        ctx.avals_out,
+        tuple(sizes[name] for name in kernel.spec.scalars),
+        kernel.grid(num_rows, num_nodes),
+        aliases=aliases,
+    )
+
+
+def _lower_cpu(ctx, *operands, backend, **params):
+    if backend == "triton":
+        raise NotImplementedError(
+            "backend='triton' compiles for GPUs, and this computation is lowered for a CPU; use "
+            "backend='xla' there, or 'triton-interpret' to check the kernels slowly without a GPU"
+        )
+    return _lower(ctx, *operands, backend=backend, **params)
+
+
+mlir.register_lowering(kernel_p, _lower_cpu, platform="cpu")
+for _platform in ("cuda", "rocm"):
+    mlir.register_lowering(kernel_p, _lower, platform=_platform)

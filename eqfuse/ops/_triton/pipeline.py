@@ -102,7 +102,7 @@ def _without_coalesce(make_ttgir):
     if "add_coalesce" not in make_ttgir.__code__.co_names or not hasattr(passes, "ttgpuir"):
         return make_ttgir
     gpu_passes = types.SimpleNamespace(**vars(passes.ttgpuir))
-    pass
+    gpu_passes.add_coalesce = lambda manager: None
     ours = types.SimpleNamespace(**{**vars(passes), "ttgpuir": gpu_passes})
     return functools.update_wrapper(
         types.FunctionType(

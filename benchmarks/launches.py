@@ -1,0 +1,121 @@
+"""Count the GPU launches of JAX functions on an H100, compiled ahead of time: no GPU is needed.
+
+    python -m benchmarks.launches FILE.py [NAME ...]
+
+FILE.py defines CASES, a dict {name: () -> (function, args)}; `function` is what would be jitted and
+`args` its arrays or jax.ShapeDtypeStructs. One line of JSON is printed for each case. Needs jax's
+CUDA plug-in (`pip install jax-cuda13-plugin jax-cuda13-pjrt`, of jax's own version).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import pathlib
+import re
+import runpy
+import sys
+import tempfile
+import time
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+H100 = pathlib.Path(__file__).with_name("h100.txtpb")
+
+
+class PluginMissingError(RuntimeError):
+    """jax's CUDA plug-in, which compiles for a GPU, is not installed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Launches:
+    """What one call of a compiled function issues.
+
+    Attributes:
+      launches: kernels, library calls and copies.
+      custom_calls: those among them that are our own kernels and library calls.
+      temp_bytes: scratch memory that XLA allocates for intermediates.
+      compile_s: seconds of lowering and compiling, our own kernels included.
+      kinds: launches by XLA's name of their kind.
+    """
+
+    launches: int
+    custom_calls: int
+    temp_bytes: int
+    compile_s: float
+    kinds: dict[str, int]
+
+
+def device(description: pathlib.Path = H100):
+    """The GPU of a description, as a jax device to compile for.
+
+    Raises:
+      PluginMissingError: jax's CUDA plug-in is missing.
+    """
+    try:
+        topology = topologies.get_topology_desc(
+            "", platform="cuda", topology="1x1x1", target_config=description.read_text()
+        )
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        raise PluginMissingError(
+            f"cannot compile for {description.stem}: jax's CUDA plug-in is missing or of another "
+            f"version; pip install jax-cuda13-plugin=={jax.__version__} "
+            f"jax-cuda13-pjrt=={jax.__version__} ({error})"
+        ) from error
+    return topology.devices[0]
+
+
+def count(function, args, gpu=None) -> Launches:
+    """Compile `function` for one GPU, an H100 if none is given, and count its launches.
+
+    Args:
+      function: what would be jitted.
+      args: its arguments, arrays or jax.ShapeDtypeStructs in any pytree.
+      gpu: a device, as from `device`.
+    Raises:
+      PluginMissingError: jax's CUDA plug-in is missing.
+    """
+    sharding = NamedSharding(Mesh([gpu or device()], ("x",)), PartitionSpec())
+    args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), args)
+    start = time.perf_counter()
+    lowered = jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",))
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
+        seconds = time.perf_counter() - start
+        dumps = pathlib.Path(folder).glob("*thunk_sequence.txt")
+        thunks = max((path.read_text() for path in dumps), key=len)
+    kinds = collections.Counter(re.findall(r"^\s*\d+: (k\w+)", thunks, re.MULTILINE))
+    return Launches(
+        launches=kinds.total(),
+        custom_calls=kinds["kCustomCall"],
+        temp_bytes=compiled.memory_analysis().temp_size_in_bytes,
+        compile_s=round(seconds, 1),
+        kinds=dict(kinds),
+    )
+
+
+def main() -> None:
+    """Print the counts of the cases in a file."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("file", help="a Python file that defines CASES")
+    parser.add_argument("names", nargs="*", help="cases to count; all of them if none is named")
+    options = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    cases = runpy.run_path(options.file)["CASES"]
+    if unknown := set(options.names) - set(cases):
+        sys.exit(f"no case {', '.join(sorted(unknown))} in {options.file}; it has {list(cases)}")
+    try:
+        gpu = device()
+        for name in options.names or cases:
+            result = dataclasses.asdict(count(*cases[name](), gpu))
+            print(json.dumps({"case": name, **result}), flush=True)
+    except PluginMissingError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

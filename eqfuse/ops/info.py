@@ -1,0 +1,43 @@
+"""What this machine has: `python -m eqfuse.ops.info` prints it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+
+import jax
+
+from eqfuse.ops._backend import availability, resolve
+from eqfuse.ops._triton.cache import cache_folder
+
+_PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "numba")
+
+
+def info() -> str:
+    """Devices, versions, cache folder, and the backend that None picks and why not another."""
+    chosen = resolve(None)
+    lines = [f"python      {platform.python_version()} on {platform.system()} {platform.machine()}"]
+    lines += [f"{name:<11} {_version(name)}" for name in _PACKAGES]
+    lines += [f"device      {device.device_kind} ({device})" for device in jax.devices()]
+    lines += [f"cache       {cache_folder()}", f"backend     None picks {chosen!r}, {_why()}"]
+    for name, (available, reason) in availability().items():
+        lines.append(f"  {name:<17} {'yes' if available else 'no'}: {reason}")
+    return "\n".join(lines)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _why() -> str:
+    if os.environ.get("EQFUSE_BACKEND"):
+        return "because EQFUSE_BACKEND says so"
+    return f"the best that runs on {jax.default_backend()}"
+
+
+if __name__ == "__main__":
+    print(info())

@@ -10,7 +10,7 @@ import warnings
 import jax
 
 BACKENDS = ("triton", "triton-interpret", "numba", "xla", "e3nn")
-IMPLEMENTED = ("e3nn",)
+IMPLEMENTED = ("triton", "triton-interpret", "xla", "e3nn")
 
 # what None tries, best first
 _PREFERRED = ("triton", "xla", "e3nn")

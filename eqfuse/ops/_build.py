@@ -17,13 +17,18 @@ UNROLLED_MUL = 4
 """Up to this multiplicity of the smaller operand, its channels become components of the form."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Product:
-    """A form, the irreps of its output, and which of its output blocks are zero by structure."""
+    """A form, the irreps of its output, and which of its output blocks are zero by structure.
+
+    Where `expand` is given, the inputs of the form are columns of the operands: `x[:, expand[0]]`
+    and `y[:, expand[1]]`, so that every pair of channels (u, v) is one channel.
+    """
 
     form: Form
     irreps_out: e3nn.Irreps
     zero_flags: tuple[bool, ...]
+    expand: tuple[np.ndarray, np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,38 +133,32 @@ def tensor_product(
     zero_x: tuple[bool, ...] | None = None,
     zero_y: tuple[bool, ...] | None = None,
     on_graph: bool = False,
-) -> Product | None:
+) -> Product:
     """The form of `e3nn.tensor_product`: inputs x, y (and w), output out.
 
     The operand with the larger multiplicities runs along the channels; those of the other become
     components. `weighted` adds a weight for every irrep of the output, in its order. `on_graph`
-    reads x through the senders and sums the output to the receivers.
-
-    Returns:
-      None where both operands have multiplicities over `UNROLLED_MUL` and no one form serves.
+    reads x through the senders and sums the output to the receivers. Where both operands have
+    multiplicities over `UNROLLED_MUL`, the product has `expand`, over rows and without weights.
     """
     x_groups = _groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
     y_groups = _groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
     x_channels = mul_x >= mul_y
-    if min(mul_x, mul_y) > UNROLLED_MUL:
-        return None
-
     blocks = [
-        (ir, n, gx, gy)
-        for n, (gx, gy, ir) in enumerate(
-            (gx, gy, ir)
-            for gx in x_groups
-            for gy in y_groups
-            for ir in gx.ir * gy.ir
-            if filter_ir_out is None or ir in filter_ir_out
-        )
+        (ir, gx, gy)
+        for gx in x_groups
+        for gy in y_groups
+        for ir in gx.ir * gy.ir
+        if filter_ir_out is None or ir in filter_ir_out
     ]
-    blocks.sort(key=lambda block: (block[0], block[1]))  # e3nn sorts stably by irrep
+    blocks.sort(key=lambda block: block[0])  # e3nn sorts stably by irrep
+    if min(mul_x, mul_y) > UNROLLED_MUL:
+        return _expanded(blocks, normalization, regroup)
 
     operands, paths, zeros = _Operands(), [], []
     offset = irrep = 0
-    for ir, _, gx, gy in blocks:
+    for ir, gx, gy in blocks:
         terms = coupling(gx.ir, gy.ir, ir, normalization)
         weighted_terms = tuple(((i, j, 0, k), c) for (i, j, k), c in terms)
         zero = True
@@ -177,7 +176,7 @@ def tensor_product(
         offset += gx.mul * gy.mul * ir.dim
         irrep += gx.mul * gy.mul
 
-    irreps_out = e3nn.Irreps([(gx.mul * gy.mul, ir) for ir, _, gx, gy in blocks])
+    irreps_out = e3nn.Irreps([(gx.mul * gy.mul, ir) for ir, gx, gy in blocks])
     x_index = Index.SENDER if on_graph else Index.ROW
     inputs = [
         operands.operand(X, "x", irreps_x.dim, x_channels, x_index),
@@ -212,6 +211,46 @@ def _unrolled(gx: _Group, gy: _Group, x_channels: bool):
                 for u in range(px.mul):
                     x = Segment(px.offset + u * d_x, 1, d_x, d_x)
                     yield x, y, ((px.channel + u) * gy.mul + py.channel, 1, py.mul)
+
+
+def _expanded(blocks, normalization: str, regroup: bool) -> Product:
+    """Products of operands with many channels each: x and y are repeated for every pair (u, v)."""
+    operands, paths, zeros, columns = _Operands(), [], [], ([], [])
+    places, sizes, offset = {}, [0, 0], 0
+    for ir, gx, gy in blocks:
+        mul = gx.mul * gy.mul
+        zero = all(p.zero for p in gx.pieces) or all(p.zero for p in gy.pieces)
+        zeros.append(zero)
+        if (gx, gy) not in places:
+            places[gx, gy] = tuple(sizes)
+            for side, group, axis in ((0, gx, 1), (1, gy, 0)):
+                pairs = np.repeat(_columns(group)[None], (gy, gx)[side].mul, 0)
+                columns[side].append(np.moveaxis(pairs, 0, axis).ravel())
+                sizes[side] += columns[side][-1].size
+        if mul and not zero:
+            x, y = (
+                Segment(start, mul, g.ir.dim, g.ir.dim)
+                for start, g in zip(places[gx, gy], (gx, gy), strict=True)
+            )
+            out = operands.slot(OUT, Segment(offset, mul, ir.dim, ir.dim))
+            factors = (operands.slot(X, x), operands.slot(Y, y))
+            paths.append(Path(factors, out, coupling(gx.ir, gy.ir, ir, normalization)))
+        offset += mul * ir.dim
+    irreps_out = e3nn.Irreps([(gx.mul * gy.mul, ir) for ir, gx, gy in blocks])
+    inputs = tuple(
+        operands.operand(n, name, sizes[n], True, Index.ROW) for n, name in ((X, "x"), (Y, "y"))
+    )
+    output = operands.operand(OUT, "out", irreps_out.dim, True, Index.ROW)
+    form = _renumbered(Form(inputs, (output,), ()), paths)
+    irreps_out, zeros = _regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
+    columns = tuple(np.concatenate([*c, np.zeros(0, int)]).astype(np.int32) for c in columns)
+    return Product(form, irreps_out, zeros, columns)
+
+
+def _columns(group: _Group) -> np.ndarray:
+    """Where the channels and components of a group lie in the row: [mul, dim]."""
+    d = group.ir.dim
+    return np.concatenate([p.offset + np.arange(p.mul * d).reshape(p.mul, d) for p in group.pieces])
 
 
 @functools.cache

@@ -75,9 +75,7 @@ def _split(form: Form, args):
 def _abstract(*args, form, num_rows, num_nodes, backend):
     dtype = args[0].dtype
     return [
-        jax.core.ShapedArray(
-            (num_rows if o.index is Index.ROW else num_nodes, o.size), dtype
-        )
+        jax.core.ShapedArray((num_rows if o.index is Index.ROW else num_nodes, o.size), dtype)
         for o in form.outputs
     ]
 

@@ -1,0 +1,109 @@
+"""`graph_tensor_product`: gather, product, weights and sum to the receivers in one kernel."""
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse.ops import _build, _primitive, _reference
+from eqfuse.ops._backend import resolve
+from eqfuse.ops._edges import Edges
+from eqfuse.ops._tensor_product import (
+    are_irreps,
+    irreps_filter,
+    normalization,
+    operands,
+    tensor_product,
+)
+
+
+def graph_tensor_product(
+    x,
+    y,
+    weights=None,
+    edges: Edges | None = None,
+    *,
+    filter_ir_out=None,
+    irrep_normalization: str | None = None,
+    regroup_output: bool = True,
+    backend: str | None = None,
+):
+    """Tensor product of node features and edge features, weighted and summed to the receivers.
+
+        out[n] = sum over edges e with receivers[e] = n:  weights[e] * (x[senders[e]] (x) y[e])
+
+    On a GPU this is one kernel, and its backward pass one kernel; nothing of size edges times
+    components is written to memory. Sums are deterministic.
+
+    Args:
+      x: node features, IrrepsArray [num_nodes, irreps_x]; or irreps, to get those of the output.
+      y: edge features, IrrepsArray [n_edges, irreps_y].
+      weights: [n_edges, irreps_out.num_irreps], one number for each irrep of the product of
+        `e3nn.tensor_product`, in its order; None for a product without weights.
+      edges: who sends to whom.
+      filter_ir_out, irrep_normalization, regroup_output: as in `tensor_product`.
+      backend: "triton", "xla", "e3nn", "triton-interpret", or None to choose by device.
+    Returns:
+      IrrepsArray [num_nodes, irreps_out] of the promoted dtype, accumulated in float32 or better;
+      the Irreps of the output if irreps were given.
+    Raises:
+      ValueError: shapes that do not fit the edges or the irreps, naming both; a backend that cannot
+        run here; an unknown normalisation.
+    References: Batzner et al. 2022, eq. 9 (the convolution of NequIP).
+    """
+    backend = resolve(backend)
+    options = {
+        "filter_ir_out": irreps_filter(filter_ir_out),
+        "irrep_normalization": normalization(irrep_normalization),
+        "regroup_output": regroup_output,
+    }
+    if are_irreps(x, y):
+        return tensor_product(x, y, backend="xla", **options)
+    x, y = operands("graph_tensor_product", x, y)
+    irreps_out = tensor_product(x.irreps, y.irreps, backend="xla", **options)
+    weights = _check(x, y, weights, edges, irreps_out)
+    if weights is not None:
+        dtype = jnp.result_type(x.dtype, weights.dtype)
+        x, y, weights = x.astype(dtype), y.astype(dtype), weights.astype(dtype)
+    if backend == "e3nn":
+        return _reference.graph_tensor_product(x, y, weights, edges, **options)
+
+    product = _build.tensor_product(
+        x.irreps,
+        y.irreps,
+        filter_ir_out=options["filter_ir_out"],
+        normalization=options["irrep_normalization"],
+        regroup=regroup_output,
+        weighted=weights is not None,
+        zero_x=x.zero_flags,
+        zero_y=y.zero_flags,
+        on_graph=True,
+    )
+    if product.expand:  # multiplicities on both sides: no one kernel serves
+        messages = tensor_product(x[edges.senders], y, backend=backend, **options)
+        messages = messages if weights is None else messages * weights
+        return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+    arrays = [x.array, y.array] + ([] if weights is None else [weights])
+    [out] = _primitive.evaluate(product.form, arrays, edges, backend=backend)
+    return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
+
+
+def _check(x, y, weights, edges, irreps_out) -> jax.Array | None:
+    """The weights, broadcast to one number for each edge and irrep."""
+    if edges is None:
+        raise ValueError(
+            "graph_tensor_product needs edges: eqfuse.ops.Edges.from_arrays makes them"
+        )
+    if x.shape[:-1] != (edges.num_nodes,):
+        raise ValueError(f"x must be [{edges.num_nodes} nodes, {x.irreps}], got shape {x.shape}")
+    if y.shape[:-1] != (edges.num_edges,):
+        raise ValueError(f"y must be [{edges.num_edges} edges, {y.irreps}], got shape {y.shape}")
+    if weights is None:
+        return None
+    weights = weights.array if isinstance(weights, e3nn.IrrepsArray) else jnp.asarray(weights)
+    shape = (edges.num_edges, irreps_out.num_irreps)
+    if weights.ndim != 2 or any(n not in (1, s) for n, s in zip(weights.shape, shape, strict=True)):
+        raise ValueError(
+            f"weights must be [{shape[0]} edges, {shape[1]} irreps of {irreps_out}], "
+            f"got shape {weights.shape}"
+        )
+    return jnp.broadcast_to(weights, shape)

@@ -1,0 +1,161 @@
+"""`tensor_product` and `elementwise_tensor_product`: e3nn-jax's functions on a form."""
+
+import functools
+import math
+
+import e3nn_jax as e3nn
+import jax.numpy as jnp
+
+from eqfuse.ops import _build, _primitive
+from eqfuse.ops._backend import resolve
+
+FLOATS = ("bfloat16", "float16", "float32", "float64")
+
+
+def irreps_filter(filter_ir_out) -> tuple[e3nn.Irrep, ...] | None:
+    """`filter_ir_out` as e3nn-jax understands it: a string, an irrep or a list of irreps."""
+    if filter_ir_out is None:
+        return None
+    if isinstance(filter_ir_out, str):
+        filter_ir_out = [ir for _, ir in e3nn.Irreps(filter_ir_out)]
+    if isinstance(filter_ir_out, e3nn.Irrep):
+        filter_ir_out = [filter_ir_out]
+    return tuple(ir.ir if isinstance(ir, e3nn.MulIrrep) else e3nn.Irrep(ir) for ir in filter_ir_out)
+
+
+def normalization(irrep_normalization: str | None) -> str:
+    """The normalisation, e3nn-jax's configured one for None."""
+    return irrep_normalization or e3nn.config("irrep_normalization")
+
+
+def operands(name: str, *arrays):
+    """IrrepsArrays of one floating dtype, promoted as e3nn-jax does.
+
+    Raises:
+      ValueError: a dtype that is not a real floating type.
+    """
+    arrays = [e3nn.as_irreps_array(a) for a in arrays]
+    dtype = jnp.result_type(*(a.dtype for a in arrays))
+    if jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_:
+        dtype = jnp.ones(()).dtype
+    if dtype.name not in FLOATS:
+        raise ValueError(f"{name} takes real floating arrays ({', '.join(FLOATS)}), got {dtype}")
+    return [a.astype(dtype) for a in arrays]
+
+
+def are_irreps(*arguments) -> bool:
+    """Whether irreps were given in the place of arrays."""
+    return any(isinstance(a, str | e3nn.Irreps) for a in arguments)
+
+
+def tensor_product(
+    input1,
+    input2,
+    *,
+    filter_ir_out=None,
+    irrep_normalization: str | None = None,
+    regroup_output: bool = True,
+    backend: str | None = None,
+):
+    """Tensor product reduced into irreps: `e3nn_jax.tensor_product`, computed by one kernel.
+
+        out[..., (u, v), k] = sum over i, j:  cg[i, j, k] * input1[..., u, i] * input2[..., v, j]
+
+    Args:
+      input1: IrrepsArray [..., irreps1]; or irreps, to get the irreps of the product.
+      input2: IrrepsArray [..., irreps2]; leading axes broadcast against those of input1.
+      filter_ir_out: irreps to keep; None keeps all.
+      irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
+      regroup_output: sort and merge irreps of the inputs and the output.
+      backend: "triton", "xla", "e3nn", "triton-interpret", or None to choose by device.
+    Returns:
+      IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better; the
+      Irreps of the product if irreps were given.
+    Raises:
+      ValueError: a backend that cannot run here, an unknown normalisation, leading axes that do
+        not broadcast, or a dtype that is not a real floating type.
+    References: Thomas et al. 2018, arXiv:1802.08219, section 4.1.2; e3nn-jax 0.21.
+    """
+    backend = resolve(backend)
+    if backend == "e3nn":
+        return e3nn.tensor_product(
+            input1,
+            input2,
+            filter_ir_out=filter_ir_out,
+            irrep_normalization=irrep_normalization,
+            regroup_output=regroup_output,
+        )
+    build = functools.partial(
+        _build.tensor_product,
+        filter_ir_out=irreps_filter(filter_ir_out),
+        normalization=normalization(irrep_normalization),
+        regroup=regroup_output,
+    )
+    if are_irreps(input1, input2):
+        return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
+    x, y = operands("tensor_product", input1, input2)
+    product = build(x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags)
+    return _evaluate(product, x, y, backend)
+
+
+def elementwise_tensor_product(
+    input1,
+    input2,
+    *,
+    filter_ir_out=None,
+    irrep_normalization: str | None = None,
+    backend: str | None = None,
+):
+    """Tensor product of matching channels: `e3nn_jax.elementwise_tensor_product`, in one kernel.
+
+        out[..., u, k] = sum over i, j:  cg[i, j, k] * input1[..., u, i] * input2[..., u, j]
+
+    Args:
+      input1: IrrepsArray [..., irreps1]; or irreps, to get the irreps of the product.
+      input2: IrrepsArray [..., irreps2] with as many irreps as input1; leading axes broadcast.
+      filter_ir_out: irreps to keep; None keeps all.
+      irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
+      backend: "triton", "xla", "e3nn", "triton-interpret", or None to choose by device.
+    Returns:
+      IrrepsArray [..., irreps_out], neither sorted nor merged, of the promoted dtype; the Irreps of
+      the product if irreps were given.
+    Raises:
+      ValueError: different numbers of irreps; else as `tensor_product`.
+    References: e3nn-jax 0.21.
+    """
+    backend = resolve(backend)
+    if backend == "e3nn":
+        return e3nn.elementwise_tensor_product(
+            input1,
+            input2,
+            filter_ir_out=filter_ir_out,
+            irrep_normalization=irrep_normalization,
+        )
+    build = functools.partial(
+        _build.elementwise_tensor_product,
+        filter_ir_out=irreps_filter(filter_ir_out),
+        normalization=normalization(irrep_normalization),
+    )
+    if are_irreps(input1, input2):
+        return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
+    x, y = operands("elementwise_tensor_product", input1, input2)
+    product = build(x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags)
+    return _evaluate(product, x, y, backend)
+
+
+def _evaluate(product: _build.Product, x, y, backend: str):
+    """The product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
+    leading = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    rows = math.prod(leading)
+    arrays = [
+        jnp.broadcast_to(a.array, (*leading, a.irreps.dim)).reshape(rows, a.irreps.dim)
+        for a in (x, y)
+    ]
+    if product.expand:
+        arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
+    [out] = _primitive.evaluate(product.form, arrays, backend=backend)
+    return e3nn.IrrepsArray(
+        product.irreps_out,
+        out.reshape(*leading, product.irreps_out.dim),
+        zero_flags=product.zero_flags,
+    )

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 
 
 def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Array:
-    """Bessel functions of the edge length, of unit variance over edges that fill the cutoff sphere.
+    """Bessel functions of the edge length, orthonormal on [0, c] for the measure d^2.
 
-        B_n(d) = sqrt(2/3) c sin(n pi d / c) / d,    n = 1 ... num_bessel
+        B_n(d) = sqrt(2 / c) sin(n pi d / c) / d,    n = 1 ... num_bessel
 
-    This is the published basis, orthonormal on [0, c] for the measure d^2, times sqrt(c^3 / 3):
-    then the mean of B_n^2 over neighbours spread evenly in the sphere is 1 whatever the cutoff,
-    which is the input that a multilayer perceptron is normalised for.
+    At bond lengths (d of 1 to 1.5 Å, c of 5 Å) this is of the order of 0.5. A basis of unit
+    variance over the sphere is ten times that at bonds, and the radial networks of three layers
+    multiply it: untrained forces are then of the order of 300 eV/Å instead of 1 eV/Å.
 
     Args:
       lengths: [n_edges] Å, positive.
@@ -26,7 +26,7 @@ def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Arra
     """
     lengths = lengths[:, None]
     frequencies = jnp.arange(1, num_bessel + 1, dtype=lengths.dtype) * (math.pi / cutoff)
-    return math.sqrt(2 / 3) * cutoff * jnp.sin(frequencies * lengths) / lengths
+    return math.sqrt(2 / cutoff) * jnp.sin(frequencies * lengths) / lengths
 
 
 def polynomial_cutoff(lengths: jax.Array, cutoff: float, power: int) -> jax.Array:

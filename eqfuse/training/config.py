@@ -49,7 +49,9 @@ class NequIPConfig:
 
     name: str = "nequip"
     layers: int = _setting(3, "number of interaction layers")
-    channels: int = _setting(32, "channels (multiplicity) of every irrep")
+    channels: int | None = _setting(
+        None, "channels (multiplicity) of every irrep; null: 32, or 16 for tetris"
+    )
     lmax: int = _setting(2, "highest order of the spherical harmonics and features")
     parity: bool = _setting(True, "keep irreps of both parities")
     cutoff: float = _setting(5.0, "radius of the neighbourhood, Å")
@@ -191,6 +193,9 @@ class Config:
         _one_of("dtype", self.dtype, ["float32", "float64"])
         _positive(self, "", "steps", "epochs", "max_minutes")
         _require(self.seed >= 0, "seed", self.seed, "zero or more")
+        if self.model.name == "nequip" and self.model.channels is None:
+            # Few channels keep the logits of Tetris, and with them their rounding, small.
+            self.model.channels = 16 if self.data.name == "tetris" else 32
         if self.model.name == "tetris" and self.data.name != "tetris":
             raise ConfigError(
                 f"model=tetris classifies the Tetris shapes only; use model=nequip "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 
+import jax
 import numpy as np
 from jax import ffi
 from jax.interpreters import mlir
@@ -46,7 +47,7 @@ def target_of(ctx: mlir.LoweringRuleContext) -> str:
     """
     client = ctx.module_context.backend
     for device in client.devices() if client is not None else ():
-        if device.platform != "cpu" and (name := _target_name(str(device.compute_capability))):
+        if name := device_target(device):
             return name
     library = gpu_library()
     try:
@@ -58,6 +59,11 @@ def target_of(ctx: mlir.LoweringRuleContext) -> str:
             "cannot tell which GPU to compile for, since none is present: lower for the devices of "
             "jax.experimental.topologies, or give the target, say target='sm_90'"
         ) from error
+
+
+def device_target(device: jax.Device) -> str | None:
+    """The target of a device, say "sm_90"; None for a CPU."""
+    return None if device.platform == "cpu" else _target_name(str(device.compute_capability))
 
 
 def _target_name(capability: str) -> str | None:

@@ -1,0 +1,79 @@
+"""The tensor products that tests and benchmarks share: those of the peers' models and benchmarks."""
+
+import dataclasses
+
+import e3nn_jax as e3nn
+
+from eqfuse.ops import _build
+from eqfuse.ops._form import Form
+
+SH2, SH3 = "0e+1o+2e", "0e+1o+2e+3o"
+BOTH2 = "0o+0e+1o+1e+2o+2e"
+BOTH3 = f"{BOTH2}+3o+3e"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A product on a graph: x per node, y (and a weight for each irrep of the output) per edge.
+
+    Attributes:
+      irreps_x, irreps_y: of the operands.
+      keep: irreps of the output.
+      weighted: whether the edges have weights.
+    """
+
+    irreps_x: str
+    irreps_y: str
+    keep: str
+    weighted: bool = True
+
+    @property
+    def filter_ir_out(self) -> tuple[e3nn.Irrep, ...]:
+        return tuple(ir for _, ir in e3nn.Irreps(self.keep))
+
+    def product(self) -> _build.Product:
+        """The form and the irreps of its output."""
+        return _build.tensor_product(
+            e3nn.Irreps(self.irreps_x),
+            e3nn.Irreps(self.irreps_y),
+            self.filter_ir_out,
+            "component",
+            weighted=self.weighted,
+            on_graph=True,
+        )
+
+    def forms(self) -> dict[str, Form]:
+        """The form, that of its gradients, and that of the gradients of those; of all inputs."""
+        return orders(self.product().form)
+
+
+def orders(form: Form) -> dict[str, Form]:
+    """A form ("forward"), and its first and second derivative in reverse, all inputs active."""
+    backward = gradients(form)
+    return {"forward": form, "backward": backward, "double backward": gradients(backward)}
+
+
+def gradients(form: Form) -> Form:
+    """The form from the inputs and cotangents of the outputs to the gradients of all inputs."""
+    inputs = len(form.inputs)
+    tangents = form.jvp((True,) * inputs)
+    return tangents.transpose((False,) * inputs + (True,) * inputs, (True,) * len(form.outputs))
+
+
+def times(mul: int, irreps: str) -> str:
+    """Every irrep `mul` times."""
+    return "+".join(f"{mul}x{ir}" for ir in irreps.split("+"))
+
+
+TETRIS_HIDDEN = "32x0e+32x0o+8x1e+8x1o+8x2e+8x2o"
+
+CASES = {
+    "nequip-32-l2": Case(times(32, BOTH2), SH2, BOTH2),
+    "nequip-64-l2": Case(times(64, BOTH2), SH2, BOTH2),
+    "mace-large": Case(times(128, "0e+1o+2e"), SH3, SH3),
+    "nequip-benzene-64-l3": Case(times(64, BOTH3), SH3, BOTH3),
+    "mixed": Case("128x0e+64x1o+32x2e+32x3o", SH3, SH3),
+    "tetris-1": Case("0e", "1o+2e+3o", BOTH2, weighted=False),
+    "tetris-2": Case(TETRIS_HIDDEN, "1o+2e+3o", BOTH2, weighted=False),
+    "tetris-3": Case(TETRIS_HIDDEN, "1o+2e+3o", "0o+0e", weighted=False),
+}

@@ -9,6 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
@@ -28,6 +29,8 @@ INDEX_ARRAYS = (
 
 form_p = Primitive("eqfuse_form")
 form_p.multiple_results = True
+# the lowering of a form over rows partitions it over the devices; JAX has no public way to say so
+prim_requires_devices_during_lowering.add(form_p)
 
 
 def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) -> list[jax.Array]:
@@ -48,7 +51,11 @@ def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) ->
     num_rows, num_nodes = _check(form, inputs, edges)
     indices = () if edges is None else tuple(jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS)
     return form_p.bind(
-        *inputs, *indices, form=form, num_rows=num_rows, num_nodes=num_nodes, backend=backend
+        *_vary_alike([*inputs, *indices]),
+        form=form,
+        num_rows=num_rows,
+        num_nodes=num_nodes,
+        backend=backend,
     )
 
 
@@ -75,14 +82,23 @@ def _split(form: Form, args):
 def _abstract(*args, form, num_rows, num_nodes, backend):
     dtype = args[0].dtype
     return [
-        jax.core.ShapedArray((num_rows if o.index is Index.ROW else num_nodes, o.size), dtype)
+        args[0].update(
+            shape=(num_rows if o.index is Index.ROW else num_nodes, o.size),
+            dtype=dtype,
+            weak_type=False,
+        )
         for o in form.outputs
     ]
 
 
-def _varying(args):
-    """Mesh axes that any operand varies over, for `shard_map`."""
-    return frozenset().union(*(getattr(a, "vma", frozenset()) for a in args))
+def _vary_alike(arrays):
+    """Inside `shard_map`: arrays that vary over the same mesh axes, those of any of them."""
+    axes = [jax.typeof(a).manual_axis_type.varying for a in arrays]
+    union = frozenset().union(*axes)
+    return [
+        jax.lax.pcast(a, tuple(union - own), to="varying") if union - own else a
+        for a, own in zip(arrays, axes, strict=True)
+    ]
 
 
 form_p.def_impl(lambda *args, **params: jax.jit(functools.partial(form_p.bind, **params))(*args))
@@ -136,7 +152,8 @@ def _bind_needed(form: Form, inputs, indices, params):
     used = form.used_inputs()
     inputs = [a for a, keep in zip(inputs, used, strict=True) if keep]
     form = form.drop_inputs(used)
-    return form_p.bind(*inputs, *(indices if form.on_graph else ()), form=form, **params)
+    indices = indices if form.on_graph else ()
+    return form_p.bind(*_vary_alike([*inputs, *indices]), form=form, **params)
 
 
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):

@@ -1,9 +1,13 @@
 """Kernels inside a JAX computation: the plan of a form, launched one kernel after the other."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from eqfuse.ops import _plan
 from eqfuse.ops._form import Form, Index
@@ -22,6 +26,36 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str
       indices: the index arrays by name.
       backend: "triton", or "triton-interpret" to interpret them on a CPU.
     """
+    if form.on_graph or backend == "triton-interpret":  # JAX cannot partition a Python callback
+        return _launch(form, inputs, indices, num_rows, num_nodes, backend)
+    return over_rows(form)(*inputs)
+
+
+@functools.lru_cache(maxsize=1024)
+def over_rows(form: Form):
+    """A form without a graph on a GPU: every device computes the rows that it holds."""
+
+    def rows(*inputs):
+        return _launch(form, inputs, {}, inputs[0].shape[0], 0, "triton")
+
+    def partition(mesh, arguments, results):
+        axis = arguments[0].sharding.spec[0] if arguments[0].sharding.spec else None
+        by_row = NamedSharding(mesh, PartitionSpec(axis, None))
+        return mesh, rows, [by_row for _ in results], tuple(by_row for _ in arguments)
+
+    partitioned = custom_partitioning(rows)
+    columns = [f"c{n}" for n in range(len(form.inputs) + len(form.outputs))]
+    operands = [f"i {c}" for c in columns]
+    partitioned.def_partition(
+        partition,
+        sharding_rule=f"{', '.join(operands[: len(form.inputs)])} -> "
+        f"{', '.join(operands[len(form.inputs) :])}",
+        need_replication_factors=tuple(columns),
+    )
+    return partitioned
+
+
+def _launch(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
     results: dict[int, jax.Array] = {}
     for kernel in _plan.kernels(form, inputs[0].dtype.name):
         written = kernel_p.bind(

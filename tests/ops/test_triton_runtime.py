@@ -291,3 +291,29 @@ def test_a_triton_without_coalesce_is_left_as_it_is():
         return module
 
     assert pipeline._without_coalesce(make_ttgir) is make_ttgir
+
+
+def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
+    from eqfuse.ops._triton import pipeline
+
+    tried = []
+
+    def ptxas(ptx):
+        limit = int(ptx.split(".maxnreg ")[1].split()[0]) if ".maxnreg" in ptx else 90
+        tried.append(limit)
+        return limit - 2, 0 if limit >= 128 else 16
+
+    monkeypatch.setattr(pipeline, "_ptxas", ptxas)
+    stages = {"ptx": ".visible .entry k(\n)\n.reqntid 64\n{\n}\n"}
+    assert pipeline.resources(stages) == (126, 0)
+    assert tried == [90, 96, 128]
+    assert stages["ptx"] == ".visible .entry k(\n)\n.reqntid 64\n.maxnreg 128\n{\n}\n"
+
+
+def test_register_limits_are_valid_ptx(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops._triton import pipeline
+
+    stages, _ = pipeline.compile_stages(spec(), "sm_90")
+    limited = pipeline._with_register_limit(stages["ptx"], 16)
+    assert pipeline._ptxas(limited)[0] < pipeline._ptxas(stages["ptx"])[0]

@@ -13,7 +13,10 @@ from eqfuse.ops._triton.source import load
 from eqfuse.ops._triton.spec import KernelSpec
 
 # raised when a change of this file changes what is compiled, so that old entries are not found
-REVISION = 1
+REVISION = 2
+
+# registers per thread at which ptxas fits fewer programs on a processor, for small programs
+_REGISTER_STEPS = (64, 80, 96, 128, 168, 255)
 
 
 def gpu_target(name: str):
@@ -117,13 +120,37 @@ def _without_coalesce(make_ttgir):
 
 
 def resources(stages: dict[str, object]) -> tuple[int, int]:
-    """Registers per thread, and bytes spilled per thread (stores and loads; AMD: scratch)."""
-    if "ptx" in stages:
-        return _ptxas(stages["ptx"])
-    text = stages["amdgcn"]
-    registers = re.search(r"\.vgpr_count:\s+(\d+)", text)
-    scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
-    return int(registers[1]), int(scratch[1])
+    """Registers per thread, and bytes spilled per thread (stores and loads; AMD: scratch).
+
+    PTX that spills is given, in `stages`, the fewest registers with which it does not: ptxas spills
+    a few bytes where that lets more programs run at once, which costs our kernels more.
+    """
+    if "ptx" not in stages:
+        text = stages["amdgcn"]
+        registers = re.search(r"\.vgpr_count:\s+(\d+)", text)
+        scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
+        return int(registers[1]), int(scratch[1])
+    registers, spilled = _ptxas(stages["ptx"])
+    for limit in _REGISTER_STEPS if spilled else ():
+        if limit <= registers:
+            continue
+        allowed = _with_register_limit(stages["ptx"], limit)
+        found = _ptxas(allowed)
+        if not found[1]:
+            stages["ptx"] = allowed
+            return found
+    return registers, spilled
+
+
+def _with_register_limit(ptx: str, limit: int) -> str:
+    """PTX that grants its kernel so many registers, so that ptxas does not spill to need fewer."""
+    return re.sub(
+        r"^\.(?:req|max)ntid .*$",
+        lambda line: f"{line[0]}\n.maxnreg {limit}",
+        ptx,
+        count=1,
+        flags=re.M,
+    )
 
 
 def _ptxas(ptx: str) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -80,7 +81,8 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
       backend: implementation of the ops, see `eqfuse.ops`; None to choose by device.
     Returns:
       module, a `models.Potential` (energies in eV, relative to the reference energies) or, for a
-      Tetris run, the bare network; params, its variables as numpy arrays; metadata, a dict with
+      Tetris run, the bare network; params, its variables (in float64 only
+      where JAX computes in it, `jax.enable_x64`); metadata, a dict with
       the configuration, species (atomic numbers), reference energies (eV), statistics and units.
     Raises:
       CheckpointError: no readable checkpoint there.
@@ -92,6 +94,7 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
         step = ocp.utils.checkpoint_steps(path) if path.is_dir() else []
         if step:
             params, metadata = _read(path, max(step))
+            params = jax.tree.map(jnp.asarray, params)
             return _module(metadata, backend), params, metadata
     raise CheckpointError(f"{folder} has no checkpoint ({' or '.join(names)}); is it a run folder?")
 

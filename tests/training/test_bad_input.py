@@ -1,0 +1,114 @@
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+
+from eqfuse.training import load_run
+from eqfuse.training.main import main
+
+
+@pytest.fixture
+def refused(tmp_path, tiny, capsys):
+    """Trains on a file; gives the one line with which that was refused."""
+
+    def run(path, *more):
+        folder = tmp_path / "run"
+        code = main(["data=extxyz", f"data.path={path}", f"run={folder}", *tiny, *more])
+        error = capsys.readouterr().err
+        assert code == 2
+        assert not folder.exists()
+        assert error.startswith("error: ")
+        assert "Traceback" not in error
+        assert len(error.splitlines()) == 1
+        return error
+
+    return run
+
+
+def rewritten(path, folder, change):
+    target = folder / "changed.xyz"
+    target.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return target
+
+
+def test_missing_file(refused, tmp_path):
+    assert "no such file" in refused(tmp_path / "missing.xyz")
+
+
+def test_missing_rmd17_file(tmp_path, capsys):
+    assert main(["data=rmd17", f"data.path={tmp_path / 'missing.npz'}"]) == 2
+    assert "missing.npz" in capsys.readouterr().err
+
+
+def test_file_without_forces(refused, tmp_path):
+    atoms = ase.build.molecule("H2O")
+    atoms.info["energy"] = -1.0
+    ase.io.write(tmp_path / "e.xyz", [atoms] * 5, format="extxyz")
+    error = refused(tmp_path / "e.xyz")
+    assert "no forces" in error
+    assert "data.forces_key" in error
+
+
+def test_unknown_element(refused, water, tmp_path):
+    path = rewritten(water, tmp_path, lambda text: text.replace("\nO ", "\nQq", 1))
+    error = refused(path)
+    assert "Qq" in error
+    assert "frame 0" in error
+
+
+def test_nan_in_the_data(refused, water, tmp_path):
+    def change(text):
+        lines = text.splitlines()
+        words = lines[2 + 5 * 3].split()
+        lines[2 + 5 * 3] = " ".join([*words[:-1], "nan"])
+        return "\n".join(lines) + "\n"
+
+    error = refused(rewritten(water, tmp_path, change))
+    assert "nan" in error
+    assert "frame 3" in error
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        (["data.val=0.01"], "validation split is empty"),
+        (["data.val=20"], "training split is empty"),
+        (["data.train=18"], "only 20"),
+    ],
+)
+def test_empty_or_impossible_split(refused, water, settings, part):
+    assert part in refused(water, *settings)
+
+
+def test_existing_run_folder_is_not_touched(tmp_path, water, tiny, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "precious").write_text("mine", encoding="utf-8")
+    for task in (["data=tetris"], ["data=extxyz", f"data.path={water}", *tiny]):
+        assert main([*task, f"run={folder}"]) == 2
+        assert "exists already" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["precious"]
+
+
+def test_run_folder_that_cannot_be_made(refused, tmp_path, water):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert "cannot be made" in refused(water, f"run={tmp_path / 'file' / 'run'}")
+
+
+def test_unknown_and_unavailable_backends(tmp_path, capsys):
+    assert main(["backend=trito", f"run={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert "trito" in error
+    assert "e3nn" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_atoms_without_neighbours_warn_and_give_finite_results(tmp_path, water, tiny, capsys):
+    folder = tmp_path / "run"
+    settings = ["data=extxyz", f"data.path={water}", f"run={folder}", *tiny]
+    assert main([*settings, "cutoff=0.5", "epochs=1"]) == 0
+    error = capsys.readouterr().err
+    assert error.startswith("warning: ")
+    assert "no neighbours within the cutoff of 0.5 Å" in error
+    metadata = load_run(folder)[2]
+    assert all(np.isfinite(value) for value in metadata["validation"].values())

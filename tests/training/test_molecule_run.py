@@ -1,0 +1,130 @@
+import csv
+
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.data import Batcher, Dataset, read_extxyz
+from eqfuse.models import predict
+from eqfuse.training import load_run
+from eqfuse.training.main import main
+from eqfuse.training.metrics import Errors, error_sums
+
+
+def rows_of(folder):
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def train(folder, path, tiny, *more):
+    return main(["data=extxyz", f"data.path={path}", f"run={folder}", *tiny, *more])
+
+
+def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys):
+    folder = tmp_path / "run"
+    assert train(folder, water, tiny, "epochs=40", "lr=0.05") == 0
+
+    rows = rows_of(folder)
+    assert [int(row["epoch"]) for row in rows] == list(range(1, 41))
+    assert int(rows[-1]["step"]) == 40 * 4
+    first, last = (float(rows[i]["val_forces_rmse_mev_per_a"]) for i in (0, -1))
+    assert last < 0.5 * first
+
+    module, params, metadata = load_run(folder)
+    assert metadata["species"] == [1, 8]
+    assert metadata["units"]["energy"] == "eV"
+    best = min(rows, key=lambda row: float(row["val_loss"]))
+    assert metadata["step"] == int(best["step"])
+
+    # The checkpoint and its metadata alone give the validation error that the run has written.
+    dataset = Dataset.build(
+        read_extxyz(water),
+        cutoff=metadata["model_fields"]["cutoff"],
+        val_size=4,
+        seed=metadata["config"]["seed"],
+        species=metadata["species"],
+        references={int(z): e for z, e in metadata["reference_energies"].items()},
+    )
+    errors = Errors()
+    for batch in Batcher(dataset.val, 3).batches(shuffle=False):
+        errors.add(error_sums(predict(module, params, batch.graph), batch.labels, batch.graph))
+    for name, value in errors.table().items():
+        # Batches of another size: float32 sums in another order, errors of 1e-3 of the labels.
+        assert value == pytest.approx(float(best[f"val_{name}"]), rel=1e-3)
+
+    lines = capsys.readouterr().out.splitlines()
+    report = "\n".join(lines)
+    for part in ("species    H O", "force RMS", "neighbours", "backend    ", "parameters"):
+        assert part in report
+    header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
+    assert [line.split()[0] for line in lines[header + 1 :][:40]] == [str(n) for n in range(1, 41)]
+    assert max(len(line) for line in lines[header:]) < 100 or str(folder) in report
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path, water, tiny):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        assert train(tmp_path / name, water, tiny, "epochs=2", f"seed={seed}") == 0
+    losses = {name: [row["val_loss"] for row in rows_of(tmp_path / name)] for name in "abc"}
+    assert losses["a"] == losses["b"] != losses["c"]
+
+
+def test_stress_is_trained_when_asked_for(tmp_path, copper, tiny):
+    folder = tmp_path / "run"
+    more = ("cutoff=3", "data.val=2", "epochs=3", "training.stress_weight=100")
+    assert train(folder, copper, tiny, *more) == 0
+    assert float(rows_of(folder)[-1]["val_stress_rmse_mev_per_a3"]) > 0
+
+
+def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys):
+    assert train(tmp_path / "run", water, tiny, "training.stress_weight=1") == 2
+    assert "no stress" in capsys.readouterr().err
+
+
+def test_steps_stop_within_an_epoch(tmp_path, water, tiny, capsys):
+    assert train(tmp_path / "run", water, tiny, "steps=6") == 0
+    assert [int(row["step"]) for row in rows_of(tmp_path / "run")] == [4, 6]
+    assert "all steps done" in capsys.readouterr().out
+
+
+def test_time_stops_a_run(tmp_path, water, tiny, capsys):
+    assert train(tmp_path / "run", water, tiny, "max_minutes=0.0001", "epochs=1000000") == 0
+    assert "time is up" in capsys.readouterr().out
+    load_run(tmp_path / "run")
+
+
+def test_an_exhausted_plateau_stops_a_run(tmp_path, water, tiny, capsys):
+    more = ("training.schedule=plateau", "training.patience=1", "lr=1e-9", "training.min_lr=9e-10")
+    assert train(tmp_path / "run", water, tiny, "epochs=1000", *more) == 0
+    assert "learning rate exhausted" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, water, tiny, capsys):
+    folder = tmp_path / "run"
+    assert train(folder, water, tiny, "lr=1e30", "training.warmup_steps=0") == 1
+    error = capsys.readouterr().err
+    assert "the loss became" in error
+    assert str(folder / "checkpoints") in error
+    _, params, _ = load_run(folder)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+
+
+def test_float64_and_every_optimizer(tmp_path, water, tiny):
+    for name in ("adam", "amsgrad", "adamw"):
+        folder = tmp_path / name
+        more = ("epochs=1", "dtype=float64", f"training.optimizer={name}")
+        assert train(folder, water, tiny, *more) == 0
+        with jax.enable_x64(True):
+            _, params, _ = load_run(folder)
+        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
+
+
+def test_rmd17_and_isolated_atoms(tmp_path, shared_data, tiny):
+    more = ("data.train=8", "steps=2", f"run={tmp_path / 'ethanol'}")
+    path = shared_data / "rmd17" / "rmd17_ethanol_train_01.npz"
+    assert main(["data=rmd17", f"data.path={path}", *tiny, *more]) == 0
+    folder = tmp_path / "3bpa"
+    references = shared_data / "3bpa" / "iso_atoms.xyz"
+    more = ("data.train=8", "steps=2", f"data.reference_energies={references}")
+    assert train(folder, shared_data / "3bpa" / "train_300K.xyz", tiny, *more) == 0
+    # Binding energy of an organic molecule: some eV per atom.
+    assert -8 < load_run(folder)[2]["statistics"]["energy_per_atom"] < -3

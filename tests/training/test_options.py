@@ -1,0 +1,106 @@
+import dataclasses
+
+import pytest
+
+from eqfuse.training.config import GROUPS, SHORTHANDS, Config, ConfigError
+from eqfuse.training.options import parse, to_yaml
+from eqfuse.training.usage import usage
+
+MOLECULE = ["data=extxyz", "data.path=x.xyz"]
+
+
+def test_defaults_are_nequip_on_tetris():
+    config = parse([])
+    assert (config.model.name, config.data.name, config.model.layers) == ("nequip", "tetris", 3)
+
+
+def test_channels_follow_the_task_unless_given():
+    assert parse([]).model.channels == 16
+    assert parse(MOLECULE).model.channels == 32
+    assert parse(["channels=5"]).model.channels == 5
+
+
+def test_any_field_can_be_set_and_shorthands_mean_the_field():
+    config = parse(["layers=5", "model.lmax=1", "lr=0.1", "seed=7", "backend=e3nn"])
+    assert config.model.layers == 5
+    assert config.model.lmax == 1
+    assert config.training.lr == 0.1
+    assert (config.seed, config.backend) == (7, "e3nn")
+    assert parse(["layers=5", "model.layers=2"]).model.layers == 2
+
+
+@pytest.mark.parametrize("path", ["/a b/c.xyz", "a=b,c.xyz", "it's.xyz", "x(1).xyz", "ü:1.xyz"])
+def test_file_names_may_hold_any_character(path):
+    assert parse(["data=extxyz", f"data.path={path}"]).data.path == path
+
+
+def test_training_follows_the_data():
+    assert not hasattr(parse([]).training, "forces_weight")
+    assert parse(MOLECULE).training.forces_weight > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["layer=3"], ["layer ", "nearest", "layers"]),
+        (["model.layer=3"], ["nearest", "model.layers"]),
+        (["num_bessel=4"], ["model.num_bessel"]),
+        (["zzzz=1"], ["zzzz", "--help"]),
+        (["model=neqip"], ["neqip", "nequip"]),
+        (["model=mace"], ["model=mace", "not part of this version yet", "nequip", "tetris"]),
+        (["model=allegro"], ["not part of this version yet"]),
+        (["data=extxy"], ["nearest", "extxyz"]),
+        (["data=extxyz"], ["data.path", "data=extxyz data.path=FILE"]),
+        (["data.path=x.xyz"], ["data.path", "data=extxyz"]),
+        (["model=tetris", "layers=3"], ["layers", "model=tetris"]),
+        (["model=tetris", *MOLECULE], ["model=nequip"]),
+        (["layers=-1"], ["model.layers=-1", "greater than zero"]),
+        (["layers=abc"], ["model.layers", "abc", "int"]),
+        (["layers=2.5"], ["model.layers", "2.5", "int"]),
+        (["layers=null"], ["model.layers"]),
+        (["lr=nan"], ["training.lr=nan"]),
+        (["lr=0"], ["training.lr=0"]),
+        (["seed=-1"], ["seed=-1"]),
+        (["seed=1,2"], ["seed", "int"]),
+        (["dtype=float16"], ["float32"]),
+        (["training.schedule=cos", *MOLECULE], ["cosine"]),
+        (["training.optimizer=sgd", *MOLECULE], ["sgd", "adam"]),
+        (["training.ema_decay=1", *MOLECULE], ["ema_decay=1"]),
+        (["data.val=-0.5", *MOLECULE], ["data.val=-0.5"]),
+        (["data.val=2.5", *MOLECULE], ["data.val=2.5"]),
+        (["training.forces_weight=0", "training.energy_weight=0", *MOLECULE], ["_weight"]),
+        (["training=extxyz"], ["training follows"]),
+        (["foo"], ["foo", "name=value"]),
+        (["=3"], ["name=value"]),
+        (["--layers=3"], ["--layers=3", "name=value"]),
+        (["++a=3"], ["++a=3"]),
+        (["model=[1]"], ["[1]", "nequip"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_wrong_settings_are_refused_in_one_line(arguments, parts):
+    with pytest.raises(ConfigError) as info:
+        parse(arguments)
+    message = str(info.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+def test_usage_names_every_setting():
+    text = usage()
+    nodes = [("", Config)]
+    nodes += [(f"{group}.", node) for group, choices in GROUPS.items() for node in choices.values()]
+    for prefix, node in nodes:
+        for field in dataclasses.fields(node):
+            if field.name not in ("name", *GROUPS):
+                assert field.metadata.get("help"), field.name
+                assert f"  {prefix}{field.name} " in text
+    for short, full in SHORTHANDS.items():
+        assert f"{short} = {full}" in text
+
+
+def test_yaml_holds_the_resolved_settings():
+    text = to_yaml(parse(["layers=5", "data=extxyz", "data.path=a b.xyz"]))
+    for line in ("  layers: 5", "  channels: 32", "  path: a b.xyz", "  name: extxyz", "seed: 0"):
+        assert line in text.splitlines()

@@ -31,9 +31,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-# spec
-
-
 def test_names_differ_with_source_and_types():
     names = {
         spec().name,
@@ -53,9 +50,6 @@ def test_spec_refuses_what_is_no_kernel():
         KernelSpec.build("k", "def KERNEL(): pass", ("*fp8",), ())
     with pytest.raises(ValueError, match="'not a name' is not a Python identifier"):
         KernelSpec("not a name", "", (), ())
-
-
-# cache
 
 
 def test_source_file_is_rebuilt_when_damaged(folder):
@@ -118,9 +112,6 @@ def test_damaged_entries_are_not_read(tmp_path, damage):
     assert cache.read_entry(path, key) is None
 
 
-# interpreter
-
-
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_interpreted_kernel_equals_numpy(folder, dtype):
     pytest.importorskip("triton")
@@ -165,9 +156,6 @@ def test_interpreter_refuses_what_does_not_fit(folder):
         interpret(spec(), (values(), ROW_START), (out,), (2**31,))
     with pytest.raises(ValueError, match="C-contiguous"):
         interpret(spec(), (values().T, ROW_START), (out,), (20,))
-
-
-# compiler
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
@@ -318,3 +306,21 @@ def test_register_limits_are_valid_ptx(folder):
     limited = pipeline._with_register_limit(stages["ptx"], 128)
     assert limited.count("\n.maxnreg 128\n") == 1
     assert pipeline._ptxas(limited) == pipeline._ptxas(stages["ptx"])
+
+
+def test_one_thread_compiles_while_another_interprets(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops._triton import pipeline
+    from eqfuse.ops._triton.interpret import interpret
+
+    def interpreted():
+        out = np.full((3, 20), np.nan, np.float32)
+        interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))
+        return np.abs(out - expected(values())).max()
+
+    alone = pipeline.compile_stages(spec(), "sm_90")[0]["ptx"]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        errors = [pool.submit(interpreted) for _ in range(20)]
+        texts = {pipeline.compile_stages(spec(), "sm_90")[0]["ptx"] for _ in range(5)}
+    assert texts == {alone}
+    assert max(error.result() for error in errors) < 1e-5

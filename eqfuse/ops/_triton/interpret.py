@@ -7,15 +7,13 @@ runs and restores it after, so that the same process can compile the same kernel
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import ml_dtypes
 import numpy as np
 
-from eqfuse.ops._triton.source import load
+from eqfuse.ops._triton.source import LANGUAGE_LOCK, load
 from eqfuse.ops._triton.spec import KernelSpec, pointer_type
 
-_LOCK = threading.Lock()
 _FUNCTIONS: dict[object, object] = {}
 _count = 0
 
@@ -47,7 +45,7 @@ def interpret(spec: KernelSpec, inputs, outputs, scalars=(), grid=(1,)) -> None:
         raise ValueError(f"kernel {spec.name}: outputs must be writable")
     kernel = load(spec, purpose="interpret")
     arguments = (*map(_Buffer, inputs), *map(int, scalars), *map(_Buffer, outputs))
-    with _LOCK, _interpreting():
+    with LANGUAGE_LOCK, _interpreting():
         _interpreted(kernel)[tuple(map(int, grid))](*arguments)
         _count += 1
 

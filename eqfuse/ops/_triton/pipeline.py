@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import types
 
-from eqfuse.ops._triton.source import load
+from eqfuse.ops._triton.source import LANGUAGE_LOCK, load
 from eqfuse.ops._triton.spec import KernelSpec
 
 # raised when a change of this file changes what is compiled, so that old entries are not found
@@ -77,13 +77,14 @@ def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], di
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    module = source.make_ir(
-        gpu,
-        options,
-        backend.get_codegen_implementation(options),
-        backend.get_module_map(),
-        context,
-    )
+    with LANGUAGE_LOCK:
+        module = source.make_ir(
+            gpu,
+            options,
+            backend.get_codegen_implementation(options),
+            backend.get_module_map(),
+            context,
+        )
     stages, results, metadata = {}, {}, {"target": gpu, **vars(options)}
     backend.add_stages(stages, options, Language.TRITON)
     stages.pop("cubin", None)  # XLA and the driver make it from the PTX

@@ -10,6 +10,10 @@ import types
 from eqfuse.ops._triton import cache
 from eqfuse.ops._triton.spec import KernelSpec
 
+# held by the interpreter, which patches `triton.language`, and by the compiler, which reads it:
+# XLA may interpret on a thread of its own while another thread compiles
+LANGUAGE_LOCK = threading.Lock()
+
 _LOCK = threading.Lock()
 _LOADED: dict[tuple[KernelSpec, str], object] = {}
 

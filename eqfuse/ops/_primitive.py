@@ -101,7 +101,11 @@ def _vary_alike(arrays):
     ]
 
 
-form_p.def_impl(lambda *args, **params: jax.jit(functools.partial(form_p.bind, **params))(*args))
+@form_p.def_impl
+@functools.partial(jax.jit, static_argnames=("form", "num_rows", "num_nodes", "backend"))
+def _compiled(*args, **params):
+    """Outside `jit`: compiled once for each form and shapes."""
+    return form_p.bind(*args, **params)
 
 
 def _jvp(primals, tangents, *, form, **params):

@@ -1,0 +1,43 @@
+import jax
+import pytest
+
+from eqfuse import models
+from eqfuse.data.tetris import tetris
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mace", "model 'mace' is not part of this version yet; choose nequip or tetris"),
+        ("allegro", "model 'allegro' is not part of this version yet"),
+        ("neqiup", "model 'neqiup' is unknown; did you mean nequip?"),
+        ("xyz", "model 'xyz' is unknown; choose one of nequip, tetris"),
+    ],
+)
+def test_unknown_models_are_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        models.build(name)
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ValueError, match=r"no setting 'layer'; did you mean layers"):
+        models.build("nequip", layer=3)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_summary_tells_layers_and_parameters(name):
+    model = models.build(name, irreps_out="0o + 7x0e")
+    graph, _ = tetris()
+    args = (graph.vectors, graph.species, graph.edges)
+    variables = jax.eval_shape(model.init, jax.random.key(0), *args)
+    text = models.summary(model, variables)
+    assert "output   1x0o+7x0e" in text
+    count = {"nequip": "119,584", "tetris": "7,170"}[name]
+    assert f"{count} parameters" in text
+    assert text.count("layer ") == len(model.layer_irreps()) - 2
+    # What the summary says of the layers is what the modules give.
+    _, state = jax.eval_shape(
+        lambda v: model.apply(v, *args, capture_intermediates=True, mutable=True), variables
+    )
+    for k, irreps in enumerate(model.layer_irreps()[1:-1]):
+        assert state["intermediates"][f"layer_{k}"]["__call__"][0].irreps == irreps

@@ -1,0 +1,64 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse.models.radial import (
+    bessel_basis,
+    lengths_and_directions,
+    polynomial_cutoff,
+    spherical_harmonics,
+)
+
+
+@pytest.mark.parametrize("power", [1, 2, 6])
+def test_polynomial_cutoff_is_the_published_polynomial(power):
+    p, x = power, jnp.linspace(0, 1, 50, endpoint=False)
+    published = (
+        1
+        - (p + 1) * (p + 2) / 2 * x**p
+        + p * (p + 2) * x ** (p + 1)
+        - p * (p + 1) / 2 * x ** (p + 2)
+    )
+    # Up to 49 times the rounding of the largest term, 48 at p = 6.
+    np.testing.assert_allclose(polynomial_cutoff(3.0 * x, 3.0, p), published, atol=48 * 49 * 2e-16)
+
+
+def test_polynomial_cutoff_vanishes_with_two_derivatives_and_stays_zero():
+    def u(d):
+        return polynomial_cutoff(d[None], 2.0, 6)[0]
+
+    for f in (u, jax.grad(u), jax.grad(jax.grad(u))):
+        assert f(jnp.array(2.0)) == 0
+        assert f(jnp.array(2.5)) == 0
+        # All three fall at least linearly: the third derivative is -p(p+1)(p+2) / c^3.
+        assert abs(f(jnp.array(2.0 - 1e-9))) < 336 / 8 * 1.01e-9
+    assert u(jnp.array(0.0)) == 1
+
+
+def test_bessel_basis_is_orthonormal():
+    c, n = 4.0, 5
+    nodes, quadrature = np.polynomial.legendre.leggauss(60)
+    d = c * (nodes + 1) / 2
+    basis = bessel_basis(jnp.asarray(d), n, c)
+    measure = d**2 * quadrature * c / 2
+    np.testing.assert_allclose((basis.T * measure) @ basis, np.eye(n), atol=1e-13)
+
+
+def test_lengths_and_directions():
+    vectors = jnp.array([[3.0, 0.0, -4.0], [0.0, 0.0, 0.0]])
+    lengths, directions, real = lengths_and_directions(vectors)
+    np.testing.assert_array_equal(real, [True, False])
+    np.testing.assert_allclose(lengths[0], 5.0, rtol=1e-15)
+    np.testing.assert_allclose(directions[0], [0.6, 0.0, -0.8], rtol=1e-15)
+    hessian = jax.hessian(lambda v: lengths_and_directions(v)[0].sum())(vectors)
+    assert np.all(np.isfinite(hessian))
+    assert not np.any(hessian[1])
+
+
+def test_spherical_harmonics_are_component_normalised_and_of_natural_parity():
+    directions = lengths_and_directions(jax.random.normal(jax.random.key(0), (20, 3)))[1]
+    sh = spherical_harmonics(directions, range(4))
+    assert sh.irreps == "0e + 1o + 2e + 3o"
+    for l, chunk in enumerate(sh.chunks):
+        np.testing.assert_allclose(jnp.sum(chunk**2, axis=(1, 2)), 2 * l + 1, rtol=1e-13)

@@ -1,0 +1,200 @@
+import e3nn_jax as e3nn
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from eqfuse import models
+from eqfuse.data.tetris import tetris
+from eqfuse.models.tetris_net import HIDDEN
+
+SETTINGS = {
+    "nequip": {
+        "irreps_out": "0o + 7x0e",
+        "channels": 16,
+        "cutoff": 1.5,
+        "avg_num_neighbors": 50 / 32,
+    },
+    "tetris": {},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def x64():
+    """Tetris is trained in float32, as by its users."""
+    with jax.enable_x64(False):
+        yield
+
+
+class ReferenceLayer(nn.Module):
+    """Literal transcription of the layer of e3nn-jax's example: everything per edge."""
+
+    target: str
+
+    @nn.compact
+    def __call__(self, x, positions, edges):
+        vectors = positions[edges.receivers] - positions[edges.senders]
+        vectors = e3nn.IrrepsArray("1o", vectors)
+        sh = e3nn.spherical_harmonics([1, 2, 3], vectors, True, normalization="component")
+        sender = x[edges.senders]
+        m = e3nn.concatenate([sender, e3nn.tensor_product(sender, sh)]).regroup()
+        m = e3nn.scatter_sum(m, dst=edges.receivers, output_size=edges.num_nodes) / 1.5
+        target = e3nn.Irreps(self.target)
+        m = e3nn.flax.Linear(target, name="linear_pre")(m)
+        m = e3nn.scalar_activation(m)
+        m = e3nn.flax.Linear(target, name="linear_post")(m)
+        shortcut = e3nn.flax.Linear(m.irreps, name="shortcut", force_irreps_out=True)
+        return m + shortcut(x)
+
+
+class Reference(nn.Module):
+    @nn.compact
+    def __call__(self, positions, edges):
+        x = e3nn.IrrepsArray("0e", jnp.ones((len(positions), 1), positions.dtype))
+        for k, target in enumerate((HIDDEN, HIDDEN, "0o + 7x0e")):
+            x = ReferenceLayer(target, name=f"layer_{k}")(x, positions, edges)
+        return x
+
+
+def logits_of(model, variables, graph):
+    out = model.apply(variables, graph.vectors, graph.species, graph.edges)
+    return models.tetris_logits(out, graph)
+
+
+def trainer(name):
+    """A jitted function seed -> (variables, updates until 100%, or 101)."""
+    model = models.build(name, **SETTINGS[name])
+    graph, labels = jax.tree.map(jnp.asarray, tetris())
+    optimiser = optax.adam(0.01)
+
+    def loss(variables):
+        logits = logits_of(model, variables, graph)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return loss, jnp.all(jnp.argmax(logits, axis=1) == labels)
+
+    @jax.jit
+    def run(seed):
+        key = jax.random.key(seed)
+        variables = model.init(key, graph.vectors, graph.species, graph.edges)
+
+        def body(carry):
+            variables, state, updates, _ = carry
+            gradient, _ = jax.grad(loss, has_aux=True)(variables)
+            update, state = optimiser.update(gradient, state)
+            variables = optax.apply_updates(variables, update)
+            return variables, state, updates + 1, loss(variables)[1]
+
+        carry = (variables, optimiser.init(variables), 0, loss(variables)[1])
+        carry = jax.lax.while_loop(lambda c: ~c[3] & (c[2] <= 100), body, carry)
+        return carry[0], carry[2]
+
+    return model, graph, run
+
+
+@pytest.fixture(scope="module", params=list(models.MODELS))
+def trained(request):
+    model, graph, run = trainer(request.param)
+    variables, updates = run(0)
+    return jax.jit(lambda graph: logits_of(model, variables, graph)), graph, updates
+
+
+def test_all_shapes_are_told_apart_within_100_steps(trained):
+    logits_after_training, graph, updates = trained
+    assert updates <= 100
+    np.testing.assert_array_equal(logits_after_training(graph).argmax(axis=1), np.arange(8))
+
+
+def test_logits_do_not_change_under_rotation(trained):
+    logits_after_training, graph, _ = trained
+    logits = logits_after_training(graph)
+    for key in jax.random.split(jax.random.key(3), 5):
+        rotation = e3nn.rand_matrix(key)
+        turned = logits_after_training(_with(graph, graph.positions @ rotation.T))
+        np.testing.assert_allclose(turned, logits, rtol=0, atol=1e-4)
+
+
+def test_mirror_images_swap_the_chiral_shapes(trained):
+    logits_after_training, graph, _ = trained
+    logits = logits_after_training(_with(graph, graph.positions * jnp.array([-1.0, 1, 1])))
+    np.testing.assert_array_equal(logits.argmax(axis=1), [1, 0, 2, 3, 4, 5, 6, 7])
+
+
+def test_the_tetris_network_needs_50_steps_at_most_as_a_median_over_seeds():
+    run = trainer("tetris")[2]
+    assert np.median([run(seed)[1] for seed in range(30)]) <= 50
+
+
+def test_the_tetris_network_is_that_of_e3nn():
+    graph, _ = tetris()
+    with jax.enable_x64(True):
+        noise = np.random.default_rng(0).normal(size=graph.positions.shape)
+        graph = _with(graph, graph.positions.astype(np.float64) + 0.1 * noise)
+        reference, model = Reference(), models.TetrisNet()
+        variables = jax.jit(reference.init)(jax.random.key(1), graph.positions, graph.edges)
+        assert sum(leaf.size for leaf in jax.tree.leaves(variables)) == 7170
+        ours = jax.jit(model.init)(jax.random.key(1), graph.vectors, graph.species, graph.edges)
+        jax.tree.map(np.testing.assert_array_equal, ours, variables)
+
+        expected = jax.jit(reference.apply)(variables, graph.positions, graph.edges)
+        out = jax.jit(model.apply)(variables, graph.vectors, graph.species, graph.edges)
+        assert out.irreps == expected.irreps == "0o + 7x0e"
+        # float64, outputs of order 1; the sums are taken in another order.
+        np.testing.assert_allclose(out.array, expected.array, rtol=0, atol=1e-13)
+        logits = models.tetris_logits(out, graph)
+        expected = models.tetris_logits(expected, graph)
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_padding_edges_do_nothing(name):
+    model = models.build(name, **SETTINGS[name])
+    graph, _ = tetris()
+    variables = jax.jit(model.init)(jax.random.key(0), graph.vectors, graph.species, graph.edges)
+    senders, receivers = (
+        np.append(index, np.full(6, 31, np.int32))
+        for index in (graph.edges.senders, graph.edges.receivers)
+    )
+    edges = type(graph.edges).from_arrays(senders, receivers, 32)
+
+    def total(vectors, edges):
+        return jnp.sum(jnp.sin(model.apply(variables, vectors, graph.species, edges).array))
+
+    gradient = jax.jit(jax.value_and_grad(total))
+    bare, slope = gradient(graph.vectors, graph.edges)
+    vectors = np.append(graph.vectors, np.zeros((6, 3), np.float32), axis=0)
+    padded, padded_slope = gradient(vectors, edges)
+    # A sum of 256 float32 sines.
+    np.testing.assert_allclose(padded, bare, rtol=0, atol=256 * 1e-6)
+    np.testing.assert_allclose(padded_slope[:50], slope, rtol=0, atol=1e-4)
+    assert not np.any(padded_slope[50:])
+
+
+def test_the_tetris_network_on_a_graph_without_edges():
+    edges = type(tetris()[0].edges).from_arrays(np.zeros(0, int), np.zeros(0, int), 2)
+    model, vectors = models.TetrisNet(), jnp.zeros((0, 3))
+    variables = jax.jit(model.init)(jax.random.key(0), vectors, None, edges)
+    out = jax.jit(model.apply)(variables, vectors, None, edges).array
+    assert np.all(np.isfinite(out))
+    np.testing.assert_array_equal(out[0], out[1])
+
+
+def test_the_head_sums_over_graphs_and_reads_chirality_from_the_pseudoscalar():
+    graph, _ = tetris()
+    mask = graph.node_mask.copy()
+    mask[3] = False
+    values = np.arange(32 * 8, dtype=np.float32).reshape(32, 8)
+    logits = models.tetris_logits(e3nn.IrrepsArray("0o + 7x0e", values), _with(graph, mask=mask))
+    o, e = np.split((values * mask[:, None]).reshape(8, 4, 8).sum(axis=1), [1], axis=1)
+    np.testing.assert_array_equal(logits, np.hstack([o * e[:, :1], -o * e[:, :1], e[:, 1:]]))
+    with pytest.raises(ValueError, match="reads 1x0o\\+7x0e, got 8x0e"):
+        models.tetris_logits(e3nn.IrrepsArray("8x0e", values), graph)
+
+
+def _with(graph, positions=None, mask=None):
+    fields = vars(graph) | {
+        "positions": graph.positions if positions is None else positions,
+        "node_mask": graph.node_mask if mask is None else mask,
+    }
+    return type(graph)(**fields)

@@ -80,7 +80,7 @@ class Structure:
         else:
             cell = _finite("cell", self.cell, (3, 3))
         periodic = cell[self.pbc]
-        if np.linalg.matrix_rank(periodic) < len(periodic):
+        if len(periodic) and np.linalg.matrix_rank(periodic) < len(periodic):
             raise DataError(
                 f"periodic directions {self.pbc.tolist()} need linearly independent lattice "
                 f"vectors, got {cell.tolist()} Å; set the cell, or the direction non-periodic"

@@ -12,11 +12,14 @@ from eqfuse.ops._body import ordered_groups
 from eqfuse.ops._form import Form, Index, Path
 from eqfuse.ops._kernel import Kernel, Task, generate
 
-REGISTERS = 190
-"""Values that a thread may hold at once by our estimate; sm_90 has 255 registers for them."""
+REGISTERS = {"float32": 190, "bfloat16": 190, "float64": 160}
+"""Registers of a thread at most, by our estimate: no kernel of `benchmarks/kernels.py` spills then.
 
-TERMS = 2600
-"""Terms of one kernel at most: beyond this, compiling takes minutes."""
+The estimate leaves out addresses, and in float64 the coefficients, which take registers there.
+"""
+
+TERMS = {"float32": 2600, "bfloat16": 2600, "float64": 450}
+"""Terms of one kernel at most: beyond this, compiling takes long or, in float64, kernels spill."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -39,7 +42,7 @@ def kernels(form: Form, dtype: str) -> tuple[Kernel, ...]:
     for owner, outputs in owners.items():
         part = [p for p in form.paths if p.output.operand in outputs]
         groups = ordered_groups(Form(form.inputs, form.outputs, tuple(part)))
-        chunks = _chunks(form, owner, groups, 2 if dtype == "float64" else 1)
+        chunks = _chunks(form, owner, groups, dtype)
         touched = {(p.output.operand, p.output.segment) for p in part}
         empty = {(o, s) for o in outputs for s in range(len(form.outputs[o].segments))} - touched
         for chunk in chunks:
@@ -49,13 +52,15 @@ def kernels(form: Form, dtype: str) -> tuple[Kernel, ...]:
     return tuple(generate(task) for task in tasks)
 
 
-def _chunks(form: Form, owner: Index, groups, width: int):
+def _chunks(form: Form, owner: Index, groups, dtype: str):
     """Groups of paths in runs that fit one kernel."""
+    width = 2 if dtype == "float64" else 1
     chunks, current = [], []
     for group in groups:
         longer = [*current, tuple(group)]
         terms = sum(len(path.terms) for g in longer for path in g)
-        if current and (_registers(form, owner, longer) * width > REGISTERS or terms > TERMS):
+        registers = _registers(form, owner, longer) * width
+        if current and (registers > REGISTERS[dtype] or terms > TERMS[dtype]):
             chunks.append(tuple(current))
             longer = [tuple(group)]
         current = longer

@@ -1,7 +1,6 @@
 """`graph_tensor_product`: gather, product, weights and sum to the receivers in one kernel."""
 
 import e3nn_jax as e3nn
-import jax
 import jax.numpy as jnp
 
 from eqfuse.ops import _build, _primitive, _reference
@@ -58,12 +57,7 @@ def graph_tensor_product(
     }
     if are_irreps(x, y):
         return tensor_product(x, y, backend="xla", **options)
-    x, y = operands("graph_tensor_product", x, y)
-    irreps_out = tensor_product(x.irreps, y.irreps, backend="xla", **options)
-    weights = _check(x, y, weights, edges, irreps_out)
-    if weights is not None:
-        dtype = jnp.result_type(x.dtype, weights.dtype)
-        x, y, weights = x.astype(dtype), y.astype(dtype), weights.astype(dtype)
+    x, y, weights = check(x, y, weights, edges, options)
     if backend == "e3nn":
         return _reference.graph_tensor_product(x, y, weights, edges, **options)
 
@@ -87,18 +81,24 @@ def graph_tensor_product(
     return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
 
 
-def _check(x, y, weights, edges, irreps_out) -> jax.Array | None:
-    """The weights, broadcast to one number for each edge and irrep."""
+def check(x, y, weights, edges, options):
+    """x, y and weights (one number for each edge and irrep, or None) of one dtype.
+
+    Raises:
+      ValueError: shapes that do not fit the edges or the irreps of the product.
+    """
+    x, y = operands("a product on a graph", x, y)
     if edges is None:
         raise ValueError(
-            "graph_tensor_product needs edges: eqfuse.ops.Edges.from_arrays makes them"
+            "a product on a graph needs edges: eqfuse.ops.Edges.from_arrays makes them"
         )
     if x.shape[:-1] != (edges.num_nodes,):
         raise ValueError(f"x must be [{edges.num_nodes} nodes, {x.irreps}], got shape {x.shape}")
     if y.shape[:-1] != (edges.num_edges,):
         raise ValueError(f"y must be [{edges.num_edges} edges, {y.irreps}], got shape {y.shape}")
     if weights is None:
-        return None
+        return x, y, None
+    irreps_out = tensor_product(x.irreps, y.irreps, backend="xla", **options)
     weights = weights.array if isinstance(weights, e3nn.IrrepsArray) else jnp.asarray(weights)
     shape = (edges.num_edges, irreps_out.num_irreps)
     if weights.ndim != 2 or any(n not in (1, s) for n, s in zip(weights.shape, shape, strict=True)):
@@ -106,4 +106,5 @@ def _check(x, y, weights, edges, irreps_out) -> jax.Array | None:
             f"weights must be [{shape[0]} edges, {shape[1]} irreps of {irreps_out}], "
             f"got shape {weights.shape}"
         )
-    return jnp.broadcast_to(weights, shape)
+    dtype = jnp.result_type(x.dtype, weights.dtype)
+    return x.astype(dtype), y.astype(dtype), jnp.broadcast_to(weights.astype(dtype), shape)

@@ -1,0 +1,112 @@
+"""The activations that kernels know: as JAX functions, and as Triton text with the derivative."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """f(x) / c, with f known to kernels.
+
+    Attributes:
+      name: key of `TRITON`.
+      scale: 1 / c, with c so that the result has unit second moment for normal x, or 1.
+    """
+
+    name: str
+    scale: float
+
+    def __call__(self, x):
+        return FUNCTIONS[self.name](x) * self.scale
+
+
+FUNCTIONS: dict[str, Callable] = {
+    "identity": lambda x: x,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "soft_odd": e3nn.soft_odd,
+    "abs": jnp.abs,
+}
+
+_SIGMOID = "1.0 / (1.0 + tl.exp(-{x}))"
+_TANH = "1.0 - 2.0 / (tl.exp(2.0 * {x}) + 1.0)"
+_GELU = f"({math.sqrt(2 / math.pi)!r} * ({{x}} + 0.044715 * {{x}} * {{x}} * {{x}}))"
+TRITON: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "identity": ((), "{x}", "{x} * 0.0 + 1.0"),
+    "silu": (
+        ("s = " + _SIGMOID,),
+        "{x} * s",
+        "s * (1.0 + {x} * (1.0 - s))",
+    ),
+    "gelu": (
+        ("a = " + _GELU, "s = " + _TANH.format(x="a")),
+        "0.5 * {x} * (1.0 + s)",
+        "0.5 * (1.0 + s) + 0.5 * {x} * (1.0 - s * s)"
+        f" * ({math.sqrt(2 / math.pi)!r} * (1.0 + {3 * 0.044715!r} * {{x}} * {{x}}))",
+    ),
+    "sigmoid": (("s = " + _SIGMOID,), "s", "s * (1.0 - s)"),
+    "tanh": (("s = " + _TANH,), "s", "1.0 - s * s"),
+    "relu": ((), "tl.where({x} > 0, {x}, 0.0)", "tl.where({x} > 0, {x} * 0.0 + 1.0, 0.0)"),
+    "soft_odd": (
+        ("s = tl.exp(-{x} * {x})",),
+        "(1.0 - s) * {x}",
+        "1.0 - s + 2.0 * {x} * {x} * s",
+    ),
+    "abs": ((), "tl.abs({x})", "tl.where({x} > 0, {x} * 0.0 + 1.0, {x} * 0.0 - 1.0)"),
+}
+"""Statements that prepare, the value, and the derivative, of {x}."""
+
+_ALIASES = {jnp.tanh: "tanh", jax.nn.tanh: "tanh", jax.nn.swish: "silu", None: "identity"}
+
+
+def activation(function: Callable | None, normalize: bool = True) -> Activation:
+    """The activation that kernels run for a JAX function, normalised as e3nn-jax normalises it.
+
+    Raises:
+      ValueError: a function that kernels do not know, naming those that they do.
+    """
+    names = {f: name for name, f in FUNCTIONS.items()} | _ALIASES
+    if function not in names:
+        raise ValueError(
+            f"activation {function!r} is not known to the kernels, which have "
+            f"{', '.join(FUNCTIONS)}; use one of them, or backend='e3nn'"
+        )
+    name = names[function]
+    if not normalize or name == "identity":
+        return Activation(name, 1.0)
+    return Activation(name, _normalization(name, bool(jax.config.jax_enable_x64)))
+
+
+@functools.cache
+def _normalization(name: str, x64: bool) -> float:
+    """1 / c of `e3nn.normalize_function`, in the precision that JAX now computes in."""
+    with jax.ensure_compile_time_eval():
+        normalized = e3nn.normalize_function(FUNCTIONS[name])
+    if normalized is FUNCTIONS[name]:
+        return 1.0
+    [c] = [cell.cell_contents for cell in normalized.__closure__ if _is_number(cell)]
+    return 1.0 / c
+
+
+def _is_number(cell) -> bool:
+    return isinstance(cell.cell_contents, float)
+
+
+@functools.cache
+def parity(name: str) -> int:
+    """1 for an even function, -1 for an odd one, 0 for neither."""
+    with jax.ensure_compile_time_eval():
+        x = jnp.linspace(0.0, 10.0, 256)
+        positive, negative = FUNCTIONS[name](x), FUNCTIONS[name](-x)
+        if jnp.abs(positive - negative).max() < 1e-5:
+            return 1
+        return -1 if jnp.abs(positive + negative).max() < 1e-5 else 0

@@ -1,0 +1,330 @@
+"""Product, Linear and gate as one JAX primitive, with its derivatives.
+
+    z = Linear(product(x, y, w)) + skip,    out = gate(z)
+
+Three primitives: the op; its tangent, linear in the tangents; and its backward, the transpose of
+the tangent. On a GPU the op and its backward are fused kernels. Everything else (the tangent, the
+derivatives of the backward, `vmap`) is composed of the kernels of the product and of jax.numpy, by
+JAX itself from the definitions below, so that no derivative is missing at any order.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from eqfuse.ops import _mixing, _primitive
+from eqfuse.ops._form import Form, Index
+from eqfuse.ops._mixing import Gate, Mixing
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """What is fused. Operands: the form's inputs, the packed weights, the skip if there is one.
+
+    Attributes:
+      form: the product; its one output is mixed.
+      mixing: the Linear.
+      gate: what becomes of the mixed row.
+      skip: whether a row [rows, mixing.size_out] is added before the gate.
+      num_indexed: how many sets of weights there are to choose from by row; 0 for one set for all.
+      input_precision: of the matrix products on a GPU: "ieee", "tf32x3" or "tf32".
+    """
+
+    form: Form
+    mixing: Mixing
+    gate: Gate
+    skip: bool
+    num_indexed: int
+    input_precision: str
+
+    @property
+    def num_floats(self) -> int:
+        return len(self.form.inputs) + 1 + self.skip
+
+    @property
+    def num_integers(self) -> int:
+        return bool(self.num_indexed) + self.form.on_graph * len(_primitive.INDEX_ARRAYS)
+
+    def rows(self, num_rows: int, num_nodes: int) -> int:
+        """Rows of the output."""
+        return num_rows if self.form.outputs[0].index is Index.ROW else num_nodes
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The static arguments of one call."""
+
+    fused: Fused
+    num_rows: int
+    num_nodes: int
+    backend: str
+
+    @property
+    def rows(self) -> int:
+        return self.fused.rows(self.num_rows, self.num_nodes)
+
+
+def split(fused: Fused, integers):
+    """The index of the weights, or None, and the index arrays by name."""
+    index, *arrays = integers if fused.num_indexed else (None, *integers)
+    return index, dict(zip(_primitive.INDEX_ARRAYS, arrays, strict=False))
+
+
+def product(call: Call, form: Form, inputs, integers):
+    """A form on the operands of a call."""
+    _, arrays = split(call.fused, integers)
+    return _primitive.form_p.bind(
+        *inputs,
+        *arrays.values(),
+        form=form,
+        num_rows=call.num_rows,
+        num_nodes=call.num_nodes,
+        backend=call.backend,
+    )
+
+
+def define(call: Call, floats, integers):
+    """out and z, from the definitions of the parts."""
+    fused = call.fused
+    inputs, weights, *skip = _operands(fused, floats)
+    index, _ = split(fused, integers)
+    [m] = product(call, fused.form, inputs, integers)
+    z = _mixing.mix(fused.mixing, m, weights, index)
+    z = z + skip[0] if skip else z
+    return [_mixing.apply_gate(fused.gate, fused.mixing, z), z]
+
+
+def _operands(fused: Fused, floats):
+    n = len(fused.form.inputs)
+    return floats[:n], floats[n], *floats[n + 1 :]
+
+
+def define_tangent(call: Call, active, floats, z, tangents, integers):
+    """Tangents of out and z, linear in the tangents of the active operands."""
+    fused = call.fused
+    inputs, weights, *_ = _operands(fused, floats)
+    tangents = iter(tangents)
+    given = [next(tangents) if a else None for a in active]
+    t_inputs, t_weights, *t_skip = _operands(fused, given)
+    index, _ = split(fused, integers)
+    t_z = jnp.zeros_like(z)
+    if any(t is not None for t in t_inputs):
+        form = fused.form.jvp(tuple(t is not None for t in t_inputs))
+        used = form.used_inputs()
+        arrays = [*inputs, *(t for t in t_inputs if t is not None)]
+        arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
+        [t_m] = product(call, form.drop_inputs(used), arrays, integers)
+        t_z = t_z + _mixing.mix(_without_bias(fused.mixing), t_m, weights, index)
+    if t_weights is not None:
+        [m] = product(call, fused.form, inputs, integers)
+        t_z = t_z + _mixing.mix(fused.mixing, m, t_weights, index)
+    if t_skip and t_skip[0] is not None:
+        t_z = t_z + t_skip[0]
+    gate = functools.partial(_mixing.apply_gate, fused.gate, fused.mixing)
+    return [jax.jvp(gate, (z,), (t_z,))[1], t_z]
+
+
+def _without_bias(mixing: Mixing) -> Mixing:
+    return dataclasses.replace(mixing, biases=())
+
+
+def define_backward(call: Call, wanted, floats, z, cotangents, integers):
+    """Cotangents of the wanted operands, from those of out and z."""
+
+    def tangent(*tangents):
+        return define_tangent(call, wanted, floats, z, tangents, integers)
+
+    shapes = [
+        jax.ShapeDtypeStruct(f.shape, f.dtype) for f, w in zip(floats, wanted, strict=True) if w
+    ]
+    return list(jax.linear_transpose(tangent, *shapes)(list(cotangents)))
+
+
+fused_p = Primitive("eqfuse_fused")
+tangent_p = Primitive("eqfuse_fused_tangent")
+backward_p = Primitive("eqfuse_fused_backward")
+
+
+def evaluate(call: Call, floats, integers):
+    """The output of a fused op. `floats`, `integers`: its operands, as in `Fused`."""
+    arrays = _primitive._vary_alike([*floats, *integers])
+    return fused_p.bind(*arrays, call=call)[0]
+
+
+def _compiled(primitive):
+    """Outside `jit`: compiled once for each call and shapes."""
+
+    @functools.partial(jax.jit, static_argnames=("call", "active", "wanted"))
+    def bind(*arrays, **params):
+        return primitive.bind(*arrays, **params)
+
+    return bind
+
+
+def _fused_function(*arrays, call):
+    return define(call, arrays[: call.fused.num_floats], arrays[call.fused.num_floats :])
+
+
+def _tangent_arguments(arrays, call, active):
+    n = call.fused.num_floats
+    m = n + 1 + sum(active)
+    return arrays[:n], arrays[n], arrays[n + 1 : m], arrays[m:]
+
+
+def _tangent_function(*arrays, call, active):
+    return define_tangent(call, active, *_tangent_arguments(arrays, call, active))
+
+
+def _backward_arguments(arrays, call):
+    n = call.fused.num_floats
+    return arrays[:n], arrays[n], arrays[n + 1 : n + 3], arrays[n + 3 :]
+
+
+def _backward_function(*arrays, call, wanted):
+    return define_backward(call, wanted, *_backward_arguments(arrays, call))
+
+
+for _p, _function in (
+    (fused_p, _fused_function),
+    (tangent_p, _tangent_function),
+    (backward_p, _backward_function),
+):
+    _p.multiple_results = True
+
+
+@fused_p.def_abstract_eval
+def _fused_abstract(*arrays, call):
+    sizes = (call.fused.gate.irreps_out.dim, call.fused.mixing.size_out)
+    return [arrays[0].update(shape=(call.rows, s), weak_type=False) for s in sizes]
+
+
+@tangent_p.def_abstract_eval
+def _tangent_abstract(*arrays, call, active):
+    return _fused_abstract(*arrays, call=call)
+
+
+@backward_p.def_abstract_eval
+def _backward_abstract(*arrays, call, wanted):
+    floats = arrays[: call.fused.num_floats]
+    return [a.update(weak_type=False) for a, w in zip(floats, wanted, strict=True) if w]
+
+
+def _fused_jvp(primals, tangents, *, call):
+    n = call.fused.num_floats
+    out, z = fused_p.bind(*primals, call=call)
+    active = tuple(type(t) is not ad.Zero for t in tangents[:n])
+    given = [t for t in tangents[:n] if type(t) is not ad.Zero]
+    arrays = _primitive._vary_alike([*primals[:n], z, *given, *primals[n:]])
+    return [out, z], tangent_p.bind(*arrays, call=call, active=active)
+
+
+def _tangent_transpose(cotangents, *arrays, call, active):
+    floats, z, tangents, integers = _tangent_arguments(arrays, call, active)
+    cotangents = _instantiated(cotangents)
+    if any(map(ad.is_undefined_primal, (*floats, z))) or not all(
+        map(ad.is_undefined_primal, tangents)
+    ):
+        # linear in some of the tangents only
+        return _transpose_of(_tangent_function, cotangents, arrays, call=call, active=active)
+    arrays = _primitive._vary_alike([*floats, z, *cotangents, *integers])
+    results = backward_p.bind(*arrays, call=call, wanted=active)
+    return [None] * (len(floats) + 1) + list(results) + [None] * len(integers)
+
+
+def _backward_transpose(cotangents, *arrays, call, wanted):
+    cotangents = _instantiated(cotangents)
+    return _transpose_of(_backward_function, cotangents, arrays, call=call, wanted=wanted)
+
+
+def _instantiated(cotangents):
+    return [jnp.zeros(c.aval.shape, c.aval.dtype) if type(c) is ad.Zero else c for c in cotangents]
+
+
+def _transpose_of(function, cotangents, arrays, **params):
+    """The transpose of a definition with respect to the operands that are unknown."""
+    linear = [n for n, a in enumerate(arrays) if ad.is_undefined_primal(a)]
+
+    def restricted(*unknown):
+        full = list(arrays)
+        for n, a in zip(linear, unknown, strict=True):
+            full[n] = a
+        return function(*full, **params)
+
+    shapes = [jax.ShapeDtypeStruct(arrays[n].aval.shape, arrays[n].aval.dtype) for n in linear]
+    found = iter(jax.linear_transpose(restricted, *shapes)(list(cotangents)))
+    return [next(found) if ad.is_undefined_primal(a) else None for a in arrays]
+
+
+def _jvp_of(function):
+    """The JVP of a definition, along the operands whose tangents are not zero."""
+
+    def rule(primals, tangents, **params):
+        active = [n for n, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+        def restricted(*arrays):
+            full = list(primals)
+            for n, a in zip(active, arrays, strict=True):
+                full[n] = a
+            return function(*full, **params)
+
+        return jax.jvp(restricted, [primals[n] for n in active], [tangents[n] for n in active])
+
+    return rule
+
+
+def _batch_of(function):
+    """`vmap` of a definition: composed, not fused."""
+
+    def rule(arrays, dims, **params):
+        axes = [None if d is batching.not_mapped else d for d in dims]
+        results = jax.vmap(functools.partial(function, **params), in_axes=axes)(*arrays)
+        return results, [0] * len(results)
+
+    return rule
+
+
+ad.primitive_jvps[fused_p] = _fused_jvp
+ad.primitive_jvps[tangent_p] = _jvp_of(_tangent_function)
+ad.primitive_jvps[backward_p] = _jvp_of(_backward_function)
+ad.primitive_transposes[tangent_p] = _tangent_transpose
+ad.primitive_transposes[backward_p] = _backward_transpose
+for _p, _function in (
+    (fused_p, _fused_function),
+    (tangent_p, _tangent_function),
+    (backward_p, _backward_function),
+):
+    _p.def_impl(_compiled(_p))
+    batching.primitive_batchers[_p] = _batch_of(_function)
+
+
+def _lower_fused(*arrays, call):
+    n = call.fused.num_floats
+    if not call.backend.startswith("triton") or not _has_kernels(call, arrays[0].dtype):
+        return _fused_function(*arrays, call=call)
+    from eqfuse.ops import _fused_run
+
+    return _fused_run.forward(call, arrays[:n], arrays[n:])
+
+
+def _lower_backward(*arrays, call, wanted):
+    if not call.backend.startswith("triton") or not _has_kernels(call, arrays[0].dtype):
+        return _backward_function(*arrays, call=call, wanted=wanted)
+    from eqfuse.ops import _fused_run
+
+    return _fused_run.backward(call, wanted, *_backward_arguments(arrays, call))
+
+
+def _has_kernels(call: Call, dtype) -> bool:
+    """Whether there is work for a kernel: rows, and something to mix."""
+    return bool(
+        call.rows and call.num_rows and call.fused.form.paths and call.fused.mixing.matrices
+    )
+
+
+mlir.register_lowering(fused_p, mlir.lower_fun(_lower_fused, multiple_results=True))
+mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent_function, multiple_results=True))
+mlir.register_lowering(backward_p, mlir.lower_fun(_lower_backward, multiple_results=True))

@@ -1,0 +1,235 @@
+"""`TensorProductLinear` and `TensorProductLinearGate`: e3nn's product, Linear and gate, fused."""
+
+import math
+from collections.abc import Callable
+
+import e3nn_jax as e3nn
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse.ops import _build, _fused, _mixing, _primitive, _reference
+from eqfuse.ops._backend import resolve
+from eqfuse.ops._edges import Edges
+from eqfuse.ops._graph_product import check as check_graph
+from eqfuse.ops._tensor_product import irreps_filter, normalization, operands
+
+PRECISIONS = ("ieee", "tf32x3", "tf32")
+
+
+class TensorProductLinear(nn.Module):
+    """`e3nn.flax.Linear` of a tensor product, in one kernel; the product is never in memory.
+
+    Over rows: Linear(x (x) y). On a graph, with `edges`: Linear(sum over the edges of a node of
+    weights * (x[senders] (x) y)). The parameters are those of `e3nn.flax.Linear` in its place.
+
+    Attributes:
+      irreps_out: as in `e3nn.flax.Linear`, and so are `biases`, `path_normalization`,
+        `gradient_normalization`, `force_irreps_out` and `num_indexed_weights`.
+      filter_ir_out: irreps of the product to keep; None keeps those that `irreps_out` has.
+      irrep_normalization: as in `eqfuse.ops.tensor_product`.
+      input_precision: of the channel mixing on a GPU: "ieee" is float32, "tf32x3" close to it,
+        "tf32" fast.
+      backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
+    References: Batzner et al. 2022, figure 1; e3nn-jax 0.21.
+    """
+
+    irreps_out: e3nn.Irreps | str
+    biases: bool = False
+    path_normalization: str | float | None = None
+    gradient_normalization: str | float | None = None
+    force_irreps_out: bool = False
+    num_indexed_weights: int | None = None
+    filter_ir_out: object = None
+    irrep_normalization: str | None = None
+    input_precision: str = "ieee"
+    backend: str | None = None
+
+    @nn.compact
+    def __call__(self, x, y, weights=None, edges: Edges | None = None, index=None, skip=None):
+        """Apply the op.
+
+        Args:
+          x: IrrepsArray [..., irreps_x]; on a graph [num_nodes, irreps_x].
+          y: IrrepsArray [..., irreps_y], leading axes broadcast; on a graph [n_edges, irreps_y].
+          weights: on a graph, [n_edges, product.num_irreps] as in `graph_tensor_product`, or None.
+          edges: makes it an op on a graph.
+          index: [...] or [num_nodes] integers, which of `num_indexed_weights` to use.
+          skip: IrrepsArray [..., irreps of the Linear's output], added to it.
+        Returns:
+          IrrepsArray [..., irreps_out].
+        Raises:
+          ValueError: shapes or irreps that do not fit, naming both; a backend that cannot run.
+        """
+        return self._apply(x, y, weights, edges, index, skip, lambda mixing: None, lambda z: z)
+
+    def _apply(self, x, y, weights, edges, index, skip, make_gate, gate):
+        backend = resolve(self.backend)
+        if (index is not None) != (self.num_indexed_weights is not None):
+            raise ValueError("index is needed with num_indexed_weights, and only with it")
+        if self.input_precision not in PRECISIONS:
+            raise ValueError(
+                f"input_precision {self.input_precision!r} is unknown; choose one of {PRECISIONS}"
+            )
+        keep = self.filter_ir_out
+        if keep is None:
+            keep = sorted({ir for _, ir in e3nn.Irreps(self.irreps_out)})
+        options = {
+            "filter_ir_out": irreps_filter(keep),
+            "irrep_normalization": normalization(self.irrep_normalization),
+        }
+        if backend == "e3nn":
+            return self._reference(x, y, weights, edges, index, skip, gate, options)
+        if edges is None:
+            if weights is not None:
+                raise ValueError("weights are for products on a graph: give edges as well")
+            x, y = operands("TensorProductLinear", x, y)
+        else:
+            x, y, weights = check_graph(x, y, weights, edges, options)
+        product = _build.tensor_product(
+            x.irreps,
+            y.irreps,
+            filter_ir_out=options["filter_ir_out"],
+            normalization=options["irrep_normalization"],
+            weighted=weights is not None,
+            zero_x=x.zero_flags,
+            zero_y=y.zero_flags,
+            on_graph=edges is not None,
+        )
+        mixing = _mixing.for_product(
+            product,
+            self.irreps_out,
+            force_irreps_out=self.force_irreps_out,
+            biases=self.biases,
+            path_normalization=self.path_normalization,
+            gradient_normalization=self.gradient_normalization,
+        )
+        packed = self._packed(mixing, x.dtype)
+        fused_gate = make_gate(mixing) or _mixing.no_gate(mixing)
+        return self._fused(
+            product, mixing, fused_gate, backend, x, y, weights, packed, edges, index, skip
+        )
+
+    def _packed(self, mixing, dtype):
+        """e3nn's parameters, one after the other."""
+        lead = () if self.num_indexed_weights is None else (self.num_indexed_weights,)
+        parameters = [
+            self.param(name, nn.initializers.normal(stddev=std), (*lead, *shape), dtype)
+            for name, (shape, std) in mixing.shapes().items()
+        ]
+        flat = [p.astype(dtype).reshape(*lead, -1) for p in parameters]
+        return jnp.concatenate([*flat, jnp.zeros((*lead, 0), dtype)], axis=-1)
+
+    def _fused(self, product, mixing, gate, backend, x, y, weights, packed, edges, index, skip):
+        lead = (
+            x.shape[:-1] if edges is not None else jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+        )
+        rows = math.prod(lead)
+        if edges is not None:
+            arrays = [x.array, y.array] + ([] if weights is None else [weights])
+        else:
+            arrays = [
+                jnp.broadcast_to(a.array, (*lead, a.irreps.dim)).reshape(rows, a.irreps.dim)
+                for a in (x, y)
+            ]
+            if product.expand:
+                arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
+        arrays.append(packed)
+        if skip is not None:
+            arrays.append(_check_skip(skip, mixing, lead).astype(x.dtype).array.reshape(rows, -1))
+        integers = []
+        if index is not None:
+            integers.append(jnp.broadcast_to(index, lead).reshape(rows).astype(jnp.int32))
+        if edges is not None:
+            integers += [jnp.asarray(getattr(edges, n)) for n in _primitive.INDEX_ARRAYS]
+        fused = _fused.Fused(
+            product.form,
+            mixing,
+            gate,
+            skip is not None,
+            self.num_indexed_weights or 0,
+            self.input_precision,
+        )
+        num_rows = rows if edges is None else edges.num_edges
+        num_nodes = 0 if edges is None else edges.num_nodes
+        call = _fused.Call(fused, num_rows, num_nodes, backend)
+        out = _fused.evaluate(call, arrays, integers).reshape(*lead, gate.irreps_out.dim)
+        out = e3nn.IrrepsArray(gate.irreps_out, out)
+        return (
+            out.rechunk(self.irreps_out)
+            if self.force_irreps_out and gate.irreps_out == (mixing.irreps_out)
+            else out
+        )
+
+    def _reference(self, x, y, weights, edges, index, skip, gate, options):
+        if edges is None:
+            product = e3nn.tensor_product(x, y, **options)
+        else:
+            product = _reference.graph_tensor_product(x, y, weights, edges, **options)
+        linear = e3nn.flax.Linear(
+            self.irreps_out,
+            biases=self.biases,
+            path_normalization=self.path_normalization,
+            gradient_normalization=self.gradient_normalization,
+            force_irreps_out=self.force_irreps_out,
+            num_indexed_weights=self.num_indexed_weights,
+        )
+        nn.share_scope(self, linear)
+        z = linear(product) if index is None else linear(index, product)
+        return gate(z if skip is None else z + skip)
+
+
+class TensorProductLinearGate(TensorProductLinear):
+    """`e3nn.gate` of `TensorProductLinear`, with a skip added before the gate, in one kernel.
+
+        out = gate(Linear(product) + skip)
+
+    Attributes (besides those of `TensorProductLinear`):
+      even_act, odd_act, even_gate_act, odd_gate_act, normalize_act: as in `e3nn.gate`; the kernels
+        know silu, gelu, sigmoid, tanh, relu, abs, `e3nn.soft_odd` and None.
+      gated: False activates the scalars only, as `e3nn.scalar_activation`.
+    References: Weiler et al. 2018 (the gate); Batzner et al. 2022; e3nn-jax 0.21.
+    """
+
+    even_act: Callable = jax.nn.gelu
+    odd_act: Callable = e3nn.soft_odd
+    even_gate_act: Callable = jax.nn.sigmoid
+    odd_gate_act: Callable = jax.nn.tanh
+    normalize_act: bool = True
+    gated: bool = True
+
+    @nn.compact
+    def __call__(self, x, y, weights=None, edges: Edges | None = None, index=None, skip=None):
+        """Apply the op; arguments and errors as `TensorProductLinear`.
+
+        Returns:
+          IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
+        """
+        if not self.gated:
+            acts = {"even_act": self.even_act, "odd_act": self.odd_act}
+            make, reference = _mixing.scalar_activation, e3nn.scalar_activation
+        else:
+            names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
+            acts = {name: getattr(self, name) for name in names}
+            make, reference = _mixing.gate, e3nn.gate
+        acts["normalize_act"] = self.normalize_act
+        return self._apply(
+            x,
+            y,
+            weights,
+            edges,
+            index,
+            skip,
+            lambda mixing: make(mixing, **acts),
+            lambda z: reference(z, **acts),
+        )
+
+
+def _check_skip(skip, mixing, lead):
+    skip = e3nn.as_irreps_array(skip)
+    if skip.irreps.simplify() != mixing.irreps_out.simplify() or skip.shape[:-1] != lead:
+        raise ValueError(
+            f"skip must be [{', '.join(map(str, lead))}, {mixing.irreps_out}], the output of the "
+            f"Linear, got {skip.irreps} of shape {skip.shape}"
+        )
+    return skip

@@ -81,9 +81,9 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
       backend: implementation of the ops, see `eqfuse.ops`; None to choose by device.
     Returns:
       module, a `models.Potential` (energies in eV, relative to the reference energies) or, for a
-      Tetris run, the bare network; params, its variables (in float64 only
-      where JAX computes in it, `jax.enable_x64`); metadata, a dict with
-      the configuration, species (atomic numbers), reference energies (eV), statistics and units.
+      Tetris run, the bare network; params, its variables, in float64 only where JAX has that
+      enabled; metadata, a dict with the configuration, species (atomic numbers), reference
+      energies (eV), statistics and units.
     Raises:
       CheckpointError: no readable checkpoint there.
     """

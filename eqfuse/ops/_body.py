@@ -101,8 +101,8 @@ class Body:
 
     def _contract(self, terms):
         """Sums over terms (names, index, coefficient), as a scale and a named value per index."""
-        scale = abs(terms[0][2])
-        terms = [(names, index, value / scale) for names, index, value in terms]
+        scale = _whole(abs(terms[0][2]))
+        terms = [(names, index, _whole(value / scale)) for names, index, value in terms]
         key = self._key(terms)
         if key not in self._memo:
             if len(terms[0][0]) <= 2:
@@ -204,6 +204,11 @@ class Body:
         name = f"v{self._temporaries}"
         self._emit(f"{name} = {text}")
         return name
+
+
+def _whole(value: float) -> float:
+    """The whole number that a coefficient would be but for rounding; else the coefficient."""
+    return float(round(value)) if abs(value - round(value)) < 1e-14 else value
 
 
 def component_name(operand: Operand, segment: int, component: int) -> str:

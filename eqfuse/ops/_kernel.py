@@ -171,8 +171,12 @@ class _Writer:
 
     def _masks(self):
         present = "present & " if self.over_rows else ""
-        for mul in sorted(self._muls()):
+        for mul in sorted(filter(self._masked, self._muls())):
             self.emit(f"in_{mul} = {present}(lane < {mul})")
+
+    def _masked(self, mul: int) -> bool:
+        """Whether some lanes of some program have no channel of a segment of `mul`."""
+        return self.over_rows or mul != self.block * self.channel_blocks
 
     def _muls(self):
         operands = [self.form.inputs[i] for i in self.inputs]
@@ -303,8 +307,7 @@ class _Writer:
             return f"{offset}", "present" if self.over_rows else ""
         stride = segment.channel_stride
         lane = "lane" if stride == 1 else f"lane * {stride}"
-        full = not self.over_rows and segment.mul == self.block * self.channel_blocks
-        return f"{offset} + {lane}", "" if full else f"in_{segment.mul}"
+        return f"{offset} + {lane}", f"in_{segment.mul}" if self._masked(segment.mul) else ""
 
     def _load(self, operand: Operand, segment, component: int, name: str, row: str = ""):
         place, mask = self._place(operand, segment, component)

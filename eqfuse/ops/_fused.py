@@ -280,7 +280,7 @@ def _batch_of(function):
     """`vmap` of a definition: composed, not fused."""
 
     def rule(arrays, dims, **params):
-        axes = [None if d is batching.not_mapped else d for d in dims]
+        axes = list(dims)
         results = jax.vmap(functools.partial(function, **params), in_axes=axes)(*arrays)
         return results, [0] * len(results)
 

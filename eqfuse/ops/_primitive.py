@@ -161,7 +161,7 @@ def _bind_needed(form: Form, inputs, indices, params):
 
 
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):
-    [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not batching.not_mapped}
+    [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None}
     inputs, indices = _split(
         form, [_broadcast(a, d, size) for a, d in zip(args, dims, strict=True)]
     )
@@ -182,7 +182,7 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
 
 
 def _broadcast(array, dim, size):
-    if dim is batching.not_mapped:
+    if dim is None:
         return jnp.broadcast_to(array, (size, *array.shape))
     return jnp.moveaxis(array, dim, 0)
 

@@ -119,7 +119,7 @@ def _jvp(primals, tangents, *, form, **params):
     values = _bind_needed(derivative.restrict(reached), inputs, indices, params)
     values = iter(values)
     return outputs, [
-        next(values) if is_reached else ad.Zero.from_primal_value(out)
+        next(values) if is_reached else ad.Zero(jax.typeof(out).to_tangent_aval())
         for out, is_reached in zip(outputs, reached, strict=True)
     ]
 

@@ -13,6 +13,8 @@ import zlib
 import jax
 import numpy as np
 from jax import ffi
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from eqfuse.ops._triton import cache
@@ -149,15 +151,37 @@ def lower_interpret(
         for i, o in aliases:
             outputs[o][...] = inputs[i]
         interpret(spec, [np.ascontiguousarray(a) for a in inputs], outputs, scalars, grid)
-        return outputs
+        return [_halves(a) if a.dtype == np.float64 else a for a in outputs]
 
-    ctx = ctx.replace(avals_in=list(avals_in), avals_out=list(avals_out))
+    returned = [
+        a.update(shape=(*a.shape, 2), dtype=np.dtype(np.int32)) if a.dtype == np.float64 else a
+        for a in avals_out
+    ]
+    ctx = ctx.replace(avals_in=list(avals_in), avals_out=returned)
     results, _, keepalive = mlir.emit_python_callback(
-        ctx, call, None, list(operands), list(avals_in), list(avals_out), has_side_effect=False
+        ctx, call, None, list(operands), list(avals_in), returned, has_side_effect=False
     )
     if keepalive is not None:
         ctx.module_context.add_keepalive(keepalive)
-    return results
+    return [
+        _whole(result, aval.shape) if aval.dtype == np.float64 else result
+        for aval, result in zip(avals_out, results, strict=True)
+    ]
+
+
+def _halves(array):
+    """float64 as pairs of int32, which JAX does not narrow.
+
+    A callback may run in a thread of XLA's, where `jax.enable_x64` of the calling thread does not
+    hold, and JAX would take its result for float32.
+    """
+    return array.view(np.int32).reshape(*array.shape, 2)
+
+
+def _whole(value, shape):
+    """The inverse of `_halves`, on an MLIR value."""
+    float64 = ir.RankedTensorType.get(shape, ir.F64Type.get())
+    return stablehlo.bitcast_convert(float64, value)
 
 
 def _poisoned(aval):

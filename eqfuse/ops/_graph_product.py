@@ -8,6 +8,7 @@ from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._tensor_product import (
     are_irreps,
+    elementwise_tensor_product,
     irreps_filter,
     normalization,
     operands,
@@ -74,7 +75,8 @@ def graph_tensor_product(
     )
     if product.expand:  # multiplicities on both sides: no one kernel serves
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)
-        messages = messages if weights is None else messages * weights
+        if weights is not None:
+            messages = elementwise_tensor_product(messages, weights, backend=backend)
         return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
     arrays = [x.array, y.array] + ([] if weights is None else [weights])
     [out] = _primitive.evaluate(product.form, arrays, edges, backend=backend)

@@ -1,0 +1,233 @@
+"""The small products on which every backend is checked against e3nn-jax."""
+
+import dataclasses
+import functools
+
+import e3nn_jax as e3nn
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse import ops
+
+BOTH2 = "{n}x0e+{n}x0o+{n}x1e+{n}x1o+{n}x2e+{n}x2o"
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """Edges as (sender, receiver); in any order, some twice, some from a node to itself."""
+
+    num_nodes: int
+    pairs: tuple[tuple[int, int], ...]
+
+    @property
+    def senders(self):
+        return np.array([s for s, _ in self.pairs], np.int32)
+
+    @property
+    def receivers(self):
+        return np.array([r for _, r in self.pairs], np.int32)
+
+    def edges(self) -> ops.Edges:
+        return ops.Edges.from_arrays(self.senders, self.receivers, self.num_nodes)
+
+
+# node 1 receives most edges, node 2 none, node 3 has none at all
+SMALL = Graph(5, ((0, 1), (2, 1), (4, 0), (1, 1), (0, 1), (2, 4)))
+NO_EDGES = Graph(3, ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A product: `function(backend)` computes it from arrays, `reference` by e3nn-jax alone.
+
+    Attributes:
+      op: "tensor_product", "elementwise_tensor_product" or "graph_tensor_product".
+      keep: `filter_ir_out`, as a string.
+      shape_x, shape_y: leading axes, for the products without a graph.
+      zero_x, zero_y: the blocks of the operands that are zero by structure.
+      weighted: whether there are weights, on a graph.
+    """
+
+    op: str
+    irreps_x: str
+    irreps_y: str
+    keep: str | None = None
+    irrep_normalization: str | None = None
+    regroup_output: bool = True
+    shape_x: tuple[int, ...] = (6,)
+    shape_y: tuple[int, ...] = (6,)
+    zero_x: tuple[bool, ...] | None = None
+    zero_y: tuple[bool, ...] | None = None
+    weighted: bool = True
+    graph: Graph = SMALL
+
+    @property
+    def options(self) -> dict:
+        options = {
+            "filter_ir_out": self.keep,
+            "irrep_normalization": self.irrep_normalization,
+        }
+        if self.op != "elementwise_tensor_product":
+            options["regroup_output"] = self.regroup_output
+        return options
+
+    @property
+    def on_graph(self) -> bool:
+        return self.op == "graph_tensor_product"
+
+    @functools.cached_property
+    def irreps_out(self) -> e3nn.Irreps:
+        op = "tensor_product" if self.on_graph else self.op
+        return getattr(e3nn, op)(
+            e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y), **self.options
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("x", "y", "w") if self.on_graph and self.weighted else ("x", "y")
+
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the operands, then that of the result."""
+        dims = e3nn.Irreps(self.irreps_x).dim, e3nn.Irreps(self.irreps_y).dim
+        out = self.irreps_out
+        if not self.on_graph:
+            leading = np.broadcast_shapes(self.shape_x, self.shape_y)
+            return (*self.shape_x, dims[0]), (*self.shape_y, dims[1]), (*leading, out.dim)
+        nodes, edges = self.graph.num_nodes, len(self.graph.pairs)
+        weights = ((edges, out.num_irreps),) if self.weighted else ()
+        return (nodes, dims[0]), (edges, dims[1]), *weights, (nodes, out.dim)
+
+    def operands(self, seed: int = 0) -> tuple[np.ndarray, ...]:
+        """Random arrays, float64, zero where the case says so; numbers that float32 can hold."""
+        arrays = random_arrays(self.shapes()[:-1], seed)
+        for array, irreps, zeros in zip(
+            arrays, (self.irreps_x, self.irreps_y), (self.zero_x, self.zero_y), strict=False
+        ):
+            for block, zero in zip(e3nn.Irreps(irreps).slices(), zeros or (), strict=False):
+                array[..., block] *= not zero
+        return arrays
+
+    def _irreps_arrays(self, x, y):
+        return (
+            e3nn.IrrepsArray(self.irreps_x, x, zero_flags=self.zero_x),
+            e3nn.IrrepsArray(self.irreps_y, y, zero_flags=self.zero_y),
+        )
+
+    def function(self, backend: str):
+        """The op of eqfuse as a function of arrays."""
+        op = getattr(ops, self.op)
+
+        def function(*arrays):
+            x, y = self._irreps_arrays(*arrays[:2])
+            if not self.on_graph:
+                return op(x, y, **self.options, backend=backend).array
+            weights = arrays[2] if self.weighted else None
+            return op(x, y, weights, self.graph.edges(), **self.options, backend=backend).array
+
+        return function
+
+    def reference(self, *arrays):
+        """The definition: e3nn-jax and a sum over edges in jax.numpy."""
+        x, y = self._irreps_arrays(*arrays[:2])
+        if not self.on_graph:
+            return getattr(e3nn, self.op)(x, y, **self.options).array
+        x = x[self.graph.senders]
+        messages = e3nn.tensor_product(x, y, **self.options)
+        if self.weighted:
+            messages = messages * arrays[2]
+        out = jnp.zeros((self.graph.num_nodes, messages.irreps.dim), messages.dtype)
+        return out.at[self.graph.receivers].add(messages.array)
+
+
+def random_arrays(shapes, seed: int, dtype=np.float32) -> tuple[np.ndarray, ...]:
+    """Normal numbers that `dtype` can hold, in float64."""
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(size=s).astype(dtype).astype(np.float64) for s in shapes)
+
+
+def _product(*arguments, **keywords):
+    return Case("tensor_product", *arguments, **keywords)
+
+
+def _elementwise(*arguments, **keywords):
+    return Case("elementwise_tensor_product", *arguments, **keywords)
+
+
+def _graph(*arguments, **keywords):
+    return Case("graph_tensor_product", *arguments, **keywords)
+
+
+TENSOR_PRODUCT = {
+    "scalars": _product("16x0e+7x0o", "0e+0o"),
+    "l3-both-parities": _product("4x0o+4x1e+4x1o+4x2e+4x3o", "0e+1o+3o", keep="0o+1e+1o+2o+3e"),
+    "mixed": _product("128x0e+64x1o+32x2e", "0e+1o+2e", keep="0e+1o+2e"),
+    "mul-1": _product("0e+1o", "0e+1o", shape_x=(33,), shape_y=(33,)),
+    "mul-5": _product("5x0e+5x1o", "0e+1o"),
+    "mul-33": _product("33x0e+33x1o", "0e+1o"),
+    "norm": _product("8x0e+8x1o+8x2e", "1o+2e", irrep_normalization="norm"),
+    "none": _product("8x0e+8x1o+8x2e", "1o+2e", irrep_normalization="none"),
+    "regroup": _product("3x1o+2x0e+4x1o", "1o+0e+1o"),
+    "not-regrouped": _product("3x1o+2x0e+4x1o", "1o+0e+1o", regroup_output=False),
+    "no-axes": _product("8x0e+8x1o", "2x1o", shape_x=(), shape_y=()),
+    "broadcast": _product("8x0e+8x1o", "0e+1o", shape_x=(3, 1), shape_y=(1, 2)),
+    "broadcast-new-axis": _product("8x0e+8x1o", "0e+1o", shape_x=(), shape_y=(2, 3)),
+    "no-rows": _product("8x0e+8x1o", "0e+1o", shape_x=(2, 0), shape_y=(1, 0)),
+    "uvuv-unrolled": _product("6x0e+5x1o", "2x0e+3x1o"),
+    "uvuv-expanded": _product("6x0e+5x1o", "5x0e+7x1o", shape_x=(3,), shape_y=(3,)),
+    "uvuv-expanded-not-regrouped": _product(
+        "5x1o+0e", "5x1o+6x0e", regroup_output=False, shape_x=(3,), shape_y=(3,)
+    ),
+    "one-by-many": _product("0e+1o", "33x0e+9x1o"),
+    "zero-mul": _product("0x0e+4x1o+0x2e", "0e+0x1o+1o"),
+    "zero-mul-not-regrouped": _product("0x0e+4x1o+0x2e", "0e+0x1o+1o", regroup_output=False),
+    "zero-blocks": _product(
+        "4x0e+4x1o+2x1o", "0e+1o", zero_x=(False, True, False), zero_y=(True, False)
+    ),
+    "zero-blocks-expanded": _product(
+        "6x0e+5x1o", "5x0e+6x1o", zero_x=(False, True), shape_x=(3,), shape_y=(3,)
+    ),
+    "nothing-left": _product("8x0e+8x1o", "0e", keep="2e"),
+}
+
+ELEMENTWISE = {
+    "scalars": _elementwise("16x0e+7x0o", "23x0e"),
+    "l3-both-parities": _elementwise("9x1e+9x2o+9x3e+9x3o", "9x3o+9x2e+9x3e+9x1o"),
+    "mixed": _elementwise("128x0e+64x1o+32x2e", "64x1o+128x0e+32x2e"),
+    "mul-1": _elementwise("0e+1o+1o", "1o+1o+2e", shape_x=(33,), shape_y=(33,)),
+    "mul-5": _elementwise("5x0e+5x1o", "5x1o+5x1o"),
+    "mul-33": _elementwise("33x0e+33x1o", "33x1o+33x1o"),
+    "filter": _elementwise("8x1o+8x2e", "8x1o+8x2e", keep="0e+2e"),
+    "norm": _elementwise("8x1o+8x2e", "8x1o+8x2e", irrep_normalization="norm"),
+    "none": _elementwise("8x1o+8x2e", "8x1o+8x2e", irrep_normalization="none"),
+    "cut-blocks": _elementwise("3x0e+4x1o+2x1o", "5x1o+0e+3x2e"),
+    "no-axes": _elementwise("8x1o", "8x1o", shape_x=(), shape_y=()),
+    "broadcast": _elementwise("8x1o", "8x1o", shape_x=(3, 1), shape_y=(1, 2)),
+    "no-rows": _elementwise("8x1o", "8x1o", shape_x=(0,), shape_y=(0,)),
+    "zero-mul": _elementwise("0x0e+4x1o", "0x2e+4x1o"),
+    "zero-blocks": _elementwise("4x0e+4x1o", "4x1o+4x1o", zero_x=(True, False)),
+    "nothing-left": _elementwise("8x0e", "8x1o", keep="2e"),
+}
+
+GRAPH = {
+    "scalars": _graph("16x0e+7x0o", "0e"),
+    "l2-both-parities": _graph(BOTH2.format(n=4), "0e+1o+2e", keep="0e+1e+2o"),
+    "l3": _graph("4x0e+4x1o+4x2e+4x3o", "1o+3o", keep="0e+1o+3o"),
+    "mixed": _graph("128x0e+64x1o+32x2e", "0e+1o+2e", keep="0e+1o+2e"),
+    "mul-1": _graph("0e+1o", "0e+1o"),
+    "mul-5": _graph("5x0e+5x1o", "0e+1o"),
+    "mul-33": _graph("33x0e+33x1o", "0e+1o"),
+    "mul-600": _graph("600x1o", "0e+1o", keep="0e+1o"),
+    "norm": _graph("8x0e+8x1o", "1o+2e", irrep_normalization="norm"),
+    "none": _graph("8x0e+8x1o", "1o+2e", irrep_normalization="none"),
+    "not-regrouped": _graph("3x1o+2x0e+1o", "1o+1o", regroup_output=False),
+    "unweighted": _graph("8x0e+8x1o", "0e+1o", weighted=False),
+    "no-edges": _graph("8x0e+8x1o", "0e+1o", graph=NO_EDGES),
+    "uvuv-unrolled": _graph("6x0e+5x1o", "2x0e+3x1o", keep="0e+1o"),
+    "uvuv-expanded": _graph("5x0e+5x1o", "5x0e+6x1o", keep="0e+1o"),
+    "one-by-many": _graph("0e+1o", "9x0e+33x1o"),
+    "zero-mul": _graph("0x0e+4x1o+0x2e", "0e+0x1o+1o"),
+    "zero-blocks": _graph(
+        "4x0e+4x1o+2x1o", "0e+1o", zero_x=(False, True, False), zero_y=(True, False)
+    ),
+    "nothing-left": _graph("8x0e+8x1o", "0e", keep="2e", weighted=False),
+}

@@ -1,0 +1,151 @@
+"""Comparison of a product and its derivatives with e3nn-jax, and proof of what computed them."""
+
+import contextlib
+import functools
+import importlib.util
+
+import e3nn_jax as e3nn
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.ops import _xla
+from eqfuse.ops._backend import has_gpu
+from tests.ops.cases import Case, random_arrays
+
+NEEDS_TRITON = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the interpreter is part of triton"
+)
+INTERPRETED = pytest.param("triton-interpret", marks=NEEDS_TRITON)
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+BACKENDS = ["xla", INTERPRETED, *(["triton"] if has_gpu() else [])]
+
+
+def derivatives(function, case: Case, dtype) -> dict[str, np.ndarray]:
+    """Value, JVP, VJP and the derivatives of the VJP along random directions, in float64.
+
+    All of them are one jitted computation in `dtype`, under x64 where that is float64.
+    """
+    shapes = case.shapes()
+    operands, tangents = case.operands(), random_arrays(shapes[:-1], 1)
+    [cotangent] = random_arrays(shapes[-1:], 2)
+    directions = random_arrays((*shapes[:-1], shapes[-1]), 3)
+
+    def everything(operands, tangents, cotangent, directions):
+        def gradients(*arguments):
+            return jax.vjp(function, *arguments[:-1])[1](arguments[-1])
+
+        arguments = (*operands, cotangent)
+        value, tangent = jax.jvp(function, operands, tangents)
+        first, second = jax.vjp(gradients, *arguments)
+        _, mixed = jax.jvp(gradients, arguments, directions)
+        return value, tangent, first, second(directions[:-1]), mixed
+
+    with jax.enable_x64(dtype == np.float64):
+        arguments = jax.tree.map(
+            lambda a: jax.numpy.asarray(a, dtype), (operands, tangents, cotangent, directions)
+        )
+        results = jax.jit(everything, compiler_options=QUICK)(*arguments)
+        assert all(a.dtype == dtype for a in jax.tree.leaves(results))
+        results = jax.tree.map(lambda a: np.asarray(a).astype(np.float64), results)
+    names = case.names
+    named = {"value": results[0], "jvp": results[1]}
+    for label, arrays in (
+        ("vjp", results[2]),
+        ("vjp of vjp", results[3]),
+        ("jvp of vjp", results[4]),
+    ):
+        named |= {f"{label}, {n}": a for n, a in zip((*names, "cotangent"), arrays, strict=False)}
+    return named
+
+
+@functools.lru_cache(maxsize=4)
+def reference(case: Case, dtype) -> dict[str, np.ndarray]:
+    """What e3nn-jax computes in `dtype`."""
+    return derivatives(case.reference, case, dtype)
+
+
+def assert_parity(case: Case, dtype, backend: str):
+    """The value and all derivatives agree with e3nn-jax.
+
+    In float64 to 1e-12 of the largest element of each array; in float32 no error is more than twice
+    that of e3nn-jax in float32. Where e3nn-jax happens to round less than once, the error of the
+    shortest way to compute an element is allowed: four roundings, of a coefficient, two products
+    and a sum, by half a unit in the last place of the largest element each.
+    """
+    expected, e3nn_result = reference(case, np.float64), reference(case, dtype)
+    with only(backend, runs=runs(case)):
+        found = derivatives(case.function(backend), case, dtype)
+    assert found.keys() == expected.keys()
+    for name, exact in expected.items():
+        assert found[name].shape == exact.shape, name
+        if dtype == np.float64:
+            allowed = 1e-12 * largest(exact)
+        else:
+            four_roundings = 4 * np.finfo(np.float32).eps / 2 * largest(exact)
+            allowed = max(2 * error(e3nn_result[name], exact), four_roundings)
+        assert error(found[name], exact) <= allowed, name
+
+
+def runs(case: Case) -> bool:
+    """Whether there is anything to compute."""
+    return all(0 not in shape for shape in case.shapes()) and case.keep != "2e"
+
+
+def error(found, exact) -> float:
+    """Largest difference, NaN if there is one."""
+    return abs(found - exact).max(initial=0.0)
+
+
+def largest(array) -> float:
+    return abs(array).max(initial=0.0)
+
+
+@contextlib.contextmanager
+def only(backend: str, runs: bool = True, launches: int | None = None):
+    """Fail if another backend computes anything, or `backend` nothing where something `runs`.
+
+    Inside, e3nn-jax's own products raise. `launches` is how many kernels are interpreted, exactly.
+    """
+    counter = _Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("tensor_product", "elementwise_tensor_product"):
+            patch.setattr(e3nn, name, functools.partial(_forbidden, f"e3nn.{name}"))
+        if backend == "xla":
+            patch.setattr(_xla, "evaluate", counter.wrap(_xla.evaluate))
+        else:
+            patch.setattr(_xla, "evaluate", functools.partial(_forbidden, "backend 'xla'"))
+        before = interpreted()
+        yield
+        launched = interpreted() - before
+    if backend == "triton-interpret":
+        assert launched == launches if launches is not None else (launched > 0) == runs
+    else:
+        assert launched == 0
+    if backend == "xla":
+        assert (counter.calls > 0) == runs
+
+
+def interpreted() -> int:
+    """How many launches this process has interpreted; none where triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return 0
+    from eqfuse.ops._triton.interpret import interpret_count
+
+    return interpret_count()
+
+
+def _forbidden(name, *_, **__):
+    raise AssertionError(f"{name} ran in the place of the backend that was asked for")
+
+
+class _Counter:
+    def __init__(self):
+        self.calls = 0
+
+    def wrap(self, function):
+        def counted(*args, **kwargs):
+            self.calls += 1
+            return function(*args, **kwargs)
+
+        return counted

@@ -1,4 +1,4 @@
-"""The tensor products that tests and benchmarks share: those of the peers' models and benchmarks."""
+"""The tensor products to measure: those of the peers' models and of their benchmarks."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import e3nn_jax as e3nn
 
 from eqfuse.ops import _build
 from eqfuse.ops._form import Form
+from eqfuse.ops.show import derivatives
 
 SH2, SH3 = "0e+1o+2e", "0e+1o+2e+3o"
 BOTH2 = "0o+0e+1o+1e+2o+2e"
@@ -43,21 +44,8 @@ class Case:
         )
 
     def forms(self) -> dict[str, Form]:
-        """The form, that of its gradients, and that of the gradients of those; of all inputs."""
-        return orders(self.product().form)
-
-
-def orders(form: Form) -> dict[str, Form]:
-    """A form ("forward"), and its first and second derivative in reverse, all inputs active."""
-    backward = gradients(form)
-    return {"forward": form, "backward": backward, "double backward": gradients(backward)}
-
-
-def gradients(form: Form) -> Form:
-    """The form from the inputs and cotangents of the outputs to the gradients of all inputs."""
-    inputs = len(form.inputs)
-    tangents = form.jvp((True,) * inputs)
-    return tangents.transpose((False,) * inputs + (True,) * inputs, (True,) * len(form.outputs))
+        """The form ("forward"), its backward pass, and the backward pass of that ("double")."""
+        return derivatives(self.product().form)
 
 
 def times(mul: int, irreps: str) -> str:

@@ -1,0 +1,207 @@
+"""What eqfuse makes of a tensor product: its form, its kernels and what they take.
+
+python -m eqfuse.ops.show "32x0e+32x1o" "0e+1o+2e" --graph --weights --order backward
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+
+import e3nn_jax as e3nn
+
+from eqfuse.ops import _build, _plan
+from eqfuse.ops._form import Form, Index
+from eqfuse.ops._kernel import Kernel
+from eqfuse.ops._tensor_product import irreps_filter, normalization
+
+ORDERS = ("forward", "backward", "double")
+ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}
+
+
+def gradients(form: Form) -> Form:
+    """The backward pass: inputs and cotangents of the outputs to gradients of all inputs."""
+    inputs = len(form.inputs)
+    tangents = form.jvp((True,) * inputs)
+    return tangents.transpose((False,) * inputs + (True,) * inputs, (True,) * len(form.outputs))
+
+
+def derivatives(form: Form) -> dict[str, Form]:
+    """The form ("forward"), its backward pass, and the backward pass of that ("double")."""
+    backward = gradients(form)
+    return dict(zip(ORDERS, (form, backward, gradients(backward)), strict=True))
+
+
+def show(
+    irreps_x: str,
+    irreps_y: str,
+    *,
+    filter_ir_out=None,
+    graph: bool = False,
+    weights: bool = False,
+    irrep_normalization: str | None = None,
+    order: str = "forward",
+    dtype: str = "float32",
+    target: str = "sm_90",
+    source: bool = False,
+    num_edges: int = 2700,
+    num_nodes: int = 135,
+) -> str:
+    """The text that the command prints.
+
+    Args:
+      irreps_x, irreps_y: of the operands.
+      filter_ir_out, irrep_normalization: as in `eqfuse.ops.tensor_product`.
+      graph: x per node through the senders, output summed to the receivers; else by rows.
+      weights: a weight for each edge and irrep of the output, on a graph.
+      order: "forward", "backward" or "double" (the backward pass of the backward pass).
+      dtype: "float32", "float64" or "bfloat16".
+      target: "sm_90", "gfx942" or their like, compiled for if triton is installed; "none".
+      source: whether to print the kernels, and not only where they are.
+      num_edges, num_nodes: what operations and bytes are counted for; edges are the rows of a
+        product without a graph.
+    Raises:
+      ValueError: irreps that are none, an unknown normalisation or target.
+    """
+    product = _build.tensor_product(
+        _irreps(irreps_x),
+        _irreps(irreps_y),
+        None if filter_ir_out is None else irreps_filter(_irreps(filter_ir_out)),
+        normalization(irrep_normalization),
+        weighted=weights,
+        on_graph=graph or weights,
+    )
+    form = derivatives(product.form)[order]
+    compiles = target != "none" and importlib.util.find_spec("triton") is not None
+    if compiles:
+        from eqfuse.ops._triton.pipeline import gpu_target
+
+        gpu_target(target)  # an unknown one is found out before anything is made
+    kernels = _plan.kernels(form, dtype) if form.paths else ()
+    sections = [
+        f"{irreps_x} (x) {irreps_y} -> {product.irreps_out or 'nothing'}",
+        *_notes(product, graph or weights),
+        "",
+        repr(form),
+        "",
+        _work(form, dtype, num_edges, num_nodes),
+        "",
+        *_plan_lines(form, kernels, num_edges, num_nodes, source),
+    ]
+    if compiles and kernels:
+        sections += ["", *_report(kernels, target)]
+    elif target != "none" and kernels:
+        sections += ["", f"not compiled for {target}: triton is not installed (eqfuse[cuda])"]
+    return "\n".join(sections)
+
+
+def _irreps(text) -> e3nn.Irreps:
+    try:
+        return e3nn.Irreps(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} are no irreps (such as '32x0e+32x1o'): {error}") from error
+
+
+def _notes(product: _build.Product, on_graph: bool):
+    if product.expand:
+        yield "both have many channels: x and y are repeated for every pair of channels before it"
+        if on_graph:
+            yield "on a graph: this product per edge, times weights, then a sum to the receivers"
+    if not product.form.paths:
+        yield "no path from x and y to these irreps: the output is empty or zero, without a kernel"
+
+
+def _work(form: Form, dtype: str, num_edges: int, num_nodes: int) -> str:
+    counts = form.counts(num_edges, num_nodes, ITEMSIZE[dtype])
+    rows = f"{num_edges} edges, {num_nodes} nodes" if form.on_graph else f"{num_edges} rows"
+    return (
+        f"{counts.paths} paths, {counts.terms} terms; for {rows} in {dtype}: "
+        f"{counts.operations:.3g} operations, {counts.bytes:.3g} bytes at least"
+    )
+
+
+def _plan_lines(form: Form, kernels: tuple[Kernel, ...], num_edges, num_nodes, source: bool):
+    yield f"{len(kernels)} kernel{'' if len(kernels) == 1 else 's'}"
+    for kernel in kernels:
+        owner = "a block of rows" if kernel.owner is Index.ROW else f"one {kernel.owner.value}"
+        reads = [form.inputs[i].name for i in kernel.inputs] + list(kernel.index_arrays)
+        writes = [
+            form.outputs[o].name + " (added to)" * (o in kernel.continued) for o in kernel.outputs
+        ]
+        grid = "x".join(map(str, kernel.grid(num_edges, num_nodes)))
+        yield (
+            f"  {kernel.spec.name}: a program owns {owner}, reads {', '.join(reads)}, writes "
+            f"{', '.join(writes)}; grid {grid}, {kernel.spec.num_warps} warps"
+        )
+        if source:
+            yield "\n" + kernel.spec.source
+
+
+def _report(kernels: tuple[Kernel, ...], target: str):
+    from eqfuse.ops._triton.parallel import compile_many
+    from eqfuse.ops._triton.source import source_file
+
+    yield f"compiled for {target}"
+    for kernel in kernels:
+        found = compile_many([kernel.spec], target)[0]
+        yield (
+            f"  {found.registers} registers, {found.spilled_bytes} bytes spilled, "
+            f"{found.shared_bytes} bytes of shared memory, {found.compile_seconds} s to compile"
+            f"{' (found on disk)' if found.from_disk else ''}\n  {source_file(kernel.spec)}"
+        )
+
+
+def _target(text: str) -> str:
+    if text != "none" and not re.fullmatch(r"sm_\d{2,3}|gfx[0-9a-f]{3,4}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of 'sm_90', 'gfx942', their like, none")
+    return text
+
+
+def _size(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print `show` of the command line's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m eqfuse.ops.show", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("irreps_x", help="of the first operand, such as '32x0e+32x1o'")
+    parser.add_argument("irreps_y", help="of the second operand, such as '0e+1o+2e'")
+    parser.add_argument("--filter", metavar="IRREPS", help="irreps of the output to keep")
+    parser.add_argument("--graph", action="store_true", help="gather x, sum to the receivers")
+    parser.add_argument("--weights", action="store_true", help="weighted edges of a graph")
+    parser.add_argument("--normalization", choices=("component", "norm", "none"))
+    parser.add_argument("--order", choices=ORDERS, default="forward")
+    parser.add_argument("--dtype", choices=tuple(ITEMSIZE), default="float32")
+    parser.add_argument("--target", type=_target, default="sm_90", help="or gfx942, ..., none")
+    parser.add_argument("--source", action="store_true", help="print the kernels")
+    parser.add_argument("--edges", type=_size, default=2700, help="to count work for, or rows")
+    parser.add_argument("--nodes", type=_size, default=135, help="to count work for")
+    options = parser.parse_args(arguments)
+    try:
+        print(
+            show(
+                options.irreps_x,
+                options.irreps_y,
+                filter_ir_out=options.filter,
+                graph=options.graph,
+                weights=options.weights,
+                irrep_normalization=options.normalization,
+                order=options.order,
+                dtype=options.dtype,
+                target=options.target,
+                source=options.source,
+                num_edges=options.edges,
+                num_nodes=options.nodes,
+            )
+        )
+    except ValueError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -165,7 +165,7 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     inputs, indices = _split(
         form, [_broadcast(a, d, size) for a, d in zip(args, dims, strict=True)]
     )
-    inputs = [a.reshape(-1, a.shape[-1]) for a in inputs]
+    inputs = [a.reshape(a.shape[0] * a.shape[1], a.shape[2]) for a in inputs]
     if indices:
         indices = _batched_indices(indices, size, num_rows, num_nodes)
     outputs = form_p.bind(
@@ -176,9 +176,9 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
         num_nodes=size * num_nodes,
         backend=backend,
     )
-    return [o.reshape(size, -1, o.shape[-1]) if size else o[None][:0] for o in outputs], [
-        0 for _ in outputs
-    ]
+    rows = [num_rows if o.index is Index.ROW else num_nodes for o in form.outputs]
+    outputs = [o.reshape(size, n, o.shape[-1]) for o, n in zip(outputs, rows, strict=True)]
+    return outputs, [0] * len(outputs)
 
 
 def _broadcast(array, dim, size):

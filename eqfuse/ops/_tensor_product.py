@@ -35,7 +35,7 @@ def operands(name: str, *arrays):
       ValueError: a dtype that is not a real floating type.
     """
     arrays = [e3nn.as_irreps_array(a) for a in arrays]
-    dtype = jnp.result_type(*(a.dtype for a in arrays))
+    dtype = jnp.result_type(*(a.array for a in arrays))
     if jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_:
         dtype = jnp.ones(()).dtype
     if dtype.name not in FLOATS:

@@ -1,0 +1,226 @@
+"""Products under the transformations of JAX: each equals e3nn-jax under the same one."""
+
+import dataclasses
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from tests.ops.cases import SMALL, Case, Graph, random_arrays
+from tests.ops.parity import BACKENDS, error, largest, only
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+TINY = Case("graph_tensor_product", "2x0e+2x1o", "0e+1o", keep="0e+1o")
+ROWS = Case("tensor_product", "3x0e+2x1o", "0e+1o", keep="0e+1o", shape_x=(2,), shape_y=(2,))
+CASES = {"graph": TINY, "rows": ROWS}
+
+both = pytest.mark.parametrize("name", CASES)
+all_backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def assert_same(found, expected):
+    """Trees of float64 arrays that agree to 1e-12 of the largest element of each."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype == np.float64
+        assert error(np.asarray(a), np.asarray(b)) <= 1e-12 * largest(np.asarray(b))
+
+
+def compare(transform, case: Case, backend: str, *arguments, launches=None):
+    """`transform(product)(*arguments)` by a backend, and by e3nn-jax."""
+    expected = jax.jit(transform(case.reference))(*arguments)
+    with only(backend, launches=launches):
+        found = jax.block_until_ready(jax.jit(transform(case.function(backend)))(*arguments))
+    assert_same(found, expected)
+
+
+def curved(product):
+    """A function of the operands with all derivatives, and one number."""
+
+    def function(*operands):
+        out = product(*operands)
+        return jnp.sum(jnp.sin(out) * jnp.arange(1.0, out.size + 1).reshape(out.shape))
+
+    return function
+
+
+@both
+@all_backends
+def test_hessian(name, backend):
+    case = CASES[name]
+    compare(lambda f: jax.hessian(curved(f), argnums=(1,)), case, backend, *case.operands())
+
+
+@both
+@all_backends
+def test_third_derivative(name, backend):
+    case = CASES[name]
+    operands, tangents = case.operands(), random_arrays(case.shapes()[:-1], 1)
+
+    def transform(product):
+        gradient = jax.grad(curved(product), argnums=tuple(range(len(operands))))
+
+        def along(function):
+            return lambda *a: jax.jvp(function, a, tangents)[1]
+
+        def third(*a):
+            _, pullback = jax.vjp(along(gradient), *a)
+            return pullback(tangents)
+
+        return third
+
+    compare(transform, case, backend, *operands)
+
+
+@all_backends
+def test_reverse_over_forward(backend):
+    operands, tangents = TINY.operands(), random_arrays(TINY.shapes()[:-1], 1)
+
+    def transform(product):
+        return jax.grad(lambda *a: jnp.sum(jnp.sin(jax.jvp(product, a, tangents)[1])), (0, 1, 2))
+
+    compare(transform, TINY, backend, *operands)
+
+
+@both
+@all_backends
+@pytest.mark.parametrize("batched", ["x", "y", "all", "other axes"])
+def test_vmap(name, backend, batched):
+    """A batch is one launch, whichever operands have it."""
+    case = CASES[name]
+    names = case.names
+    axes = {
+        "x": (0, None, None),
+        "y": (None, 0, None),
+        "all": (0, 0, 0),
+        "other axes": (1, -1, 2),
+    }[batched][: len(names)]
+    operands = [
+        a if axis is None else np.stack([a, 2 * a, -a], axis)
+        for a, axis in zip(case.operands(), axes, strict=True)
+    ]
+    compare(lambda f: jax.vmap(f, axes, 1), case, backend, *operands, launches=1)
+
+
+@both
+@all_backends
+def test_vmap_of_vmap_of_gradients(name, backend):
+    case = CASES[name]
+    operands = case.operands()
+    x = np.stack([operands[0], 2 * operands[0]])
+    y = np.stack([operands[1], -operands[1], 3 * operands[1]])
+
+    def transform(product):
+        gradient = jax.grad(curved(product), argnums=(0, 1))
+        outer = [None] * (len(operands) - 1)
+        return jax.vmap(jax.vmap(gradient, (None, 0, *outer[1:])), (0, *outer))
+
+    compare(transform, case, backend, x, y, *operands[2:])
+
+
+@all_backends
+def test_vmap_over_graphs(backend):
+    """Each graph of a batch has its own edges, ordered inside the computation."""
+    other = Graph(SMALL.num_nodes, ((3, 3), (1, 0), (2, 0), (0, 2), (4, 4), (1, 0)))
+    graphs = [SMALL, other]
+    senders, receivers = (
+        np.stack([getattr(g, n) for g in graphs]) for n in ("senders", "receivers")
+    )
+    operands = [np.stack([a, 2 * a]) for a in TINY.operands()]
+
+    def one(senders, receivers, x, y, w):
+        edges = ops.Edges.from_arrays(senders, receivers, SMALL.num_nodes)
+        x, y = e3nn.IrrepsArray(TINY.irreps_x, x), e3nn.IrrepsArray(TINY.irreps_y, y)
+        return ops.graph_tensor_product(
+            x, y, w, edges, filter_ir_out="0e+1o", backend=backend
+        ).array
+
+    expected = [
+        Case("graph_tensor_product", TINY.irreps_x, TINY.irreps_y, "0e+1o", graph=g).reference(
+            *(a[n] for a in operands)
+        )
+        for n, g in enumerate(graphs)
+    ]
+    with only(backend, launches=1):
+        found = jax.jit(jax.vmap(one))(senders, receivers, *operands)
+    assert_same(found, jnp.stack(expected))
+
+
+@all_backends
+def test_vmap_over_nothing_or_of_nothing(backend):
+    x, y, w = TINY.operands()
+    empty = np.zeros((0, *x.shape))
+    out = jax.vmap(TINY.function(backend), (0, None, None))(empty, y, w)
+    assert out.shape == (0, *TINY.shapes()[-1])
+    nothing_left = dataclasses.replace(TINY, keep="4e", weighted=False)
+    out = jax.vmap(nothing_left.function(backend), (0, None))(np.stack([x, x]), y)
+    assert out.shape == (2, SMALL.num_nodes, 0)
+
+
+@all_backends
+def test_scan(backend):
+    """Layers in a loop, each with its own weights, and the gradient through them."""
+    x, y, w = TINY.operands()
+    weights = np.stack([w, -w, 0.5 * w])
+    mix = random_arrays([(TINY.irreps_out.dim, x.shape[1])], 5)[0]
+
+    def transform(product):
+        def loss(x, y, weights):
+            def layer(x, w):
+                return jnp.tanh(product(x, y, w) @ mix), None
+
+            return jnp.sum(jax.lax.scan(layer, x, weights)[0] ** 2)
+
+        return jax.value_and_grad(loss, (0, 1, 2))
+
+    compare(transform, TINY, backend, x, y, weights)
+
+
+@both
+@all_backends
+def test_checkpoint(name, backend):
+    case = CASES[name]
+    argnums = tuple(range(len(case.names)))
+
+    def transform(product):
+        return jax.grad(curved(jax.checkpoint(product)), argnums)
+
+    compare(transform, case, backend, *case.operands())
+
+
+@both
+@all_backends
+def test_linearize_and_transpose(name, backend):
+    """The product is linear in x alone: JAX may transpose it without differentiating."""
+    case = CASES[name]
+    [cotangent] = random_arrays(case.shapes()[-1:], 2)
+
+    def transform(product):
+        def function(x, *rest):
+            out, linear = jax.linearize(lambda x: product(x, *rest), x)
+            transposed = jax.linear_transpose(linear, x)(cotangent)
+            return out, linear(2 * x), transposed
+
+        return function
+
+    compare(transform, case, backend, *case.operands())
+
+
+@all_backends
+def test_inputs_without_a_path_have_zero_gradients(backend):
+    """The 2e of x and the 1o of y are filtered out: exactly zero, and not the interpreter's NaN."""
+    case = Case("graph_tensor_product", "4x0e+3x2e", "0e+1o", keep="0e")
+    [cotangent] = random_arrays(case.shapes()[-1:], 2)
+    with only(backend):
+        dx, dy, dw = jax.jit(lambda *a: jax.vjp(case.function(backend), *a)[1](cotangent))(
+            *case.operands()
+        )
+    assert (dx[:, 4:] == 0).all()
+    assert (dy[:, 1:] == 0).all()
+    for used in (dx[:2, :4], dy[:, :1], dw):
+        assert (used != 0).all()

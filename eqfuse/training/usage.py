@@ -1,6 +1,7 @@
 """What `python train.py --help` prints, made from the dataclasses of the configuration."""
 
 import dataclasses
+import textwrap
 
 from eqfuse.training.config import DEFAULTS, GROUPS, LATER, SHORTHANDS, Config
 
@@ -40,8 +41,7 @@ def usage() -> str:
             parts.append(_line(f"{group}={'|'.join(LATER[group])}", "not part of this version yet"))
     parts += ["", "Settings of every run (default in brackets)"]
     parts += _fields(Config, "")
-    by_target = ", ".join(f"{short} = {full}" for short, full in SHORTHANDS.items())
-    parts += ["", "Shorthands: " + by_target]
+    parts += ["", "Shorthands", *(f"  {short} = {full}" for short, full in SHORTHANDS.items())]
     for title, prefix, node in (
         ("model=nequip", "model.", GROUPS["model"]["nequip"]),
         ("data=extxyz and data=rmd17 (the *_key settings are extxyz only)", "data.", None),
@@ -62,4 +62,4 @@ def _fields(node, prefix: str) -> list[str]:
 
 
 def _line(name: str, text: str) -> str:
-    return f"  {name:<28} {text}"
+    return textwrap.fill(f"  {name:<28} {text}", 100, subsequent_indent=" " * 31)

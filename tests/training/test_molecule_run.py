@@ -61,6 +61,17 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys):
     assert max(len(line) for line in lines[header:]) < 100 or str(folder) in report
 
 
+def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(tmp_path, water, tiny):
+    folder = tmp_path / "run"
+    jumpy = ("lr=0.5", "training.schedule=constant", "training.ema_decay=0")
+    assert train(folder, water, tiny, "epochs=15", *jumpy) == 0
+    rows = rows_of(folder)
+    best = min(rows, key=lambda row: float(row["val_loss"]))
+    assert best is not rows[-1], "the case is meant to end worse than its best"
+    assert load_run(folder)[2]["step"] == int(best["step"])
+    assert load_run(folder, which="last")[2]["step"] == int(rows[-1]["step"])
+
+
 def test_the_same_seed_gives_the_same_run(tmp_path, water, tiny):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         assert train(tmp_path / name, water, tiny, "epochs=2", f"seed={seed}") == 0

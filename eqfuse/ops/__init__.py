@@ -9,10 +9,13 @@ from eqfuse.ops._backend import BACKENDS, availability, resolve
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import graph_tensor_product
 from eqfuse.ops._tensor_product import elementwise_tensor_product, tensor_product
+from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProductLinearGate
 
 __all__ = [
     "BACKENDS",
     "Edges",
+    "TensorProductLinear",
+    "TensorProductLinearGate",
     "availability",
     "elementwise_tensor_product",
     "graph_tensor_product",

@@ -1,0 +1,242 @@
+"""TensorProductLinear and TensorProductLinearGate against e3nn's product, Linear and gate."""
+
+import dataclasses
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
+from tests.ops.parity import QUICK
+
+NODES, EDGES, SPECIES = 5, 7, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One op: over rows, or on a graph with node 3 and 4 isolated."""
+
+    cls: type
+    graph: bool
+    x: str
+    y: str
+    out: str
+    weighted: bool = True
+    indexed: bool = False
+    skip: bool = False
+    options: tuple = ()
+
+
+CASES = {
+    "graph-linear": Case(TensorProductLinear, True, "5x0e+5x1o", "0e+1o", "7x0e+3x1o+4x1e"),
+    "rows-linear": Case(TensorProductLinear, False, "5x0e+5x1o", "0e+1o", "7x0e+3x1o+4x1e"),
+    "rows-gate": Case(
+        TensorProductLinearGate, False, "5x0e+5x1o+2x0o", "0e+1o", "7x0e+3x0o+2x0e+4x1o+1x1e"
+    ),
+    "graph-gate-skip": Case(
+        TensorProductLinearGate,
+        True,
+        "5x0e+5x1o+2x0o",
+        "0e+1o",
+        "5x0e+3x0o+7x0e+4x1o+3x1e",
+        skip=True,
+        options=(("force_irreps_out", True),),
+    ),
+    "graph-scalar-activation-indexed-bias": Case(
+        TensorProductLinearGate,
+        True,
+        "5x0e+5x1o+2x0o",
+        "0e+1o",
+        "7x0e+3x0o+4x1o",
+        weighted=False,
+        indexed=True,
+        options=(("biases", True), ("gated", False)),
+    ),
+    "rows-indexed-bias": Case(
+        TensorProductLinear,
+        False,
+        "5x0e+5x1o+2x0o",
+        "2x0e+1o",
+        "7x0e+3x0o+4x1o",
+        indexed=True,
+        options=(("biases", True), ("path_normalization", "path")),
+    ),
+    "rows-fully-connected": Case(
+        TensorProductLinear, False, "5x0e+5x1o+2x0o", "6x0e+5x1o", "7x0e+3x0o+4x1o"
+    ),
+    "rows-many-channels": Case(
+        TensorProductLinearGate, False, "140x0e+33x1o", "0e+1o", "20x0e+4x1o"
+    ),
+}
+
+
+class Problem:
+    """The operands of a case, random, and the op on a backend as a function of all of them."""
+
+    def __init__(self, case: Case, dtype=np.float64):
+        self.case, self.rng, self.dtype = case, np.random.default_rng(0), dtype
+        senders, receivers = self.rng.integers(0, 3, (2, EDGES))
+        self.edges = ops.Edges.from_arrays(senders, receivers, NODES) if case.graph else None
+        keep = sorted({ir for _, ir in e3nn.Irreps(case.out)})
+        irreps = e3nn.tensor_product(case.x, case.y, filter_ir_out=keep)
+        self.arrays = {
+            "x": self.normal(NODES, e3nn.Irreps(case.x).dim),
+            "y": self.normal(EDGES if case.graph else NODES, e3nn.Irreps(case.y).dim),
+        }
+        if case.graph and case.weighted:
+            self.arrays["weights"] = self.normal(EDGES, irreps.num_irreps)
+        if case.skip:
+            self.arrays["skip"] = self.normal(NODES, e3nn.Irreps(case.out).dim)
+        self.index = jnp.asarray(self.rng.integers(0, SPECIES, NODES)) if case.indexed else None
+        shapes = jax.eval_shape(lambda: self.init("e3nn"))
+        self.params = jax.tree.map(lambda p: self.normal(*p.shape), shapes)
+
+    def normal(self, *shape):
+        return jnp.asarray(self.rng.normal(size=shape).astype(self.dtype))
+
+    def normal_like(self, tree):
+        return jax.tree.map(lambda a: self.normal(*a.shape), tree)
+
+    def module(self, backend: str):
+        number = SPECIES if self.case.indexed else None
+        options = dict(self.case.options)
+        return self.case.cls(self.case.out, num_indexed_weights=number, backend=backend, **options)
+
+    def arguments(self, arrays):
+        skip = arrays.get("skip")
+        return (
+            e3nn.IrrepsArray(self.case.x, arrays["x"]),
+            e3nn.IrrepsArray(self.case.y, arrays["y"]),
+            arrays.get("weights"),
+            self.edges,
+            self.index,
+            None if skip is None else e3nn.IrrepsArray(self.case.out, skip),
+        )
+
+    def init(self, backend: str):
+        return self.module(backend).init(jax.random.PRNGKey(0), *self.arguments(self.arrays))
+
+    def apply(self, backend: str, params, arrays):
+        return self.module(backend).apply(params, *self.arguments(arrays))
+
+
+def orders(problem: Problem, backend: str):
+    """Value, JVP, VJP and VJP of the VJP, along the same random directions for every backend."""
+
+    def function(params, arrays):
+        return problem.apply(backend, params, arrays).array
+
+    point = (problem.params, problem.arrays)
+    problem.rng = np.random.default_rng(1)
+    cotangent = problem.normal(*jax.eval_shape(function, *point).shape)
+    directions = problem.normal_like((*point, point))
+
+    def everything(point, cotangent, directions):
+        def vjp(params, arrays, cotangent):
+            return jax.vjp(function, params, arrays)[1](cotangent)
+
+        value, tangent = jax.jvp(function, point, directions[:2])
+        first, pullback = jax.vjp(vjp, *point, cotangent)
+        return value, tangent, first, pullback(directions[2])
+
+    return jax.jit(everything, compiler_options=QUICK)(point, cotangent, directions)
+
+
+def worst(got, expected) -> float:
+    """The largest error relative to the largest element of its array."""
+    errors = [0.0]
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert np.isfinite(a).all()
+        errors.append(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)))
+    return max(errors)
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+@pytest.mark.parametrize("backend", ["xla", "triton-interpret"])
+def test_all_orders_equal_e3nn(case, backend):
+    """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
+    from eqfuse.ops._triton.interpret import interpret_count
+
+    if backend == "triton-interpret":
+        pytest.importorskip("triton", reason="the interpreter is part of triton")
+    with jax.enable_x64(True):
+        problem = Problem(case)
+        before = interpret_count()
+        got = orders(problem, backend)
+        launched = interpret_count() - before
+        assert (launched > 0) == (backend == "triton-interpret")
+        for name, a, b in zip(
+            ("value", "jvp", "vjp", "vjp of vjp"), got, orders(problem, "e3nn"), strict=True
+        ):
+            assert worst(a, b) < 1e-12, name
+
+
+def test_launches_of_forward_and_backward(case):
+    """Forward one kernel; backward one over rows, two on a graph (and the sum of the weights')."""
+    pytest.importorskip("triton", reason="the interpreter is part of triton")
+    from eqfuse.ops._triton.interpret import interpret_count
+
+    problem = Problem(case, np.float32)
+    before = interpret_count()
+    value, pullback = jax.vjp(
+        lambda p, a: problem.apply("triton-interpret", p, a).array, problem.params, problem.arrays
+    )
+    assert interpret_count() - before == 1
+    jax.block_until_ready(pullback(value))
+    assert interpret_count() - before == (3 if case.graph else 2)
+
+
+def test_parameters_are_e3nns(case):
+    """Same tree, names, shapes and initial values, whatever the backend; same output irreps."""
+    problem = Problem(case, np.float32)
+    expected, got = problem.init("e3nn"), problem.init("xla")
+    assert jax.tree.structure(expected) == jax.tree.structure(got)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+    outputs = [problem.apply(b, problem.params, problem.arrays) for b in ("xla", "e3nn")]
+    assert outputs[0].irreps == outputs[1].irreps
+
+
+def test_vmap_and_zero_edges():
+    """Under vmap every member is its own op; without edges only the skip is left."""
+    problem = Problem(CASES["graph-gate-skip"], np.float32)
+    x = jnp.stack([problem.arrays["x"], 2 * problem.arrays["x"]])
+
+    def function(x):
+        return problem.apply("xla", problem.params, problem.arrays | {"x": x}).array
+
+    for member, expected in zip(jax.vmap(function)(x), map(function, x), strict=True):
+        np.testing.assert_allclose(member, expected, rtol=1e-5, atol=1e-5)
+
+    problem.edges = ops.Edges.from_arrays([], [], NODES)
+    problem.arrays |= {n: problem.arrays[n][:0] for n in ("y", "weights")}
+    skip = e3nn.IrrepsArray(problem.case.out, problem.arrays["skip"])
+    for backend in ("xla", "triton-interpret"):
+        got = problem.apply(backend, problem.params, problem.arrays).array
+        np.testing.assert_allclose(got, e3nn.gate(skip).array, rtol=1e-5, atol=1e-6)
+
+
+def test_errors():
+    problem = Problem(CASES["graph-gate-skip"], np.float32)
+    module = TensorProductLinear("3x0e", backend="xla")
+    x, y, weights, edges, _, skip = problem.arguments(problem.arrays)
+    key = jax.random.PRNGKey(0)
+    with pytest.raises(ValueError, match=r"skip must be \[5, 3x0e\]"):
+        TensorProductLinear("3x0e", filter_ir_out=["0e", "0o", "1o", "1e"], backend="xla").init(
+            key, x, y, weights, edges, None, skip
+        )
+    with pytest.raises(ValueError, match="give edges as well"):
+        module.init(key, x, y, weights)
+    with pytest.raises(ValueError, match="index is needed with num_indexed_weights"):
+        module.init(key, x, x, index=jnp.zeros(NODES, int))
+    with pytest.raises(ValueError, match="not known to the kernels"):
+        TensorProductLinearGate("3x0e", even_act=jnp.sin, backend="xla").init(key, x, x)
+    with pytest.raises(ValueError, match="input_precision 'half' is unknown"):
+        TensorProductLinear("3x0e", input_precision="half", backend="xla").init(key, x, x)

@@ -64,7 +64,8 @@ def test_an_interrupted_run_leaves_a_loadable_checkpoint(tmp_path, water, tiny, 
     finally:
         process.kill()
     assert process.returncode == 128 + signum
-    assert "Traceback" not in error
+    # The last words are ours and not a traceback's; JAX may log before them what it lacks for CUDA.
+    assert error.splitlines()[-1].startswith("interrupted in epoch")
     assert str(folder / "checkpoints") in error
     _, _, metadata = load_run(folder, which="last")
     assert metadata["step"] > 0

@@ -60,9 +60,12 @@ def test_lowering_finds_every_kernel_compiled(monkeypatch):
     if not hasattr(gpu_triton, "TritonKernel"):
         pytest.skip("jaxlib's GPU plug-in, which the lowering needs, is not installed")
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
-    from benchmarks.launches import count
+    from benchmarks.launches import PluginMissingError, count
 
-    launches = count(function, args)
+    try:
+        launches = count(function, args)
+    except PluginMissingError as error:
+        pytest.skip(str(error))
     assert launches.custom_calls >= len(kernels)
     assert compile.compile_counts().compiled == len(kernels)
 

@@ -26,7 +26,8 @@ class Kernel:
 
     It is called with the form's inputs `inputs`, the index arrays `index_arrays`, the outputs so
     far of `continued`, the scalars, and writes the form's outputs `outputs`. An output in `partial`
-    has a leading axis of `channel_blocks`, to be summed.
+    has a leading axis of `channel_blocks`, to be summed. Outputs that are not finished are in
+    float32 or better.
     """
 
     spec: KernelSpec
@@ -54,6 +55,7 @@ class Task:
       owner: the index that the outputs are summed over, ROW for rows.
       begun: segments (output, segment) that earlier kernels have written, to be added to.
       empty: segments that no kernel has paths for, to be filled with zeros here.
+      shared: outputs that several kernels add to, kept in float32 or better until all have.
       dtype: of the operands, a numpy name.
     """
 
@@ -62,6 +64,7 @@ class Task:
     owner: Index
     begun: frozenset[tuple[int, int]]
     empty: frozenset[tuple[int, int]]
+    shared: frozenset[int]
     dtype: str
 
     @property
@@ -127,6 +130,8 @@ class _Writer:
         names += [f"{name}_before_ptr" for name in before] + list(scalars)
         names += [f"{form.outputs[o].name}_ptr" for o in self.outputs]
         real = pointer_type_name(self.task.dtype)
+        sums = pointer_type_name(self.real.removeprefix("tl."))
+        unfinished = {*self.partial, *self.task.shared}
         note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
         source = "\n".join(
             [
@@ -144,8 +149,8 @@ class _Writer:
         return KernelSpec.build(
             "_".join([*(form.outputs[o].name for o in self.outputs), self.task.owner.value]),
             source,
-            [real] * len(self.inputs) + ["*i32"] * len(arrays) + [real] * len(before),
-            [real] * len(self.outputs),
+            [real] * len(self.inputs) + ["*i32"] * len(arrays) + [sums] * len(before),
+            [sums if o in unfinished else real for o in self.outputs],
             scalars,
             max(1, self.rows * self.block // WARP),
         )

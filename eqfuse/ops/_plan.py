@@ -12,13 +12,13 @@ from eqfuse.ops._body import ordered_groups
 from eqfuse.ops._form import Form, Index, Path
 from eqfuse.ops._kernel import Kernel, Task, generate
 
-REGISTERS = {"float32": 190, "bfloat16": 190, "float64": 160}
+REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
 """Registers of a thread at most, by our estimate: no kernel of `benchmarks/kernels.py` spills then.
 
 The estimate leaves out addresses, and in float64 the coefficients, which take registers there.
 """
 
-TERMS = {"float32": 2600, "bfloat16": 2600, "float64": 450}
+TERMS = {"float32": 2600, "bfloat16": 2600, "float16": 2600, "float64": 450}
 """Terms of one kernel at most: beyond this, compiling takes long or, in float64, kernels spill."""
 
 
@@ -28,7 +28,7 @@ def kernels(form: Form, dtype: str) -> tuple[Kernel, ...]:
 
     Args:
       form: what to compute; at least one output.
-      dtype: "float32", "float64" or "bfloat16".
+      dtype: "float32", "float64", "bfloat16" or "float16".
     """
     owners: dict[Index, list[int]] = {}
     for o, operand in enumerate(form.outputs):
@@ -45,8 +45,12 @@ def kernels(form: Form, dtype: str) -> tuple[Kernel, ...]:
         chunks = _chunks(form, owner, groups, dtype)
         touched = {(p.output.operand, p.output.segment) for p in part}
         empty = {(o, s) for o in outputs for s in range(len(form.outputs[o].segments))} - touched
+        writers = [{p.output.operand for group in chunk for p in group} for chunk in chunks]
+        writers[0] |= {o for o, _ in empty}
+        shared = frozenset(o for o in outputs if sum(o in written for written in writers) > 1)
         for chunk in chunks:
-            tasks.append(Task(form, chunk, owner, frozenset(begun), frozenset(empty), dtype))
+            parts = frozenset(begun), frozenset(empty), shared
+            tasks.append(Task(form, chunk, owner, *parts, dtype))
             begun |= tasks[-1].written
             empty = set()
     return tuple(generate(task) for task in tasks)

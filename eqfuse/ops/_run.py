@@ -69,10 +69,9 @@ def _launch(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend:
             backend=backend,
         )
         results.update(zip(kernel.outputs, written, strict=True))
-    return [
-        results[o].sum(axis=0) if results[o].ndim == 3 else results[o]
-        for o in range(len(form.outputs))
-    ]
+    whole = [results[o] for o in range(len(form.outputs))]
+    whole = [a.sum(axis=0) if a.ndim == 3 else a for a in whole]
+    return [a.astype(inputs[0].dtype) for a in whole]
 
 
 def _shape(form: Form, kernel: Kernel, output: int, num_rows: int, num_nodes: int):
@@ -84,11 +83,8 @@ def _shape(form: Form, kernel: Kernel, output: int, num_rows: int, num_nodes: in
 @kernel_p.def_abstract_eval
 def _abstract(*args, kernel, shapes, num_rows, num_nodes, backend):
     return [
-        jax.core.ShapedArray(
-            shape,
-            jnp.float32 if len(shape) == 3 and args[0].dtype == jnp.bfloat16 else args[0].dtype,
-        )
-        for shape in shapes
+        jax.core.ShapedArray(shape, jnp.dtype(name))
+        for shape, name in zip(shapes, kernel.spec.output_dtypes, strict=True)
     ]
 
 

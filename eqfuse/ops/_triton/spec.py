@@ -84,6 +84,12 @@ class KernelSpec:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
     @property
+    def output_dtypes(self) -> tuple[str, ...]:
+        """Numpy names of the types of the outputs."""
+        names = {pointer: name for name, pointer in TRITON_TYPES.items()}
+        return tuple(names[pointer] for pointer in self.output_types)
+
+    @property
     def parameter_types(self) -> tuple[str, ...]:
         """Triton types of all parameters, in order."""
         return (*self.input_types, *("i32" for _ in self.scalars), *self.output_types)

@@ -4,6 +4,7 @@ import functools
 import math
 
 import e3nn_jax as e3nn
+import jax
 import jax.numpy as jnp
 
 from eqfuse.ops import _build, _primitive
@@ -35,7 +36,8 @@ def operands(name: str, *arrays):
       ValueError: a dtype that is not a real floating type.
     """
     arrays = [e3nn.as_irreps_array(a) for a in arrays]
-    dtype = jnp.result_type(*(a.array for a in arrays))
+    # weak types count in full, and numpy's float64 is float32 without x64, as for e3nn-jax
+    dtype = jnp.result_type(*(jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays))
     if jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_:
         dtype = jnp.ones(()).dtype
     if dtype.name not in FLOATS:

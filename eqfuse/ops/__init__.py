@@ -5,6 +5,7 @@ Read in this order: `_form` (what a product is, and its derivatives), `_build` (
 Triton kernels), `_triton` (kernels compiled, kept and launched), then the public functions.
 """
 
+from eqfuse.ops._ahead import compile_ahead
 from eqfuse.ops._backend import BACKENDS, availability, resolve
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import graph_tensor_product
@@ -17,6 +18,7 @@ __all__ = [
     "TensorProductLinear",
     "TensorProductLinearGate",
     "availability",
+    "compile_ahead",
     "elementwise_tensor_product",
     "graph_tensor_product",
     "resolve",

@@ -97,9 +97,9 @@ class Case:
         weights = ((edges, out.num_irreps),) if self.weighted else ()
         return (nodes, dims[0]), (edges, dims[1]), *weights, (nodes, out.dim)
 
-    def operands(self, seed: int = 0) -> tuple[np.ndarray, ...]:
-        """Random arrays, float64, zero where the case says so; numbers that float32 can hold."""
-        arrays = random_arrays(self.shapes()[:-1], seed)
+    def operands(self, seed: int = 0, held_by=np.float32) -> tuple[np.ndarray, ...]:
+        """Random float64 arrays of numbers that `held_by` can hold, zero where the case says so."""
+        arrays = random_arrays(self.shapes()[:-1], seed, held_by)
         for array, irreps, zeros in zip(
             arrays, (self.irreps_x, self.irreps_y), (self.zero_x, self.zero_y), strict=False
         ):
@@ -107,7 +107,8 @@ class Case:
                 array[..., block] *= not zero
         return arrays
 
-    def _irreps_arrays(self, x, y):
+    def irreps_arrays(self, x, y):
+        """The operands, with what is known to be zero in them."""
         return (
             e3nn.IrrepsArray(self.irreps_x, x, zero_flags=self.zero_x),
             e3nn.IrrepsArray(self.irreps_y, y, zero_flags=self.zero_y),
@@ -118,7 +119,7 @@ class Case:
         op = getattr(ops, self.op)
 
         def function(*arrays):
-            x, y = self._irreps_arrays(*arrays[:2])
+            x, y = self.irreps_arrays(*arrays[:2])
             if not self.on_graph:
                 return op(x, y, **self.options, backend=backend).array
             weights = arrays[2] if self.weighted else None
@@ -128,7 +129,7 @@ class Case:
 
     def reference(self, *arrays):
         """The definition: e3nn-jax and a sum over edges in jax.numpy."""
-        x, y = self._irreps_arrays(*arrays[:2])
+        x, y = self.irreps_arrays(*arrays[:2])
         if not self.on_graph:
             return getattr(e3nn, self.op)(x, y, **self.options).array
         x = x[self.graph.senders]
@@ -139,10 +140,10 @@ class Case:
         return out.at[self.graph.receivers].add(messages.array)
 
 
-def random_arrays(shapes, seed: int, dtype=np.float32) -> tuple[np.ndarray, ...]:
-    """Normal numbers that `dtype` can hold, in float64."""
+def random_arrays(shapes, seed: int, held_by=np.float32) -> tuple[np.ndarray, ...]:
+    """Normal numbers that `held_by` can hold, in float64."""
     rng = np.random.default_rng(seed)
-    return tuple(rng.normal(size=s).astype(dtype).astype(np.float64) for s in shapes)
+    return tuple(rng.normal(size=s).astype(held_by).astype(np.float64) for s in shapes)
 
 
 def _product(*arguments, **keywords):

@@ -6,6 +6,7 @@ import importlib.util
 
 import e3nn_jax as e3nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,15 +22,16 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 BACKENDS = ["xla", INTERPRETED, *(["triton"] if has_gpu() else [])]
 
 
-def derivatives(function, case: Case, dtype) -> dict[str, np.ndarray]:
+def derivatives(function, case: Case, dtype, held_by=np.float32) -> dict[str, np.ndarray]:
     """Value, JVP, VJP and the derivatives of the VJP along random directions, in float64.
 
-    All of them are one jitted computation in `dtype`, under x64 where that is float64.
+    All of them are one jitted computation in `dtype`, under x64 where that is float64, on numbers
+    that `held_by` can hold.
     """
     shapes = case.shapes()
-    operands, tangents = case.operands(), random_arrays(shapes[:-1], 1)
-    [cotangent] = random_arrays(shapes[-1:], 2)
-    directions = random_arrays((*shapes[:-1], shapes[-1]), 3)
+    operands, tangents = case.operands(0, held_by), random_arrays(shapes[:-1], 1, held_by)
+    [cotangent] = random_arrays(shapes[-1:], 2, held_by)
+    directions = random_arrays(shapes, 3, held_by)
 
     def everything(operands, tangents, cotangent, directions):
         def gradients(*arguments):
@@ -43,7 +45,7 @@ def derivatives(function, case: Case, dtype) -> dict[str, np.ndarray]:
 
     with jax.enable_x64(dtype == np.float64):
         arguments = jax.tree.map(
-            lambda a: jax.numpy.asarray(a, dtype), (operands, tangents, cotangent, directions)
+            lambda a: jnp.asarray(a, dtype), (operands, tangents, cotangent, directions)
         )
         results = jax.jit(everything, compiler_options=QUICK)(*arguments)
         assert all(a.dtype == dtype for a in jax.tree.leaves(results))
@@ -60,9 +62,9 @@ def derivatives(function, case: Case, dtype) -> dict[str, np.ndarray]:
 
 
 @functools.lru_cache(maxsize=4)
-def reference(case: Case, dtype) -> dict[str, np.ndarray]:
+def reference(case: Case, dtype, held_by=np.float32) -> dict[str, np.ndarray]:
     """What e3nn-jax computes in `dtype`."""
-    return derivatives(case.reference, case, dtype)
+    return derivatives(case.reference, case, dtype, held_by)
 
 
 def assert_parity(case: Case, dtype, backend: str):
@@ -85,6 +87,38 @@ def assert_parity(case: Case, dtype, backend: str):
             four_roundings = 4 * np.finfo(np.float32).eps / 2 * largest(exact)
             allowed = max(2 * error(e3nn_result[name], exact), four_roundings)
         assert error(found[name], exact) <= allowed, name
+
+
+def assert_one_rounding(case: Case, dtype, backend: str):
+    """Half-precision results are those of float32, rounded once.
+
+    Every element is within half a unit in its last place of what is exact for these operands, and
+    twice e3nn-jax's error in float32 (`assert_parity`'s bound) before the rounding.
+    """
+    exact = reference(case, np.float64, dtype)
+    e3nn_float32 = reference(case, np.float32, dtype)
+    with only(backend):
+        found = derivatives(case.function(backend), case, dtype, dtype)
+    unit, smallest = float(jnp.finfo(dtype).eps) / 2, float(jnp.finfo(dtype).smallest_subnormal)
+    for name, values in exact.items():
+        four_roundings = 4 * np.finfo(np.float32).eps / 2 * largest(values)
+        before = max(2 * error(e3nn_float32[name], values), four_roundings)
+        allowed = unit * (abs(values) + before) + before + smallest / 2
+        assert (abs(found[name] - values) <= allowed).all(), name
+
+
+def assert_equivariant(case: Case, backend: str):
+    """Rotating and inverting the operands rotates and inverts the result, to 1e-12 in float64."""
+    matrix, _ = np.linalg.qr(np.random.default_rng(4).normal(size=(3, 3)))
+    x, y, *rest = case.operands()
+    irreps = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y), case.irreps_out
+    function = case.function(backend)
+    with jax.enable_x64(True), only(backend):
+        out = np.asarray(jax.jit(function)(x, y, *rest))
+        for rotation in (matrix, -matrix):  # one proper, one improper
+            d_x, d_y, d_out = (np.asarray(i.D_from_matrix(rotation)) for i in irreps)
+            found = np.asarray(jax.jit(function)(x @ d_x.T, y @ d_y.T, *rest))
+            assert error(found, out @ d_out.T) <= 1e-12 * largest(out)
 
 
 def runs(case: Case) -> bool:

@@ -1,14 +1,181 @@
 """`tensor_product` against e3nn-jax's."""
 
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.ops.cases import TENSOR_PRODUCT
-from tests.ops.parity import BACKENDS, assert_parity
+from eqfuse import ops
+from tests.ops.cases import TENSOR_PRODUCT, Case
+from tests.ops.parity import (
+    BACKENDS,
+    assert_equivariant,
+    assert_one_rounding,
+    assert_parity,
+    only,
+)
+
+all_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+def product(backend):
+    """The op, compiled anew, so that its backend is seen to run."""
+    return jax.jit(lambda x, y: ops.tensor_product(x, y, backend=backend))
+
+
+@all_backends
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("name", TENSOR_PRODUCT)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(TENSOR_PRODUCT[name], dtype, backend)
+
+
+@all_backends
+@pytest.mark.parametrize("name", ["l3-both-parities", "uvuv-expanded"])
+def test_equivariance(name, backend):
+    assert_equivariant(TENSOR_PRODUCT[name], backend)
+
+
+@all_backends
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("mul-5", jnp.float16), ("mul-5", jnp.bfloat16), ("norm", jnp.bfloat16)]
+)
+def test_half_precision_is_rounded_once(name, dtype, backend):
+    assert_one_rounding(TENSOR_PRODUCT[name], dtype, backend)
+
+
+@all_backends
+@pytest.mark.parametrize(
+    ("dtype1", "dtype2"),
+    [
+        ("int32", "int32"),
+        ("int32", "float32"),
+        ("bfloat16", "float32"),
+        ("bfloat16", "float16"),
+        ("bfloat16", "int32"),
+        ("float64", "float32"),
+    ],
+)
+@pytest.mark.parametrize("x64", [False, True])
+def test_dtypes_are_promoted_as_by_e3nn(dtype1, dtype2, x64, backend):
+    """Whole numbers, so that values agree exactly where coefficients are one."""
+    with jax.enable_x64(x64):
+        x = e3nn.IrrepsArray("2x0e", np.array([3, 1], dtype1))
+        y = e3nn.IrrepsArray("0e", np.array([2], dtype2))
+        expected = e3nn.tensor_product(x, y)
+        with only(backend):
+            found = product(backend)(x, y)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found.array, expected.array)
+
+
+@all_backends
+def test_weak_types_count_as_for_e3nn(backend):
+    x, weak = jnp.ones(1, jnp.bfloat16), jax.lax.full_like(1.0, 2.0, shape=(1,))
+    expected = e3nn.tensor_product(x, weak)
+    with only(backend):
+        found = product(backend)(x, weak)
+    assert found.dtype == expected.dtype == jnp.float32
+    np.testing.assert_array_equal(found.array, expected.array)
+
+
+@all_backends
+def test_plain_arrays_are_scalars(backend):
+    x, y = jnp.arange(6.0).reshape(2, 3), e3nn.IrrepsArray("1o", jnp.arange(3.0))
+    with only(backend):
+        found = product(backend)(x, y)
+    assert found.irreps == e3nn.tensor_product(x, y).irreps == "3x1o"
+    expected = x[:, :, None] * y.array
+    np.testing.assert_allclose(found.array, expected.reshape(2, 9), rtol=2e-7)  # two roundings
+
+
+@all_backends
+@pytest.mark.parametrize("name", TENSOR_PRODUCT)
+def test_irreps_and_zero_flags_are_those_of_e3nn(name, backend):
+    """Irreps as they are printed, those without arrays, and the blocks known to be zero."""
+    case = TENSOR_PRODUCT[name]
+    x, y = case.irreps_arrays(*(a.astype(np.float32) for a in case.operands()))
+    expected = e3nn.tensor_product(x, y, **case.options)
+    without_arrays = e3nn.tensor_product(x.irreps, y.irreps, **case.options)
+    found = jax.eval_shape(lambda: ops.tensor_product(x, y, **case.options, backend=backend))
+    assert repr(found.irreps) == repr(expected.irreps)
+    assert found.shape == expected.shape
+    given = ops.tensor_product(str(x.irreps), y.irreps, **case.options, backend=backend)
+    assert repr(given) == repr(without_arrays)
+
+
+@all_backends
+@pytest.mark.parametrize("name", ["zero-blocks", "zero-blocks-expanded", "mul-5"])
+def test_blocks_of_zeros_are_known(name, backend):
+    case = TENSOR_PRODUCT[name]
+    x, y = case.irreps_arrays(*(a.astype(np.float32) for a in case.operands()))
+    expected = e3nn.tensor_product(x, y, **case.options)
+    found = ops.tensor_product(x, y, **case.options, backend=backend)
+    assert found.zero_flags == expected.zero_flags
+    nothing = ops.tensor_product(e3nn.zeros(case.irreps_x, (6,)), e3nn.zeros(case.irreps_y, (6,)))
+    assert all(nothing.zero_flags)
+    assert not nothing.array.any()
+
+
+@pytest.mark.parametrize(
+    "keep",
+    ["0e + 1o", "4x1o", e3nn.Irrep("1o"), [e3nn.Irrep("0e"), "1o"], (e3nn.Irrep("2e"),), []],
+)
+def test_filters_are_given_as_to_e3nn(keep):
+    expected = e3nn.tensor_product("2x0e + 1o", "0e + 1o", filter_ir_out=keep)
+    assert ops.tensor_product("2x0e + 1o", "0e + 1o", filter_ir_out=keep) == expected
+
+
+def test_e3nns_configuration_is_followed():
+    x, y = (e3nn.IrrepsArray("1o", jnp.array(a)) for a in ([1.0, 2.0, 3.0], [2.0, -1.0, 5.0]))
+    before = e3nn.config("irrep_normalization")
+    try:
+        e3nn.config("irrep_normalization", "norm")
+        expected = e3nn.tensor_product(x, y)
+        found = ops.tensor_product(x, y, backend="xla")
+    finally:
+        e3nn.config("irrep_normalization", before)
+    np.testing.assert_allclose(found.array, expected.array, rtol=1e-5)
+    different = ops.tensor_product(x, y, backend="xla").array
+    assert abs(different - found.array).max() > 0.1
+
+
+def test_the_backend_e3nn_is_e3nn(monkeypatch):
+    calls = []
+
+    def spy(*args, **keywords):
+        calls.append(keywords)
+        return "the answer of e3nn"
+
+    monkeypatch.setattr(e3nn, "tensor_product", spy)
+    answer = ops.tensor_product("1o", "1o", filter_ir_out="0e", backend="e3nn")
+    assert answer == "the answer of e3nn"
+    assert calls == [{"filter_ir_out": "0e", "irrep_normalization": None, "regroup_output": True}]
+
+
+X = e3nn.IrrepsArray("1o", jnp.ones((4, 3)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        ((X, X[:3]), {}, r"\(4,\).*\(3,\)"),
+        ((X, X), {"irrep_normalization": "unit"}, "'unit' is not supported; choose 'component'"),
+        ((X, X * 1j), {}, "real floating arrays .*bfloat16.* got complex64"),
+        ((X, X), {"backend": "cuda"}, "backend 'cuda' is unknown; choose one of triton"),
+    ],
+)
+def test_errors_name_what_is_wrong(arguments, keywords, message):
+    with pytest.raises(ValueError, match=message):
+        ops.tensor_product(*arguments, **{"backend": "xla", **keywords})
+
+
+def test_triton_on_a_cpu_is_refused():
+    """Asked for by name, it fails where the computation is lowered; it never falls back."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("a GPU is present")
+    pytest.importorskip("triton")
+    case = Case("tensor_product", "2x0e", "0e")
+    with pytest.raises(NotImplementedError, match="use backend='xla' there"):
+        jax.jit(case.function("triton"))(*(a.astype(np.float32) for a in case.operands()))

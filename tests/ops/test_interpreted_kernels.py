@@ -1,0 +1,126 @@
+"""Generated kernels called directly in the interpreter: they write all, and the same twice."""
+
+import e3nn_jax as e3nn
+import numpy as np
+import pytest
+
+from eqfuse.ops import _build, _plan
+from eqfuse.ops._form import Form, Index
+from tests.ops.cases import ELEMENTWISE, GRAPH, SMALL, TENSOR_PRODUCT, Case
+
+pytest.importorskip("triton", reason="the interpreter is part of triton")
+
+CASES = {
+    "graph": GRAPH["mul-33"],
+    "graph, filtered": Case("graph_tensor_product", "4x0e+3x2e+2x1o", "0e+1o+3e", keep="0e+1o"),
+    "graph, channels in blocks": Case("graph_tensor_product", "600x0e+130x1o", "0e+1o", keep="0e"),
+    "graph, zero blocks": GRAPH["zero-blocks"],
+    "graph, unweighted": GRAPH["unweighted"],
+    "rows": TENSOR_PRODUCT["uvuv-unrolled"],
+    "rows, zero blocks": TENSOR_PRODUCT["zero-blocks"],
+    "rows, channels of y": TENSOR_PRODUCT["one-by-many"],
+    "elementwise": ELEMENTWISE["cut-blocks"],
+}
+
+
+def product(case: Case) -> Form:
+    irreps = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
+    keep = None if case.keep is None else tuple(ir for _, ir in e3nn.Irreps(case.keep))
+    zeros = {"zero_x": case.zero_x, "zero_y": case.zero_y}
+    if case.op == "elementwise_tensor_product":
+        return _build.elementwise_tensor_product(*irreps, keep, "component", **zeros).form
+    return _build.tensor_product(
+        *irreps,
+        keep,
+        "component",
+        weighted=case.weighted and case.on_graph,
+        on_graph=case.on_graph,
+        **zeros,
+    ).form
+
+
+def orders(form: Form) -> dict[str, Form]:
+    """The form and the backward passes of it and of that, for all inputs."""
+
+    def backward(form):
+        n = len(form.inputs)
+        tangents = form.jvp((True,) * n)
+        return tangents.transpose((False,) * n + (True,) * n, (True,) * len(form.outputs))
+
+    return {
+        "forward": form,
+        "backward": backward(form),
+        "double backward": backward(backward(form)),
+    }
+
+
+NUM_ROWS = len(SMALL.pairs)
+
+
+def run(form: Form, inputs) -> list[np.ndarray]:
+    """The outputs of the form's kernels, each of which finds NaN where it is to write."""
+    from eqfuse.ops._triton.interpret import interpret
+
+    edges = SMALL.edges()
+    scalars = {"num_rows": NUM_ROWS, "num_nodes": SMALL.num_nodes}
+    results = {}
+    for kernel in _plan.kernels(form, "float32"):
+        outputs = []
+        for o in kernel.outputs:
+            operand = form.outputs[o]
+            rows = NUM_ROWS if operand.index is Index.ROW else SMALL.num_nodes
+            blocks = (kernel.channel_blocks,) if o in kernel.partial else ()
+            output = np.full((*blocks, rows, operand.size), np.nan, np.float32)
+            # on a GPU, what a later kernel adds to is its own output already
+            outputs.append(results[o].copy() if o in kernel.continued else output)
+        arrays = [inputs[i] for i in kernel.inputs]
+        arrays += [getattr(edges, name) for name in kernel.index_arrays]
+        arrays += [results[o] for o in kernel.continued]
+        interpret(
+            kernel.spec,
+            arrays,
+            outputs,
+            [scalars[name] for name in kernel.spec.scalars],
+            kernel.grid(NUM_ROWS, SMALL.num_nodes),
+        )
+        results.update(zip(kernel.outputs, outputs, strict=True))
+    return [results[o] for o in range(len(form.outputs))]
+
+
+@pytest.mark.parametrize("order", ["forward", "backward", "double backward"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_element_is_written_and_the_same_twice(name, order):
+    form = orders(product(CASES[name]))[order]
+    rng = np.random.default_rng(0)
+    inputs = [
+        rng.normal(size=(NUM_ROWS if o.index is Index.ROW else SMALL.num_nodes, o.size)).astype(
+            np.float32
+        )
+        for o in form.inputs
+    ]
+    first, second = run(form, inputs), run(form, inputs)
+    for operand, a, b in zip(form.outputs, first, second, strict=True):
+        assert np.isfinite(a).all(), operand
+        assert a.any(), operand
+        assert a.tobytes() == b.tobytes(), operand
+
+
+def test_a_form_in_several_kernels_is_written_too(monkeypatch):
+    """Cut finely: later kernels add to the outputs of earlier ones, and fill what has no path."""
+    whole = orders(product(CASES["graph, filtered"]))["backward"]
+    rng = np.random.default_rng(0)
+    sizes = [(NUM_ROWS if o.index is Index.ROW else SMALL.num_nodes, o.size) for o in whole.inputs]
+    inputs = [rng.normal(size=size).astype(np.float32) for size in sizes]
+    expected = run(whole, inputs)
+    monkeypatch.setitem(_plan.TERMS, "float32", 1)
+    _plan.kernels.cache_clear()
+    try:
+        kernels = _plan.kernels(whole, "float32")
+        found = run(whole, inputs)
+    finally:
+        _plan.kernels.cache_clear()
+    assert len(kernels) > 2
+    assert any(kernel.continued for kernel in kernels)
+    for a, b in zip(found, expected, strict=True):
+        # the same sums of at most 33 terms, begun elsewhere
+        np.testing.assert_allclose(a, b, rtol=0, atol=33 * np.finfo(np.float32).eps * abs(b).max())

@@ -1,0 +1,53 @@
+"""Generated kernels compile for the GPUs that they are meant for, without one, and do not spill.
+
+The rest of the cases, and tables of their resources: `python -m benchmarks.kernels`.
+"""
+
+import pytest
+
+from benchmarks.cases import CASES
+from eqfuse.ops import _plan
+
+pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
+
+REGISTERS = 255  # of a thread, on every NVIDIA GPU since 2012
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("order", ["forward", "backward", "double"])
+def test_nequip_compiles_without_spilling(order, target):
+    """NequIP with l up to 2 and both parities: one launch, one, and two."""
+    from eqfuse.ops._triton.compile import compile_kernel
+
+    kernels = _plan.kernels(CASES["nequip-32-l2"].forms()[order], "float32")
+    assert len(kernels) == (2 if order == "double" else 1)
+    for kernel in kernels:
+        compiled = compile_kernel(kernel.spec, target)
+        assert compiled.entry == kernel.spec.name
+        assert 0 < compiled.registers <= REGISTERS or target == "gfx942"
+        assert len(compiled.binary or compiled.assembly) > 1000
+        if target.startswith("sm_"):
+            assert compiled.spilled_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("order", ["forward", "backward", "double"])
+def test_other_dtypes_compile_without_spilling(order, dtype):
+    """The first layer of the Tetris network, which has no channels, weights or scalars of y."""
+    from eqfuse.ops._triton.compile import compile_kernel
+
+    for kernel in _plan.kernels(CASES["tetris-1"].forms()[order], dtype):
+        assert compile_kernel(kernel.spec, "sm_90").spilled_bytes == 0
+
+
+def test_kernels_that_share_half_precision_outputs_compile(monkeypatch):
+    """Cut finely, they hand sums in float32 to one another."""
+    from eqfuse.ops._triton.compile import compile_kernel
+
+    monkeypatch.setitem(_plan.TERMS, "bfloat16", 8)
+    form = CASES["tetris-1"].forms()["backward"]
+    kernels = _plan.kernels.__wrapped__(form, "bfloat16")
+    assert len(kernels) > 1
+    assert {t for k in kernels for t in k.spec.output_types} == {"*fp32"}
+    for kernel in kernels:
+        assert compile_kernel(kernel.spec, "sm_90").spilled_bytes == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable
 
 import e3nn_jax as e3nn
@@ -63,9 +64,22 @@ TRITON: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "abs": ((), "tl.abs({x})", "tl.where({x} > 0, {x} * 0.0 + 1.0, {x} * 0.0 - 1.0)"),
 }
-"""Statements that prepare, the value, and the derivative, of {x}."""
+"""Statements that prepare, the value, and the derivative, of {x}; `s` and `a` are local names."""
 
 _ALIASES = {jnp.tanh: "tanh", jax.nn.tanh: "tanh", jax.nn.swish: "silu", None: "identity"}
+
+
+def triton_text(act: Activation, x: str, derivative: bool = False) -> tuple[list[str], str]:
+    """Triton statements, and the expression of the activation, or its derivative, of variable x."""
+    statements, value, slope = TRITON[act.name]
+
+    def text(template):
+        local = re.sub(r"(?<![\w.{])([sa])(?!\w)", r"act_\1", template)
+        return local.format(x=x)
+
+    expression = text(slope if derivative else value)
+    scaled = expression if act.scale == 1.0 else f"{act.scale!r} * ({expression})"
+    return [text(s) for s in statements], scaled
 
 
 def activation(function: Callable | None, normalize: bool = True) -> Activation:

@@ -304,17 +304,10 @@ class Writer:
         return block.offset + part.first * block.dim
 
     def activated(self, act, x: str, derivative: bool = False) -> str:
-        statements, value, slope = _activation.TRITON[act.name]
+        statements, expression = _activation.triton_text(act, x, derivative)
         for statement in statements:
-            target, _, text = statement.partition(" = ")
-            text = text.format(x=x)
-            for known in ("s", "a"):
-                text = _rename(text, known, f"act_{known}")
-            self.emit(f"act_{target} = {text}")
-        text = (slope if derivative else value).format(x=x)
-        for known in ("s", "a"):
-            text = _rename(text, known, f"act_{known}")
-        return self.name(text if act.scale == 1.0 else f"{act.scale!r} * ({text})")
+            self.emit(statement)
+        return self.name(expression)
 
     def parts(self) -> list[Part]:
         """Every part of the mixed row that a tile reads, scalars first."""
@@ -330,12 +323,6 @@ class Writer:
             source = [m.block_in for m in self.into(part) if self.segments[m.block_in]]
             groups.setdefault(source[0] if source else None, []).append(part)
         return groups.items()
-
-
-def _rename(text: str, old: str, new: str) -> str:
-    import re
-
-    return re.sub(rf"(?<![\w.]){old}(?!\w)", new, text)
 
 
 def forward(fused: Fused, dtype: str) -> FusedKernel:

@@ -296,7 +296,7 @@ class Form:
         return Form(tuple(self.inputs[i] for i in place), self.outputs, paths)
 
     def merged(self) -> "Form":
-        """The same form with paths of the same factors and output merged into one."""
+        """The same form, paths of the same factors and output in one, without those that cancel."""
         merged = collections.OrderedDict()
         for path in self.paths:
             order = sorted(range(len(path.factors)), key=lambda n, p=path: _slot_key(p.factors[n]))
@@ -304,11 +304,11 @@ class Form:
             terms = merged.setdefault(key, collections.Counter())
             for components, value in path.terms:
                 terms[(*(components[n] for n in order), components[-1])] += value
-        paths = tuple(
+        paths = (
             Path(factors, output, tuple((c, v) for c, v in sorted(terms.items()) if v))
             for (factors, output), terms in merged.items()
         )
-        return Form(self.inputs, self.outputs, paths)
+        return Form(self.inputs, self.outputs, tuple(path for path in paths if path.terms))
 
 
 def _slot_key(slot: Slot):

@@ -1,5 +1,6 @@
 """Forms are pure algebra: their terms, derivatives, names and counts, checked with numpy."""
 
+import dataclasses
 import itertools
 import math
 import subprocess
@@ -232,6 +233,17 @@ def test_transpose_names_and_zero_cotangents():
     none = tangents.transpose((False, False, False, True), (False,))
     assert none.paths == ()
     assert [o.name for o in none.inputs] == ["x", "y", "w"]
+
+
+def test_paths_of_the_same_factors_are_merged():
+    """The derivative of 3 a a is 6 a t_a: one path, whose terms are added."""
+    a = Operand("a", 1, (Segment(0, 1, 1, 1),), channels=True)
+    square = Path((Slot(0, 0), Slot(0, 0)), Slot(0, 0), (((0, 0, 0), 3.0),))
+    form = Form((a,), (dataclasses.replace(a, name="out"),), (square,))
+    [path] = form.jvp((True,)).paths
+    assert path.terms == (((0, 0, 0), 6.0),)
+    opposite = dataclasses.replace(square, terms=(((0, 0, 0), -3.0),))
+    assert dataclasses.replace(form, paths=(square, opposite)).merged().paths == ()
 
 
 def test_restrict_and_drop_inputs():

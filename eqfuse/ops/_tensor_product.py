@@ -147,6 +147,8 @@ def elementwise_tensor_product(
 
 def _evaluate(product: _build.Product, x, y, backend: str):
     """The product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
+    if product.expand:  # whole irreps are repeated, in which blocks known to be zero are constants
+        x, y = (_with_constant_zeros(a) for a in (x, y))
     leading = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     rows = math.prod(leading)
     arrays = [
@@ -161,3 +163,10 @@ def _evaluate(product: _build.Product, x, y, backend: str):
         out.reshape(*leading, product.irreps_out.dim),
         zero_flags=product.zero_flags,
     )
+
+
+def _with_constant_zeros(array: e3nn.IrrepsArray) -> e3nn.IrrepsArray:
+    """The same array, through whose blocks known to be zero no tangent passes."""
+    if not any(array.zero_flags):
+        return array
+    return e3nn.from_chunks(array.irreps, array.chunks, array.shape[:-1], array.dtype)

@@ -175,6 +175,7 @@ TENSOR_PRODUCT = {
     "no-rows": _product("8x0e+8x1o", "0e+1o", shape_x=(2, 0), shape_y=(1, 0)),
     "uvuv-unrolled": _product("6x0e+5x1o", "2x0e+3x1o"),
     "uvuv-expanded": _product("6x0e+5x1o", "5x0e+7x1o", shape_x=(3,), shape_y=(3,)),
+    "uvuv-expanded-regrouped": _product("3x1o+2x0e+3x1o", "2x1o+4x1o", shape_x=(3,), shape_y=(3,)),
     "uvuv-expanded-not-regrouped": _product(
         "5x1o+0e", "5x1o+6x0e", regroup_output=False, shape_x=(3,), shape_y=(3,)
     ),
@@ -185,7 +186,7 @@ TENSOR_PRODUCT = {
         "4x0e+4x1o+2x1o", "0e+1o", zero_x=(False, True, False), zero_y=(True, False)
     ),
     "zero-blocks-expanded": _product(
-        "6x0e+5x1o", "5x0e+6x1o", zero_x=(False, True), shape_x=(3,), shape_y=(3,)
+        "6x0e+2x1o+3x1o", "5x1o", zero_x=(True, True, False), shape_x=(3,), shape_y=(3,)
     ),
     "nothing-left": _product("8x0e+8x1o", "0e", keep="2e"),
 }

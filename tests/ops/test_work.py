@@ -46,6 +46,21 @@ def test_gradients_that_nobody_wants_cost_nothing():
             assert names(form.inputs) == [*read, "dout"]
 
 
+def test_gradients_that_are_zero_are_not_computed():
+    """The gradient of x does not depend on x: its backward pass writes the others alone."""
+    function, operands = TINY.function("xla"), TINY.operands()
+    [cotangent] = random_arrays(TINY.shapes()[-1:], 2)
+
+    def of_x(*a):
+        return jax.vjp(function, *a[:-1])[1](a[-1])[0]
+
+    def second(*a):
+        return jax.vjp(of_x, *a)[1](operands[0])
+
+    [form] = forms(second, *operands, cotangent)
+    assert [o.origin for o in form.outputs] == ["y", "w", "out"]
+
+
 def _with(function, n, operands, value):
     """The function of operand `n` alone."""
     return function(*operands[:n], value, *operands[n + 1 :])

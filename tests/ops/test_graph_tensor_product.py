@@ -178,10 +178,10 @@ def test_weights_of_a_product_with_no_irreps(backend):
 
 
 def test_the_backend_e3nn_is_e3nn(monkeypatch):
+    operands = tuple(a.astype(np.float32) for a in CASE.operands())
     calls = []
     product = e3nn.tensor_product
     monkeypatch.setattr(e3nn, "tensor_product", lambda *a, **k: calls.append(k) or product(*a, **k))
-    operands = tuple(a.astype(np.float32) for a in CASE.operands())
     with_e3nn = CASE.function("e3nn")(*operands)
     assert len(calls) == 1
     monkeypatch.undo()

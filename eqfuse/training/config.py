@@ -69,6 +69,11 @@ class NequIPConfig:
             value = getattr(self, name)
             _require(value >= 0, f"model.{name}", value, "zero or more")
 
+    def settle(self, data: str):
+        """Fill in what follows from the data: few channels keep the logits of Tetris small."""
+        if self.channels is None:
+            self.channels = 16 if data == "tetris" else 32
+
 
 @dataclasses.dataclass
 class TetrisNetConfig:
@@ -78,6 +83,13 @@ class TetrisNetConfig:
 
     def __post_init__(self):
         _one_of("model.name", self.name, ["tetris"])
+
+    def settle(self, data: str):
+        """Nothing to fill in; other data are refused."""
+        if data != "tetris":
+            raise ConfigError(
+                f"model=tetris classifies the Tetris shapes only; use model=nequip with data={data}"
+            )
 
 
 @dataclasses.dataclass
@@ -180,6 +192,7 @@ class Config:
     model: Any = MISSING
     data: Any = MISSING
     training: Any = MISSING
+    preset: str | None = _setting(None, "settings that go together; see Presets below")
     seed: int = _setting(0, "of the initial parameters, the split and the order of the data")
     backend: str | None = _setting(None, "implementation of the ops; null: by device")
     dtype: str = _setting("float32", "float32 or float64")
@@ -192,14 +205,7 @@ class Config:
         _one_of("dtype", self.dtype, ["float32", "float64"])
         _positive(self, "", "steps", "epochs", "max_minutes")
         _require(self.seed >= 0, "seed", self.seed, "zero or more")
-        if self.model.name == "nequip" and self.model.channels is None:
-            # Few channels keep the logits of Tetris, and with them their rounding, small.
-            self.model.channels = 16 if self.data.name == "tetris" else 32
-        if self.model.name == "tetris" and self.data.name != "tetris":
-            raise ConfigError(
-                f"model=tetris classifies the Tetris shapes only; use model=nequip "
-                f"with data={self.data.name}"
-            )
+        self.model.settle(self.data.name)
 
 
 GROUPS = {

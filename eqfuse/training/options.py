@@ -18,6 +18,7 @@ from eqfuse.training.config import (
     ConfigError,
     nearest,
 )
+from eqfuse.training.presets import PRESETS
 
 
 def _register():
@@ -39,7 +40,8 @@ def parse(arguments: list[str]) -> Config:
     """The configuration that the arguments ask for.
 
     Args:
-      arguments: Hydra overrides such as "model=nequip", "layers=3", "data.path=FILE".
+      arguments: Hydra overrides such as "model=nequip", "layers=3", "data.path=FILE"; those of a
+        preset come before them, wherever it stands.
     Raises:
       ConfigError: an argument that is misspelt, ill-typed or impossible, with the nearest names.
     """
@@ -51,7 +53,7 @@ def parse(arguments: list[str]) -> Config:
             _check_choice(key, value)
             choices[key] = value
     settings = _settings(choices)
-    lines = []
+    lines = _preset_lines(overrides, settings, choices)
     for override in overrides:
         key = override.key_or_group
         if key in choices:
@@ -104,6 +106,25 @@ def _check_choice(group: str, value):
         )
     if value not in GROUPS[group]:
         raise ConfigError(f"{group}={value} is unknown; {nearest(value, GROUPS[group])}")
+
+
+def _preset_lines(overrides, settings: dict, choices: dict) -> list[str]:
+    """The settings of the preset that is asked for last, as Hydra overrides."""
+    names = [o.value() for o in overrides if o.key_or_group == "preset"]
+    if not names or names[-1] is None:
+        return []
+    name, model = str(names[-1]), choices["model"]
+    presets = PRESETS.get(model, {})
+    if not presets:
+        raise ConfigError(f"preset={name}: model={model} has no presets")
+    if name not in presets:
+        raise ConfigError(f"preset={name} is unknown for model={model}; {nearest(name, presets)}")
+    if not presets[name].keys() <= settings.keys():
+        raise ConfigError(
+            f"preset={name} sets the training on molecules, which data={choices['data']} does not "
+            f"have; give data=extxyz or data=rmd17 and data.path=FILE"
+        )
+    return [f"{key}={value}" for key, value in presets[name].items()]
 
 
 def _settings(choices: dict) -> dict[str, dataclasses.Field]:

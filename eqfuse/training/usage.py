@@ -4,6 +4,7 @@ import dataclasses
 import textwrap
 
 from eqfuse.training.config import DEFAULTS, GROUPS, LATER, SHORTHANDS, Config
+from eqfuse.training.presets import PRESETS
 
 _HEAD = """\
 Train an equivariant interatomic potential.
@@ -39,11 +40,13 @@ def usage() -> str:
             parts.append(_line(f"{group}={name}", f"{node.__doc__}{mark}"))
         if group in LATER:
             parts.append(_line(f"{group}={'|'.join(LATER[group])}", "not part of this version yet"))
+    parts += ["", "Presets (what is given beside one wins over it)"]
+    parts += [_line(f"model={model}", f"preset={'|'.join(PRESETS[model])}") for model in PRESETS]
     parts += ["", "Settings of every run (default in brackets)"]
     parts += _fields(Config, "")
     parts += ["", "Shorthands", *(f"  {short} = {full}" for short, full in SHORTHANDS.items())]
     for title, prefix, node in (
-        ("model=nequip", "model.", GROUPS["model"]["nequip"]),
+        *((f"model={m}", "model.", GROUPS["model"][m]) for m in GROUPS["model"] if m != "tetris"),
         ("data=extxyz and data=rmd17 (the *_key settings are extxyz only)", "data.", None),
         ("training on data=tetris", "training.", GROUPS["training"]["tetris"]),
         ("training on molecules (extxyz, rmd17)", "training.", GROUPS["training"]["extxyz"]),

@@ -4,6 +4,7 @@ import pytest
 
 from eqfuse.training.config import GROUPS, SHORTHANDS, Config, ConfigError
 from eqfuse.training.options import parse, to_yaml
+from eqfuse.training.presets import PRESETS
 from eqfuse.training.usage import usage
 
 MOLECULE = ["data=extxyz", "data.path=x.xyz"]
@@ -34,6 +35,22 @@ def test_file_names_may_hold_any_character(path):
     assert parse(["data=extxyz", f"data.path={path}"]).data.path == path
 
 
+@pytest.mark.parametrize(("model", "name"), [(m, p) for m in PRESETS for p in PRESETS[m]])
+def test_a_preset_is_taken_whole(model, name):
+    config = parse([f"model={model}", f"preset={name}", *MOLECULE])
+    assert config.preset == name
+    for key, value in PRESETS[model][name].items():
+        group, _, field = key.rpartition(".")
+        assert getattr(getattr(config, group) if group else config, field) == value
+
+
+def test_settings_beside_a_preset_win_over_it():
+    for arguments in (["preset=large", "layers=2"], ["model.layers=2", "preset=large"]):
+        config = parse(arguments)
+        assert (config.model.layers, config.model.channels, config.model.lmax) == (2, 64, 3)
+    assert parse(["preset=large", "preset=null"]).model.lmax == parse([]).model.lmax
+
+
 def test_training_follows_the_data():
     assert not hasattr(parse([]).training, "forces_weight")
     assert parse(MOLECULE).training.forces_weight > 0
@@ -49,6 +66,9 @@ def test_training_follows_the_data():
         (["model=neqip"], ["neqip", "nequip"]),
         (["model=mace"], ["model=mace", "not part of this version yet", "nequip", "tetris"]),
         (["model=allegro"], ["not part of this version yet"]),
+        (["preset=larg"], ["preset=larg", "model=nequip", "large"]),
+        (["model=tetris", "preset=large"], ["model=tetris has no presets"]),
+        (["preset=rmd17"], ["preset=rmd17", "data=tetris", "data=rmd17 and data.path=FILE"]),
         (["data=extxy"], ["nearest", "extxyz"]),
         (["data=extxyz"], ["data.path", "data=extxyz data.path=FILE"]),
         (["data.path=x.xyz"], ["data.path", "data=extxyz"]),

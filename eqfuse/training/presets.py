@@ -1,0 +1,46 @@
+"""Settings that go together, by name: `python train.py model=mace preset=large`.
+
+`small`, `medium` and `large` set the network only. `3bpa` and `rmd17` are what the papers trained on
+those data, and set the training too, which a run on Tetris does not have. What is given on the
+command line beside a preset wins over it.
+"""
+
+_PLATEAU = {
+    "training.optimizer": "amsgrad",
+    "training.schedule": "plateau",
+    "training.patience": 50,
+    "training.factor": 0.8,
+    "training.lr": 0.01,
+    "training.ema_decay": 0.99,
+    "data.batch_size": 5,
+    "epochs": 2000,
+}
+_THREE_BPA = {"data.val": 50}
+_RMD17 = {"data.train": 950, "data.val": 50}
+
+
+def _nequip(layers: int, channels: int, lmax: int, cutoff: float) -> dict:
+    return {
+        "model.layers": layers,
+        "model.channels": channels,
+        "model.lmax": lmax,
+        "model.parity": True,
+        "model.cutoff": cutoff,
+        "model.num_bessel": 8,
+        "model.poly_power": 6,
+        "model.radial_layers": 2,
+        "model.radial_hidden": 64,
+    }
+
+
+PRESETS: dict[str, dict[str, dict]] = {
+    "nequip": {
+        "small": _nequip(layers=3, channels=32, lmax=1, cutoff=5.0),
+        "medium": _nequip(layers=4, channels=64, lmax=2, cutoff=5.0),
+        "large": _nequip(layers=5, channels=64, lmax=3, cutoff=5.0),
+        # Batzner et al. 2022, methods; the cutoff on 3BPA is that of Musaelian et al. 2023.
+        "3bpa": {**_nequip(layers=5, channels=64, lmax=3, cutoff=5.0), **_PLATEAU, **_THREE_BPA},
+        "rmd17": {**_nequip(layers=5, channels=64, lmax=3, cutoff=4.0), **_PLATEAU, **_RMD17},
+    },
+}
+"""By model and name: full names of settings, and their values."""

@@ -9,6 +9,7 @@ from eqfuse.ops._ahead import compile_ahead
 from eqfuse.ops._backend import BACKENDS, availability, resolve
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import graph_tensor_product
+from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops._tensor_product import elementwise_tensor_product, tensor_product
 from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProductLinearGate
 
@@ -22,5 +23,7 @@ __all__ = [
     "elementwise_tensor_product",
     "graph_tensor_product",
     "resolve",
+    "symmetric_contraction",
+    "symmetric_contraction_paths",
     "tensor_product",
 ]

@@ -1,6 +1,7 @@
 """The ops by definition, e3nn-jax only: backend "e3nn" runs this and the others must equal it."""
 
 import e3nn_jax as e3nn
+import jax.numpy as jnp
 
 
 def graph_tensor_product(
@@ -17,3 +18,38 @@ def graph_tensor_product(
     if weights is not None:
         messages = messages * weights
     return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+
+
+def symmetric_basis(irs, ir_out: e3nn.Irrep, degree: int) -> e3nn.IrrepsArray:
+    """Symmetric maps of `degree` factors of irreps to one: [d, ..., d, number of maps x ir_out]."""
+    irreps = e3nn.Irreps([(1, ir) for ir in irs])
+    # e3nn-jax fails where there is no map at all; to the highest l there always is one
+    top = max(irs, key=lambda ir: ir.l)
+    keep = [ir_out, e3nn.Irrep(degree * top.l, top.p**degree)]
+    maps = e3nn.reduced_symmetric_tensor_product_basis(irreps, degree, keep_ir=keep)
+    return maps.filter(keep=[ir_out])
+
+
+def symmetric_contraction(x, weights, irreps_out, correlation: int):
+    """Products of x with itself through e3nn's basis, weights [..., paths, channels], their sum.
+
+    See `eqfuse.ops.symmetric_contraction`.
+    """
+    channels = x.mul_to_axis()  # [..., u, irreps]
+    irs = [ir for _, ir in channels.irreps]
+    chunks = []
+    for mul, ir in irreps_out:
+        chunk = jnp.zeros((*x.shape[:-1], mul, ir.dim), x.dtype)
+        for degree in range(1, correlation + 1):
+            basis = symmetric_basis(irs, ir, degree).astype(x.dtype)  # [d, ..., d, p x ir]
+            letters = "abcdefgh"[:degree]
+            factors = ",".join(f"...u{letter}" for letter in letters)
+            products = jnp.einsum(
+                f"{letters}k,{factors}->...uk", basis.array, *[channels.array] * degree
+            )
+            count = basis.irreps.num_irreps
+            products = products.reshape(*products.shape[:-1], count, ir.dim)  # [..., u, p, ir]
+            w, weights = weights[..., :count, :], weights[..., count:, :]
+            chunk += jnp.einsum("...pu,...upk->...uk", w, products)
+        chunks.append(chunk)
+    return e3nn.from_chunks(irreps_out, chunks, x.shape[:-1], x.dtype)

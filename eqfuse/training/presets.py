@@ -1,7 +1,7 @@
 """Settings that go together, by name: `python train.py model=mace preset=large`.
 
-`small`, `medium` and `large` set the network only. `3bpa` and `rmd17` are what the papers trained on
-those data, and set the training too, which a run on Tetris does not have. What is given on the
+`small`, `medium` and `large` set the network only. `3bpa` and `rmd17` are what the papers trained
+on those data, and set the training too, which a run on Tetris does not have. What is given on the
 command line beside a preset wins over it.
 """
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.ops import _xla
+from eqfuse.ops import _reference, _xla
 from eqfuse.ops._backend import has_gpu
 from tests.ops.cases import Case, random_arrays
 
@@ -145,6 +145,8 @@ def only(backend: str, runs: bool = True, launches: int | None = None):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("tensor_product", "elementwise_tensor_product"):
             patch.setattr(e3nn, name, functools.partial(_forbidden, f"e3nn.{name}"))
+        forbidden = functools.partial(_forbidden, "backend 'e3nn'")
+        patch.setattr(_reference, "symmetric_contraction", forbidden)
         if backend == "xla":
             patch.setattr(_xla, "evaluate", counter.wrap(_xla.evaluate))
         else:

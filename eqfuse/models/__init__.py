@@ -6,12 +6,14 @@ import difflib
 import flax.linen as nn
 import jax
 
+from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
 from eqfuse.models.potential import Potential, Prediction, predict
 from eqfuse.models.tetris_head import tetris_logits
 from eqfuse.models.tetris_net import TetrisNet
 
 __all__ = [
+    "MACE",
     "MODELS",
     "NequIP",
     "Potential",
@@ -23,8 +25,8 @@ __all__ = [
     "tetris_logits",
 ]
 
-MODELS = {"nequip": NequIP, "tetris": TetrisNet}
-PLANNED = ("allegro", "mace")
+MODELS = {"nequip": NequIP, "mace": MACE, "tetris": TetrisNet}
+PLANNED = ("allegro",)
 
 
 def build(name: str, **fields) -> nn.Module:

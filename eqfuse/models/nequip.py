@@ -5,15 +5,9 @@ import math
 import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from eqfuse import ops
-from eqfuse.models.radial import (
-    bessel_basis,
-    lengths_and_directions,
-    polynomial_cutoff,
-    spherical_harmonics,
-)
+from eqfuse.models.radial import edge_features
 
 SCALAR = e3nn.Irrep("0e")
 
@@ -207,16 +201,14 @@ class NequIP(nn.Module):
         Raises:
           ValueError: settings out of range, or `irreps_out` that cannot be reached.
         """
-        for name in ("num_species", "cutoff", "num_bessel", "poly_power", "avg_num_neighbors"):
+        for name in ("num_species", "avg_num_neighbors"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         irreps_in, *hidden, irreps_out = self.layer_irreps()
 
-        lengths, directions, real = lengths_and_directions(vectors)
-        envelope = jnp.where(real, polynomial_cutoff(lengths, self.cutoff, self.poly_power), 0)
-        basis = bessel_basis(lengths, self.num_bessel, self.cutoff) * envelope[:, None]
-        sh = spherical_harmonics(directions, range(self.lmax + 1))  # [n_edges, irreps_sh]
-
+        sh, basis = edge_features(
+            vectors, self.lmax, self.cutoff, self.num_bessel, self.poly_power
+        )  # [n_edges, irreps_sh], [n_edges, num_bessel]
         embedding = self.param(
             "embedding", nn.initializers.normal(1.0), (self.num_species, self.channels), basis.dtype
         )

@@ -79,3 +79,28 @@ def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
     """
     irreps = e3nn.Irreps([(1, (l, (-1) ** l)) for l in ls])
     return e3nn.spherical_harmonics(irreps, directions, False, normalization="component")
+
+
+def edge_features(
+    vectors: jax.Array, lmax: int, cutoff: float, num_bessel: int, poly_power: int
+) -> tuple[e3nn.IrrepsArray, jax.Array]:
+    """What a message is made of: directions, and lengths that fade at the cutoff.
+
+    Args:
+      vectors: [n_edges, 3] Å, of zero length for padding.
+      lmax: largest l of the spherical harmonics.
+      cutoff, num_bessel, poly_power: see `polynomial_cutoff` and `bessel_basis`.
+    Returns:
+      Spherical harmonics, IrrepsArray [n_edges, 0e + 1o + ...], and the Bessel functions times the
+      cutoff, [n_edges, num_bessel], which are zero for padding and beyond the cutoff.
+    Raises:
+      ValueError: settings that are not positive.
+    """
+    settings = {"cutoff": cutoff, "num_bessel": num_bessel, "poly_power": poly_power}
+    for name, value in settings.items():
+        if value <= 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+    lengths, directions, real = lengths_and_directions(vectors)
+    envelope = jnp.where(real, polynomial_cutoff(lengths, cutoff, poly_power), 0)
+    basis = bessel_basis(lengths, num_bessel, cutoff) * envelope[:, None]
+    return spherical_harmonics(directions, range(lmax + 1)), basis

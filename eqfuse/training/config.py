@@ -76,6 +76,48 @@ class NequIPConfig:
 
 
 @dataclasses.dataclass
+class MACEConfig:
+    """MACE: message passing with higher-order messages (Batatia et al. 2022)."""
+
+    name: str = "mace"
+    layers: int = _setting(2, "number of layers")
+    channels: int | None = _setting(
+        None, "channels (multiplicity) of every irrep; null: 32, or 16 for tetris"
+    )
+    lmax: int = _setting(2, "highest order of the spherical harmonics and of what is contracted")
+    hidden_lmax: int = _setting(1, "highest order of the features between layers")
+    correlation: int = _setting(3, "factors in a message, at most: the body order less one")
+    parity: bool | None = _setting(
+        None, "keep irreps of both parities; null: true for tetris, which needs a pseudoscalar"
+    )
+    first_skip: bool = _setting(False, "a skip (residual connection) in the first layer too")
+    cutoff: float = _setting(5.0, "radius of the neighbourhood, Å")
+    num_bessel: int = _setting(8, "number of Bessel radial functions")
+    poly_power: int = _setting(5, "power of the polynomial cutoff")
+    radial_layers: int = _setting(3, "hidden layers of the radial network")
+    radial_hidden: int = _setting(64, "width of the radial network")
+    readout_hidden: int = _setting(16, "width of the last readout")
+    avg_num_neighbors: float | None = _setting(None, "neighbours per atom; null: from the data")
+    trainable_scale_shift: bool = _setting(False, "train the per-species scale and shift (eV)")
+
+    def __post_init__(self):
+        _one_of("model.name", self.name, ["mace"])
+        _positive(self, "model.", "layers", "channels", "correlation", "cutoff", "num_bessel")
+        _positive(self, "model.", "radial_hidden", "readout_hidden", "avg_num_neighbors")
+        _positive(self, "model.", "poly_power")
+        for name in ("lmax", "hidden_lmax", "radial_layers"):
+            value = getattr(self, name)
+            _require(value >= 0, f"model.{name}", value, "zero or more")
+
+    def settle(self, data: str):
+        """Fill in what follows from the data."""
+        if self.channels is None:
+            self.channels = 16 if data == "tetris" else 32
+        if self.parity is None:
+            self.parity = data == "tetris"
+
+
+@dataclasses.dataclass
 class TetrisNetConfig:
     """The network of e3nn-jax's Tetris example: three layers, 7170 parameters, nothing to set."""
 
@@ -209,7 +251,7 @@ class Config:
 
 
 GROUPS = {
-    "model": {"nequip": NequIPConfig, "tetris": TetrisNetConfig},
+    "model": {"nequip": NequIPConfig, "mace": MACEConfig, "tetris": TetrisNetConfig},
     "data": {"tetris": TetrisData, "extxyz": ExtxyzData, "rmd17": RMD17Data},
     "training": {
         "tetris": TetrisTraining,
@@ -217,7 +259,7 @@ GROUPS = {
         "rmd17": MoleculeTraining,
     },
 }
-LATER = {"model": ("allegro", "mace")}
+LATER = {"model": ("allegro",)}
 DEFAULTS = {"model": "nequip", "data": "tetris"}
 SHORTHANDS = {
     "layers": "model.layers",

@@ -33,6 +33,24 @@ def _nequip(layers: int, channels: int, lmax: int, cutoff: float) -> dict:
     }
 
 
+def _mace(channels: int, hidden_lmax: int) -> dict:
+    return {
+        "model.layers": 2,
+        "model.channels": channels,
+        "model.lmax": 3,
+        "model.hidden_lmax": hidden_lmax,
+        "model.correlation": 3,
+        "model.cutoff": 5.0,
+        "model.num_bessel": 8,
+        "model.poly_power": 5,
+        "model.radial_layers": 3,
+        "model.radial_hidden": 64,
+        "model.readout_hidden": 16,
+    }
+
+
+_MACE_LOSS = {"training.energy_weight": 27.0, "training.forces_weight": 1000.0}
+
 PRESETS: dict[str, dict[str, dict]] = {
     "nequip": {
         "small": _nequip(layers=3, channels=32, lmax=1, cutoff=5.0),
@@ -41,6 +59,14 @@ PRESETS: dict[str, dict[str, dict]] = {
         # Batzner et al. 2022, methods; the cutoff on 3BPA is that of Musaelian et al. 2023.
         "3bpa": {**_nequip(layers=5, channels=64, lmax=3, cutoff=5.0), **_PLATEAU, **_THREE_BPA},
         "rmd17": {**_nequip(layers=5, channels=64, lmax=3, cutoff=4.0), **_PLATEAU, **_RMD17},
+    },
+    "mace": {
+        "small": _mace(channels=128, hidden_lmax=0),
+        "medium": _mace(channels=128, hidden_lmax=1),
+        "large": _mace(channels=128, hidden_lmax=2),
+        # Batatia et al. 2022, appendix A.
+        "3bpa": {**_mace(channels=256, hidden_lmax=2), **_PLATEAU, **_MACE_LOSS, **_THREE_BPA},
+        "rmd17": {**_mace(channels=256, hidden_lmax=2), **_PLATEAU, **_MACE_LOSS, **_RMD17},
     },
 }
 """By model and name: full names of settings, and their values."""

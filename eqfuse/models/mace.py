@@ -1,0 +1,304 @@
+"""MACE: message passing with higher-order equivariant messages (Batatia et al. 2022)."""
+
+import math
+
+import e3nn_jax as e3nn
+import flax.linen as nn
+import jax
+
+from eqfuse import ops
+from eqfuse.models.nequip import gate_input
+from eqfuse.models.radial import edge_features
+
+SCALAR = e3nn.Irrep("0e")
+
+
+def feature_irreps(
+    irreps_out: str,
+    *,
+    layers: int,
+    channels: int,
+    lmax: int,
+    hidden_lmax: int,
+    correlation: int,
+    parity: bool,
+) -> list[tuple[e3nn.Irreps, e3nn.Irreps]]:
+    """The atomic basis A and the node features of each layer.
+
+    A has every irrep up to `lmax` that the features before it can become in a product with the
+    spherical harmonics. Features have those up to `hidden_lmax` that a symmetric product of A can
+    become; the last ones only what the readout of `irreps_out` needs.
+
+    Args:
+      irreps_out: what the network predicts per node.
+      layers, channels, lmax, hidden_lmax, correlation: see `MACE`.
+      parity: True for A and features of both parities, False for natural parity, (-1)^l, only.
+    Returns:
+      One (A, features) per layer.
+    Raises:
+      ValueError: settings out of range, or an output that this network cannot reach.
+    """
+    ranges = {"layers": (layers, 1), "channels": (channels, 1), "lmax": (lmax, 0)}
+    ranges |= {"hidden_lmax": (hidden_lmax, 0), "correlation": (correlation, 1)}
+    for name, (value, least) in ranges.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    parities = (1, -1) if parity else (1,)
+    allowed = {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
+    hidden = {e3nn.Irrep(l, p * (-1) ** l) for l in range(hidden_lmax + 1) for p in parities}
+    sh = [e3nn.Irrep(l, (-1) ** l) for l in range(lmax + 1)]
+    wanted = {ir for _, ir in e3nn.Irreps(irreps_out)}
+
+    features, found = {SCALAR}, []
+    for k in range(layers):
+        basis = allowed & {out for ir in features for y in sh for out in ir * y}
+        wishes = hidden if k < layers - 1 else wanted | gates(wanted)
+        features = {ir for ir in wishes if _contracts(basis, ir, correlation)}
+        found.append((basis, features))
+    if not wanted <= features:
+        missing = " + ".join(str(ir) for ir in sorted(wanted - features))
+        raise ValueError(
+            f"irreps_out {irreps_out!r} holds {missing}, which layers={layers}, lmax={lmax}, "
+            f"correlation={correlation}, parity={parity} cannot produce; use parity=True, or more "
+            "layers or a larger lmax"
+        )
+    return [
+        tuple(e3nn.Irreps([(channels, ir) for ir in sorted(irs)]) for irs in pair) for pair in found
+    ]
+
+
+def gates(irs) -> set[e3nn.Irrep]:
+    """The scalars that gate the other irreps in the last readout."""
+    return {SCALAR} if any(ir.l > 0 for ir in irs) else set()
+
+
+def _contracts(basis, ir, correlation: int) -> bool:
+    """Whether a symmetric product of up to `correlation` factors of `basis` gives `ir`."""
+    irreps = e3nn.Irreps([(1, b) for b in sorted(basis)])
+    try:
+        ops.symmetric_contraction_paths(irreps, [(1, ir)], correlation)
+    except ValueError:
+        return False
+    return True
+
+
+class MACELayer(nn.Module):
+    """One layer: the atomic basis A of each node, its symmetric products B, and the update.
+
+        A_i = Linear(sum_j TP(Linear(h)_j, Y_ij; radial(B_ij))) / n
+        h_i <- Linear(sum over correlations and paths of W_z(i) (A_i x ... x A_i)) + skip_z(h_i)
+
+    Attributes:
+      irreps_basis, irreps: of A, and of the node features after the layer.
+      correlation: largest number of factors A.
+      num_species: number of species, each with its own weights W and its own skip.
+      skip: whether there is a skip (a residual connection).
+      radial_neurons: hidden layers of the radial network, which has no bias: its output, the
+        weights of the products, vanishes with B at the cutoff and for padding.
+      avg_num_neighbors: n.
+      backend: see `eqfuse.ops`.
+    References: Batatia et al. 2022, eqs. 8 to 12.
+    """
+
+    irreps_basis: str
+    irreps: str
+    correlation: int
+    num_species: int
+    skip: bool
+    radial_neurons: tuple[int, ...]
+    avg_num_neighbors: float
+    backend: str | None
+
+    @nn.compact
+    def __call__(self, h, sh, basis, species, edges):
+        """One step of message passing.
+
+        Args:
+          h: node features, IrrepsArray [n_nodes, irreps_in].
+          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
+          basis: B, [n_edges, num_bessel].
+          species: [n_nodes] int32.
+          edges: `eqfuse.ops.Edges`.
+        Returns:
+          IrrepsArray [n_nodes, irreps].
+        """
+        irreps_basis, irreps = e3nn.Irreps(self.irreps_basis), e3nn.Irreps(self.irreps)
+        keep = [ir for _, ir in irreps_basis]
+        irreps_products = e3nn.tensor_product(h.irreps, sh.irreps, filter_ir_out=keep)
+        weights = e3nn.flax.MultiLayerPerceptron(
+            (*self.radial_neurons, irreps_products.num_irreps),
+            jax.nn.silu,
+            output_activation=False,
+            name="radial",
+        )(basis)  # [n_edges, irreps_products.num_irreps]
+        x = e3nn.flax.Linear(h.irreps, name="linear_up")(h)
+        a = ops.TensorProductLinear(
+            irreps_basis, force_irreps_out=True, backend=self.backend, name="linear_basis"
+        )(x, sh, weights, edges)
+        a = a / self.avg_num_neighbors  # [n_nodes, irreps_basis]
+        b = ops.symmetric_contraction(
+            a,
+            self._contraction_weights(irreps_basis, irreps, h.dtype),
+            species,
+            irreps_out=irreps,
+            correlation=self.correlation,
+            backend=self.backend,
+        )  # [n_nodes, irreps]
+        out = e3nn.flax.Linear(irreps, force_irreps_out=True, name="linear_down")(b)
+        if self.skip:
+            out += e3nn.flax.Linear(
+                irreps, num_indexed_weights=self.num_species, force_irreps_out=True, name="skip"
+            )(species, h)
+        assert out.irreps == irreps, (out.irreps, irreps)
+        return out
+
+    def _contraction_weights(self, irreps_basis, irreps, dtype):
+        """[num_species, paths, channels], of a variance that gives each correlation one part."""
+        paths = ops.symmetric_contraction_paths(irreps_basis, irreps, self.correlation)
+        counts = [count for *_, count in paths for _ in range(count)]
+
+        def init(key, shape):
+            std = jax.numpy.asarray([1 / math.sqrt(count) for count in counts], dtype)
+            return std[:, None] * jax.random.normal(key, shape, dtype)
+
+        shape = (self.num_species, len(counts), irreps[0].mul)
+        return self.param("contraction", init, shape)
+
+
+class Readout(nn.Module):
+    """The last readout: a linear layer, a gate, a linear layer.
+
+        out = Linear(Gate(Linear(h)))
+
+    Attributes:
+      irreps_out: what is predicted.
+      hidden: multiplicity of each irrep in the gate.
+    References: Batatia et al. 2022, eq. 14.
+    """
+
+    irreps_out: str
+    hidden: int
+
+    @nn.compact
+    def __call__(self, h):
+        """h: IrrepsArray [n_nodes, irreps]. Returns IrrepsArray [n_nodes, irreps_out]."""
+        irreps_out = e3nn.Irreps(self.irreps_out)
+        gated = gate_input({ir for _, ir in irreps_out}, self.hidden)
+        h = e3nn.flax.Linear(gated, force_irreps_out=True, name="linear_in")(h)
+        h = e3nn.gate(
+            h, even_act=jax.nn.silu, odd_act=jax.nn.tanh, even_gate_act=jax.nn.silu
+        )  # [n_nodes, hidden x each irrep]
+        return e3nn.flax.Linear(irreps_out, force_irreps_out=True, name="linear_out")(h)
+
+
+class MACE(nn.Module):
+    """MACE: species embedding, `layers` layers of higher-order messages, a readout of each.
+
+    The sum of the readouts is predicted: linear ones, and a small network for the last. Edges of
+    zero length (padding) and edges beyond the cutoff contribute exactly zero, and an isolated atom
+    is predicted to be zero.
+
+    As in the paper, the first layer has no skip, sums over neighbours are divided by their mean
+    number, and weights of the contraction depend on the species of the receiver. The published
+    programs differ: theirs have a skip in the first layer by default (`first_skip=True`), and,
+    where they have none, a Linear of A that depends on the species, which the paper has not.
+
+    Attributes:
+      irreps_out: what is predicted per node; "0e" for an energy.
+      num_species: number of species.
+      layers: number of layers.
+      channels: multiplicity of each irrep.
+      lmax: largest l of the spherical harmonics and of A.
+      hidden_lmax: largest l of the node features between layers, L of the paper.
+      correlation: largest number of factors A in a message, the body order less one.
+      parity: A and node features of both parities, or of natural parity (-1)^l only, as published.
+      first_skip: whether the first layer has a skip too.
+      cutoff: Å.
+      num_bessel: number of Bessel functions of the edge length.
+      poly_power: p of the polynomial cutoff.
+      radial_layers, radial_hidden: hidden layers of the radial network, and their width.
+      readout_hidden: width of the last readout.
+      avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
+      backend: see `eqfuse.ops`; the parameters are the same for all.
+    References: Batatia et al. 2022, Advances in Neural Information Processing Systems 35.
+    """
+
+    irreps_out: str = "0e"
+    num_species: int = 1
+    layers: int = 2
+    channels: int = 32
+    lmax: int = 2
+    hidden_lmax: int = 1
+    correlation: int = 3
+    parity: bool = False
+    first_skip: bool = False
+    cutoff: float = 5.0
+    num_bessel: int = 8
+    poly_power: int = 5
+    radial_layers: int = 3
+    radial_hidden: int = 64
+    readout_hidden: int = 16
+    avg_num_neighbors: float = 1.0
+    backend: str | None = None
+
+    def layer_irreps(self) -> list[e3nn.Irreps]:
+        """The node features from the embedding to the readout, `layers + 2` Irreps."""
+        hidden = [features for _, features in self._feature_irreps()]
+        return [e3nn.Irreps([(self.channels, SCALAR)]), *hidden, e3nn.Irreps(self.irreps_out)]
+
+    def _feature_irreps(self):
+        return feature_irreps(
+            self.irreps_out,
+            layers=self.layers,
+            channels=self.channels,
+            lmax=self.lmax,
+            hidden_lmax=self.hidden_lmax,
+            correlation=self.correlation,
+            parity=self.parity,
+        )
+
+    @nn.compact
+    def __call__(self, vectors, species, edges):
+        """Predict `irreps_out` for each node.
+
+        Args:
+          vectors: [n_edges, 3] Å, from receiver (centre) to sender (neighbour).
+          species: [n_nodes] int32, in [0, num_species).
+          edges: `eqfuse.ops.Edges`.
+        Returns:
+          IrrepsArray [n_nodes, irreps_out], dtype of vectors.
+        Raises:
+          ValueError: settings out of range, or `irreps_out` that cannot be reached.
+        """
+        for name in ("num_species", "readout_hidden", "avg_num_neighbors"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        all_irreps = self._feature_irreps()
+        sh, basis = edge_features(
+            vectors, self.lmax, self.cutoff, self.num_bessel, self.poly_power
+        )  # [n_edges, irreps_sh], [n_edges, num_bessel]
+        embedding = self.param(
+            "embedding", nn.initializers.normal(1.0), (self.num_species, self.channels), basis.dtype
+        )
+        h = e3nn.IrrepsArray(e3nn.Irreps([(self.channels, SCALAR)]), embedding[species])
+        out = 0
+        for k, (irreps_basis, irreps) in enumerate(all_irreps):
+            h = MACELayer(
+                str(irreps_basis),
+                str(irreps),
+                self.correlation,
+                self.num_species,
+                k > 0 or self.first_skip,
+                (self.radial_hidden,) * self.radial_layers,
+                self.avg_num_neighbors,
+                self.backend,
+                name=f"layer_{k}",
+            )(h, sh, basis, species, edges)  # [n_nodes, irreps]
+            if k < self.layers - 1:
+                readout = e3nn.flax.Linear(
+                    self.irreps_out, force_irreps_out=True, name=f"readout_{k}"
+                )
+            else:
+                readout = Readout(self.irreps_out, self.readout_hidden, name=f"readout_{k}")
+            out += readout(h)
+        return out

@@ -5,6 +5,7 @@ import math
 import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from eqfuse import ops
 from eqfuse.models.nequip import gate_input
@@ -124,7 +125,7 @@ class MACELayer(nn.Module):
         """
         irreps_basis, irreps = e3nn.Irreps(self.irreps_basis), e3nn.Irreps(self.irreps)
         keep = [ir for _, ir in irreps_basis]
-        irreps_products = e3nn.tensor_product(h.irreps, sh.irreps, filter_ir_out=keep)
+        irreps_products = ops.tensor_product(h.irreps, sh.irreps, filter_ir_out=keep)
         weights = e3nn.flax.MultiLayerPerceptron(
             (*self.radial_neurons, irreps_products.num_irreps),
             jax.nn.silu,
@@ -153,15 +154,22 @@ class MACELayer(nn.Module):
         return out
 
     def _contraction_weights(self, irreps_basis, irreps, dtype):
-        """[num_species, paths, channels], of a variance that gives each correlation one part."""
+        """W, [num_species, paths, channels].
+
+        A is a sum over n neighbours divided by n, of a variance near 1 / n, and a product of nu
+        factors has that to the power of nu, times nu!: W makes up for it at first.
+        """
         paths = ops.symmetric_contraction_paths(irreps_basis, irreps, self.correlation)
-        counts = [count for *_, count in paths for _ in range(count)]
+        n = self.avg_num_neighbors
+        variances = [
+            n**nu / (math.factorial(nu) * count) for _, nu, count in paths for _ in range(count)
+        ]
 
         def init(key, shape):
-            std = jax.numpy.asarray([1 / math.sqrt(count) for count in counts], dtype)
+            std = jnp.sqrt(jnp.asarray(variances, dtype))
             return std[:, None] * jax.random.normal(key, shape, dtype)
 
-        shape = (self.num_species, len(counts), irreps[0].mul)
+        shape = (self.num_species, len(variances), irreps[0].mul)
         return self.param("contraction", init, shape)
 
 

@@ -115,7 +115,7 @@ class Interaction(nn.Module):
         irreps = e3nn.Irreps(self.irreps)
         irreps_gate = gate_input([ir for _, ir in irreps], irreps[0].mul)
         keep = sorted({ir for _, ir in irreps_gate})
-        irreps_messages = e3nn.tensor_product(h.irreps, sh.irreps, filter_ir_out=keep)
+        irreps_messages = ops.tensor_product(h.irreps, sh.irreps, filter_ir_out=keep)
 
         weights = e3nn.flax.MultiLayerPerceptron(
             (*self.radial_neurons, irreps_messages.num_irreps),

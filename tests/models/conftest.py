@@ -6,7 +6,15 @@ import pytest
 
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.graph import Graph
+from eqfuse.models import Potential, build
 from eqfuse.ops import Edges
+
+CUTOFF = 3.0
+# One small network of each kind, with features of both parities.
+SMALL = {
+    "nequip": {"layers": 4, "lmax": 1},
+    "mace": {"layers": 2, "lmax": 1, "parity": True, "readout_hidden": 3, "radial_layers": 2},
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -91,5 +99,20 @@ def molecule():
             if np.all(np.linalg.norm(positions - x, axis=1) > 0.9):
                 positions = np.append(positions, x[None], axis=0)
         return rng.integers(0, 3, size=num_atoms), positions, None
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def small_potential():
+    """Potentials of three species, to be made by the name of their model."""
+
+    def make(name, **settings):
+        fields = SMALL[name] | {"channels": 4, "num_bessel": 4, "radial_hidden": 8} | settings
+        model = build(name, num_species=3, cutoff=CUTOFF, avg_num_neighbors=4.0, **fields)
+        # an untrained MACE predicts a tenth of what NequIP does
+        unit = 10.0 if name == "mace" else 1.0
+        scale = (1.0 * unit, 0.7 * unit, 1.3 * unit)
+        return Potential(model, scale=scale, shift=(0.2, -0.4, 0.1))
 
     return make

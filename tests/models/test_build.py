@@ -8,10 +8,9 @@ from eqfuse.data.tetris import tetris
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mace", "model 'mace' is not part of this version yet; choose nequip or tetris"),
-        ("allegro", "model 'allegro' is not part of this version yet"),
+        ("allegro", "model 'allegro' is not part of this version yet; choose nequip or mace or"),
         ("neqiup", "model 'neqiup' is unknown; did you mean nequip?"),
-        ("xyz", "model 'xyz' is unknown; choose one of nequip, tetris"),
+        ("xyz", "model 'xyz' is unknown; choose one of nequip, mace, tetris"),
     ],
 )
 def test_unknown_models_are_refused(name, message):
@@ -26,13 +25,14 @@ def test_unknown_settings_are_refused():
 
 @pytest.mark.parametrize("name", models.MODELS)
 def test_summary_tells_layers_and_parameters(name):
-    model = models.build(name, irreps_out="0o + 7x0e")
+    settings = {"parity": True} if name == "mace" else {}
+    model = models.build(name, irreps_out="0o + 7x0e", **settings)
     graph, _ = tetris()
     args = (graph.vectors, graph.species, graph.edges)
     variables = jax.eval_shape(model.init, jax.random.key(0), *args)
     text = models.summary(model, variables)
     assert "output   1x0o+7x0e" in text
-    count = {"nequip": "119,584", "tetris": "7,170"}[name]
+    count = {"nequip": "119,584", "mace": "86,176", "tetris": "7,170"}[name]
     assert f"{count} parameters" in text
     assert text.count("layer ") == len(model.layer_irreps()) - 2
     # What the summary says of the layers is what the modules give.

@@ -19,6 +19,7 @@ NEEDS_TRITON = pytest.mark.skipif(
 )
 INTERPRETED = pytest.param("triton-interpret", marks=NEEDS_TRITON)
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+PRODUCTS = ("tensor_product", "elementwise_tensor_product")
 BACKENDS = ["xla", INTERPRETED, *(["triton"] if has_gpu() else [])]
 
 
@@ -136,17 +137,18 @@ def largest(array) -> float:
 
 
 @contextlib.contextmanager
-def only(backend: str, runs: bool = True, launches: int | None = None):
+def only(backend: str, runs: bool = True, launches: int | None = None, forbidden=PRODUCTS):
     """Fail if another backend computes anything, or `backend` nothing where something `runs`.
 
-    Inside, e3nn-jax's own products raise. `launches` is how many kernels are interpreted, exactly.
+    Inside, the `forbidden` products of e3nn-jax raise. `launches` is how many kernels are
+    interpreted, exactly.
     """
     counter = _Counter()
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("tensor_product", "elementwise_tensor_product"):
+        for name in forbidden:
             patch.setattr(e3nn, name, functools.partial(_forbidden, f"e3nn.{name}"))
-        forbidden = functools.partial(_forbidden, "backend 'e3nn'")
-        patch.setattr(_reference, "symmetric_contraction", forbidden)
+        for name in ("graph_tensor_product", "symmetric_contraction"):
+            patch.setattr(_reference, name, functools.partial(_forbidden, "backend 'e3nn'"))
         if backend == "xla":
             patch.setattr(_xla, "evaluate", counter.wrap(_xla.evaluate))
         else:

@@ -21,6 +21,12 @@ def test_channels_follow_the_task_unless_given():
     assert parse(["channels=5"]).model.channels == 5
 
 
+def test_mace_has_both_parities_for_tetris_unless_given():
+    assert parse(["model=mace"]).model.parity is True
+    assert parse(["model=mace", *MOLECULE]).model.parity is False
+    assert parse(["model=mace", "model.parity=true", *MOLECULE]).model.parity is True
+
+
 def test_any_field_can_be_set_and_shorthands_mean_the_field():
     config = parse(["layers=5", "model.lmax=1", "lr=0.1", "seed=7", "backend=e3nn"])
     assert config.model.layers == 5
@@ -64,8 +70,7 @@ def test_training_follows_the_data():
         (["num_bessel=4"], ["model.num_bessel"]),
         (["zzzz=1"], ["zzzz", "--help"]),
         (["model=neqip"], ["neqip", "nequip"]),
-        (["model=mace"], ["model=mace", "not part of this version yet", "nequip", "tetris"]),
-        (["model=allegro"], ["not part of this version yet"]),
+        (["model=allegro"], ["model=allegro", "not part of this version yet", "mace", "tetris"]),
         (["preset=larg"], ["preset=larg", "model=nequip", "large"]),
         (["model=tetris", "preset=large"], ["model=tetris has no presets"]),
         (["preset=rmd17"], ["preset=rmd17", "data=tetris", "data=rmd17 and data.path=FILE"]),

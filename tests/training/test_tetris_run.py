@@ -11,7 +11,7 @@ from eqfuse.training.main import main
 from eqfuse.training.tetris import ROTATION_TOLERANCE, demonstrate, logits
 
 
-@pytest.mark.parametrize("model", ["nequip", "tetris"])
+@pytest.mark.parametrize("model", ["nequip", "mace", "tetris"])
 def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     folder = tmp_path / "run"
     assert main([f"model={model}", f"run={folder}"]) == 0

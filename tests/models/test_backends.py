@@ -1,0 +1,94 @@
+"""Every backend gives the same energies, forces, stresses and parameter gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.models import predict
+from tests.models.conftest import CUTOFF
+from tests.ops.parity import BACKENDS, QUICK, only
+
+TINY = {
+    "nequip": {"layers": 2, "channels": 2},
+    "mace": {"layers": 2, "channels": 2, "correlation": 2},
+}
+# e3nn.gate is an elementwise product
+NOT_IN_GATES = ("tensor_product",)
+
+
+def everything(potential, variables, graph):
+    """Prediction, and the gradient of a loss on all of it, which differentiates twice."""
+
+    def loss(variables):
+        prediction = predict(potential, variables, graph, stress=True)
+        return sum(jnp.sum(jnp.sin(field)) for field in prediction), prediction
+
+    return jax.grad(loss, has_aux=True)(variables)
+
+
+def computed(make, name, backend, dtype, variables, graph):
+    potential = make(name, **TINY[name], backend=backend)
+    variables, graph = jax.tree.map(
+        lambda a: np.asarray(a, dtype) if a.dtype == np.float64 else a, (variables, graph)
+    )
+    run = jax.jit(lambda v, g: everything(potential, v, g), compiler_options=QUICK)
+    found = jax.device_get(run(variables, graph))
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(dtype)}
+    return jax.tree.leaves(jax.tree.map(lambda a: a.astype(np.float64), found))
+
+
+@pytest.fixture(scope="module", params=list(TINY))
+def case(request, small_potential, make_graph, molecule):
+    """A model, its parameters in float64, a graph, and what e3nn-jax makes of them."""
+    name = request.param
+    graph = make_graph([molecule(0, 3), molecule(1, 2)], CUTOFF, nodes=6, edges=14)
+    potential = small_potential(name, **TINY[name], backend="e3nn")
+    variables = jax.jit(potential.init)(
+        jax.random.key(0), graph.vectors, graph.species, graph.edges
+    )
+    variables = jax.device_get(variables)
+    exact = computed(small_potential, name, "e3nn", np.float64, variables, graph)
+    rounded = computed(small_potential, name, "e3nn", np.float32, variables, graph)
+    return name, variables, graph, exact, rounded
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float64(case, small_potential, backend):
+    name, variables, graph, exact, _ = case
+    with only(backend, forbidden=NOT_IN_GATES):
+        found = computed(small_potential, name, backend, np.float64, variables, graph)
+    for a, b in zip(found, exact, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * max(1, np.abs(b).max()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float32_is_as_good_as_that_of_e3nn(case, small_potential, backend):
+    """No array is off by more than twice what e3nn-jax is, or by a hundred roundings.
+
+    A layer is some ten products and sums after each other, and there are two, differentiated twice.
+    """
+    name, variables, graph, exact, rounded = case
+    with only(backend, forbidden=NOT_IN_GATES):
+        found = computed(small_potential, name, backend, np.float32, variables, graph)
+    unit = np.finfo(np.float32).eps / 2
+    for a, b, e3nn_result in zip(found, exact, rounded, strict=True):
+        allowed = max(2 * np.abs(e3nn_result - b).max(), 100 * unit * np.abs(b).max())
+        assert np.abs(a - b).max() <= allowed
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_parameters_are_alike_for_every_backend(small_potential, make_graph, molecule, name):
+    graph = make_graph([molecule(0)], CUTOFF)
+
+    def shapes(backend):
+        potential = small_potential(name, **TINY[name], backend=backend)
+        arguments = (graph.vectors, graph.species, graph.edges)
+        variables = jax.eval_shape(potential.init, jax.random.key(0), *arguments)
+        return {jax.tree_util.keystr(k): v.shape for k, v in jax.tree.leaves_with_path(variables)}
+
+    available = [b for b in ops.BACKENDS if b == "triton" or ops.availability()[b][0]]
+    expected = shapes("e3nn")
+    for backend in available:
+        assert shapes(backend) == expected, backend

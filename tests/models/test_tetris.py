@@ -10,15 +10,13 @@ from eqfuse import models
 from eqfuse.data.tetris import tetris
 from eqfuse.models.tetris_net import HIDDEN
 
-SETTINGS = {
-    "nequip": {
-        "irreps_out": "0o + 7x0e",
-        "channels": 16,
-        "cutoff": 1.5,
-        "avg_num_neighbors": 50 / 32,
-    },
-    "tetris": {},
+NETWORK = {
+    "irreps_out": "0o + 7x0e",
+    "channels": 16,
+    "cutoff": 1.5,
+    "avg_num_neighbors": 50 / 32,
 }
+SETTINGS = {"nequip": NETWORK, "mace": NETWORK | {"parity": True}, "tetris": {}}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,10 +1,10 @@
-"""The tensor products to measure: those of the peers' models and of their benchmarks."""
+"""The products to measure: those of the peers' models and of their benchmarks."""
 
 import dataclasses
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops import _build
+from eqfuse.ops import _build, _symmetric_contraction
 from eqfuse.ops._form import Form
 from eqfuse.ops.show import derivatives
 
@@ -48,6 +48,23 @@ class Case:
         return derivatives(self.product().form)
 
 
+@dataclasses.dataclass(frozen=True)
+class Contraction:
+    """A symmetric contraction of three factors, of 128 channels.
+
+    Attributes:
+      irreps, irreps_out: of the factors and of the output, each once.
+    """
+
+    irreps: str
+    irreps_out: str
+
+    def forms(self) -> dict[str, Form]:
+        """As `Case.forms`."""
+        sides = (tuple(ir for _, ir in e3nn.Irreps(i)) for i in (self.irreps, self.irreps_out))
+        return derivatives(_symmetric_contraction.make_form(*sides, mul=128, correlation=3))
+
+
 def times(mul: int, irreps: str) -> str:
     """Every irrep `mul` times."""
     return "+".join(f"{mul}x{ir}" for ir in irreps.split("+"))
@@ -60,6 +77,9 @@ CASES = {
     "nequip-64-l2": Case(times(64, BOTH2), SH2, BOTH2),
     "mace-large": Case(times(128, "0e+1o+2e"), SH3, SH3),
     "nequip-benzene-64-l3": Case(times(64, BOTH3), SH3, BOTH3),
+    "mace-contraction-l0": Contraction(SH3, "0e"),
+    "mace-contraction-l1": Contraction(SH3, "0e+1o"),
+    "mace-contraction-l2": Contraction(SH3, "0e+1o+2e"),
     "mixed": Case("128x0e+64x1o+32x2e+32x3o", SH3, SH3),
     "tetris-1": Case("0e", "1o+2e+3o", BOTH2, weighted=False),
     "tetris-2": Case(TETRIS_HIDDEN, "1o+2e+3o", BOTH2, weighted=False),

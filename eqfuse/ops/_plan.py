@@ -60,7 +60,7 @@ def _chunks(form: Form, owner: Index, groups, dtype: str):
     """Groups of paths in runs that fit one kernel."""
     width = 2 if dtype == "float64" else 1
     chunks, current = [], []
-    for group in groups:
+    for group in _within(groups, TERMS[dtype]):
         longer = [*current, tuple(group)]
         terms = sum(len(path.terms) for g in longer for path in g)
         registers = _registers(form, owner, longer) * width
@@ -69,6 +69,19 @@ def _chunks(form: Form, owner: Index, groups, dtype: str):
             longer = [tuple(group)]
         current = longer
     return [*chunks, tuple(current)]
+
+
+def _within(groups, limit: int):
+    """The groups; those of more terms than `limit` in parts, which share no values."""
+    for group in groups:
+        part, terms = [], 0
+        for path in group:
+            if part and terms + len(path.terms) > limit:
+                yield part
+                part, terms = [], 0
+            part.append(path)
+            terms += len(path.terms)
+        yield part
 
 
 def _registers(form: Form, owner: Index, groups: list[tuple[Path, ...]]) -> int:

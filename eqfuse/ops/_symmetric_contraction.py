@@ -2,9 +2,8 @@
 
 Every element of e3nn's basis of symmetric maps is a path with its own weight, and its terms are
 monomials of the components of A, each once: A_i A_j and A_j A_i are one term. Making pairs of A in
-a first form and coupling them with A in a second has a third of the terms (MACE with l <= 3 to
-l <= 2: 450 against 1301), but twice the launches, and an array of pairs in memory; one form of all
-terms compiles in a second or two, so it is one.
+a first form and coupling them with A in a second would have a third of the terms (MACE with l <= 3
+to l <= 2: 450 instead of 1301), but two launches for one, and an array of pairs in memory.
 """
 
 import collections
@@ -59,7 +58,7 @@ def symmetric_contraction(
     x, weights = x.astype(dtype), weights.astype(dtype)
     if backend == "e3nn":
         return _reference.symmetric_contraction(x, weights, irreps_out, correlation)
-    form = _form(_irs(x.irreps), _irs(irreps_out), mul, correlation)
+    form = make_form(_irs(x.irreps), _irs(irreps_out), mul, correlation)
     rows = math.prod(x.shape[:-1])
     arrays = [x.array.reshape(rows, x.irreps.dim), weights.reshape(rows, num_paths * mul)]
     [out] = _primitive.evaluate(form, arrays, backend=backend)
@@ -133,8 +132,13 @@ def _basis(irs: tuple[e3nn.Irrep, ...], ir_out: e3nn.Irrep, degree: int) -> np.n
 
 
 @functools.cache
-def _form(irs, irs_out, mul: int, correlation: int) -> Form:
-    """Inputs x and w, output out, by rows; every path with its weight."""
+def make_form(irs, irs_out, mul: int, correlation: int) -> Form:
+    """The form of a contraction: inputs x and w, output out, by rows.
+
+    Args:
+      irs, irs_out: irreps of x and of the output, each of `mul` channels.
+      mul, correlation: as in `symmetric_contraction`.
+    """
     paths, number = [], 0
     for out, ir in enumerate(irs_out):
         for degree in range(1, correlation + 1):

@@ -16,6 +16,7 @@ Examples
   python train.py model=nequip layers=3 seed=1     the same, three layers, another seed
   python train.py model=tetris                     the Tetris network of e3nn-jax
   python train.py data=extxyz data.path=FILE.xyz   train on energies and forces (eV, eV/Å)
+  python train.py model=mace preset=large data=extxyz data.path=FILE.xyz
   python train.py data=extxyz data.path=FILE.xyz channels=16 max_minutes=5 run=runs/first
 
 Options

@@ -30,6 +30,31 @@ def test_nequip_compiles_without_spilling(order, target):
             assert compiled.spilled_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("order", "terms", "count"), [("forward", 500, 1), ("backward", 1712, 1), ("double", 6261, 4)]
+)
+def test_a_contraction_compiles_without_spilling(order, terms, count):
+    """Three factors up to l = 3 in MACE with vector features."""
+    from eqfuse.ops._triton.compile import compile_kernel
+
+    form = CASES["mace-contraction-l1"].forms()[order]
+    kernels = _plan.kernels(form, "float32")
+    assert (form.num_terms, len(kernels)) == (terms, count)
+    for kernel in kernels:
+        assert compile_kernel(kernel.spec, "sm_90").spilled_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_kernel_has_more_terms_than_one_may(monkeypatch, dtype):
+    """The largest contraction has groups of paths that are each too large for one kernel."""
+    monkeypatch.setattr(_plan, "generate", lambda task: task)
+    form = CASES["mace-contraction-l2"].forms()["double"]
+    tasks = _plan.kernels.__wrapped__(form, dtype)
+    paths = [[path for group in task.groups for path in group] for task in tasks]
+    assert max(sum(len(p.terms) for p in part) for part in paths) <= _plan.TERMS[dtype]
+    assert sorted(map(repr, sum(paths, []))) == sorted(map(repr, form.paths))
+
+
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("order", ["forward", "backward", "double"])
 def test_other_dtypes_compile_without_spilling(order, dtype):

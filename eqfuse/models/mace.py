@@ -86,7 +86,7 @@ def _contracts(basis, ir, correlation: int) -> bool:
 class MACELayer(nn.Module):
     """One layer: the atomic basis A of each node, its symmetric products B, and the update.
 
-        A_i = Linear(sum_j TP(Linear(h)_j, Y_ij; radial(B_ij))) / n
+        A_i = Linear(sum_j TP(Linear(h)_j, Y_ij; radial(B_ij))) / sqrt(n)
         h_i <- Linear(sum over correlations and paths of W_z(i) (A_i x ... x A_i)) + skip_z(h_i)
 
     Attributes:
@@ -136,7 +136,7 @@ class MACELayer(nn.Module):
         a = ops.TensorProductLinear(
             irreps_basis, force_irreps_out=True, backend=self.backend, name="linear_basis"
         )(x, sh, weights, edges)
-        a = a / self.avg_num_neighbors  # [n_nodes, irreps_basis]
+        a = a / math.sqrt(self.avg_num_neighbors)  # [n_nodes, irreps_basis]
         b = ops.symmetric_contraction(
             a,
             self._contraction_weights(irreps_basis, irreps, h.dtype),
@@ -154,15 +154,13 @@ class MACELayer(nn.Module):
         return out
 
     def _contraction_weights(self, irreps_basis, irreps, dtype):
-        """W, [num_species, paths, channels].
+        """W, [num_species, paths, channels]: each number of factors has one part in the sum.
 
-        A is a sum over n neighbours divided by n, of a variance near 1 / n, and a product of nu
-        factors has that to the power of nu, times nu!: W makes up for it at first.
+        A product of nu factors of variance 1 has a variance of the order of nu!.
         """
         paths = ops.symmetric_contraction_paths(irreps_basis, irreps, self.correlation)
-        n = self.avg_num_neighbors
         variances = [
-            n**nu / (math.factorial(nu) * count) for _, nu, count in paths for _ in range(count)
+            1 / (math.factorial(nu) * count) for _, nu, count in paths for _ in range(count)
         ]
 
         def init(key, shape):
@@ -181,7 +179,7 @@ class Readout(nn.Module):
     Attributes:
       irreps_out: what is predicted.
       hidden: multiplicity of each irrep in the gate.
-    References: Batatia et al. 2022, eq. 14.
+    References: Batatia et al. 2022, eq. 13.
     """
 
     irreps_out: str
@@ -203,13 +201,18 @@ class MACE(nn.Module):
     """MACE: species embedding, `layers` layers of higher-order messages, a readout of each.
 
     The sum of the readouts is predicted: linear ones, and a small network for the last. Edges of
-    zero length (padding) and edges beyond the cutoff contribute exactly zero, and an isolated atom
-    is predicted to be zero.
+    zero length (padding) and edges beyond the cutoff contribute exactly zero.
 
-    As in the paper, the first layer has no skip, sums over neighbours are divided by their mean
-    number, and weights of the contraction depend on the species of the receiver. The published
-    programs differ: theirs have a skip in the first layer by default (`first_skip=True`), and,
-    where they have none, a Linear of A that depends on the species, which the paper has not.
+    The paper leaves some things open, and the published programs fill them in differently:
+
+    - The sum over neighbours is divided by sqrt(n) here, as in NequIP, where the programs divide by
+      n: the same functions, for parameters of another size.
+    - Eq. 12 has a skip in every layer. In the first it only adds a constant for each element, which
+      an isolated atom would have too; without it, the default here and in the program of the paper,
+      that is predicted to be zero. `first_skip=True` has it, as later programs do.
+    - Where they have no skip, the programs mix A once more, by a Linear for each element. Eqs. 8
+      and 10 have none, and there is none here.
+    - A has natural parity, (-1)^l, in all of them. `parity=True` keeps both parities.
 
     Attributes:
       irreps_out: what is predicted per node; "0e" for an energy.
@@ -243,7 +246,7 @@ class MACE(nn.Module):
     cutoff: float = 5.0
     num_bessel: int = 8
     poly_power: int = 5
-    radial_layers: int = 3
+    radial_layers: int = 2
     radial_hidden: int = 64
     readout_hidden: int = 16
     avg_num_neighbors: float = 1.0

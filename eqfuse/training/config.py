@@ -94,7 +94,7 @@ class MACEConfig:
     cutoff: float = _setting(5.0, "radius of the neighbourhood, Å")
     num_bessel: int = _setting(8, "number of Bessel radial functions")
     poly_power: int = _setting(5, "power of the polynomial cutoff")
-    radial_layers: int = _setting(3, "hidden layers of the radial network")
+    radial_layers: int = _setting(2, "hidden layers of the radial network")
     radial_hidden: int = _setting(64, "width of the radial network")
     readout_hidden: int = _setting(16, "width of the last readout")
     avg_num_neighbors: float | None = _setting(None, "neighbours per atom; null: from the data")

@@ -13,7 +13,7 @@ CUTOFF = 3.0
 # One small network of each kind, with features of both parities.
 SMALL = {
     "nequip": {"layers": 4, "lmax": 1},
-    "mace": {"layers": 2, "lmax": 1, "parity": True, "readout_hidden": 3, "radial_layers": 2},
+    "mace": {"layers": 2, "lmax": 1, "parity": True, "readout_hidden": 3},
 }
 
 

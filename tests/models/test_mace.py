@@ -201,7 +201,7 @@ def test_a_layer_is_its_definition(graph):
         summed = np.zeros((len(graph.species), *message.shape[1:]))
         np.add.at(summed, receivers, message)
         w = layer["linear_basis"][f"w[{k},{k}] 3x{ir},3x{ir}"]
-        a.append(np.einsum("zui,uv->zvi", summed, w) / np.sqrt(3) / 4.0)  # over n = 4
+        a.append(np.einsum("zui,uv->zvi", summed, w) / np.sqrt(3) / 2.0)  # sqrt(n), n = 4
     scalar, vector = a[0][..., 0], a[1]
     # the basis of two factors: the scalar squared, and the vector squared over sqrt(3)
     c = np.asarray(layer["contraction"])[graph.species]

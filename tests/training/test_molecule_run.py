@@ -20,9 +20,10 @@ def train(folder, path, tiny, *more):
     return main(["data=extxyz", f"data.path={path}", f"run={folder}", *tiny, *more])
 
 
-def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys):
+@pytest.mark.parametrize("model", ["nequip", "mace"])
+def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model):
     folder = tmp_path / "run"
-    assert train(folder, water, tiny, "epochs=40", "lr=0.05") == 0
+    assert train(folder, water, tiny, "epochs=40", "lr=0.05", f"model={model}") == 0
 
     rows = rows_of(folder)
     assert [int(row["epoch"]) for row in rows] == list(range(1, 41))

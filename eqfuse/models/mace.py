@@ -8,79 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse import ops
+from eqfuse.models.mace_irreps import feature_irreps
 from eqfuse.models.nequip import gate_input
 from eqfuse.models.radial import edge_features
 
 SCALAR = e3nn.Irrep("0e")
-
-
-def feature_irreps(
-    irreps_out: str,
-    *,
-    layers: int,
-    channels: int,
-    lmax: int,
-    hidden_lmax: int,
-    correlation: int,
-    parity: bool,
-) -> list[tuple[e3nn.Irreps, e3nn.Irreps]]:
-    """The atomic basis A and the node features of each layer.
-
-    A has every irrep up to `lmax` that the features before it can become in a product with the
-    spherical harmonics. Features have those up to `hidden_lmax` that a symmetric product of A can
-    become; the last ones only what the readout of `irreps_out` needs.
-
-    Args:
-      irreps_out: what the network predicts per node.
-      layers, channels, lmax, hidden_lmax, correlation: see `MACE`.
-      parity: True for A and features of both parities, False for natural parity, (-1)^l, only.
-    Returns:
-      One (A, features) per layer.
-    Raises:
-      ValueError: settings out of range, or an output that this network cannot reach.
-    """
-    ranges = {"layers": (layers, 1), "channels": (channels, 1), "lmax": (lmax, 0)}
-    ranges |= {"hidden_lmax": (hidden_lmax, 0), "correlation": (correlation, 1)}
-    for name, (value, least) in ranges.items():
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    parities = (1, -1) if parity else (1,)
-    allowed = {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
-    hidden = {e3nn.Irrep(l, p * (-1) ** l) for l in range(hidden_lmax + 1) for p in parities}
-    sh = [e3nn.Irrep(l, (-1) ** l) for l in range(lmax + 1)]
-    wanted = {ir for _, ir in e3nn.Irreps(irreps_out)}
-
-    features, found = {SCALAR}, []
-    for k in range(layers):
-        basis = allowed & {out for ir in features for y in sh for out in ir * y}
-        wishes = hidden if k < layers - 1 else wanted | gates(wanted)
-        features = {ir for ir in wishes if _contracts(basis, ir, correlation)}
-        found.append((basis, features))
-    if not wanted <= features:
-        missing = " + ".join(str(ir) for ir in sorted(wanted - features))
-        raise ValueError(
-            f"irreps_out {irreps_out!r} holds {missing}, which layers={layers}, lmax={lmax}, "
-            f"correlation={correlation}, parity={parity} cannot produce; use parity=True, or more "
-            "layers or a larger lmax"
-        )
-    return [
-        tuple(e3nn.Irreps([(channels, ir) for ir in sorted(irs)]) for irs in pair) for pair in found
-    ]
-
-
-def gates(irs) -> set[e3nn.Irrep]:
-    """The scalars that gate the other irreps in the last readout."""
-    return {SCALAR} if any(ir.l > 0 for ir in irs) else set()
-
-
-def _contracts(basis, ir, correlation: int) -> bool:
-    """Whether a symmetric product of up to `correlation` factors of `basis` gives `ir`."""
-    irreps = e3nn.Irreps([(1, b) for b in sorted(basis)])
-    try:
-        ops.symmetric_contraction_paths(irreps, [(1, ir)], correlation)
-    except ValueError:
-        return False
-    return True
 
 
 class MACELayer(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import MACE
-from eqfuse.models.mace import feature_irreps
+from eqfuse.models.mace_irreps import feature_irreps
 
 SMALL = {
     "num_species": 3,
@@ -54,6 +54,7 @@ def test_every_output_irrep_is_equivariant(graph, rotation, inversion):
         ("0e", {"hidden_lmax": 0}, [("0e+1o+2e+3o", "0e"), ("0e+1o+2e+3o", "0e")]),
         ("0e", {"layers": 1}, [("0e+1o+2e+3o", "0e")]),
         ("1o", {"layers": 1}, [("0e+1o+2e+3o", "0e+1o")]),
+        ("0e", {"correlation": 1}, [("0e+1o+2e", "0e+1o+2e"), ("0e", "0e")]),
         # 1e comes in with the second product with the spherical harmonics, and 0o is 1o times 1e
         (
             "0e+0o",
@@ -63,7 +64,7 @@ def test_every_output_irrep_is_equivariant(graph, rotation, inversion):
         (
             "0o",
             {"lmax": 2, "hidden_lmax": 1, "parity": True, "correlation": 2},
-            [("0e+1o+2e", "0e+1o"), ("0e+1o+1e+2e+2o", "0o")],
+            [("0e+1o+2e", "0e+1o"), ("1o+1e+2e+2o", "0o")],
         ),
     ],
 )
@@ -98,7 +99,11 @@ def test_the_largest_published_network_has_its_paths():
     assert shapes["layer_1"]["contraction"].shape == (4, 13, 128)
 
 
-@pytest.mark.parametrize("settings", [{}, {"irreps_out": "0o + 7x0e", "parity": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"irreps_out": "0o + 7x0e", "parity": True}, {"correlation": 1}, {"irreps_out": "1o"}],
+    ids=["energy", "tetris", "correlation 1", "vector"],
+)
 def test_no_parameter_is_idle(graph, settings):
     model = MACE(**SMALL | settings)
     variables = variables_of(model, graph)

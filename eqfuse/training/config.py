@@ -86,7 +86,9 @@ class MACEConfig:
     )
     lmax: int = _setting(2, "highest order of the spherical harmonics and of what is contracted")
     hidden_lmax: int = _setting(1, "highest order of the features between layers")
-    correlation: int = _setting(3, "factors in a message, at most: the body order less one")
+    correlation: int | None = _setting(
+        None, "factors in a message, at most: body order less one; null: 3, or 2 for tetris"
+    )
     parity: bool | None = _setting(
         None, "keep irreps of both parities; null: true for tetris, which needs a pseudoscalar"
     )
@@ -113,6 +115,8 @@ class MACEConfig:
         """Fill in what follows from the data."""
         if self.channels is None:
             self.channels = 16 if data == "tetris" else 32
+        if self.correlation is None:
+            self.correlation = 2 if data == "tetris" else 3
         if self.parity is None:
             self.parity = data == "tetris"
 
@@ -186,7 +190,7 @@ class ExtxyzData(RMD17Data):
 class TetrisTraining:
     """Mean cross-entropy over the eight shapes, Adam, until all are told apart."""
 
-    lr: float = _setting(0.01, "learning rate of Adam")
+    lr: float | None = _setting(None, "learning rate of Adam; null: 0.01, or 0.003 for mace")
     rotations: int = _setting(10, "random rotations that the trained network is shown")
 
     def __post_init__(self):
@@ -248,6 +252,9 @@ class Config:
         _positive(self, "", "steps", "epochs", "max_minutes")
         _require(self.seed >= 0, "seed", self.seed, "zero or more")
         self.model.settle(self.data.name)
+        if self.training.lr is None:
+            # Products of products make large logits, and rounding, of large steps.
+            self.training.lr = 0.003 if self.model.name == "mace" else 0.01
 
 
 GROUPS = {

@@ -16,7 +16,12 @@ NETWORK = {
     "cutoff": 1.5,
     "avg_num_neighbors": 50 / 32,
 }
-SETTINGS = {"nequip": NETWORK, "mace": NETWORK | {"parity": True}, "tetris": {}}
+SETTINGS = {
+    "nequip": NETWORK,
+    "mace": NETWORK | {"parity": True, "correlation": 2},
+    "tetris": {},
+}
+LEARNING_RATES = {"nequip": 0.01, "mace": 0.003, "tetris": 0.01}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,7 +70,7 @@ def trainer(name):
     """A jitted function seed -> (variables, updates until 100%, or 101)."""
     model = models.build(name, **SETTINGS[name])
     graph, labels = jax.tree.map(jnp.asarray, tetris())
-    optimiser = optax.adam(0.01)
+    optimiser = optax.adam(LEARNING_RATES[name])
 
     def loss(variables):
         logits = logits_of(model, variables, graph)

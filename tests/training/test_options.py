@@ -21,10 +21,13 @@ def test_channels_follow_the_task_unless_given():
     assert parse(["channels=5"]).model.channels == 5
 
 
-def test_mace_has_both_parities_for_tetris_unless_given():
-    assert parse(["model=mace"]).model.parity is True
-    assert parse(["model=mace", *MOLECULE]).model.parity is False
-    assert parse(["model=mace", "model.parity=true", *MOLECULE]).model.parity is True
+def test_the_defaults_of_mace_follow_the_task():
+    tetris, molecule = parse(["model=mace"]), parse(["model=mace", *MOLECULE])
+    assert (tetris.model.parity, molecule.model.parity) == (True, False)
+    assert (tetris.model.correlation, molecule.model.correlation) == (2, 3)
+    assert (tetris.training.lr, parse([]).training.lr, molecule.training.lr) == (0.003, 0.01, 0.01)
+    given = parse(["model=mace", "model.parity=false", "model.correlation=3", "lr=0.02"])
+    assert (given.model.parity, given.model.correlation, given.training.lr) == (False, 3, 0.02)
 
 
 def test_any_field_can_be_set_and_shorthands_mean_the_field():

@@ -13,7 +13,11 @@ ALLOWED = {
     "graph": {"ops"},
     "models": {"ops", "graph", "models"},
     "data": {"ops", "graph", "data"},
-    "training": {"ops", "graph", "models", "data", "training"},
+    "training": {"ops", "graph", "models", "data", "pictures", "training"},
+    "pictures": set(),
+    "evaluation": {"data", "models", "training"},
+    "evaluate": {"data", "training", "pictures", "evaluation"},
+    "calculator": {"graph", "ops", "data", "models", "training"},
 }
 # The files that talk to Triton; each imports it when it is needed, not when it is imported.
 LAUNCHERS = {"eqfuse/ops/_triton"}

@@ -5,6 +5,7 @@ from eqfuse.data.dataset import Dataset
 from eqfuse.data.errors import DataError
 from eqfuse.data.extxyz import read_extxyz
 from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data.prefetch import prefetched
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
 from eqfuse.data.rmd17 import read_rmd17
 from eqfuse.data.structures import Structure
@@ -23,6 +24,7 @@ __all__ = [
     "fit_reference_energies",
     "isolated_atom_energies",
     "neighbor_list",
+    "prefetched",
     "read_extxyz",
     "read_rmd17",
     "tetris",

@@ -212,17 +212,21 @@ class Batcher:
     @property
     def padding_waste(self) -> Waste:
         """How much of epoch 0, shuffled, is padding."""
-        sums = [self._sizes[group].sum(axis=0) for group in self._groups(0, shuffle=True)]
+        sums = [self._sizes[group].sum(axis=0) for group in self.groups(0, shuffle=True)]
         shapes = [self._fit(*size)[:2] for size in sums]
         return Waste(*(1 - np.sum(sums, axis=0) / np.sum(shapes, axis=0)).tolist())
 
-    def batches(self, epoch: int = 0, shuffle: bool = True) -> Iterator[Batch]:
-        """The batches of one epoch; the order depends on the seed and the epoch only."""
-        for group in self._groups(epoch, shuffle):
+    def batches(self, epoch: int = 0, shuffle: bool = True, start: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch from number `start` on.
+
+        The order depends on the seed and the epoch only.
+        """
+        for group in self.groups(epoch, shuffle)[start:]:
             shape = self._fit(*self._sizes[group].sum(axis=0))
             yield collate([self.samples[i] for i in group], shape, self.dtype)
 
-    def _groups(self, epoch: int, shuffle: bool) -> list[np.ndarray]:
+    def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:
+        """Which samples are in each batch of an epoch."""
         count = len(self.samples)
         order = shuffled(count, (self.seed, epoch)) if shuffle else np.arange(count)
         return [order[i : i + self.batch_size] for i in range(0, count, self.batch_size)]

@@ -158,10 +158,7 @@ class Dataset:
 
         Raises and warns as `build`.
         """
-        samples = tuple(
-            _prepare(structure, i, self.cutoff, self.species, self.references)
-            for i, structure in enumerate(structures)
-        )
+        samples = prepare_samples(structures, self.cutoff, self.species, self.references)
         _warn_of_isolated_atoms(samples, self.cutoff)
         return samples
 
@@ -185,6 +182,28 @@ class Dataset:
         """
         energy = sum(sample.energy for sample in self.train)
         return energy / sum(sample.num_atoms for sample in self.train)
+
+
+def prepare_samples(
+    structures: Sequence[Structure],
+    cutoff: float,
+    species: Sequence[int],
+    references: Mapping[int, float],
+) -> tuple[Sample, ...]:
+    """Samples of structures for a model that exists.
+
+    Args:
+      structures: with energies and forces.
+      cutoff: Å.
+      species: sorted atomic numbers of the model.
+      references: atomic number -> eV.
+    Raises:
+      DataError: as `Dataset.build`.
+    """
+    return tuple(
+        _prepare(structure, i, cutoff, species, references)
+        for i, structure in enumerate(structures)
+    )
 
 
 def _prepare(structure, index, cutoff, species, references) -> Sample:

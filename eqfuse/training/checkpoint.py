@@ -1,5 +1,7 @@
 """Checkpoints of a run, best and last, and how to read a run back."""
 
+import hashlib
+import json
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import orbax.checkpoint as ocp
 
 from eqfuse import models
 
-FORMAT = 1
+FORMAT = 2
 
 
 class CheckpointError(ValueError):
@@ -21,8 +23,8 @@ class Checkpoints:
     """Writes the checkpoints `best` and `last` under one folder.
 
     A new checkpoint is complete on disk before the one that it replaces is removed, so that a run
-    killed at any moment leaves one of the two. What is offered more often than `seconds` waits in
-    memory for the next offer or for `flush`.
+    killed at any moment leaves one of the two. `best` is written before a `last` that knows of it.
+    What is offered more often than `seconds` waits in memory for the next offer or for `flush`.
     """
 
     def __init__(self, folder: Path, metadata: dict, seconds: float = 0.0):
@@ -30,46 +32,64 @@ class Checkpoints:
         self._metadata = {"format": FORMAT, **metadata}
         self._seconds = seconds
         self._waiting = {}
-        self._written_at = {}
+        self._written_at = -np.inf
         self._managers = {}
 
-    def offer(self, name: str, step: int, params, progress: dict):
+    def offer(self, name: str, step: int, params, progress: dict, state=None):
         """Keep `params` as checkpoint `name`, now or at the next chance.
 
         Args:
           name: "best" or "last".
-          step: number of optimiser steps behind the parameters; increases from call to call.
-          params: pytree of arrays.
+          step: number of optimiser steps behind the parameters.
+          params: pytree of arrays, to predict with.
           progress: epoch, metrics; plain values.
+          state: pytree of arrays that a resumed run needs besides; None for nothing.
         """
-        self._waiting[name] = (step, params, progress)
-        if time.monotonic() - self._written_at.get(name, -np.inf) >= self._seconds:
-            self._write(name)
+        self._waiting[name] = (step, params, progress, state)
+        if name == "last" and time.monotonic() - self._written_at >= self._seconds:
+            self.flush()
 
     def flush(self):
-        """Write what waits."""
-        for name in tuple(self._waiting):
-            self._write(name)
+        """Write what waits.
+
+        Raises:
+          CheckpointError: the disk is full or not writable; what was written before is intact.
+        """
+        for name in ("best", "last"):
+            if name in self._waiting:
+                self._write(name, *self._waiting.pop(name))
+        self._written_at = time.monotonic()
 
     def close(self):
-        self.flush()
-        for manager in self._managers.values():
-            manager.close()
+        try:
+            self.flush()
+        finally:
+            for manager in self._managers.values():
+                manager.close()
 
-    def _write(self, name: str):
-        step, params, progress = self._waiting.pop(name)
+    def _write(self, name: str, step: int, params, progress: dict, state):
+        items = {"params": params} if state is None else {"params": params, "state": state}
+        items = {key: jax.tree.map(np.asarray, item) for key, item in items.items()}
+        metadata = {**self._metadata, "step": step, **progress}
+        metadata["arrays_sha256"] = {key: _digest(item) for key, item in items.items()}
+        arguments = {key: ocp.args.StandardSave(item) for key, item in items.items()}
+        arguments["metadata"] = ocp.args.JsonSave({**metadata, "sha256": _text_digest(metadata)})
+        try:
+            manager = self._manager(name)
+            # Counted, not named by step: a resumed run may write the same step again.
+            serial = 1 + max(manager.all_steps(), default=0)
+            manager.save(serial, args=ocp.args.Composite(**arguments), force=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the checkpoint cannot be written to {self._folder / name}: {_first_line(error)}; "
+                "free or repair the disk and resume the run: the one before it is intact"
+            ) from error
+
+    def _manager(self, name: str) -> ocp.CheckpointManager:
         if name not in self._managers:
             options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
             self._managers[name] = ocp.CheckpointManager(self._folder / name, options=options)
-        metadata = {**self._metadata, "step": step, **progress}
-        self._managers[name].save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(jax.tree.map(np.asarray, params)),
-                metadata=ocp.args.JsonSave(metadata),
-            ),
-        )
-        self._written_at[name] = time.monotonic()
+        return self._managers[name]
 
 
 def load_run(folder, *, which: str | None = None, backend: str | None = None):
@@ -87,36 +107,81 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
     Raises:
       CheckpointError: no readable checkpoint there.
     """
+    params, metadata, _ = read_checkpoint(folder, (which,) if which else ("best", "last"))
+    return _module(metadata, backend), jax.tree.map(jnp.asarray, params), metadata
+
+
+def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
+    """The first of the named checkpoints that a run has.
+
+    Args:
+      folder: the run's folder.
+      names: of "best" and "last".
+      state_like: pytree of arrays like the state that was offered; None not to read a state.
+    Returns:
+      params, a pytree of numpy arrays; metadata; the state as numpy arrays, or None.
+    Raises:
+      CheckpointError: no checkpoint, a damaged one, or one of another model.
+    """
     folder = Path(folder).resolve()
-    names = (which,) if which else ("best", "last")
     for name in names:
         path = folder / "checkpoints" / name
-        step = ocp.utils.checkpoint_steps(path) if path.is_dir() else []
-        if step:
-            params, metadata = _read(path, max(step))
-            params = jax.tree.map(jnp.asarray, params)
-            return _module(metadata, backend), params, metadata
+        serials = ocp.utils.checkpoint_steps(path) if path.is_dir() else []
+        if serials:
+            return _read(path, max(serials), state_like)
     raise CheckpointError(f"{folder} has no checkpoint ({' or '.join(names)}); is it a run folder?")
 
 
-def _read(path: Path, step: int):
+def _read(path: Path, serial: int, state_like):
+    where = path / str(serial)
+    metadata = _restore(path, serial, metadata=ocp.args.JsonRestore())["metadata"]
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        found = metadata.get("format") if isinstance(metadata, dict) else None
+        raise CheckpointError(
+            f"checkpoint {where} has format {found}, this version reads format {FORMAT}"
+        )
+    digest = metadata.pop("sha256", None)
+    if digest != _text_digest(metadata):
+        raise CheckpointError(f"checkpoint {where} is damaged: its metadata has changed")
+    arguments = {"params": ocp.args.StandardRestore()}
+    if state_like is not None:
+        if "state" not in metadata["arrays_sha256"]:
+            raise CheckpointError(f"checkpoint {where} has no training state to resume from")
+        arguments["state"] = ocp.args.StandardRestore(jax.tree.map(np.asarray, state_like))
+    restored = _restore(path, serial, **arguments)
+    for key, item in restored.items():
+        if _digest(item) != metadata["arrays_sha256"][key]:
+            raise CheckpointError(f"checkpoint {where} is damaged: {key} has changed")
+    return restored["params"], metadata, restored.get("state")
+
+
+def _restore(path: Path, serial: int, **arguments):
     try:
         with ocp.CheckpointManager(path) as manager:
-            restored = manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    params=ocp.args.StandardRestore(), metadata=ocp.args.JsonRestore()
-                ),
-            )
-    except (ValueError, KeyError, OSError) as error:
-        raise CheckpointError(f"checkpoint {path / str(step)} is damaged: {error}") from error
-    metadata = restored["metadata"]
-    if metadata.get("format") != FORMAT:
+            restored = manager.restore(serial, args=ocp.args.Composite(**arguments))
+    except Exception as error:  # orbax and tensorstore raise many types on broken files
         raise CheckpointError(
-            f"checkpoint {path / str(step)} has format {metadata.get('format')}, "
-            f"this version reads format {FORMAT}"
-        )
-    return restored["params"], metadata
+            f"checkpoint {path / str(serial)} is damaged, or of another model: {_first_line(error)}"
+        ) from error
+    return {key: restored[key] for key in arguments}
+
+
+def _digest(tree) -> str:
+    """SHA-256 of the arrays of a pytree: their order, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{array.dtype} {np.shape(leaf)} ".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _text_digest(metadata: dict) -> str:
+    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:300]
 
 
 def _module(metadata: dict, backend: str | None):

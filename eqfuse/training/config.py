@@ -246,6 +246,9 @@ class Config:
     epochs: int | None = _setting(None, "stop after so many epochs; null: 100 for molecules")
     max_minutes: float | None = _setting(None, "stop after so long, minutes")
     run: str | None = _setting(None, "folder of the run; null: runs/<date-time>_<model>_<data>")
+    resume: str | None = _setting(
+        None, "folder of an interrupted run to go on with; see Options. Nothing else is needed"
+    )
 
     def __post_init__(self):
         _one_of("dtype", self.dtype, ["float32", "float64"])

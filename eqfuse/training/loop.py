@@ -1,12 +1,15 @@
 """The training loop: steps, epochs, validation, and when to stop."""
 
+import dataclasses
 import math
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
-from eqfuse.data import Batch, Batcher
+from eqfuse.data import Batch, Batcher, prefetched
 from eqfuse.models import Potential, predict
 from eqfuse.training.checkpoint import Checkpoints
 from eqfuse.training.config import Config
@@ -31,16 +34,17 @@ class Limits:
     Args:
       config: gives steps, epochs and max_minutes; 100 epochs if it gives no steps and no epochs.
       steps_per_epoch: batches in an epoch.
+      elapsed: time that the run took before it was interrupted, s.
     """
 
-    def __init__(self, config: Config, steps_per_epoch: int):
+    def __init__(self, config: Config, steps_per_epoch: int, elapsed: float = 0.0):
         epochs = config.epochs
         if epochs is None and config.steps is None:
             epochs = DEFAULT_EPOCHS
         by_epochs = math.inf if epochs is None else epochs * steps_per_epoch
         self.steps = int(min(by_epochs, config.steps or math.inf))
         self.seconds = 60.0 * (config.max_minutes or math.inf)
-        self._start = time.monotonic()
+        self._start = time.monotonic() - elapsed
 
     @property
     def elapsed(self) -> float:
@@ -56,6 +60,28 @@ class Limits:
         return max(0.0, min(by_steps, self.seconds - self.elapsed))
 
 
+@dataclasses.dataclass
+class Position:
+    """Where a run is, besides the state of its training: what an interrupted run needs to know.
+
+    Attributes:
+      epoch: the current one, from 1.
+      batch: how many of its batches are done.
+      error_sums, loss_sum: of these batches; see `Errors`.
+      best: lowest validation loss so far.
+      elapsed: s.
+      learning_rate: see `LearningRate.to_plain`.
+    """
+
+    epoch: int = 1
+    batch: int = 0
+    error_sums: dict = dataclasses.field(default_factory=dict)
+    loss_sum: float = 0.0
+    best: float = math.inf
+    elapsed: float = 0.0
+    learning_rate: dict = dataclasses.field(default_factory=dict)
+
+
 class Fit:
     """Trains a potential; `run` does it.
 
@@ -64,6 +90,7 @@ class Fit:
       potential, loss: what is trained, and on what.
       batchers: of the training and the validation samples.
       folder, checkpoints: where the results go.
+      frames: number in the data file of each training sample, to name those of a bad batch.
     """
 
     def __init__(
@@ -74,6 +101,7 @@ class Fit:
         batchers: tuple[Batcher, Batcher],
         folder: RunFolder,
         checkpoints: Checkpoints,
+        frames: np.ndarray,
     ):
         self._config = config
         self._train, self._val = batchers
@@ -82,7 +110,7 @@ class Fit:
         self._checkpoints = checkpoints
         self._optimizer = make_optimizer(config.training)
         self._learning_rate = LearningRate(config.training)
-        self._best = math.inf
+        self._frames = frames
         stress = loss.stress > 0
 
         def errors(params, batch: Batch):
@@ -97,6 +125,8 @@ class Fit:
         def train_step(state: TrainState, batch: Batch, learning_rate):
             gradient_of = jax.value_and_grad(loss_of, has_aux=True)
             (value, sums), gradient = gradient_of(state.params, batch)
+            # A gradient may be NaN where the loss is not; the step after it would be too late.
+            value = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), value, jnp.nan)
             decay = config.training.ema_decay
             state = apply_gradient(state, gradient, learning_rate, self._optimizer, decay)
             return state, value, sums
@@ -104,45 +134,63 @@ class Fit:
         self._train_step = train_step
         self._errors = jax.jit(errors)
 
-    def run(self, params) -> TrainState:
+    def run(self, params, resume: tuple[TrainState, dict] | None = None) -> TrainState:
         """Train from `params` until a limit is reached.
 
+        Args:
+          params: initial parameters.
+          resume: state and position of an interrupted run to go on from, as they were offered to
+            the checkpoints; None to begin.
         Returns:
           The last state.
         Raises:
           TrainingFailed: the loss is not finite.
           Interrupted: by a signal, the checkpoint being written.
         """
-        state = init_state(params, self._optimizer)
-        self._checkpoints.offer("last", 0, state.average, {"epoch": 0})
-        limits = Limits(self._config, len(self._train))
-        epoch, reason = 0, None
+        state, at = init_state(params, self._optimizer), Position()
+        if resume is not None:
+            state, at = resume[0], Position(**resume[1])
+            self._learning_rate.restore(at.learning_rate)
+        limits = Limits(self._config, len(self._train), at.elapsed)
+        if resume is None:
+            self._keep(state, at, limits)
+        reason = self._reason_to_stop(int(state.step), limits)
         with StopRequest() as stop, Progress(len(self._train)) as progress:
             while reason is None:
-                epoch += 1
-                progress.start_epoch(epoch)
-                state, errors, times, mean_loss = self._epoch(state, epoch, limits, stop, progress)
+                progress.start_epoch(at.epoch, at.batch)
+                state, times = self._epoch(state, at, limits, stop, progress)
                 if stop.signum is not None:
-                    step = int(state.step)
-                    self._checkpoints.offer("last", step, state.average, {"epoch": epoch})
+                    self._keep(state, at, limits)
                     self._checkpoints.flush()
                     raise Interrupted(
                         stop.signum,
-                        f"interrupted in epoch {epoch}, step {step}; the checkpoint is in "
-                        f"{self._folder.checkpoints}",
+                        f"interrupted in epoch {at.epoch}, step {int(state.step)}; go on with "
+                        f"resume={self._folder.path}",
                     )
-                self._end_epoch(state, epoch, errors, times, mean_loss, limits, progress)
+                at = self._end_epoch(state, at, times, limits, progress)
                 reason = self._reason_to_stop(int(state.step), limits)
             progress.say(
                 f"{reason} after {duration(limits.elapsed)}; results in {self._folder.path}"
             )
         return state
 
-    def _epoch(self, state: TrainState, epoch: int, limits: Limits, stop, progress):
-        """One pass over the training batches, or what a limit or a signal leaves of it."""
-        errors, times, losses = Errors(), [], []
+    def _keep(self, state: TrainState, at: Position, limits: Limits, validation=None):
+        """Offer the last checkpoint."""
+        at.elapsed, at.learning_rate = limits.elapsed, self._learning_rate.to_plain()
+        progress = {"epoch": at.epoch if at.batch else at.epoch - 1}
+        if validation is not None:
+            progress["validation"] = validation
+        plain = {**progress, "position": dataclasses.asdict(at)}
+        self._checkpoints.offer("last", int(state.step), state.average, plain, state=state)
+
+    def _epoch(self, state: TrainState, at: Position, limits: Limits, stop, progress):
+        """The rest of a pass over the training batches, or what a limit or a signal leaves of it.
+
+        Moves `at`. Returns the state and the time of each step, s.
+        """
+        errors, times = Errors(at.error_sums), []
         step = int(state.step)
-        for batch in self._train.batches(epoch, shuffle=True):
+        for batch in prefetched(self._train.batches(at.epoch, shuffle=True, start=at.batch)):
             if stop.signum is not None or limits.fraction(step) >= 1.0:
                 break
             start = time.monotonic()
@@ -150,47 +198,56 @@ class Fit:
             new_state, value, sums = self._train_step(state, batch, rate)
             value = float(value)
             if not math.isfinite(value):
-                raise TrainingFailed(
-                    f"the loss became {value} in epoch {epoch}, step {step + 1}; try a smaller lr= "
-                    f"or dtype=float64. The last good checkpoint is in {self._folder.checkpoints}"
-                )
+                raise TrainingFailed(self._not_finite(value, at, step))
             state, step = new_state, step + 1
             errors.add(sums)
-            losses.append(value)
+            at.batch, at.loss_sum, at.error_sums = at.batch + 1, at.loss_sum + value, errors.sums
+            self._keep(state, at, limits)
             times.append(time.monotonic() - start)
             progress.step()
-        return state, errors, times, float(np.mean(losses)) if losses else math.nan
+        return state, times
 
-    def _end_epoch(self, state, epoch, errors, times, mean_loss, limits, progress):
-        """Validate, write metrics and checkpoints, print."""
+    def _not_finite(self, value: float, at: Position, step: int) -> str:
+        group = self._train.groups(at.epoch)[at.batch]
+        frames = ", ".join(str(self._frames[i]) for i in group)
+        return (
+            f"the loss or its gradient became {value} in epoch {at.epoch}, step {step + 1}, on "
+            f"frames {frames} of the file (counted from 0); look at these, or try a smaller lr= or "
+            f"dtype=float64. The last good checkpoint is in {self._folder.checkpoints}"
+        )
+
+    def _end_epoch(self, state, at: Position, times, limits, progress) -> Position:
+        """Validate, write metrics and checkpoints, print; the position after it."""
         start = time.monotonic()
         validation = Errors()
-        for batch in self._val.batches(shuffle=False):
+        for batch in prefetched(self._val.batches(shuffle=False)):
             validation.add(self._errors(state.average, batch))
         val_loss = self._loss(validation.sums)
         step = int(state.step)
         # The median leaves out the steps that compile.
         per_step = float(np.median(times)) if times else 0.0
         row = {
-            "epoch": epoch,
+            "epoch": at.epoch,
             "step": step,
             "lr": self._learning_rate(step, limits.fraction(step)),
-            "train_loss": mean_loss,
+            "train_loss": at.loss_sum / at.batch if at.batch else math.nan,
             "val_loss": val_loss,
-            **{f"train_{name}": value for name, value in errors.table().items()},
+            **{f"train_{name}": value for name, value in Errors(at.error_sums).table().items()},
             **{f"val_{name}": value for name, value in validation.table().items()},
             "ms_per_step": 1e3 * per_step,
             "elapsed_s": limits.elapsed,
         }
         self._folder.log(row)
         self._learning_rate.epoch_ended(val_loss)
-        record = {"epoch": epoch, "validation": {k: v for k, v in row.items() if "val_" in k}}
-        if val_loss < self._best:
-            self._best = val_loss
+        errors = {k: v for k, v in row.items() if "val_" in k}
+        after = Position(epoch=at.epoch + 1, best=min(at.best, val_loss))
+        if val_loss < at.best:
+            record = {"epoch": at.epoch, "validation": errors}
             self._checkpoints.offer("best", step, state.average, record)
-        self._checkpoints.offer("last", step, state.average, record)
-        validating = (time.monotonic() - start) / max(len(times), 1) if epoch > 1 else 0.0
+        self._keep(state, after, limits, errors)
+        validating = (time.monotonic() - start) / max(len(times), 1) if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))
+        return after
 
     def _reason_to_stop(self, step: int, limits: Limits) -> str | None:
         if step >= limits.steps:

@@ -5,6 +5,7 @@ import sys
 from eqfuse import __version__
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.options import parse, to_yaml
+from eqfuse.training.resume import resumed_config
 from eqfuse.training.usage import usage
 
 
@@ -24,7 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"eqfuse {__version__}")
         return 0
     try:
-        config = parse([argument for argument in arguments if argument != "--cfg"])
+        settings = [argument for argument in arguments if argument != "--cfg"]
+        config = resumed_config(parse, settings) or parse(settings)
         if "--cfg" in arguments:
             print(to_yaml(config), end="")
             return 0
@@ -38,7 +40,7 @@ def _train(config: Config) -> int:
     import jax
 
     from eqfuse import data, ops
-    from eqfuse.training import molecule, tetris
+    from eqfuse.training import CheckpointError, molecule, tetris
     from eqfuse.training.stopping import Interrupted, TrainingFailed
 
     task = tetris if config.data.name == "tetris" else molecule
@@ -52,7 +54,7 @@ def _train(config: Config) -> int:
             task.run(config)
     except (ConfigError, data.DataError) as error:
         return _fail(2, error)
-    except TrainingFailed as error:
+    except (TrainingFailed, CheckpointError) as error:
         return _fail(1, error)
     except Interrupted as error:
         print(error, file=sys.stderr)

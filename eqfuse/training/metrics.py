@@ -63,10 +63,14 @@ class Loss:
 
 
 class Errors:
-    """Error sums accumulated over an epoch, in float64 on the host."""
+    """Error sums accumulated over an epoch, in float64 on the host.
 
-    def __init__(self):
-        self.sums = {}
+    Args:
+      sums: those of the part of the epoch that is done; None to begin.
+    """
+
+    def __init__(self, sums: dict | None = None):
+        self.sums = dict(sums or {})
 
     def add(self, sums: dict):
         for name, values in sums.items():

@@ -1,19 +1,25 @@
 """The molecular run: read, report, train on energies and forces."""
 
+import contextlib
 import dataclasses
+import hashlib
 import sys
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse import data, models, ops
 from eqfuse.data import Batch, Batcher, Dataset
-from eqfuse.training.checkpoint import Checkpoints
+from eqfuse.training.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from eqfuse.training.config import Config, ConfigError
+from eqfuse.training.drawing import draw
 from eqfuse.training.loop import Fit
 from eqfuse.training.metrics import Loss
+from eqfuse.training.optimizer import TrainState, init_state, make_optimizer
+from eqfuse.training.resume import check_same_run
 from eqfuse.training.runs import RunFolder, folder_for
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
@@ -94,12 +100,18 @@ def run(config: Config) -> None:
         for samples in (dataset.train, dataset.val)
     ]
     params = _initial_parameters(potential, batchers[0], config)
-    folder = RunFolder(config)
+    with contextlib.closing(RunFolder(config)) as folder:
+        _train(config, dataset, potential, fields, batchers, params, folder)
+
+
+def _train(config, dataset, potential, fields, batchers, params, folder: RunFolder):
+    metadata = _metadata(config, dataset, potential, fields)
+    resume = _interrupted(config, params, metadata, folder) if config.resume else None
     print(_report(config, dataset, batchers, folder))
     print(models.summary(potential, params), flush=True)
     checkpoints = Checkpoints(
         folder.checkpoints,
-        _metadata(config, dataset, potential, fields),
+        metadata,
         config.training.checkpoint_seconds,
     )
     loss = Loss(
@@ -109,9 +121,46 @@ def run(config: Config) -> None:
         force_scale=dataset.force_rms,
     )
     try:
-        Fit(config, potential, loss, batchers, folder, checkpoints).run(params)
+        frames = dataset.train_indices
+        Fit(config, potential, loss, batchers, folder, checkpoints, frames).run(params, resume)
     finally:
         checkpoints.close()
+        draw(folder, potential, batchers[1])
+
+
+def _interrupted(config, params, metadata: dict, folder: RunFolder) -> tuple[TrainState, dict]:
+    """State and position of the run in the folder, whose metrics are cut back to them.
+
+    Raises:
+      CheckpointError: no readable checkpoint, or one of another model.
+      ConfigError: other settings or other data than those of the checkpoint.
+    """
+    like = init_state(params, make_optimizer(config.training))
+    _, theirs, state = read_checkpoint(folder.path, ("last",), like)
+    check_same_run(config, theirs, folder.path)
+    for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
+        if theirs[name] != metadata[name]:
+            raise ConfigError(
+                f"{config.data.path} is not as it was when the run in {folder.path} began "
+                f"({name} differs); bring the file back, or start a new run"
+            )
+    shapes = [jax.tree.map(np.shape, tree) for tree in (like, state)]
+    if shapes[0] != shapes[1]:
+        raise CheckpointError(f"the checkpoint in {folder.path} is of another model")
+    position = theirs["position"]
+    folder.forget_after(position["epoch"] - 1)
+    print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch")
+    return jax.tree.map(jnp.asarray, state), position
+
+
+def _fingerprint(dataset: Dataset) -> str:
+    """SHA-256 of the structures and labels that are trained on and validated with."""
+    digest = hashlib.sha256()
+    for sample in (*dataset.train, *dataset.val):
+        for array in (sample.positions, sample.species, sample.cell, sample.forces):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.float64(sample.energy).tobytes())
+    return digest.hexdigest()
 
 
 def _initial_parameters(potential, batcher: Batcher, config: Config):
@@ -134,6 +183,7 @@ def _metadata(config, dataset, potential, fields) -> dict:
             "shift": list(potential.shift),
             "trainable_scale_shift": potential.trainable_scale_shift,
         },
+        "data_sha256": _fingerprint(dataset),
         "species": list(dataset.species),
         "reference_energies": {str(z): float(e) for z, e in dataset.references.items()},
         "statistics": {
@@ -164,7 +214,9 @@ def _report(config: Config, dataset: Dataset, batchers: list[Batcher], folder: R
         "energy": f"{dataset.energy_per_atom:.4f} eV/atom mean, relative to the references",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å",
         "neighbours": f"{dataset.avg_num_neighbors:.1f} per atom within {dataset.cutoff} Å",
-        "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}); "
+        "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}), "
+        f"validation to {batchers[1].num_shapes}: at most "
+        f"{train.num_shapes + batchers[1].num_shapes} programs to compile; "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
         "backend": f"{ops.resolve(config.backend)} on {jax.devices()[0].platform}, {config.dtype}",
         "run": folder.path,

@@ -111,6 +111,15 @@ class LearningRate:
         if self._config.schedule == "plateau" and self._waited >= self._config.patience:
             self._scale, self._waited = self._scale * self._config.factor, 0
 
+    def to_plain(self) -> dict:
+        """What it remembers, as plain values."""
+        return {"scale": self._scale, "best": self._best, "waited": self._waited}
+
+    def restore(self, plain: dict):
+        """Go on from what `to_plain` returned."""
+        self._scale, self._best = plain["scale"], plain["best"]
+        self._waited = plain["waited"]
+
     @property
     def exhausted(self) -> bool:
         """The plateau has brought the learning rate below `min_lr`."""

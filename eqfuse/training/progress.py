@@ -48,8 +48,8 @@ class Progress:
     def say(self, text: str):
         self._console.print(text, markup=False)
 
-    def start_epoch(self, epoch: int):
-        self._bar.reset(self._task, description=f"epoch {epoch}", total=self._steps)
+    def start_epoch(self, epoch: int, done: int = 0):
+        self._bar.reset(self._task, description=f"epoch {epoch}", total=self._steps, completed=done)
 
     def step(self):
         self._bar.advance(self._task)

@@ -2,6 +2,9 @@
 
 import csv
 import datetime
+import fcntl
+import io
+import os
 from pathlib import Path
 
 from eqfuse import __version__
@@ -10,36 +13,72 @@ from eqfuse.training.options import to_yaml
 
 
 class RunFolder:
-    """A new folder with `config.yaml`, a growing `metrics.csv` and `checkpoints/`.
+    """A folder with `config.yaml`, a growing `metrics.csv` and `checkpoints/`, locked while open.
+
+    It is a new one, or with `config.resume` that of the run to go on with.
 
     Attributes:
       path: the folder.
     Raises:
-      ConfigError: the folder exists already (nothing is ever overwritten), or cannot be made.
+      ConfigError: the folder exists already (nothing is ever overwritten), cannot be made, or
+        another process trains in it.
     """
 
     def __init__(self, config: Config):
         self.path = folder_for(config)
+        self._columns = None
+        if config.resume is not None:
+            self._lock = _locked(self.path)
+            return
         try:
             self.path.mkdir(parents=True)
         except FileExistsError as error:
             raise ConfigError(_exists(self.path)) from error
         except OSError as error:
             raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
+        self._lock = _locked(self.path)
         header = f"# eqfuse {__version__}\n"
-        (self.path / "config.yaml").write_text(header + to_yaml(config), encoding="utf-8")
-        self._columns = None
+        _write_whole(self.path / "config.yaml", header + to_yaml(config))
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.csv"
+
+    def close(self):
+        """Let other processes have the folder."""
+        self._lock.close()
+
+    def forget_after(self, epoch: int):
+        """Remove the lines of metrics.csv after an epoch: a resumed run writes them again."""
+        if not self.metrics.exists():
+            return
+        with open(self.metrics, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames
+            # The last line may have been cut off when the run was killed.
+            rows = [
+                row for row in reader if None not in row.values() and int(row["epoch"]) <= epoch
+            ]
+        if not rows:
+            self.metrics.unlink()
+            return
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        _write_whole(self.metrics, text.getvalue())
+        self._columns = columns
 
     def log(self, row: dict):
         """Append one line to metrics.csv; the first one decides the columns."""
         first = self._columns is None
         if first:
             self._columns = list(row)
-        with open(self.path / "metrics.csv", "a", newline="", encoding="utf-8") as file:
+        with open(self.metrics, "a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns)
             if first:
                 writer.writeheader()
@@ -50,11 +89,11 @@ def folder_for(config: Config) -> Path:
     """Where the run will write.
 
     Raises:
-      ConfigError: `run` names something that exists.
+      ConfigError: `run` names something that exists, and is not to be resumed.
     """
     if config.run is not None:
         path = Path(config.run)
-        if path.exists():
+        if path.exists() and config.resume is None:
             raise ConfigError(_exists(path))
         return path
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -67,4 +106,30 @@ def folder_for(config: Config) -> Path:
 
 
 def _exists(path: Path) -> str:
+    if (path / "config.yaml").exists():
+        return (
+            f"run={path} exists already and is not overwritten; go on with it by resume={path}, "
+            "or name another folder"
+        )
     return f"run={path} exists already and is not overwritten; name another folder, or remove it"
+
+
+def _locked(folder: Path):
+    """The open lock file of a folder; the system unlocks it when the process ends, however."""
+    file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - open while the run lasts
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise ConfigError(f"another process trains in {folder}; wait until it has ended") from error
+    return file
+
+
+def _write_whole(path: Path, text: str):
+    """Write a file so that it is there whole, as it was or as it will be."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "w", newline="", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)

@@ -11,7 +11,7 @@ from eqfuse import data, models
 from eqfuse.data.tetris import SHAPE_NAMES
 from eqfuse.graph import Graph
 from eqfuse.training.checkpoint import Checkpoints
-from eqfuse.training.config import Config
+from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
 
@@ -104,6 +104,8 @@ def run(config: Config) -> None:
       TrainingFailed: 100% not reached, or the demonstration does not hold.
       Interrupted: by Ctrl-C; the checkpoint is written.
     """
+    if config.resume is not None:
+        raise ConfigError("a Tetris run takes seconds and is not resumed; start it again")
     start = time.monotonic()
     graph, labels = data.tetris()
     graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)

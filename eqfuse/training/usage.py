@@ -20,6 +20,8 @@ Examples
   python train.py data=extxyz data.path=FILE.xyz channels=16 max_minutes=5 run=runs/first
 
 Options
+  resume=FOLDER  go on with an interrupted run, with its own settings; only steps=, epochs= and
+                 max_minutes= can be given besides. The result is that of a run never interrupted
   --help     this text
   --cfg      print the resolved configuration of the given settings, and stop
   --version  print the version, and stop
@@ -27,7 +29,8 @@ Options
 
 _TAIL = """\
 A run writes its folder: config.yaml, metrics.csv and checkpoints/ (best and last), which
-eqfuse.training.load_run(FOLDER) reads. Ctrl-C stops a run and keeps its checkpoint.
+eqfuse.training.load_run(FOLDER) reads. Ctrl-C stops a run and keeps its checkpoint; after that, or
+after a crash, resume=FOLDER goes on.
 Exit codes: 0 done; 1 the training failed; 2 settings or data refused; 130 interrupted.
 """
 

@@ -1,0 +1,99 @@
+"""Pictures of a run: learning curves and parity plots, as PNG."""
+
+import csv
+from pathlib import Path
+
+import matplotlib
+import matplotlib.figure
+import numpy as np
+
+_COLOURS = ("#0072b2", "#d55e00")  # blue, vermilion: told apart by everyone
+_MAX_POINTS = 20_000
+
+
+def learning_curves(metrics: Path, target: Path):
+    """Loss, force and energy errors of every epoch.
+
+    Args:
+      metrics: a run's metrics.csv.
+      target: the PNG file to write.
+    """
+    with open(metrics, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    columns = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+    panels = (
+        ("loss", "loss"),
+        ("forces_rmse_mev_per_a", "force RMSE (meV/Å)"),
+        ("energy_rmse_mev_per_atom", "energy RMSE (meV/atom)"),
+    )
+    figure = _figure(len(panels))
+    for axes, (name, label) in zip(figure.axes, panels, strict=True):
+        for part, colour, title in zip(
+            ("train", "val"), _COLOURS, ("training", "validation"), strict=True
+        ):
+            values = columns[f"{part}_{name}"]
+            axes.plot(
+                columns["epoch"],
+                values,
+                color=colour,
+                marker="o" if len(values) < 30 else None,
+                markersize=3,
+                label=f"{title}: {values[-1]:.3g}",
+            )
+        axes.set(xlabel="epoch", ylabel=label, yscale="log")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(frameon=False)
+        axes.grid(alpha=0.3, which="both", linewidth=0.5)
+    _save(figure, target)
+
+
+def parity(energies, forces, target: Path):
+    """Predicted against reference energies per atom and force components.
+
+    Args:
+      energies: (reference, predicted), each [n_frames] eV/atom, reference atoms subtracted.
+      forces: (reference, predicted), each [n_atoms, 3] eV/Å.
+      target: the PNG file to write.
+    """
+    figure = _figure(2)
+    panels = (
+        (energies, "energy per atom", "eV/atom", "meV/atom"),
+        (forces, "force component", "eV/Å", "meV/Å"),
+    )
+    for axes, ((reference, predicted), name, unit, milli) in zip(figure.axes, panels, strict=True):
+        reference, predicted = np.ravel(reference), np.ravel(predicted)
+        error = predicted - reference
+        low, high = np.min([reference, predicted]), np.max([reference, predicted])
+        margin = 0.05 * (high - low) or 0.01
+        limits = (low - margin, high + margin)
+        axes.plot(limits, limits, color="0.5", linewidth=0.8, zorder=0)
+        step = -(-len(reference) // _MAX_POINTS)
+        size = 10 if len(reference) < 2000 else 3
+        axes.scatter(
+            reference[::step], predicted[::step], s=size, color=_COLOURS[0], alpha=0.4, linewidths=0
+        )
+        axes.set(
+            xlabel=f"reference {name} ({unit})",
+            ylabel=f"predicted {name} ({unit})",
+            xlim=limits,
+            ylim=limits,
+            aspect="equal",
+        )
+        text = (
+            f"MAE {1e3 * np.abs(error).mean():.3g} {milli}\n"
+            f"RMSE {1e3 * np.sqrt((error**2).mean()):.3g} {milli}"
+        )
+        axes.text(0.05, 0.95, text, transform=axes.transAxes, va="top")
+        axes.grid(alpha=0.3, linewidth=0.5)
+    _save(figure, target)
+
+
+def _figure(columns: int) -> matplotlib.figure.Figure:
+    # Not through pyplot: that would choose a backend for the whole process.
+    figure = matplotlib.figure.Figure(figsize=(4.6 * columns, 4.2), layout="constrained")
+    figure.subplots(1, columns)
+    return figure
+
+
+def _save(figure, target: Path):
+    figure.savefig(target, dpi=150)

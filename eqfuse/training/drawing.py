@@ -1,0 +1,46 @@
+"""The pictures that a run draws of itself."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse import pictures
+from eqfuse.data import Batcher
+from eqfuse.models import Potential, predict
+from eqfuse.training.checkpoint import read_checkpoint
+from eqfuse.training.runs import RunFolder
+
+
+def draw(folder: RunFolder, potential: Potential, validation: Batcher):
+    """Write learning.png, and parity.png of the validation set, where a run has ended an epoch.
+
+    A picture that cannot be written is a warning: the training is done.
+    """
+    if not folder.metrics.exists():
+        return
+    try:
+        pictures.learning_curves(folder.metrics, folder.path / "learning.png")
+        params = jax.tree.map(jnp.asarray, read_checkpoint(folder.path, ("best", "last"))[0])
+        energies, forces = parity_data(potential, params, validation)
+        pictures.parity(energies, forces, folder.path / "parity.png")
+    except (OSError, ValueError) as error:
+        print(f"warning: the pictures cannot be drawn: {error}", file=sys.stderr)
+
+
+def parity_data(potential: Potential, params, batcher: Batcher):
+    """(reference, predicted) energies per atom [n] eV/atom, and forces [n_atoms, 3] eV/Å."""
+
+    @jax.jit
+    def predicted(graph):
+        return predict(potential, params, graph)
+
+    energies, forces = ([], []), ([], [])
+    for batch in batcher.batches(shuffle=False):
+        prediction, labels = jax.device_get(predicted(batch.graph)), batch.labels
+        graphs, nodes = np.asarray(batch.graph.graph_mask), np.asarray(batch.graph.node_mask)
+        for k, values in enumerate((labels, prediction)):
+            energies[k].append((values.energy / labels.num_atoms)[graphs])
+            forces[k].append(values.forces[nodes])
+    return tuple(map(np.concatenate, energies)), tuple(map(np.concatenate, forces))

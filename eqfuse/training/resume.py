@@ -1,0 +1,93 @@
+"""The configuration of a run that is gone on with."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from eqfuse.training.config import GROUPS, Config, ConfigError
+
+# A run may be made longer; anything else would make it another run.
+LIMITS = ("steps", "epochs", "max_minutes")
+
+
+def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
+    """The configuration that `resume=FOLDER` asks for; None if it is not among the arguments.
+
+    Args:
+      parse: arguments to configuration.
+      arguments: settings such as "resume=runs/first", "epochs=200".
+    Raises:
+      ConfigError: no run in the folder, or settings besides that cannot change.
+    """
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    if not given.get("resume") or given["resume"] == "null":
+        return None
+    others = [name for name in given if name not in ("resume", *LIMITS)]
+    if others:
+        raise ConfigError(
+            f"{', '.join(others)} cannot be given with resume=, which goes on with the settings of "
+            f"the run; only {', '.join(LIMITS)} can"
+        )
+    limits = parse([argument for argument in arguments if not argument.startswith("resume=")])
+    config = read_config(Path(given["resume"]))
+    changed = {name: getattr(limits, name) for name in LIMITS if name in given}
+    return dataclasses.replace(config, **changed, run=given["resume"], resume=given["resume"])
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration in the folder of a run.
+
+    Raises:
+      ConfigError: there is none, or it is damaged.
+    """
+    path = folder / "config.yaml"
+    try:
+        plain = OmegaConf.to_container(OmegaConf.load(path))
+        groups = {
+            group: choices[plain[group]["name"]](**plain[group])
+            for group, choices in GROUPS.items()
+            if group != "training"
+        }
+        training = GROUPS["training"][groups["data"].name](**plain["training"])
+        rest = {key: value for key, value in plain.items() if key not in GROUPS}
+        return Config(**groups, training=training, **rest)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder} holds no run: there is no {path}") from error
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
+
+
+def check_same_run(config: Config, metadata: dict, folder: Path):
+    """Refuse a checkpoint that was made with other settings than those in config.yaml.
+
+    Raises:
+      ConfigError: naming the settings that differ.
+    """
+    ours, theirs = _flat(dataclasses.asdict(config)), _flat(metadata["config"])
+    ignored = {*LIMITS, "run", "resume"}
+    different = [
+        f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"
+        for key in sorted(ours.keys() | theirs.keys())
+        if key not in ignored and ours.get(key) != theirs.get(key)
+    ]
+    if different:
+        raise ConfigError(
+            f"the checkpoint in {folder} is of another run than its config.yaml: "
+            + ", ".join(different)
+        )
+
+
+def _flat(plain: dict) -> dict:
+    flat = {}
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            flat[key] = value
+    return flat

@@ -1,0 +1,183 @@
+"""A run that was interrupted, by SIGKILL too, ends like one that never was."""
+
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.training.checkpoint import CheckpointError, read_checkpoint
+from eqfuse.training.main import main
+from tests.training.conftest import TINY
+
+ROOT = Path(__file__).parents[2]
+EPOCHS = 4
+
+
+@pytest.fixture
+def settings(water, tiny):
+    return ["data=extxyz", f"data.path={water}", *tiny, "training.checkpoint_seconds=0"]
+
+
+@pytest.fixture(scope="module")
+def finished(water, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    data = ["data=extxyz", f"data.path={water}", *TINY, "training.checkpoint_seconds=0"]
+    assert main([*data, f"epochs={EPOCHS}", f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def whole(finished, tmp_path):
+    """Folder of a run that nothing interrupted; a copy."""
+    return Path(shutil.copytree(finished, tmp_path / "whole"))
+
+
+def history(folder):
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k not in ("ms_per_step", "elapsed_s")} for row in rows]
+
+
+def assert_same(first, second):
+    assert history(first) == history(second)
+    for name in ("best", "last"):
+        (params, metadata, _), (others, other, _) = (
+            read_checkpoint(folder, (name,)) for folder in (first, second)
+        )
+        jax.tree.map(np.testing.assert_array_equal, params, others)
+        assert metadata["step"] == other["step"]
+        # The digest of the state covers parameters, optimiser, average and step, bit for bit.
+        assert metadata["arrays_sha256"] == other["arrays_sha256"]
+
+
+def start(arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *arguments],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_a_killed_run_ends_like_one_that_was_not(settings, whole, tmp_path):
+    folder = tmp_path / "killed"
+    rng = np.random.default_rng(time.time_ns())  # other moments in every run of the test
+    process = start([*settings, f"epochs={EPOCHS}", f"run={folder}"])
+    for _ in range(2):
+        while process.poll() is None and not (folder / "checkpoints" / "last").exists():
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 1.5))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = start([f"resume={folder}"])
+    assert process.wait() == 0
+    assert_same(whole, folder)
+
+
+@pytest.mark.parametrize("at_step", [6, 8])
+def test_an_interrupted_run_ends_like_one_that_was_not(
+    settings, whole, tmp_path, monkeypatch, at_step
+):
+    from eqfuse.training import loop
+
+    folder, calls = tmp_path / "interrupted", []
+    keep = loop.Fit._keep
+
+    def interrupt(self, state, *rest):
+        keep(self, state, *rest)
+        calls.append(int(state.step))
+        if calls[-1] == at_step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Fit, "_keep", interrupt)
+        assert main([*settings, f"epochs={EPOCHS}", f"run={folder}"]) == 130
+    assert main([f"resume={folder}"]) == 0
+    assert_same(whole, folder)
+
+
+def test_a_finished_run_can_be_made_longer(settings, whole, capsys):
+    assert main([f"resume={whole}"]) == 0
+    assert "all steps done" in capsys.readouterr().out
+    assert main([f"resume={whole}", f"epochs={EPOCHS + 1}"]) == 0
+    assert len(history(whole)) == EPOCHS + 1
+
+
+def refused(arguments, capsys, code=2):
+    assert main(arguments) == code
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    return error
+
+
+def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
+    assert "channels cannot be given" in refused([f"resume={whole}", "channels=3"], capsys)
+    assert "holds no run" in refused([f"resume={tmp_path / 'none'}"], capsys)
+    again = refused(["data=extxyz", f"data.path={water}", f"run={whole}"], capsys)
+    assert f"resume={whole}" in again
+    other = tmp_path / "other"
+    shutil.copytree(whole, other)
+    text = (other / "config.yaml").read_text(encoding="utf-8")
+    (other / "config.yaml").write_text(text.replace("seed: 0", "seed: 1"), encoding="utf-8")
+    assert "seed (0 there, 1 here)" in refused([f"resume={other}"], capsys)
+    (other / "config.yaml").write_text(text.replace("channels: 2", "channels: 3"), encoding="utf-8")
+    assert "another model" in refused([f"resume={other}"], capsys, code=1)
+
+
+def test_changed_data_are_refused(settings, whole, tmp_path, capsys):
+    path = tmp_path / "whole" / "config.yaml"
+    water = Path(settings[1].partition("=")[2])
+    changed = tmp_path / "changed.xyz"
+    lines = water.read_text(encoding="utf-8").splitlines()
+    lines[2] = lines[2].replace("0.", "1.", 1)
+    changed.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    original = water.read_bytes()
+    try:
+        water.write_bytes(changed.read_bytes())
+        assert "is not as it was" in refused([f"resume={path.parent}"], capsys)
+    finally:
+        water.write_bytes(original)
+
+
+def test_two_processes_do_not_share_a_folder(whole, capsys):
+    import fcntl
+
+    with open(whole / ".lock", "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert "another process trains" in refused([f"resume={whole}", "epochs=20"], capsys)
+
+
+# orbax reads arrays in tasks, and asks only for the first error among them.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_damaged_byte_is_an_error_or_changes_nothing(whole):
+    """One changed byte in every file of a checkpoint."""
+    rng = np.random.default_rng(0)
+    params, metadata, _ = read_checkpoint(whole, ("last",))
+    files = [path for path in (whole / "checkpoints" / "last").rglob("*") if path.is_file()]
+    refusals = 0
+    for path in files:
+        original = path.read_bytes()
+        if not original:
+            continue
+        damaged = bytearray(original)
+        damaged[rng.integers(len(damaged))] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            again = read_checkpoint(whole, ("last",))
+        except CheckpointError as error:
+            assert "damaged" in str(error)  # noqa: PT017 - it may also not be raised
+            refusals += 1
+        else:
+            jax.tree.map(np.testing.assert_array_equal, again[0], params)
+            assert again[1] == metadata
+        path.write_bytes(original)
+    assert refusals > 0

@@ -1,3 +1,13 @@
 """Equivariant interatomic potentials in JAX with fused tensor products."""
 
 __version__ = "0.1.0"
+__all__ = ["Calculator"]
+
+
+def __getattr__(name: str):
+    # JAX takes seconds to import: not for `--help`.
+    if name in __all__:
+        from eqfuse import calculator
+
+        return getattr(calculator, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

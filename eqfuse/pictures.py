@@ -5,6 +5,7 @@ from pathlib import Path
 
 import matplotlib
 import matplotlib.figure
+import matplotlib.ticker
 import numpy as np
 
 _COLOURS = ("#0072b2", "#d55e00")  # blue, vermilion: told apart by everyone
@@ -38,7 +39,7 @@ def learning_curves(metrics: Path, target: Path):
                 color=colour,
                 marker="o" if len(values) < 30 else None,
                 markersize=3,
-                label=f"{title}: {values[-1]:.3g}",
+                label=f"{title}: {values[-1]:.4g}",
             )
         axes.set(xlabel="epoch", ylabel=label, yscale="log")
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -80,10 +81,12 @@ def parity(energies, forces, target: Path):
             aspect="equal",
         )
         text = (
-            f"MAE {1e3 * np.abs(error).mean():.3g} {milli}\n"
-            f"RMSE {1e3 * np.sqrt((error**2).mean()):.3g} {milli}"
+            f"MAE {1e3 * np.abs(error).mean():.4g} {milli}\n"
+            f"RMSE {1e3 * np.sqrt((error**2).mean()):.4g} {milli}"
         )
         axes.text(0.05, 0.95, text, transform=axes.transAxes, va="top")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(matplotlib.ticker.MaxNLocator(6))
         axes.grid(alpha=0.3, linewidth=0.5)
     _save(figure, target)
 

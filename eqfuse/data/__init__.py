@@ -2,6 +2,7 @@
 
 from eqfuse.data.batching import Batch, Batcher, Labels, Sample, Shape, collate
 from eqfuse.data.dataset import Dataset
+from eqfuse.data.embedded import read_embedded
 from eqfuse.data.errors import DataError
 from eqfuse.data.extxyz import read_extxyz
 from eqfuse.data.neighbors import neighbor_list
@@ -25,6 +26,7 @@ __all__ = [
     "isolated_atom_energies",
     "neighbor_list",
     "prefetched",
+    "read_embedded",
     "read_extxyz",
     "read_rmd17",
     "tetris",

@@ -163,12 +163,18 @@ class RMD17Data:
 
     def __post_init__(self):
         _one_of("data.name", self.name, ["rmd17", "extxyz"])
+        self._check_path()
+        self._check_sizes()
+
+    def _check_path(self):
         _require(
             self.path is not None,
             "data.path",
             "null",
             f"the file to train on: data={self.name} data.path=FILE",
         )
+
+    def _check_sizes(self):
         _positive(self, "data.", "batch_size")
         for name in ("train", "val"):
             value = getattr(self, name)
@@ -184,6 +190,18 @@ class ExtxyzData(RMD17Data):
     energy_key: str = _setting("energy", "name of the energies in the file, eV")
     forces_key: str = _setting("forces", "name of the forces in the file, eV/Å")
     stress_key: str = _setting("stress", "name of the stresses in the file, eV/Å^3 (optional)")
+
+
+@dataclasses.dataclass
+class EthanolData(RMD17Data):
+    """1000 frames of ethanol at 300 and 500 K (GFN2-xTB; eV, Å); embedded."""
+
+    name: str = "ethanol"
+
+    def __post_init__(self):
+        _one_of("data.name", self.name, ["ethanol"])
+        _require(self.path is None, "data.path", self.path, "left out: the data are embedded")
+        self._check_sizes()
 
 
 @dataclasses.dataclass
@@ -262,9 +280,15 @@ class Config:
 
 GROUPS = {
     "model": {"nequip": NequIPConfig, "mace": MACEConfig, "tetris": TetrisNetConfig},
-    "data": {"tetris": TetrisData, "extxyz": ExtxyzData, "rmd17": RMD17Data},
+    "data": {
+        "tetris": TetrisData,
+        "ethanol": EthanolData,
+        "extxyz": ExtxyzData,
+        "rmd17": RMD17Data,
+    },
     "training": {
         "tetris": TetrisTraining,
+        "ethanol": MoleculeTraining,
         "extxyz": MoleculeTraining,
         "rmd17": MoleculeTraining,
     },

@@ -33,7 +33,9 @@ def load_dataset(config: Config) -> Dataset:
       ConfigError: stress asked for, but none in the file.
     """
     settings = config.data
-    if settings.name == "rmd17":
+    if settings.name == "ethanol":
+        structures = data.read_embedded("ethanol")
+    elif settings.name == "rmd17":
         structures = data.read_rmd17(settings.path)
     else:
         structures = data.read_extxyz(
@@ -43,7 +45,9 @@ def load_dataset(config: Config) -> Dataset:
             stress_key=settings.stress_key,
         )
     if config.training.stress_weight and all(s.stress is None for s in structures):
-        raise ConfigError(f"training.stress_weight is set, but {settings.path} has no stress")
+        raise ConfigError(
+            f"training.stress_weight is set, but {settings.path or settings.name} has no stress"
+        )
     references = None
     if settings.reference_energies is not None:
         references = data.isolated_atom_energies(settings.reference_energies)
@@ -141,8 +145,8 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder) -> tuple[Tra
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         if theirs[name] != metadata[name]:
             raise ConfigError(
-                f"{config.data.path} is not as it was when the run in {folder.path} began "
-                f"({name} differs); bring the file back, or start a new run"
+                f"{config.data.path or 'the data'} is not as it was when the run in {folder.path} "
+                f"began ({name} differs); bring the file back, or start a new run"
             )
     shapes = [jax.tree.map(np.shape, tree) for tree in (like, state)]
     if shapes[0] != shapes[1]:
@@ -206,7 +210,7 @@ def _report(config: Config, dataset: Dataset, batchers: list[Batcher], folder: R
     origin = config.data.reference_energies or "least squares"
     atoms = np.array([sample.num_atoms for sample in dataset.train])
     rows = {
-        "data": config.data.path,
+        "data": config.data.path or f"{config.data.name}, embedded",
         "frames": f"{len(dataset.train)} training, {len(dataset.val)} validation, "
         f"{atoms.min()} to {atoms.max()} atoms",
         "species": " ".join(chemical_symbols[z] for z in dataset.species),

@@ -1,0 +1,157 @@
+"""A trained run as a calculator of ASE."""
+
+import contextlib
+import dataclasses
+
+import ase.calculators.calculator
+import jax
+import numpy as np
+from ase.stress import full_3x3_to_voigt_6_stress
+
+from eqfuse.data import DataError, Sample, Shape, collate, neighbor_list
+from eqfuse.data.dataset import species_index
+from eqfuse.models import predict
+from eqfuse.training import load_run
+
+_EDGE_MULTIPLE = 64
+_HEADROOM = 1.1
+
+
+class Calculator(ase.calculators.calculator.Calculator):
+    """Energy, energies of the atoms, forces and stress of a trained run.
+
+        atoms.calc = eqfuse.Calculator("runs/first")
+
+    The neighbour list reaches `skin` beyond the cutoff and is used again until an atom has moved
+    by half of that. Programs are compiled for a number of atoms and a bucket of neighbours, which
+    has room for a tenth more: fluctuations within it compile nothing.
+
+    Args:
+      run: the run's folder.
+      skin: Å.
+      which: "best" or "last" checkpoint; None for the best there is.
+      backend: see `eqfuse.ops`.
+    Raises:
+      CheckpointError: no readable checkpoint.
+      ValueError: a negative skin, or a run that did not train a potential.
+    """
+
+    implemented_properties = ("energy", "energies", "forces", "stress", "free_energy")
+
+    def __init__(self, run, *, skin: float = 0.5, which=None, backend=None, **kwargs):
+        super().__init__(**kwargs)
+        if not skin >= 0:
+            raise ValueError(f"the skin must be zero or more Å, got {skin}")
+        metadata = load_run(run, which=which, backend=backend)[2]
+        if metadata["potential"] is None:
+            raise ValueError(f"{run} trained no potential but a classification (data=tetris)")
+        self._dtype = metadata["config"]["dtype"]
+        with self._precision():
+            potential, params, _ = load_run(run, which=which, backend=backend)
+        self.species = tuple(metadata["species"])
+        self.cutoff = float(metadata["model_fields"]["cutoff"])
+        self.skin = float(skin)
+        self._references = {int(z): e for z, e in metadata["reference_energies"].items()}
+        self._neighbors = None
+        self._shape = None
+
+        @jax.jit
+        def evaluated(params, graph):
+            return predict(potential, params, graph, stress=True)
+
+        self._evaluated, self._params = evaluated, params
+
+    @property
+    def num_compilations(self) -> int:
+        """How many programs were compiled so far."""
+        return self._evaluated._cache_size()
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=()):
+        """As ASE's; units are eV, eV/Å and eV/Å^3.
+
+        Raises:
+          DataError: an element that the run was not trained on, no atoms, or atoms at one place.
+        """
+        super().calculate(atoms, properties, system_changes)
+        if not len(self.atoms):
+            raise DataError("there are no atoms")
+        species = species_index(self.atoms.numbers, self.species)
+        cell = self.atoms.cell.array if self.atoms.pbc.any() else np.zeros((3, 3))
+        senders, receivers, shifts = self._edges(cell)
+        sample = Sample(
+            positions=self.atoms.positions,
+            species=species,
+            senders=senders,
+            receivers=receivers,
+            shifts=shifts,
+            cell=cell,
+            energy=0.0,
+            forces=np.zeros((len(species), 3)),
+        )
+        with self._precision():
+            graph = collate([sample], self._padded(sample), self._dtype).graph
+            prediction = jax.device_get(self._evaluated(self._params, graph))
+        self._store(prediction, len(species), cell)
+
+    def _edges(self, cell):
+        """Pairs within the cutoff, of a list that is made anew when atoms have moved too far."""
+        atoms, listed = self.atoms, self._neighbors
+        fresh = (
+            listed is None
+            or not np.array_equal(listed.cell, cell)
+            or not np.array_equal(listed.pbc, atoms.pbc)
+            or listed.positions.shape != atoms.positions.shape
+            or _largest_move(listed.positions, atoms.positions) > self.skin / 2
+        )
+        if fresh:
+            edges = neighbor_list(atoms.positions, cell, atoms.pbc, self.cutoff + self.skin)
+            listed = _Neighbors(atoms.positions.copy(), cell.copy(), atoms.pbc.copy(), *edges)
+            self._neighbors = listed
+        senders, receivers, shifts = listed.senders, listed.receivers, listed.shifts
+        vectors = atoms.positions[senders] + shifts - atoms.positions[receivers]
+        near = np.einsum("ei,ei->e", vectors, vectors) < self.cutoff**2
+        return senders[near], receivers[near], shifts[near]
+
+    def _padded(self, sample: Sample) -> Shape:
+        n_nodes, n_edges = sample.num_atoms + 1, sample.num_edges
+        shape = self._shape
+        fits = shape is not None and shape.n_nodes == n_nodes and n_edges <= shape.n_edges
+        if not fits:
+            room = -(-int(_HEADROOM * n_edges + 1) // _EDGE_MULTIPLE) * _EDGE_MULTIPLE
+            self._shape = Shape(n_nodes, room, 2)
+        return self._shape
+
+    def _store(self, prediction, count: int, cell):
+        isolated = np.array([self._references[z] for z in self.atoms.numbers.tolist()])
+        energies = np.asarray(prediction.node_energy[:count], np.float64) + isolated
+        self.results = {
+            "energy": float(energies.sum()),
+            "free_energy": float(energies.sum()),
+            "energies": energies,
+            "forces": np.asarray(prediction.forces[:count], np.float64),
+        }
+        if self.atoms.pbc.all() and np.linalg.det(cell):
+            stress = np.asarray(prediction.stress[0], np.float64)
+            self.results["stress"] = full_3x3_to_voigt_6_stress(stress)
+
+    @contextlib.contextmanager
+    def _precision(self):
+        # TF32 would cost three digits of the forces on a GPU.
+        with jax.enable_x64(self._dtype == "float64"), jax.default_matmul_precision("highest"):
+            yield
+
+
+@dataclasses.dataclass(frozen=True)
+class _Neighbors:
+    """A list of pairs, and the atoms that it was made for."""
+
+    positions: np.ndarray
+    cell: np.ndarray
+    pbc: np.ndarray
+    senders: np.ndarray
+    receivers: np.ndarray
+    shifts: np.ndarray
+
+
+def _largest_move(before, now) -> float:
+    return float(np.sqrt(((now - before) ** 2).sum(axis=1).max()))

@@ -1,0 +1,35 @@
+"""The data that ship with the package; README.md here says how they were made."""
+
+from importlib import resources
+
+import numpy as np
+
+from eqfuse.data.errors import DataError
+from eqfuse.data.structures import Structure
+
+NAMES = ("ethanol",)
+
+
+def read_embedded(name: str) -> list[Structure]:
+    """The structures of an embedded set, in eV and Å.
+
+    Args:
+      name: one of `NAMES`.
+    Raises:
+      DataError: an unknown name.
+    """
+    if name not in NAMES:
+        raise DataError(f"no embedded data are named {name!r}; choose from: {', '.join(NAMES)}")
+    with (
+        resources.files(__name__).joinpath(f"{name}.npz").open("rb") as stream,
+        np.load(stream) as file,
+    ):
+        arrays = dict(file)
+    numbers = arrays.pop("numbers")
+    frames = [
+        dict(zip(arrays, values, strict=True)) for values in zip(*arrays.values(), strict=True)
+    ]
+    return [
+        Structure(numbers, **{**frame, "config_type": str(frame["config_type"])})
+        for frame in frames
+    ]

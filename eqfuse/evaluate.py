@@ -1,0 +1,110 @@
+"""Errors of a trained run on a file: `python -m eqfuse.evaluate RUN FILE`."""
+
+import argparse
+import csv
+import sys
+from pathlib import Path
+
+import ase
+import ase.io
+import jax
+import rich.console
+import rich.table
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from eqfuse import data, pictures
+from eqfuse.evaluation import Predicted, error_table, evaluate
+from eqfuse.training import CheckpointError, load_run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print and write what the arguments ask for.
+
+    Returns:
+      0 done; 2 a run or file that cannot be used.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        dtype = load_run(options.run)[2]["config"]["dtype"]
+        with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+            _evaluate(options)
+    except (CheckpointError, data.DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m eqfuse.evaluate", description=__doc__)
+    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("file", type=Path, help="extended XYZ file, or rMD17 .npz, with labels")
+    parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
+    parser.add_argument("--energy-key", default="energy", help="eV")
+    parser.add_argument("--forces-key", default="forces", help="eV/Å")
+    parser.add_argument("--backend", help="implementation of the ops; by device if not given")
+    return parser
+
+
+def _evaluate(options):
+    if options.file.suffix == ".npz":
+        structures = data.read_rmd17(options.file)
+    else:
+        keys = {"energy_key": options.energy_key, "forces_key": options.forces_key}
+        structures = data.read_extxyz(options.file, **keys)
+    predicted = evaluate(options.run, structures, backend=options.backend)
+    rows = error_table(structures, predicted)
+    _print(rows)
+    folder = options.out or options.run / f"evaluation-{options.file.stem}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "errors.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    frames = [_atoms(s, p) for s, p in zip(structures, predicted, strict=True)]
+    ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
+    draw_parity(structures, predicted, folder / "parity.png")
+    print(f"errors.csv, predictions.xyz and parity.png are in {folder}")
+
+
+def draw_parity(structures, predicted: list[Predicted], target: Path):
+    """The parity plot, energies relative to the reference energies of the run."""
+    pairs = list(zip(structures, predicted, strict=True))
+    isolated = [p.energy - p.relative_energy for _, p in pairs]
+    energies = (
+        [(s.energy - e) / s.num_atoms for (s, _), e in zip(pairs, isolated, strict=True)],
+        [p.relative_energy / s.num_atoms for s, p in pairs],
+    )
+    forces = ([f for s, _ in pairs for f in s.forces], [f for _, p in pairs for f in p.forces])
+    pictures.parity(energies, forces, target)
+
+
+def _print(rows: list[dict]):
+    table = rich.table.Table(title="energy in meV/atom, forces in meV/Å")
+    heads = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "group" else "right")
+    for row in rows:
+        group, frames, atoms, *errors = row.values()
+        shown = ["" if error is None else f"{error:.2f}" for error in errors]
+        table.add_row(group, str(frames), str(atoms), *shown)
+    rich.console.Console().print(table)
+
+
+def _atoms(structure, predicted: Predicted) -> ase.Atoms:
+    """Predictions under the usual names; what the file had as reference_energy and _forces."""
+    atoms = ase.Atoms(
+        structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
+    )
+    atoms.info["reference_energy"] = structure.energy
+    atoms.arrays["reference_forces"] = structure.forces
+    if structure.config_type is not None:
+        atoms.info["config_type"] = structure.config_type
+    results = {"energy": predicted.energy, "forces": predicted.forces}
+    if predicted.stress is not None:
+        results["stress"] = predicted.stress.ravel()[[0, 4, 8, 5, 2, 1]]
+    atoms.calc = SinglePointCalculator(atoms, **results)
+    return atoms
+
+
+if __name__ == "__main__":
+    sys.exit(main())

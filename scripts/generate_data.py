@@ -1,0 +1,130 @@
+"""Generate the data that ships in eqfuse/data/embedded: molecular dynamics with GFN2-xTB.
+
+    pip install tblite ase && python scripts/generate_data.py [FOLDER]
+
+Takes about twenty minutes on one core, most of it for the crystal. Units: Å, eV, eV/Å, eV/Å^3.
+References: Bannwarth, Ehlert and Grimme 2019, doi:10.1021/acs.jctc.8b01176 (GFN2-xTB).
+"""
+
+import dataclasses
+import pathlib
+import sys
+
+import ase.build
+import numpy as np
+from ase import units
+from ase.md.langevin import Langevin
+from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary
+from ase.optimize import BFGS
+from tblite.ase import TBLite
+
+SEED = 20261121
+FRICTION = 0.02 / units.fs
+DEFAULT_FOLDER = pathlib.Path(__file__).parents[1] / "eqfuse" / "data" / "embedded"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """Settings of one piece of Langevin dynamics.
+
+    Attributes:
+      config_type: its name in the file.
+      temperature: K.
+      frames: how many are kept.
+      stride: steps between two of them.
+      equilibration: steps before the first of them.
+      timestep: fs.
+      scale: of the cell and positions before the start; 1 for a molecule.
+    """
+
+    config_type: str
+    temperature: float
+    frames: int
+    stride: int
+    equilibration: int
+    timestep: float
+    scale: float = 1.0
+
+
+ETHANOL = (
+    Trajectory("300K", 300, 500, 20, 1000, 0.5),
+    Trajectory("500K", 500, 500, 20, 1000, 0.5),
+)
+LITHIUM_FLUORIDE = (
+    Trajectory("300K", 300, 30, 6, 100, 1.0),
+    Trajectory("300K_compressed", 300, 30, 6, 100, 1.0, 0.98),
+    Trajectory("300K_expanded", 300, 30, 6, 100, 1.0, 1.02),
+)
+
+
+def calculator() -> TBLite:
+    return TBLite(method="GFN2-xTB", accuracy=0.1, verbosity=0)
+
+
+def sample(atoms, trajectory: Trajectory, rng: np.random.Generator) -> list[dict]:
+    """Frames of a trajectory from `atoms`, labelled at positions rounded to float32."""
+    atoms = atoms.copy()
+    if trajectory.scale != 1:
+        atoms.set_cell(atoms.cell * trajectory.scale, scale_atoms=True)
+    atoms.calc = calculator()
+    MaxwellBoltzmannDistribution(atoms, temperature_K=trajectory.temperature, rng=rng)
+    Stationary(atoms)
+    dynamics = Langevin(
+        atoms,
+        trajectory.timestep * units.fs,
+        temperature_K=trajectory.temperature,
+        friction=FRICTION,
+        rng=rng,
+    )
+    dynamics.run(trajectory.equilibration)
+    frames = []
+    for _ in range(trajectory.frames):
+        dynamics.run(trajectory.stride)
+        frames.append(label(atoms))
+    return frames
+
+
+def label(atoms) -> dict:
+    """Energy, forces and stress of a frame at its positions rounded to float32."""
+    rounded = atoms.copy()
+    rounded.positions = (atoms.positions - atoms.positions.mean(axis=0)).astype(np.float32)
+    rounded.calc = calculator()
+    frame = {
+        "positions": rounded.positions.astype(np.float32),
+        "energy": rounded.get_potential_energy(),
+        "forces": rounded.get_forces().astype(np.float32),
+    }
+    if rounded.pbc.any():
+        frame["cell"] = rounded.cell.array
+        frame["stress"] = rounded.get_stress(voigt=False).astype(np.float32)
+    return frame
+
+
+def write(path: pathlib.Path, atoms, trajectories, seed: int):
+    """Run the trajectories and write one compressed npz file."""
+    rng = np.random.default_rng(seed)
+    frames, names = [], []
+    for trajectory in trajectories:
+        frames += sample(atoms, trajectory, rng)
+        names += [trajectory.config_type] * trajectory.frames
+        print(f"{path.name}: {trajectory.config_type} done", flush=True)
+    arrays = {key: np.stack([frame[key] for frame in frames]) for key in frames[0]}
+    np.savez_compressed(
+        path, numbers=atoms.numbers.astype(np.int32), config_type=np.array(names), **arrays
+    )
+    print(f"{path}: {len(frames)} frames, {path.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    ethanol = ase.build.molecule("CH3CH2OH")
+    ethanol.calc = calculator()
+    BFGS(ethanol, logfile=None).run(fmax=0.01)
+    write(folder / "ethanol.npz", ethanol, ETHANOL, SEED)
+    crystal = ase.build.bulk("LiF", "rocksalt", a=4.03, cubic=True)
+    write(folder / "lif.npz", crystal, LITHIUM_FLUORIDE, SEED + 1)
+
+
+if __name__ == "__main__":
+    main()

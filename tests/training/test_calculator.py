@@ -1,0 +1,98 @@
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+from ase import units
+from ase.md.verlet import VelocityVerlet
+
+import eqfuse
+from eqfuse.data import DataError
+from eqfuse.training import CheckpointError
+from eqfuse.training.main import main
+from tests.training.conftest import TINY
+
+
+@pytest.fixture(scope="module")
+def run(copper, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "copper"
+    settings = ["data=extxyz", f"data.path={copper}", *TINY, "dtype=float64", "epochs=60"]
+    assert main([*settings, "cutoff=3.6", f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def atoms(run):
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.rattle(0.05, seed=0)
+    atoms.calc = eqfuse.Calculator(run)
+    return atoms
+
+
+def test_stress_is_the_strain_derivative(atoms):
+    """Central differences of step 1e-4: errors of order 1e-8 of the energy's third derivative."""
+    stress, cell, step = atoms.get_stress(), atoms.cell.array, 1e-4
+    for voigt, (i, j) in enumerate(((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))):
+        energies = []
+        for sign in (1, -1):
+            strain = np.eye(3)
+            strain[i, j] += sign * step / 2
+            strain[j, i] += sign * step / 2
+            moved = atoms.copy()
+            moved.set_cell(cell @ strain, scale_atoms=True)
+            moved.calc = atoms.calc
+            energies.append(moved.get_potential_energy())
+        slope = (energies[0] - energies[1]) / (2 * step) / atoms.get_volume()
+        assert stress[voigt] == pytest.approx(slope, abs=1e-7, rel=1e-5)
+    assert np.abs(stress).max() > 1e-4
+
+
+def test_energies_add_up(atoms):
+    assert atoms.get_potential_energies().sum() == pytest.approx(atoms.get_potential_energy())
+
+
+def test_a_list_used_again_gives_what_a_new_one_does(atoms, run):
+    rng = np.random.default_rng(0)
+    fresh = atoms.copy()
+    fresh.calc = eqfuse.Calculator(run, skin=0.0)
+    for _ in range(5):
+        atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
+        fresh.positions = atoms.positions
+        np.testing.assert_allclose(atoms.get_forces(), fresh.get_forces(), rtol=0, atol=1e-10)
+
+
+def test_nothing_is_compiled_while_neighbours_change_within_a_bucket(atoms):
+    rng = np.random.default_rng(0)
+    counts = set()
+    calculator = atoms.calc
+    # In the larger cell the second shell, at 3.61 Å, is not made of images of the atom itself.
+    atoms = atoms.repeat(2)
+    atoms.calc = calculator
+    for _ in range(20):
+        atoms.positions += rng.normal(scale=0.02, size=atoms.positions.shape)
+        atoms.get_forces()
+        counts.add(len(atoms.calc._edges(atoms.cell.array)[0]))
+    assert len(counts) > 3
+    assert atoms.calc.num_compilations == 1
+
+
+def test_energy_is_conserved(atoms):
+    """NVE, 200 steps of 1 fs: drift below 0.1 meV per atom, where the kinetic energy moves more."""
+    dynamics = VelocityVerlet(atoms, 1.0 * units.fs)
+    total, kinetic = [], []
+    for _ in range(200):
+        dynamics.run(1)
+        total.append(atoms.get_total_energy() / len(atoms))
+        kinetic.append(atoms.get_kinetic_energy() / len(atoms))
+    assert np.ptp(kinetic) > 1e-4
+    assert np.ptp(total) < min(1e-4, 0.1 * np.ptp(kinetic))
+
+
+def test_what_the_run_does_not_know_is_refused(run, tmp_path):
+    atoms = ase.build.molecule("H2O")
+    atoms.calc = eqfuse.Calculator(run)
+    with pytest.raises(DataError, match="H, O not among the model's species"):
+        atoms.get_potential_energy()
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        eqfuse.Calculator(tmp_path)
+    with pytest.raises(ValueError, match="skin"):
+        eqfuse.Calculator(run, skin=-1.0)

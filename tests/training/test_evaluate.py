@@ -1,0 +1,76 @@
+import csv
+
+import ase.io
+import matplotlib.image
+import numpy as np
+import pytest
+
+from eqfuse.evaluate import main as evaluate
+from eqfuse.training.main import main
+from tests.training.conftest import TINY
+
+
+@pytest.fixture(scope="module")
+def run(water, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "water"
+    assert main(["data=extxyz", f"data.path={water}", *TINY, "epochs=2", f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def typed(water, tmp_path):
+    """The water molecules, in two groups."""
+    frames = ase.io.read(water, ":")
+    for k, atoms in enumerate(frames):
+        atoms.info["config_type"] = "first" if k < 8 else "second"
+    ase.io.write(tmp_path / "typed.xyz", frames, format="extxyz")
+    return tmp_path / "typed.xyz"
+
+
+def test_errors_are_those_of_the_predictions(run, typed, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert evaluate([str(run), str(typed), "--out", str(out)]) == 0
+    assert "config_type first" in capsys.readouterr().out
+    with open(out / "errors.csv", newline="", encoding="utf-8") as file:
+        rows = {row["group"]: row for row in csv.DictReader(file)}
+    expected = {"all", "config_type first", "config_type second", "element H", "element O"}
+    assert set(rows) == expected
+    frames = ase.io.read(out / "predictions.xyz", ":")
+    references = ase.io.read(typed, ":")
+    energy = [
+        (p.get_potential_energy() - r.get_potential_energy()) / 3
+        for p, r in zip(frames, references, strict=True)
+    ]
+    forces = np.array(
+        [p.get_forces() - r.get_forces() for p, r in zip(frames, references, strict=True)]
+    )
+    oxygen = frames[0].numbers == 8
+    for group, name, error in (
+        ("all", "energy_rmse_mev_per_atom", energy),
+        ("config_type first", "energy_rmse_mev_per_atom", energy[:8]),
+        ("config_type second", "forces_rmse_mev_per_a", forces[8:]),
+        ("element O", "forces_rmse_mev_per_a", forces[:, oxygen]),
+    ):
+        rmse = 1e3 * np.sqrt(np.mean(np.square(error)))
+        assert float(rows[group][name]) == pytest.approx(rmse, rel=1e-5)
+    mae = 1e3 * np.mean(np.abs(forces))
+    assert float(rows["all"]["forces_mae_mev_per_a"]) == pytest.approx(mae, rel=1e-5)
+    assert rows["element H"]["energy_mae_mev_per_atom"] == ""
+    assert matplotlib.image.imread(out / "parity.png").std() > 0
+
+
+def test_a_run_draws_itself(run):
+    for name in ("learning.png", "parity.png"):
+        assert matplotlib.image.imread(run / name).std() > 0
+
+
+def test_bad_input_is_refused(run, copper, tmp_path, capsys):
+    for arguments, part in (
+        ([run, copper], "Cu not among"),
+        ([run, tmp_path / "none.xyz"], "no such file"),
+        ([tmp_path, copper], "no checkpoint"),
+    ):
+        assert evaluate([str(argument) for argument in arguments]) == 2
+        error = capsys.readouterr().err
+        assert part in error
+        assert len(error.splitlines()) == 1

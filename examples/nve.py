@@ -49,7 +49,7 @@ def draw(time, total, kinetic, drift: float, target: str):
     axes.plot(time, kinetic - kinetic[0], color="0.7", linewidth=0.8, label="kinetic energy")
     axes.plot(time, total - total[0], color="#0072b2", label=f"total: {drift:.3f} meV/atom/ps")
     axes.set(xlabel="time (ps)", ylabel="energy change (meV/atom)")
-    axes.legend(frameon=False)
+    figure.legend(frameon=False, ncols=2, loc="outside upper center")
     axes.grid(alpha=0.3, linewidth=0.5)
     figure.savefig(target, dpi=150)
 

@@ -1,7 +1,6 @@
 """Structures from the npz files of the revised MD17 data set."""
 
 import os
-import zipfile
 
 import ase.units
 import numpy as np
@@ -59,21 +58,24 @@ def read_rmd17(path: str | os.PathLike) -> list[Structure]:
 
 def _load(path) -> dict[str, np.ndarray]:
     try:
-        file = np.load(path, allow_pickle=False)
+        with open(path, "rb") as stream, _npz(path, stream) as file:
+            missing = [key for key in _KEYS if key not in file]
+            if missing:
+                raise DataError(
+                    f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'} "
+                    f"and the layout of rMD17 needs {', '.join(_KEYS)}"
+                )
+            return {key: file[key] for key in _KEYS}
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}; check the path (data.path)") from err
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as err:
+    except DataError:
+        raise
+    except Exception as err:  # zip, zlib and numpy raise many types on broken files
         raise DataError(f"{path} cannot be read as an npz file: {err}") from err
+
+
+def _npz(path, stream) -> np.lib.npyio.NpzFile:
+    file = np.load(stream, allow_pickle=False)
     if not isinstance(file, np.lib.npyio.NpzFile):
         raise DataError(f"{path} is a single array, not an npz file with {', '.join(_KEYS)}")
-    with file:
-        missing = [key for key in _KEYS if key not in file]
-        if missing:
-            raise DataError(
-                f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'} "
-                f"and the layout of rMD17 needs {', '.join(_KEYS)}"
-            )
-        try:
-            return {key: file[key] for key in _KEYS}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zipfile.error) as err:
-            raise DataError(f"{path} cannot be read as an npz file: {err}") from err
+    return file

@@ -164,7 +164,8 @@ class Fit:
                     self._checkpoints.flush()
                     raise Interrupted(
                         stop.signum,
-                        f"interrupted in epoch {at.epoch}, step {int(state.step)}; go on with "
+                        f"interrupted in epoch {at.epoch}, step {int(state.step)}; the "
+                        f"checkpoint is in {self._folder.checkpoints}; go on with "
                         f"resume={self._folder.path}",
                     )
                 at = self._end_epoch(state, at, times, limits, progress)
@@ -211,7 +212,7 @@ class Fit:
         group = self._train.groups(at.epoch)[at.batch]
         frames = ", ".join(str(self._frames[i]) for i in group)
         return (
-            f"the loss or its gradient became {value} in epoch {at.epoch}, step {step + 1}, on "
+            f"the loss became {value} (or its gradient) in epoch {at.epoch}, step {step + 1}, on "
             f"frames {frames} of the file (counted from 0); look at these, or try a smaller lr= or "
             f"dtype=float64. The last good checkpoint is in {self._folder.checkpoints}"
         )

@@ -1,5 +1,6 @@
 """The Tetris run: learn eight shapes, then show what equivariance means."""
 
+import contextlib
 import dataclasses
 import time
 
@@ -115,7 +116,13 @@ def run(config: Config) -> None:
         jax.random.key(config.seed), graph.vectors, graph.species, graph.edges
     )
     params = jax.tree.map(lambda p: p.astype(config.dtype), params)
-    folder = RunFolder(config)
+    with contextlib.closing(RunFolder(config)) as folder:
+        _train(config, module, params, graph, labels, fields, folder)
+        print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
+
+
+def _train(config, module, params, graph, labels, fields, folder: RunFolder):
+    """Train, then demonstrate."""
     print(f"data       8 Tetris shapes, {graph.species.size} nodes, {graph.edges.num_edges} edges")
     print(f"run        {folder.path}")
     print(models.summary(module, params), flush=True)
@@ -139,7 +146,6 @@ def run(config: Config) -> None:
         module, params, graph, labels, rotations=config.training.rotations, seed=config.seed
     )
     _report(shown, config.training.rotations)
-    print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
     if not shown.holds:
         raise TrainingFailed("the trained network is not equivariant to the tolerance: see above")
 

@@ -1,0 +1,166 @@
+"""LLVM IR as text, one function at a time: values by name, loops as `with` blocks."""
+
+import contextlib
+import struct
+
+REAL = {"float32": "float", "float64": "double"}
+BYTES = {"float32": 4, "float64": 8}
+
+
+class Loop:
+    """A running loop: its counter, and the values that it carries from turn to turn."""
+
+    def __init__(self, index: str, carried: list[str]):
+        self.index, self.carried = index, carried
+        self.next: list[str] = list(carried)
+
+
+class Function:
+    """Writes the body of one function.
+
+    Args:
+      header: `define ...` without the brace.
+      dtype: of the floating point values, "float32" or "float64".
+    """
+
+    def __init__(self, header: str, dtype: str):
+        self.header, self.dtype = header, dtype
+        self.real, self.bytes = REAL[dtype], BYTES[dtype]
+        self._lines: list[str] = ["entry:"]
+        self._count = 0
+        self._block = "entry"
+
+    def text(self) -> str:
+        body = "\n  ".join(self._lines)
+        return f"{self.header} {{\n{body}\n  ret void\n}}\n"
+
+    def do(self, statement: str):
+        self._lines.append(statement)
+
+    def value(self, expression: str) -> str:
+        """Name the value of an instruction."""
+        self._count += 1
+        self._lines.append(f"%v{self._count} = {expression}")
+        return f"%v{self._count}"
+
+    def _label(self, label: str):
+        self._lines.append(f"{label}:")
+        self._block = label
+
+    @contextlib.contextmanager
+    def loop(self, stop, start="0", step: int = 1, carried=(), kind: str = ""):
+        """`for index in range(start, stop, step)`; `carried` are the first values of `kind`."""
+        self._count += 1
+        n, before = self._count, self._block
+        index, after = f"%i{n}", f"%i{n}n"
+        loop = Loop(index, [f"%c{n}_{k}" for k in range(len(carried))])
+        self.do(f"br label %head{n}")
+        self._label(f"head{n}")
+        place = len(self._lines)
+        inside = self.value(f"icmp slt i64 {index}, {stop}")
+        self.do(f"br i1 {inside}, label %body{n}, label %done{n}")
+        self._label(f"body{n}")
+        yield loop
+        self.do(f"{after} = add nsw i64 {index}, {step}")
+        self.do(f"br label %head{n}")
+        last = self._block
+        phis = [f"{index} = phi i64 [{start}, %{before}], [{after}, %{last}]"]
+        for name, first, follow in zip(loop.carried, carried, loop.next, strict=True):
+            phis.append(f"{name} = phi {kind} [{first}, %{before}], [{follow}, %{last}]")
+        self._lines[place:place] = phis
+        self._label(f"done{n}")
+
+    def vector(self, lanes: int) -> str:
+        """The type of `lanes` real numbers."""
+        return self.real if lanes == 1 else f"<{lanes} x {self.real}>"
+
+    def constant(self, number: float, lanes: int = 1) -> str:
+        """A literal, repeated in every lane."""
+        if self.dtype == "float32":
+            number = struct.unpack("f", struct.pack("f", number))[0]
+        text = f"0x{struct.unpack('>Q', struct.pack('>d', number))[0]:016X}"
+        if lanes == 1:
+            return text
+        return "<" + ", ".join([f"{self.real} {text}"] * lanes) + ">"
+
+    def at(self, pointer: str, offset="0", unit: int = 1) -> str:
+        """`pointer + offset * unit` in bytes; `offset` is a number or an i64."""
+        if isinstance(offset, int):
+            return pointer if offset == 0 else self._gep(pointer, offset * unit)
+        if offset == "0":
+            return pointer
+        return self._gep(pointer, offset if unit == 1 else self.times(offset, unit))
+
+    def _gep(self, pointer: str, offset) -> str:
+        return self.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+
+    def times(self, index: str, factor) -> str:
+        return self.value(f"mul nsw i64 {index}, {factor}")
+
+    def plus(self, a: str, b) -> str:
+        return self.value(f"add nsw i64 {a}, {b}")
+
+    def minimum(self, a: str, b) -> str:
+        less = self.value(f"icmp slt i64 {a}, {b}")
+        return self.value(f"select i1 {less}, i64 {a}, i64 {b}")
+
+    def load(self, pointer: str, lanes: int = 1) -> str:
+        return self.value(f"load {self.vector(lanes)}, ptr {pointer}, align {self.bytes}")
+
+    def store(self, value: str, pointer: str, lanes: int = 1):
+        self.do(f"store {self.vector(lanes)} {value}, ptr {pointer}, align {self.bytes}")
+
+    def load_pointer(self, pointer: str) -> str:
+        return self.value(f"load ptr, ptr {pointer}, align 8")
+
+    def load_index(self, array: str, index: str) -> str:
+        """Element of an array of 32-bit integers, as i64."""
+        value = self.value(f"load i32, ptr {self.at(array, index, 4)}, align 4")
+        return self.value(f"sext i32 {value} to i64")
+
+    def splat(self, scalar: str, lanes: int) -> str:
+        if lanes == 1:
+            return scalar
+        kind = self.vector(lanes)
+        first = self.value(f"insertelement {kind} poison, {self.real} {scalar}, i64 0")
+        mask = f"<{lanes} x i32> zeroinitializer"
+        return self.value(f"shufflevector {kind} {first}, {kind} poison, {mask}")
+
+    def mul(self, a: str, b: str, lanes: int) -> str:
+        return self.value(f"fmul contract {self.vector(lanes)} {a}, {b}")
+
+    def add(self, a: str, b: str, lanes: int) -> str:
+        return self.value(f"fadd contract {self.vector(lanes)} {a}, {b}")
+
+    def fma(self, a: str, b: str, c: str, lanes: int) -> str:
+        """a * b + c, in one instruction where the machine has it."""
+        kind = self.vector(lanes)
+        name = f"@llvm.fmuladd.{self._suffix(lanes)}"
+        return self.value(f"call {kind} {name}({kind} {a}, {kind} {b}, {kind} {c})")
+
+    def sum_lanes(self, value: str, lanes: int) -> str:
+        """The sum of all lanes, always in the same order on one machine."""
+        if lanes == 1:
+            return value
+        kind, zero = self.vector(lanes), self.constant(0.0)
+        name = f"@llvm.vector.reduce.fadd.{self._suffix(lanes)}"
+        return self.value(f"call reassoc {self.real} {name}({self.real} {zero}, {kind} {value})")
+
+    def zero(self, pointer: str, num_bytes: int):
+        self.do(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {num_bytes}, i1 false)")
+
+    def _suffix(self, lanes: int) -> str:
+        scalar = "f32" if self.dtype == "float32" else "f64"
+        return scalar if lanes == 1 else f"v{lanes}{scalar}"
+
+
+def declarations(dtype: str) -> str:
+    """Of the intrinsics that a function of this dtype may call."""
+    real, suffix = REAL[dtype], "f32" if dtype == "float32" else "f64"
+    lines = ["declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
+    lines.append(f"declare {real} @llvm.fmuladd.{suffix}({real}, {real}, {real})")
+    for lanes in (2, 4, 8, 16):
+        v = f"<{lanes} x {real}>"
+        lines.append(f"declare {v} @llvm.fmuladd.v{lanes}{suffix}({v}, {v}, {v})")
+        lines.append(f"declare {real} @llvm.vector.reduce.fadd.v{lanes}{suffix}({real}, {v})")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,133 @@
+"""The module of a form: its passes, and the description by which the runtime checks every call."""
+
+import dataclasses
+import functools
+import hashlib
+
+from eqfuse.ops._form import Form, Index
+from eqfuse.ops._numba import ir
+from eqfuse.ops._numba.kernel import SIGNATURE, Buffers, Machine, MainPass, Pass, owners
+from eqfuse.ops._numba.layout import Copies, Layout
+
+VERSION = 1
+"""Of the generated code and its interface to the runtime; part of every kernel's name."""
+
+DTYPES = {"float32": 11, "float64": 12, "int32": 4}  # XLA_FFI_DataType
+DATA, NODE_INDEX, ROW_INDEX, OFFSETS = 0, 1, 2, 3  # as in runtime.py
+ROWS, NODES, NODES_AND_ONE = 0, 1, 2
+INDEX_ROLES = {
+    "senders": (ROWS, NODE_INDEX),
+    "receivers": (ROWS, NODE_INDEX),
+    "receiver_order": (ROWS, ROW_INDEX),
+    "sender_order": (ROWS, ROW_INDEX),
+    "receiver_ptr": (NODES_AND_ONE, OFFSETS),
+    "sender_ptr": (NODES_AND_ONE, OFFSETS),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A form as LLVM IR.
+
+    Called with the form's inputs, then `index_arrays`; results are the outputs, then an array
+    [num_nodes, width] of scratch memory for each of `copies`.
+    """
+
+    name: str
+    text: str
+    index_arrays: tuple[str, ...]
+    copies: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def generate(form: Form, dtype: str, machine: Machine) -> Module:
+    """The module that computes a form on operands of one dtype, "float32" or "float64"."""
+    widest = machine.vector_bytes // ir.BYTES[dtype]
+    copies, buffers = Copies(dtype, widest), Buffers()
+    passes = owners(form)
+    copied = _copied(form, passes, widest)
+    mains = [
+        MainPass(form, owner, outputs, copied, buffers, copies, machine, f"pass_{owner.value}")
+        for owner, outputs in passes.items()
+    ]
+    index_arrays = tuple(dict.fromkeys(name for main in mains for name in main.index_arrays()))
+    keys = [("in", i) for i in range(len(form.inputs))]
+    keys += [("index", name) for name in index_arrays]
+    keys += [("out", o) for o in range(len(form.outputs))]
+    keys += [("copy", i) for i in copied]
+    buffers.numbers.update({key: n for n, key in enumerate(keys)})
+    written = [_copy_pass(form, copied, buffers, copies)] if copied else []
+    written += [main.written() for main in mains]
+
+    parts = [ir.declarations(dtype), *copies.functions.values(), *(p.text for p in written)]
+    parts.append(_spec(form, dtype, keys, copied, written, len(index_arrays)))
+    text = "\n".join(parts)
+    name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    handler = f"define ptr @{name}(ptr %frame) {{\n  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)"
+    text += f"declare ptr @eqfuse_call(ptr, ptr)\n{handler}\n  ret ptr %r\n}}\n"
+    return Module(name, text, index_arrays, tuple(copied.values()))
+
+
+def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
+    """Inputs by node that some pass reads for every edge, and whose layout does not serve."""
+    copied = {}
+    for owner, outputs in passes.items():
+        part = form.restrict(tuple(o in outputs for o in range(len(form.outputs))))
+        for i, used in enumerate(part.used_inputs()):
+            operand = form.inputs[i]
+            if used and operand.channels and operand.index not in (Index.ROW, owner):
+                slots = {s for p in form.paths for s in p.factors if s.operand == i}
+                layout = Layout.of(operand, {s.segment for s in slots}, widest)
+                if layout.packed:
+                    copied[i] = layout
+    return dict(sorted(copied.items()))
+
+
+def _copy_pass(form: Form, copied, buffers: Buffers, copies: Copies) -> Pass:
+    f = ir.Function(f"define internal void @pass_copy{SIGNATURE}", copies.dtype)
+    pointers = {i: (buffers.load(f, "in", i), buffers.load(f, "copy", i)) for i in copied}
+    cost = 0
+    with f.loop("%end", start="%begin") as nodes:
+        for i, layout in copied.items():
+            row = f.at(pointers[i][0], nodes.index, form.inputs[i].size * f.bytes)
+            copy = f.at(pointers[i][1], nodes.index, layout.size * f.bytes)
+            copies.pack(f, layout, row, copy)
+            cost += 4 * layout.size // layout.widest
+    return Pass("pass_copy", f.text(), 0, 0, cost, 0)
+
+
+def _spec(form: Form, dtype: str, keys, copied, passes: list[Pass], num_indices: int) -> str:
+    """Constants: what the runtime checks of each buffer, and the passes it runs."""
+    names, entries = [], []
+    for n, (side, which) in enumerate(keys):
+        if side == "index":
+            rows, role = INDEX_ROLES[which]
+            words, name = (DTYPES["int32"], 1, rows, 0, role), which
+        else:
+            operand = (form.outputs if side == "out" else form.inputs)[which]
+            width = copied[which].size if side == "copy" else operand.size
+            rows = ROWS if operand.index is Index.ROW else NODES
+            words, name = (DTYPES[dtype], 2, rows, width, DATA), operand.name
+        text = f"{'copy of ' if side == 'copy' else ''}{name}".encode() + b"\\00"
+        size = len(text) - 2
+        names.append(f'@name{n} = internal constant [{size} x i8] c"{text.decode()}"')
+        numbers = ", ".join(f"i64 {w}" for w in words)
+        entries.append(f"{{i64, i64, i64, i64, i64, ptr}} {{{numbers}, ptr @name{n}}}")
+    runs = [
+        "{ptr, i64, i64, i64, i64} "
+        f"{{ptr @{p.name}, i64 {p.block}, i64 {p.row_cost}, i64 {p.node_cost}, i64 {p.scratch}}}"
+        for p in passes
+    ]
+    args = len(form.inputs) + num_indices
+    counts = f"i64 {args}, i64 {len(keys) - args}, i64 {len(passes)}"
+    return "\n".join(
+        [
+            *names,
+            f"@buffers = internal constant [{len(entries)} x {{i64, i64, i64, i64, i64, ptr}}] "
+            f"[{', '.join(entries)}]",
+            f"@passes = internal constant [{len(runs)} x {{ptr, i64, i64, i64, i64}}] "
+            f"[{', '.join(runs)}]",
+            "@spec = internal constant {i64, i64, i64, ptr, ptr} "
+            f"{{{counts}, ptr @buffers, ptr @passes}}\n",
+        ]
+    )

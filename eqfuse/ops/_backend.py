@@ -10,10 +10,10 @@ import warnings
 import jax
 
 BACKENDS = ("triton", "triton-interpret", "numba", "xla", "e3nn")
-IMPLEMENTED = ("triton", "triton-interpret", "xla", "e3nn")
+IMPLEMENTED = BACKENDS
 
 # what None tries, best first
-_PREFERRED = ("triton", "xla", "e3nn")
+_PREFERRED = ("triton", "numba", "xla", "e3nn")
 _VARIABLE = "EQFUSE_BACKEND"
 
 NO_GPU = (
@@ -27,9 +27,10 @@ def resolve(backend: str | None) -> str:
     """The name of the backend that runs, given what was asked for.
 
     None means the environment variable EQFUSE_BACKEND or, where that is not set, "triton" on a
-    GPU and "xla" elsewhere; only this choice may fall back, and says so once. A backend asked for
-    by name runs or is an error. Whether a GPU is there for "triton" is known only when the op is
-    compiled: a CPU then refuses it, and an ahead-of-time compilation for a GPU needs none.
+    GPU, "numba" on a CPU and "xla" elsewhere; only this choice may fall back, and says so once. A
+    backend asked for by name runs or is an error. Whether a GPU is there for "triton", or a CPU for
+    "numba", is known only when the op is compiled: another device then refuses it, and an
+    ahead-of-time compilation for a GPU needs none.
 
     Raises:
       ValueError: a name that is not a backend, or one that cannot run here, saying why.
@@ -53,6 +54,8 @@ def availability() -> dict[str, tuple[bool, str]]:
         reason = _cannot_run(name)
         if not reason and name == "triton":
             reason = _no_gpu()
+        if not reason and name == "numba":
+            reason = _no_cpu()
         report[name] = (not reason, reason or _runs(name))
     return report
 
@@ -60,8 +63,9 @@ def availability() -> dict[str, tuple[bool, str]]:
 def _choose() -> str:
     available = availability()
     name = next(name for name in _PREFERRED if available[name][0])
-    if has_gpu() and name != "triton" and "triton" in IMPLEMENTED:
-        _say_once(f"ops run on backend {name!r}, not 'triton': {available['triton'][1]}")
+    best = "triton" if has_gpu() else "numba" if jax.default_backend() == "cpu" else name
+    if name != best and best in IMPLEMENTED:
+        _say_once(f"ops run on backend {name!r}, not {best!r}: {available[best][1]}")
     return name
 
 
@@ -81,7 +85,16 @@ def _cannot_run(name: str) -> str:
         return f"not part of this version, which has {', '.join(IMPLEMENTED)}"
     if name.startswith("triton") and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed; install eqfuse[cuda]"
+    if name == "numba":
+        from eqfuse.ops._numba.machine import unavailable
+
+        return unavailable()
     return ""
+
+
+def _no_cpu() -> str:
+    kind = jax.default_backend()
+    return "" if kind == "cpu" else f"it runs on CPUs, and JAX's devices here are {kind}"
 
 
 def _no_gpu() -> str:
@@ -98,7 +111,7 @@ def _runs(name: str) -> str:
     return {
         "triton": "one kernel per op, on the GPU",
         "triton-interpret": "the same kernels in Triton's interpreter, to check them; very slow",
-        "numba": "one kernel per op, on the CPU",
+        "numba": "one native kernel per op, on the CPU",
         "xla": "the same products in jax.numpy, on any device",
         "e3nn": "e3nn-jax, the reference, on any device",
     }[name]

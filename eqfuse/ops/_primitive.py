@@ -41,7 +41,7 @@ def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) ->
       inputs: an array for each of the form's inputs, [rows, size], or [num_nodes, size] for those
         that are indexed by node; all of one dtype: float32, float64 or bfloat16.
       edges: the rows, for a form on a graph.
-      backend: "xla", "triton" or "triton-interpret".
+      backend: "xla", "numba", "triton" or "triton-interpret".
     Returns:
       An array for each of the form's outputs, of the same dtype; sums in float32 or better.
     Raises:

@@ -18,25 +18,25 @@ kernel_p.multiple_results = True
 
 
 def run(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
-    """The outputs of a form, computed by its Triton kernels.
+    """The outputs of a form, computed by its kernels.
 
     Args:
       form: what to compute.
       inputs: an array for each input of the form.
       indices: the index arrays by name.
-      backend: "triton", or "triton-interpret" to interpret them on a CPU.
+      backend: "triton", "triton-interpret" to interpret those kernels on a CPU, or "numba".
     """
     if form.on_graph or backend == "triton-interpret":  # JAX cannot partition a Python callback
         return _launch(form, inputs, indices, num_rows, num_nodes, backend)
-    return over_rows(form)(*inputs)
+    return over_rows(form, backend)(*inputs)
 
 
 @functools.lru_cache(maxsize=1024)
-def over_rows(form: Form):
-    """A form without a graph on a GPU: every device computes the rows that it holds."""
+def over_rows(form: Form, backend: str):
+    """A form without a graph: every device computes the rows that it holds."""
 
     def rows(*inputs):
-        return _launch(form, inputs, {}, inputs[0].shape[0], 0, "triton")
+        return _launch(form, inputs, {}, inputs[0].shape[0], 0, backend)
 
     def partition(mesh, arguments, results):
         axis = arguments[0].sharding.spec[0] if arguments[0].sharding.spec else None
@@ -56,6 +56,10 @@ def over_rows(form: Form):
 
 
 def _launch(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
+    if backend == "numba":
+        from eqfuse.ops._numba import run as native
+
+        return native.run(form, inputs, indices, num_rows, num_nodes)
     results: dict[int, jax.Array] = {}
     for kernel in _plan.kernels(form, inputs[0].dtype.name):
         written = kernel_p.bind(

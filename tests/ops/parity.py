@@ -12,6 +12,7 @@ import pytest
 
 from eqfuse.ops import _reference, _xla
 from eqfuse.ops._backend import has_gpu
+from eqfuse.ops._numba import machine
 from tests.ops.cases import Case, random_arrays
 
 NEEDS_TRITON = pytest.mark.skipif(
@@ -20,7 +21,7 @@ NEEDS_TRITON = pytest.mark.skipif(
 INTERPRETED = pytest.param("triton-interpret", marks=NEEDS_TRITON)
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 PRODUCTS = ("tensor_product", "elementwise_tensor_product")
-BACKENDS = ["xla", INTERPRETED, *(["triton"] if has_gpu() else [])]
+BACKENDS = ["xla", "numba", INTERPRETED, *(["triton"] if has_gpu() else [])]
 
 
 def derivatives(function, case: Case, dtype, held_by=np.float32) -> dict[str, np.ndarray]:
@@ -153,6 +154,8 @@ def only(backend: str, runs: bool = True, launches: int | None = None, forbidden
             patch.setattr(_xla, "evaluate", counter.wrap(_xla.evaluate))
         else:
             patch.setattr(_xla, "evaluate", functools.partial(_forbidden, "backend 'xla'"))
+        native = _Counter()  # kernels that a lowering asks for
+        patch.setattr(machine, "register", native.wrap(machine.register))
         before = interpreted()
         yield
         launched = interpreted() - before
@@ -160,6 +163,7 @@ def only(backend: str, runs: bool = True, launches: int | None = None, forbidden
         assert launched == launches if launches is not None else (launched > 0) == runs
     else:
         assert launched == 0
+    assert (native.calls > 0) == (runs and backend == "numba")
     if backend == "xla":
         assert (counter.calls > 0) == runs
 

@@ -375,7 +375,9 @@ class MainPass:
     def _place(self, key, segment: int, component: int, row: str, offset: str) -> str:
         layout = self.layouts.get(key)
         if layout is not None:
-            return self.f.at(self.f.at(row, offset), layout.place(segment, component) * self.f.bytes)
+            return self.f.at(
+                self.f.at(row, offset), layout.place(segment, component) * self.f.bytes
+            )
         before = self._operand(*key).segments[:segment]
         number = sum(s.dim for s in before) + component
         return self.f.at(row, number * self.machine.vector_bytes)

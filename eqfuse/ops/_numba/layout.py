@@ -109,7 +109,9 @@ class Copies:
         f = Function(header, self.dtype)
         n, length = lanes(s.mul, self.widest), padded(s.mul, self.widest)
         whole = 0
-        if n > 1 and (s.channel_stride == 1 or (s.channel_stride, s.component_stride) == (s.dim, 1)):
+        if n > 1 and (
+            s.channel_stride == 1 or (s.channel_stride, s.component_stride) == (s.dim, 1)
+        ):
             whole = s.mul // n * n
         if to_copy and length > s.mul:
             for i in range(s.dim):

@@ -81,7 +81,12 @@ def compiled(text: str) -> bytes:
 
     with _lock:
         target, features = _target()
-        host = [llvm.llvm_version_info, target.triple, llvm.get_host_cpu_name(), sorted(features.items())]
+        host = [
+            llvm.llvm_version_info,
+            target.triple,
+            llvm.get_host_cpu_name(),
+            sorted(features.items()),
+        ]
         key = cache.digest([text, repr(host)])
         path = cache.cache_folder() / "cpu" / f"{key}.o"
         try:
@@ -134,7 +139,10 @@ def _register(name: str, text: str) -> None:
     imported = {"eqfuse_call": _runtime()["eqfuse_call"]}
     address = _link(name, text, [name], imported)[name]
     new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    new.restype, new.argtypes = (
+        ctypes.py_object,
+        [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+    )
     jax.ffi.register_ffi_target(name, new(address, None, None), platform="cpu")
 
 

@@ -63,7 +63,9 @@ def generate(form: Form, dtype: str, machine: Machine) -> Module:
     parts.append(_spec(form, dtype, keys, copied, written, len(index_arrays)))
     text = "\n".join(parts)
     name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-    handler = f"define ptr @{name}(ptr %frame) {{\n  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)"
+    handler = (
+        f"define ptr @{name}(ptr %frame) {{\n  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)"
+    )
     text += f"declare ptr @eqfuse_call(ptr, ptr)\n{handler}\n  ret ptr %r\n}}\n"
     return Module(name, text, index_arrays, tuple(copied.values()))
 

@@ -409,7 +409,9 @@ class Runtime:
         safe = b.select(by_node, b.number(1), block)
         blocks = b.sdiv(b.add(rows, b.sub(safe, b.number(1))), safe)
         count = b.select(by_node, nodes, blocks)
-        work = b.mul(b.word(entry, 2), b.select(b.icmp_signed("<", rows, b.number(0)), b.number(0), rows))
+        work = b.mul(
+            b.word(entry, 2), b.select(b.icmp_signed("<", rows, b.number(0)), b.number(0), rows)
+        )
         work = b.add(work, b.select(by_node, b.mul(b.word(entry, 3), nodes), b.number(0)))
         arguments = [b.pointer(entry, 0), buffers, count, rows, b.word(entry, 4), work]
         failures = b.call(self.parallel, [frame, *arguments])

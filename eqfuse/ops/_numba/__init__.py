@@ -1,6 +1,7 @@
 """Forms as native code for CPUs, compiled by the LLVM that Numba brings and called by XLA.
 
 Read in this order: `contract` (the arithmetic of paths), `layout` (where channels lie), `kernel`
-(a pass over the nodes or rows), `module` (a form as LLVM IR), `runtime` (the handler that XLA calls,
-and the threads), `machine` (compile, keep, load), `run` (inside JAX). `ir` writes LLVM IR.
+(a pass over the nodes or rows, from `plan`, `rows` and `groups`), `module` (a form as LLVM IR),
+`runtime` (the handler that XLA calls), `threads`, `machine` (compile, keep, load), `run`
+(inside JAX). `ir` writes LLVM IR for kernels, `builder` for the runtime.
 """

@@ -14,11 +14,11 @@ import threading
 
 import jax
 
-from eqfuse.ops._numba.kernel import Machine
+from eqfuse.ops._numba.plan import Machine
 from eqfuse.ops._triton import cache
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
-"""Of XLA's FFI, major and minor, with the structures that `runtime.py` reads: jaxlib 0.10 to 0.12."""
+"""Of XLA's FFI, major and minor, whose structures `runtime.py` reads: jaxlib 0.10 to 0.12."""
 
 _lock = threading.RLock()
 _libraries: list = []

@@ -6,8 +6,9 @@ import hashlib
 
 from eqfuse.ops._form import Form, Index
 from eqfuse.ops._numba import ir
-from eqfuse.ops._numba.kernel import SIGNATURE, Buffers, Machine, MainPass, Pass, owners
+from eqfuse.ops._numba.kernel import SIGNATURE, Buffers, Pass, owners, write_pass
 from eqfuse.ops._numba.layout import Copies, Layout
+from eqfuse.ops._numba.plan import Machine, Plan
 
 VERSION = 1
 """Of the generated code and its interface to the runtime; part of every kernel's name."""
@@ -46,18 +47,17 @@ def generate(form: Form, dtype: str, machine: Machine) -> Module:
     copies, buffers = Copies(dtype, widest), Buffers()
     passes = owners(form)
     copied = _copied(form, passes, widest)
-    mains = [
-        MainPass(form, owner, outputs, copied, buffers, copies, machine, f"pass_{owner.value}")
-        for owner, outputs in passes.items()
+    plans = [
+        Plan(form, owner, outputs, copied, machine, dtype) for owner, outputs in passes.items()
     ]
-    index_arrays = tuple(dict.fromkeys(name for main in mains for name in main.index_arrays()))
+    index_arrays = tuple(dict.fromkeys(name for plan in plans for name in plan.index_arrays()))
     keys = [("in", i) for i in range(len(form.inputs))]
     keys += [("index", name) for name in index_arrays]
     keys += [("out", o) for o in range(len(form.outputs))]
     keys += [("copy", i) for i in copied]
     buffers.numbers.update({key: n for n, key in enumerate(keys)})
     written = [_copy_pass(form, copied, buffers, copies)] if copied else []
-    written += [main.written() for main in mains]
+    written += [write_pass(p, buffers, copies, f"pass_{p.owner.value}") for p in plans]
 
     parts = [ir.declarations(dtype), *copies.functions.values(), *(p.text for p in written)]
     parts.append(_spec(form, dtype, keys, copied, written, len(index_arrays)))

@@ -68,14 +68,15 @@ class Groups:
             offset = f.times(channels.index, f.bytes)
             kept = self._accumulators(group)
             places = [self._owned_place(key, offset) for key in kept]
-            first = [f.load(place, n) for place in places]
+            wide = [self.plan.is_summed(("out", key[0])) for key in kept]
+            first = [f.load(place, n, w) for place, w in zip(places, wide, strict=True)]
             own = self._owned_inputs(group, offset, n)
-            with f.loop(count, carried=first, kind=f.vector(n)) as rows:
+            with f.loop(count, carried=first, kinds=[f.vector(n, w) for w in wide]) as rows:
                 sums = dict(zip(kept, rows.carried, strict=True))
                 self._row(group, rows.index, offset, n, length // n, own, sums)
                 rows.next = [sums[key] for key in kept]
-            for place, value in zip(places, rows.carried, strict=True):
-                f.store(value, place, n)
+            for place, value, w in zip(places, rows.carried, wide, strict=True):
+                f.store(value, place, n, w)
         self._begun |= self._row_outputs(group)
 
     def _owned_place(self, key, offset: str) -> str:
@@ -112,7 +113,7 @@ class Groups:
             )
         before = self.plan.operand(*key).segments[:segment]
         number = sum(s.dim for s in before) + component
-        return self.f.at(row, number * self.plan.machine.vector_bytes)
+        return self.f.at(row, number * self.plan.sum_bytes)
 
     def _row(self, group, b: str, offset: str, n: int, chunks: int, own: dict, sums: dict):
         """The arithmetic of a group for one row and one vector of channels."""
@@ -140,14 +141,16 @@ class Groups:
             for o, segment, component in sorted(self._row_outputs(group))
         }
         for key, place in places.items():
-            shared = ("out", key[0]) not in self.plan.layouts
-            sums[key] = f.load(place, n) if shared or key in self._begun else None
+            summed = self.plan.is_summed(("out", key[0]))
+            sums[key] = f.load(place, n, summed) if summed or key in self._begun else None
 
         body = Contraction(self.plan.form, f, n, self.plan.scalars, load, scalar)
         for path in group:
-            body.add_path(path, functools.partial(_accumulate, f, n, sums, path.output))
+            summed = self.plan.is_summed(("out", path.output.operand))
+            add = _accumulate_wide if summed else _accumulate
+            body.add_path(path, functools.partial(add, f, n, sums, path.output))
         for key, place in places.items():
-            f.store(sums[key], place, n)
+            f.store(sums[key], place, n, self.plan.is_summed(("out", key[0])))
         self.cost += body.operations * chunks
 
 
@@ -160,3 +163,10 @@ def _accumulate(f: Function, n: int, sums: dict, output, component: int, factor,
         sums[key] = f.mul(factor, value, n)
     else:
         sums[key] = f.fma(factor, value, total, n)
+
+
+def _accumulate_wide(f: Function, n: int, sums: dict, output, component: int, factor, value: str):
+    """In float64: a sum over channels and paths has many terms, which may cancel."""
+    key = (output.operand, output.segment, component)
+    product = value if factor is None else f.mul(factor, value, n)
+    sums[key] = f.add_wide(sums[key], product, n)

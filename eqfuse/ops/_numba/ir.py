@@ -48,8 +48,8 @@ class Function:
         self._block = label
 
     @contextlib.contextmanager
-    def loop(self, stop, start="0", step: int = 1, carried=(), kind: str = ""):
-        """`for index in range(start, stop, step)`; `carried` are the first values of `kind`."""
+    def loop(self, stop, start="0", step: int = 1, carried=(), kinds=()):
+        """`for index in range(start, stop, step)`; `carried` are first values, of types `kinds`."""
         self._count += 1
         n, before = self._count, self._block
         index, after = f"%i{n}", f"%i{n}n"
@@ -65,14 +65,16 @@ class Function:
         self.do(f"br label %head{n}")
         last = self._block
         phis = [f"{index} = phi i64 [{start}, %{before}], [{after}, %{last}]"]
-        for name, first, follow in zip(loop.carried, carried, loop.next, strict=True):
+        values = zip(loop.carried, kinds, carried, loop.next, strict=True)
+        for name, kind, first, follow in values:
             phis.append(f"{name} = phi {kind} [{first}, %{before}], [{follow}, %{last}]")
         self._lines[place:place] = phis
         self._label(f"done{n}")
 
-    def vector(self, lanes: int) -> str:
-        """The type of `lanes` real numbers."""
-        return self.real if lanes == 1 else f"<{lanes} x {self.real}>"
+    def vector(self, lanes: int, wide: bool = False) -> str:
+        """The type of `lanes` real numbers, of float64 where it is `wide`."""
+        real = "double" if wide else self.real
+        return real if lanes == 1 else f"<{lanes} x {real}>"
 
     def constant(self, number: float, lanes: int = 1) -> str:
         """A literal, repeated in every lane."""
@@ -104,11 +106,11 @@ class Function:
         less = self.value(f"icmp slt i64 {a}, {b}")
         return self.value(f"select i1 {less}, i64 {a}, i64 {b}")
 
-    def load(self, pointer: str, lanes: int = 1) -> str:
-        return self.value(f"load {self.vector(lanes)}, ptr {pointer}, align {self.bytes}")
+    def load(self, pointer: str, lanes: int = 1, wide: bool = False) -> str:
+        return self.value(f"load {self.vector(lanes, wide)}, ptr {pointer}, align {self.bytes}")
 
-    def store(self, value: str, pointer: str, lanes: int = 1):
-        self.do(f"store {self.vector(lanes)} {value}, ptr {pointer}, align {self.bytes}")
+    def store(self, value: str, pointer: str, lanes: int = 1, wide: bool = False):
+        self.do(f"store {self.vector(lanes, wide)} {value}, ptr {pointer}, align {self.bytes}")
 
     def load_pointer(self, pointer: str) -> str:
         return self.value(f"load ptr, ptr {pointer}, align 8")
@@ -138,13 +140,22 @@ class Function:
         name = f"@llvm.fmuladd.{self._suffix(lanes)}"
         return self.value(f"call {kind} {name}({kind} {a}, {kind} {b}, {kind} {c})")
 
+    def add_wide(self, total: str, value: str, lanes: int) -> str:
+        """total + value, with the total in float64."""
+        kind = self.vector(lanes, wide=True)
+        if self.dtype == "float32":
+            value = self.value(f"fpext {self.vector(lanes)} {value} to {kind}")
+        return self.value(f"fadd contract {kind} {total}, {value}")
+
     def sum_lanes(self, value: str, lanes: int) -> str:
-        """The sum of all lanes, always in the same order on one machine."""
-        if lanes == 1:
-            return value
-        kind, zero = self.vector(lanes), self.constant(0.0)
-        name = f"@llvm.vector.reduce.fadd.{self._suffix(lanes)}"
-        return self.value(f"call reassoc {self.real} {name}({self.real} {zero}, {kind} {value})")
+        """The sum of all lanes of a wide vector, always in the same order on one machine."""
+        if lanes > 1:
+            kind = self.vector(lanes, wide=True)
+            name = f"@llvm.vector.reduce.fadd.v{lanes}f64"
+            value = self.value(f"call reassoc double {name}(double 0.0, {kind} {value})")
+        if self.dtype == "float32":
+            value = self.value(f"fptrunc double {value} to float")
+        return value
 
     def zero(self, pointer: str, num_bytes: int):
         self.do(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {num_bytes}, i1 false)")
@@ -162,5 +173,6 @@ def declarations(dtype: str) -> str:
     for lanes in (2, 4, 8, 16):
         v = f"<{lanes} x {real}>"
         lines.append(f"declare {v} @llvm.fmuladd.v{lanes}{suffix}({v}, {v}, {v})")
-        lines.append(f"declare {real} @llvm.vector.reduce.fadd.v{lanes}{suffix}({real}, {v})")
+        wide = f"<{lanes} x double>"
+        lines.append(f"declare double @llvm.vector.reduce.fadd.v{lanes}f64(double, {wide})")
     return "\n".join(lines) + "\n"

@@ -93,6 +93,15 @@ class Plan:
         self.pointers = {key: self._allocate(8 * self.block) for key in self.operands()}
         self.results = {o: self._allocate(8 * self.block) for o in self.outputs}
 
+    @property
+    def sum_bytes(self) -> int:
+        """Of the sums over channels of one component, one in each lane, in float64."""
+        return self.widest * ir.BYTES["float64"]
+
+    def is_summed(self, key: Key) -> bool:
+        """Whether it is an output without channels: a sum over them, and so over many terms."""
+        return key[0] == "out" and key not in self.layouts
+
     def operands(self) -> list[Key]:
         return [("in", i) for i in self.inputs] + [("out", o) for o in self.outputs]
 
@@ -105,7 +114,7 @@ class Plan:
         if layout is None:
             if side == "in":
                 return 0
-            return sum(s.dim for s in self.operand(side, n).segments) * self.machine.vector_bytes
+            return sum(s.dim for s in self.operand(side, n).segments) * self.sum_bytes
         if not layout.packed or self.is_copied((side, n)):
             return 0
         return -(-layout.size * self.bytes // 64) * 64

@@ -106,10 +106,10 @@ class Rows:
         place = 0
         for segment in operand.segments:
             for component in range(segment.dim):
-                value = f.load(f.at(copy, place), self.plan.widest)
+                value = f.load(f.at(copy, place), self.plan.widest, wide=True)
                 total = f.sum_lanes(value, self.plan.widest)
                 f.store(total, f.at(row, segment.element(0, component) * f.bytes))
-                place += self.plan.machine.vector_bytes
+                place += self.plan.sum_bytes
 
     def _read_shared(self, i: int, pointer: str, b: str):
         """Components of an operand without channels into lane b of the table of numbers."""

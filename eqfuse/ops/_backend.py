@@ -13,7 +13,7 @@ BACKENDS = ("triton", "triton-interpret", "numba", "xla", "e3nn")
 IMPLEMENTED = BACKENDS
 
 # what None tries, best first
-_PREFERRED = ("triton", "numba", "xla", "e3nn")
+PREFERRED = ("triton", "numba", "xla", "e3nn")
 _VARIABLE = "EQFUSE_BACKEND"
 
 NO_GPU = (
@@ -62,7 +62,7 @@ def availability() -> dict[str, tuple[bool, str]]:
 
 def _choose() -> str:
     available = availability()
-    name = next(name for name in _PREFERRED if available[name][0])
+    name = next(name for name in PREFERRED if available[name][0])
     best = "triton" if has_gpu() else "numba" if jax.default_backend() == "cpu" else name
     if name != best and best in IMPLEMENTED:
         _say_once(f"ops run on backend {name!r}, not {best!r}: {available[best][1]}")

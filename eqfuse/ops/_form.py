@@ -65,6 +65,11 @@ class Operand:
         if not self.origin:
             object.__setattr__(self, "origin", self.name)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the segments are the whole row."""
+        return sum(s.mul * s.dim for s in self.segments) == self.size
+
     def __repr__(self):
         blocks = "+".join(
             f"{s.mul}x{s.dim}" if self.channels else f"{s.dim}" for s in self.segments

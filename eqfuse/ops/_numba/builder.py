@@ -7,7 +7,8 @@ import contextlib
 
 from llvmlite import ir
 
-I1, I32, I64, PTR = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.PointerType()
+I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
+PTR = ir.PointerType()
 NULL = ir.Constant(PTR, None)
 
 API, ERROR_DESTROY = 2, 8  # words of XLA_FFI_CallFrame and XLA_FFI_Api
@@ -94,6 +95,7 @@ class Module:
         self.module = ir.Module(name)
         self._texts = 0
         self.malloc = self._external("malloc", PTR, [I64])
+        self.calloc = self._external("calloc", PTR, [I64, I64])
         self.free = self._external("free", ir.VoidType(), [PTR])
         self.sched_yield = self._external("sched_yield", I32, [])
         self.snprintf = self._external("snprintf", I32, [PTR, I64, PTR], var_arg=True)
@@ -123,7 +125,7 @@ class Module:
     def literal(self, text: str):
         """A text that ends with zero, as C has them."""
         data = bytearray(text.encode() + b"\0")
-        kind = ir.ArrayType(ir.IntType(8), len(data))
+        kind = ir.ArrayType(I8, len(data))
         self._texts += 1
         variable = ir.GlobalVariable(self.module, kind, f"text{self._texts}")
         variable.linkage, variable.global_constant = "internal", True

@@ -81,6 +81,9 @@ class Contraction:
         """Add a path; `accumulate(component, factor, value)` adds factor * value; factor may be
         None."""
         vectors, factors, entries = split(self.form, path)
+        if all(index == (0,) for (_, index), _ in entries):
+            # no index, so that the sums of all such paths can be shared
+            entries = tuple(((c, ()), number) for (c, _), number in entries)
         sums = self._contract(vectors, entries)
         factor = None
         for slot in factors:
@@ -148,9 +151,6 @@ class Contraction:
                     ((c[:n] + c[n + 1 :], (c[n], *index)), number) for (c, index), number in entries
                 )
             )
-            # the index of an output of one component is no index
-            if all(index[1:] in ((), (0,)) for (_, index), _ in inner):
-                inner = tuple(((c, index[:1]), number) for (c, index), number in inner)
             sums = len({index for (_, index), _ in inner})
             choices.append((((rest, inner) not in self._memo, sums), n, slot, (rest, inner)))
         _, _, slot, inner = min(choices, key=lambda choice: choice[:2])

@@ -27,7 +27,7 @@ _libraries: list = []
 def unavailable() -> str:
     """Why kernels cannot be compiled and run here, or ""."""
     if importlib.util.find_spec("llvmlite") is None:
-        return "the package numba, which brings the compiler llvmlite, is not installed"
+        return "the package llvmlite, the compiler of Numba, is not installed; pip install llvmlite"
     if sys.platform not in ("linux", "darwin"):
         return f"it runs on Linux and macOS, not on {sys.platform}"
     if api_version() not in API_VERSIONS:

@@ -67,7 +67,8 @@ def generate(form: Form, dtype: str, machine: Machine) -> Module:
         f"define ptr @{name}(ptr %frame) {{\n  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)"
     )
     text += f"declare ptr @eqfuse_call(ptr, ptr)\n{handler}\n  ret ptr %r\n}}\n"
-    return Module(name, text, index_arrays, tuple(copied.values()))
+    widths = tuple(layout.size for layout in copied.values())
+    return Module(name, text, index_arrays, widths)
 
 
 def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:

@@ -141,11 +141,12 @@ class Plan:
         return self.operand(*key).index is self.owner is not Index.ROW
 
     def has_gaps(self, key: Key) -> bool:
-        """Whether components of this output are added to by no path."""
+        """Whether elements of this output are added to by no path."""
         terms = {
             (path.output.segment, components[-1])
             for path in self.paths
             if path.output.operand == key[1]
             for components, _ in path.terms
         }
-        return len(terms) < sum(s.dim for s in self.operand(*key).segments)
+        operand = self.operand(*key)
+        return len(terms) < sum(s.dim for s in operand.segments) or not operand.is_whole

@@ -103,6 +103,8 @@ class Rows:
                 f.zero(row, operand.size * f.bytes)
             self.copies.unpack(f, layout, row, copy)
             return
+        if not operand.is_whole:
+            f.zero(row, operand.size * f.bytes)
         place = 0
         for segment in operand.segments:
             for component in range(segment.dim):

@@ -27,7 +27,7 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
     module = generate(form, wide.name, machine.machine())
     rows = {Index.ROW: num_rows, Index.SENDER: num_nodes, Index.RECEIVER: num_nodes}
     shapes = [(rows[o.index], o.size) for o in form.outputs]
-    shapes += [(num_nodes, layout.size) for layout in module.copies]
+    shapes += [(num_nodes, width) for width in module.copies]
     results = native_p.bind(
         *(a.astype(wide) for a in inputs),
         *(indices[name] for name in module.index_arrays),

@@ -6,7 +6,7 @@ of the call with the kernel's description, looks through the index arrays, and r
 
 from llvmlite import ir
 
-from eqfuse.ops._numba.builder import API, I32, I64, NULL, PTR, Builder, Module
+from eqfuse.ops._numba.builder import API, I8, I32, I64, NULL, PTR, Builder, Module
 from eqfuse.ops._numba.threads import Threads
 
 # words of XLA_FFI_CallFrame, XLA_FFI_Api and XLA_FFI_Buffer, and their codes
@@ -41,7 +41,7 @@ class Runtime:
     def _fail(self, b: Builder, frame, code: int, text: str, *values):
         """Return an error to XLA."""
         with b.goto_entry_block():
-            message = b.alloca(ir.IntType(8), 512)
+            message = b.alloca(I8, 512)
             structure = b.alloca(I64, 4)
         b.call(self.module.snprintf, [message, b.number(512), self.module.literal(text), *values])
         for k, value in enumerate((32, 0, b.ptrtoint(message, I64), code)):
@@ -129,35 +129,53 @@ class Runtime:
             self._fail(b, frame, INVALID_ARGUMENT, text, *values)
 
     def _check_indices(self, b: Builder, frame, entry, data, rows, nodes):
-        """Every index in range; the offsets of the nodes in order and over all rows."""
+        """Every index in range, orders permutations; offsets in order and over all rows."""
         role, name = b.word(entry, 4), b.pointer(entry, 5)
 
         def item(k):
             return b.sext(b.load(b.gep(data, [k], source_etype=I32), typ=I32, align=4), I64)
 
-        is_index = b.or_(
-            b.icmp_signed("==", role, b.number(NODE_INDEX)),
-            b.icmp_signed("==", role, b.number(ROW_INDEX)),
-        )
+        is_order = b.icmp_signed("==", role, b.number(ROW_INDEX))
+        is_index = b.or_(b.icmp_signed("==", role, b.number(NODE_INDEX)), is_order)
         with b.if_then(is_index):
-            limit = b.select(b.icmp_signed("==", role, b.number(NODE_INDEX)), nodes, rows)
+            limit = b.select(is_order, rows, nodes)
             with b.each(rows) as k:
                 outside = b.icmp_unsigned(">=", item(k), limit)
                 with b.if_then(outside, likely=False):
                     text = "eqfuse: %s[%lld] is %lld, outside [0, %lld)"
                     self._fail(b, frame, OUT_OF_RANGE, text, name, k, item(k), limit)
+        with b.if_then(is_order):
+            self._check_permutation(b, frame, name, item, rows)
         with b.if_then(b.icmp_signed("==", role, b.number(OFFSETS))):
-            before = b.variable(0)
-            with b.each(b.add(nodes, b.number(1))) as k:
-                last = b.icmp_signed("==", k, nodes)
-                least = b.select(last, rows, b.now(before))
-                most = b.select(b.icmp_signed("==", k, b.number(0)), b.number(0), rows)
-                wrong = b.icmp_signed("<", item(k), least)
-                wrong = b.or_(wrong, b.icmp_signed(">", item(k), most))
-                with b.if_then(wrong, likely=False):
-                    text = "eqfuse: %s[%lld] is %lld, not in [%lld, %lld]"
-                    self._fail(b, frame, OUT_OF_RANGE, text, name, k, item(k), least, most)
-                b.store(item(k), before)
+            self._check_offsets(b, frame, name, item, rows, nodes)
+
+    def _check_permutation(self, b: Builder, frame, name, item, rows):
+        seen = b.call(self.module.calloc, [rows, b.number(1)])
+        with b.if_then(b.icmp_unsigned("==", seen, NULL)):
+            text = "eqfuse: no memory for %lld bytes of scratch"
+            self._fail(b, frame, RESOURCE_EXHAUSTED, text, rows)
+        with b.each(rows) as k:
+            place = b.gep(seen, [item(k)], source_etype=I8)
+            twice = b.icmp_unsigned("!=", b.load(place, typ=I8), ir.Constant(I8, 0))
+            with b.if_then(twice, likely=False):
+                b.call(self.module.free, [seen])
+                text = "eqfuse: %s must be a permutation, and holds %lld twice"
+                self._fail(b, frame, INVALID_ARGUMENT, text, name, item(k))
+            b.store(ir.Constant(I8, 1), place)
+        b.call(self.module.free, [seen])
+
+    def _check_offsets(self, b: Builder, frame, name, item, rows, nodes):
+        before = b.variable(0)
+        with b.each(b.add(nodes, b.number(1))) as k:
+            last = b.icmp_signed("==", k, nodes)
+            least = b.select(last, rows, b.now(before))
+            most = b.select(b.icmp_signed("==", k, b.number(0)), b.number(0), rows)
+            wrong = b.icmp_signed("<", item(k), least)
+            wrong = b.or_(wrong, b.icmp_signed(">", item(k), most))
+            with b.if_then(wrong, likely=False):
+                text = "eqfuse: %s[%lld] is %lld, not in [%lld, %lld]"
+                self._fail(b, frame, OUT_OF_RANGE, text, name, k, item(k), least, most)
+            b.store(item(k), before)
 
     def _run_pass(self, b: Builder, frame, entry, buffers, rows, nodes):
         """entry: function, rows of a unit or 0 for nodes, cost of a row and of a node, scratch."""

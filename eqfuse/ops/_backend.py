@@ -10,7 +10,6 @@ import warnings
 import jax
 
 BACKENDS = ("triton", "triton-interpret", "numba", "xla", "e3nn")
-IMPLEMENTED = BACKENDS
 
 # what None tries, best first
 PREFERRED = ("triton", "numba", "xla", "e3nn")
@@ -64,7 +63,7 @@ def _choose() -> str:
     available = availability()
     name = next(name for name in PREFERRED if available[name][0])
     best = "triton" if has_gpu() else "numba" if jax.default_backend() == "cpu" else name
-    if name != best and best in IMPLEMENTED:
+    if name != best:
         _say_once(f"ops run on backend {name!r}, not {best!r}: {available[best][1]}")
     return name
 
@@ -81,8 +80,6 @@ def _say_once(message: str) -> None:
 
 def _cannot_run(name: str) -> str:
     """Why a backend cannot run whatever the device, or ""."""
-    if name not in IMPLEMENTED:
-        return f"not part of this version, which has {', '.join(IMPLEMENTED)}"
     if name.startswith("triton") and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed; install eqfuse[cuda]"
     if name == "numba":

@@ -11,7 +11,7 @@ import jax
 from eqfuse.ops._backend import availability, resolve
 from eqfuse.ops._triton.cache import cache_folder
 
-_PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "numba")
+_PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
 
 
 def info() -> str:

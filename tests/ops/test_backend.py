@@ -10,22 +10,20 @@ import pytest
 from eqfuse.ops import _backend
 from eqfuse.ops._backend import BACKENDS, availability, resolve
 
-EVERYTHING = ("triton", "triton-interpret", "xla", "e3nn")
-
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with or without a GPU and triton, where all backends but numba are implemented."""
+    """A machine with or without a GPU, triton, and llvmlite."""
 
-    def make(gpu: bool, triton: bool):
+    def make(gpu: bool, triton: bool, llvmlite: bool = True):
         find_spec = importlib.util.find_spec
+        here = {"triton": triton, "llvmlite": llvmlite}
         monkeypatch.delenv("EQFUSE_BACKEND", raising=False)
-        monkeypatch.setattr(_backend, "IMPLEMENTED", EVERYTHING)
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if gpu else "cpu")
         monkeypatch.setattr(
             importlib.util,
             "find_spec",
-            lambda name: (object() if triton else None) if name == "triton" else find_spec(name),
+            lambda name: (object() if here[name] else None) if name in here else find_spec(name),
         )
         monkeypatch.setattr("jaxlib.gpu_triton.TritonKernel", object, raising=False)
         _backend._say_once.cache_clear()
@@ -37,7 +35,7 @@ def test_none_chooses_by_device(machine):
     machine(gpu=True, triton=True)
     assert resolve(None) == "triton"
     machine(gpu=False, triton=True)
-    assert resolve(None) == "xla"
+    assert resolve(None) == "numba"
 
 
 def test_none_falls_back_and_says_so_once(machine):
@@ -45,6 +43,10 @@ def test_none_falls_back_and_says_so_once(machine):
     with pytest.warns(UserWarning, match="'xla', not 'triton': the package triton is not install"):
         assert resolve(None) == "xla"
     assert resolve(None) == "xla"  # a second warning would be an error
+    machine(gpu=False, triton=True, llvmlite=False)
+    with pytest.warns(UserWarning, match="'xla', not 'numba': the package llvmlite, the compiler"):
+        assert resolve(None) == "xla"
+    assert resolve(None) == "xla"
 
 
 def test_the_variable_says_what_none_means(machine, monkeypatch):
@@ -63,7 +65,8 @@ def test_a_named_backend_runs_or_is_an_error(machine):
     for name in ("triton", "triton-interpret"):
         with pytest.raises(ValueError, match=f"'{name}' cannot run here: .*install eqfuse"):
             resolve(name)
-    with pytest.raises(ValueError, match="'numba' cannot run here: not part of this version"):
+    machine(gpu=False, triton=False, llvmlite=False)
+    with pytest.raises(ValueError, match=r"'numba' cannot run here: .*pip install llvmlite"):
         resolve("numba")
     with pytest.raises(ValueError, match="'pallas' is unknown; choose one of triton, "):
         resolve("pallas")
@@ -75,6 +78,7 @@ def test_availability_names_a_reason_for_every_backend(machine):
     assert tuple(report) == BACKENDS
     assert {name for name, (runs, _) in report.items() if runs} == {
         "triton-interpret",
+        "numba",
         "xla",
         "e3nn",
     }

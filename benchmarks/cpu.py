@@ -1,0 +1,125 @@
+"""Time the native kernels on this CPU against e3nn-jax, both jitted, run in turn in one process.
+
+    python -m benchmarks.cpu [--threads 2 4] [--only TEXT] [--json FILE]
+
+For each number of threads a process of its own is bound to that many processors. Each case is first
+compared (float32, 1e-4 of the largest element), and not timed where the results differ. "ideal" is
+the time that the bytes and operations of the form take at the bandwidth and the rate measured on
+the same processors. Scratch memory is what XLA allocates for intermediates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+GROUPS = ("products", "steps", "others")
+
+
+def measure(problem, seconds: float) -> dict:
+    """Times, ratios, compile times and scratch memory of one problem on both backends."""
+    import jax
+    import numpy as np
+
+    from benchmarks.timing import compiled, interleaved
+
+    functions, compile_s, scratch = {}, {}, {}
+    for backend in ("e3nn", "numba"):
+        functions[backend], compile_s[backend], scratch[backend] = compiled(
+            problem.function(backend), problem.args
+        )
+    expected, found = (jax.tree.leaves(f(*problem.args)) for f in functions.values())
+    for a, b in zip(expected, found, strict=True):
+        difference = np.abs(np.asarray(a) - np.asarray(b)).max(initial=0)
+        if not difference <= 1e-4 * np.abs(np.asarray(a)).max(initial=0) + 1e-30:
+            return {"error": f"results differ by {difference:.1e}"}
+    times = interleaved(functions, problem.args, seconds)
+    flat = {k: {n: dataclasses.asdict(s) for n, s in times[k].items()} for k in ("ms", "ratio")}
+    return {**flat, "turns": times["turns"], "compile_s": compile_s, "scratch": scratch}
+
+
+def child(threads: int, only: str, seconds: float) -> None:
+    """Measure on `threads` processors; one line of JSON for each case."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    from benchmarks import cpu_problems
+    from benchmarks.timing import float32_rate, memory_bandwidth
+
+    bandwidth, rate = memory_bandwidth(), float32_rate()
+    print(json.dumps({"threads": threads, "bandwidth": bandwidth, "rate": rate}), flush=True)
+    for group in GROUPS:
+        for name, make in getattr(cpu_problems, group.upper()).items():
+            if only not in f"{group} {name}":
+                continue
+            problem = make()
+            ideal = 1e3 * max(problem.bytes / bandwidth, problem.operations / rate)
+            result = {"threads": threads, "group": group, "case": name, "ideal_ms": ideal}
+            result |= {"bytes": problem.bytes, "operations": problem.operations}
+            print(json.dumps(result | measure(problem, seconds)), flush=True)
+
+
+def row(result: dict) -> str:
+    """A line of the table of one case."""
+    if "error" in result:
+        return f"| {result['case']} | {result['threads']} | {result['error']} | | | | | |"
+    slow, fast = (result["ms"][name] for name in ("e3nn", "numba"))
+    ratio = result["ratio"]["numba"]
+    ideal = f"{result['ideal_ms']:.2f}" if result["ideal_ms"] else ""
+    compile_s, scratch = result["compile_s"], result["scratch"]
+    return (
+        f"| {result['case']} | {result['threads']} | {slow['median']:.3g} | {fast['median']:.3g} | "
+        f"{ratio['median']:.1f} ({ratio['low']:.1f} to {ratio['high']:.1f}) | {ideal} | "
+        f"{compile_s['e3nn']:.2f} / {compile_s['numba']:.2f} | "
+        f"{scratch['e3nn'] / 1e6:.2f} / {scratch['numba'] / 1e6:.2f} |"
+    )
+
+
+HEADER = """
+| case | threads | e3nn, ms | numba, ms | ratio (quartiles) | ideal, ms | compile, s | scratch, MB |
+|---|---|---|---|---|---|---|---|"""
+
+
+def main() -> None:
+    """Measure and print tables in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--only", default="", help="only cases whose group or name holds this")
+    parser.add_argument("--seconds", type=float, default=6.0, help="to time each case")
+    parser.add_argument("--json", help="a file for all numbers")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.threads[0], options.only, options.seconds)
+        return
+    results = []
+    for threads in options.threads:
+        command = [sys.executable, "-m", "benchmarks.cpu", "--child", "--threads", str(threads)]
+        command += ["--only", options.only, "--seconds", str(options.seconds)]
+        with (
+            tempfile.TemporaryDirectory() as cache
+        ):  # so that compile times are those of a first run
+            environment = {**os.environ, "JAX_PLATFORMS": "cpu", "EQFUSE_CACHE_DIR": cache}
+            with subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, text=True
+            ) as process:
+                machine = json.loads(process.stdout.readline() or "{}")
+                results.append(machine)
+                print(f"\n{threads} threads: {machine['bandwidth'] / 1e9:.1f} GB/s, ", end="")
+                print(f"{machine['rate'] / 1e9:.0f} GFLOP/s{HEADER}", flush=True)
+                for line in process.stdout:
+                    results.append(json.loads(line))
+                    print(row(results[-1]), flush=True)
+        if process.returncode:
+            sys.exit(f"the measurement on {threads} threads failed")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

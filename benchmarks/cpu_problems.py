@@ -1,0 +1,186 @@
+"""What `benchmarks.cpu` measures: each problem as e3nn-jax and as eqfuse compute it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.cases import BOTH2, BOTH3, CASES, SH2, SH3, Case, times
+from eqfuse import models, ops
+from eqfuse.graph import Graph
+
+NODES, EDGES = 135, 2700
+"""Of a batch of five molecules of 3BPA with a cutoff of 5 Å."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One computation, by backend.
+
+    Attributes:
+      function: backend -> a function of `args`.
+      bytes, operations: the least that it moves and computes, counted from the form; 0 if unknown.
+    """
+
+    function: Callable
+    args: tuple
+    bytes: int = 0
+    operations: int = 0
+
+
+def _normal(rng, *shape):
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+
+def _random_edges(rng, nodes, edges) -> ops.Edges:
+    return ops.Edges.from_arrays(*rng.integers(0, nodes, (2, edges)), nodes)
+
+
+def graph_product(case: Case, backward: bool, nodes: int = NODES, edges: int = EDGES) -> Problem:
+    """A weighted product on a graph, or its gradients along with it; e3nn-jax by its definition."""
+    rng = np.random.default_rng(0)
+    graph = _random_edges(rng, nodes, edges)
+    irreps = e3nn.tensor_product(case.irreps_x, case.irreps_y, filter_ir_out=case.filter_ir_out)
+    x = _normal(rng, nodes, e3nn.Irreps(case.irreps_x).dim)
+    y = _normal(rng, edges, e3nn.Irreps(case.irreps_y).dim)
+    w, cotangent = _normal(rng, edges, irreps.num_irreps), _normal(rng, nodes, irreps.dim)
+
+    def function(backend):
+        def product(x, y, w):
+            xs, ys = e3nn.IrrepsArray(case.irreps_x, x), e3nn.IrrepsArray(case.irreps_y, y)
+            if backend != "e3nn":
+                options = {"filter_ir_out": case.filter_ir_out, "backend": backend}
+                return ops.graph_tensor_product(xs, ys, w, graph, **options).array
+            messages = e3nn.tensor_product(xs[graph.senders], ys, filter_ir_out=case.filter_ir_out)
+            return jax.ops.segment_sum((messages * w).array, graph.receivers, nodes)
+
+        if not backward:
+            return product
+        return lambda *args: jax.vjp(product, *args[:3])[1](args[3])
+
+    forms = case.forms()
+    counts = [forms["backward" if backward else "forward"].counts(edges, nodes)]
+    work = {n: sum(getattr(c, n) for c in counts) for n in ("bytes", "operations")}
+    return Problem(function, (x, y, w, cotangent) if backward else (x, y, w), **work)
+
+
+def row_product(irreps_x: str, irreps_y: str, rows: int, backward: bool, batch: int = 0) -> Problem:
+    """A product of rows, under `vmap` where there is a batch."""
+    rng = np.random.default_rng(0)
+    irreps = e3nn.tensor_product(irreps_x, irreps_y)
+    shape = (batch, rows) if batch else (rows,)
+    sizes = (e3nn.Irreps(irreps_x).dim, e3nn.Irreps(irreps_y).dim, irreps.dim)
+    x, y, cotangent = (_normal(rng, *shape, size) for size in sizes)
+
+    def function(backend):
+        def product(x, y):
+            xs, ys = e3nn.IrrepsArray(irreps_x, x), e3nn.IrrepsArray(irreps_y, y)
+            if backend == "e3nn":
+                return e3nn.tensor_product(xs, ys).array
+            return ops.tensor_product(xs, ys, backend=backend).array
+
+        mapped = jax.vmap(product) if batch else product
+        if not backward:
+            return mapped
+        return lambda *args: jax.vjp(mapped, *args[:2])[1](args[2])
+
+    return Problem(function, (x, y, cotangent) if backward else (x, y))
+
+
+def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
+    """Random molecules of the size and density of 3BPA."""
+    rng = np.random.default_rng(0)
+    positions, senders, receivers = [], [], []
+    for n in range(count):
+        grid = np.stack(np.meshgrid(*[np.arange(3)] * 3), -1).reshape(-1, 3)
+        r = 1.9 * grid[:atoms] + rng.normal(size=(atoms, 3)) * 0.2
+        distance = np.linalg.norm(r[:, None] - r, axis=-1)
+        found = np.nonzero((distance < cutoff) & (distance > 0))
+        positions.append(r)
+        senders.append(found[0] + n * atoms)
+        receivers.append(found[1] + n * atoms)
+    nodes = count * atoms
+    edges = ops.Edges.from_arrays(np.concatenate(senders), np.concatenate(receivers), nodes)
+    return Graph(
+        positions=jnp.asarray(np.concatenate(positions), jnp.float32),
+        species=jnp.asarray(rng.integers(0, 4, nodes), jnp.int32),
+        edges=edges,
+        shifts=jnp.zeros((edges.num_edges, 3), jnp.float32),
+        graph_index=jnp.asarray(np.repeat(np.arange(count), atoms), jnp.int32),
+        cells=jnp.zeros((count, 3, 3), jnp.float32),
+        node_mask=jnp.ones(nodes, bool),
+        graph_mask=jnp.ones(count, bool),
+    )
+
+
+def training_step(channels: int = 64) -> Problem:
+    """The gradient of a loss on energies and forces of NequIP: 3 layers, l <= 2, both parities."""
+    graph = _molecules()
+    targets = _normal(np.random.default_rng(1), graph.positions.shape[0], 3)
+
+    def potential(backend):
+        fields = {"irreps_out": "0e", "num_species": 4, "layers": 3, "channels": channels}
+        neighbours = graph.edges.num_edges / graph.positions.shape[0]
+        model = models.build("nequip", **fields, avg_num_neighbors=neighbours, backend=backend)
+        return models.Potential(model=model, scale=(1.0,) * 4, shift=(0.0,) * 4)
+
+    arguments = (graph.vectors, graph.species, graph.edges)
+    params = jax.jit(potential("e3nn").init)(jax.random.key(0), *arguments)
+
+    def function(backend):
+        def loss(params, graph, targets):
+            prediction = models.predict(potential(backend), params, graph)
+            return jnp.sum(prediction.energy**2) + jnp.sum((prediction.forces - targets) ** 2)
+
+        return jax.value_and_grad(loss)
+
+    return Problem(function, (params, graph, targets))
+
+
+def _scaled(mul: int) -> dict[str, Case]:
+    return {
+        f"NequIP l<=2, {mul}": Case(times(mul, BOTH2), SH2, BOTH2),
+        f"MACE-large, {mul}": Case(times(mul, "0e+1o+2e"), SH3, SH3),
+        f"NequIP l<=3, {mul}": Case(times(mul, BOTH3), SH3, BOTH3),
+    }
+
+
+PRODUCTS = {
+    f"{name}, {order}": (lambda case=case, order=order: graph_product(case, order != "forward"))
+    for mul in (64, 128)
+    for name, case in _scaled(mul).items()
+    for order in ("forward", "forward + backward")
+}
+
+STEPS = {"NequIP training step, 64": training_step}
+
+OTHERS = {
+    f"{name}{', backward' if backward else ''}": (
+        lambda make=make, backward=backward: make(backward)
+    )
+    for name, make in {
+        "one row, 8x0e+8x1o (x) 1o": lambda b: row_product("8x0e+8x1o", "1o", 1, b),
+        "tiny graph, 4x0e+4x1o, 5 nodes": lambda b: graph_product(
+            Case("4x0e+4x1o", "0e+1o", "0e+1o"), b, 5, 8
+        ),
+        "scalars, 128x0e (x) 0e, 2000 rows": lambda b: row_product("128x0e", "0e", 2000, b),
+        "scalars on a graph, 64x0e": lambda b: graph_product(Case("64x0e", "0e", "0e"), b),
+        "multiplicity 1, 0e+1o (x) 0e+1o, 5000 rows": lambda b: row_product(
+            "0e+1o", "0e+1o", 5000, b
+        ),
+        "16x0e+16x1o (x) 16x0e+16x1o, 200 rows": lambda b: row_product(
+            "16x0e+16x1o", "16x0e+16x1o", 200, b
+        ),
+        "64x0e (x) 64x0e, 500 rows": lambda b: row_product("64x0e", "64x0e", 500, b),
+        "vmap of 16, 16x0e+16x1o (x) 0e+1o, 50 rows": lambda b: row_product(
+            "16x0e+16x1o", "0e+1o", 50, b, 16
+        ),
+        "Tetris network": lambda b: graph_product(CASES["tetris-2"], b, 32, 100),
+    }.items()
+    for backward in (False, True)
+}

@@ -1,0 +1,86 @@
+"""Time functions side by side, and measure what the machine can do."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of a number that was measured several times."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, numbers) -> Spread:
+        low, median, high = np.percentile(numbers, (25, 50, 75))
+        return cls(float(median), float(low), float(high))
+
+
+def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) -> dict:
+    """Run the functions in turn, so that a change of load meets all of them alike.
+
+    Args:
+      functions: compiled, by name; the first is the one that others are compared with.
+      args: their arguments.
+      seconds, most: how long to go on, and how many turns at most; five at least.
+    Returns:
+      {"ms": {name: Spread}, "ratio": {name: Spread of first / name, turn by turn}, "turns": count}.
+    """
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        for _ in range(2):
+            jax.block_until_ready(function(*args))
+    end = time.perf_counter() + seconds
+    for turn in range(most):
+        if turn >= 5 and time.perf_counter() > end:
+            break
+        for name, function in functions.items():
+            start = time.perf_counter()
+            jax.block_until_ready(function(*args))
+            times[name].append(time.perf_counter() - start)
+    first = np.array(next(iter(times.values())))
+    return {
+        "ms": {name: Spread.of(1e3 * np.array(t)) for name, t in times.items()},
+        "ratio": {name: Spread.of(first / np.array(t)) for name, t in times.items()},
+        "turns": len(first),
+    }
+
+
+def compiled(function, args) -> tuple[object, float, int]:
+    """A function compiled for its arguments, the seconds that took, its scratch memory in bytes."""
+    start = time.perf_counter()
+    result = jax.jit(function).lower(*args).compile()
+    seconds = time.perf_counter() - start
+    return result, seconds, result.memory_analysis().temp_size_in_bytes
+
+
+def _best(function, array) -> float:
+    """The least seconds of one of many calls, each on the result of the one before, in its place."""
+    step = jax.jit(function, donate_argnums=0)
+    array = jax.block_until_ready(step(array))
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        array = jax.block_until_ready(step(array))
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def memory_bandwidth() -> float:
+    """Bytes per second, read and written, of adding one to 256 MB in place."""
+    array = jnp.ones(1 << 26, jnp.float32)
+    return 2 * array.nbytes / _best(lambda a: a + 1.0, array)
+
+
+def float32_rate() -> float:
+    """Operations per second of a product of matrices of 2048 x 2048, the best that XLA reaches."""
+    n = 2048
+    return 2 * n**3 / _best(lambda a: a @ a, jnp.ones((n, n), jnp.float32) / n)

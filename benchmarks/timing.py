@@ -63,7 +63,7 @@ def compiled(function, args) -> tuple[object, float, int]:
 
 
 def _best(function, array) -> float:
-    """The least seconds of one of many calls, each on the result of the one before, in its place."""
+    """The least seconds of a call, each on the result of the one before, in its place."""
     step = jax.jit(function, donate_argnums=0)
     array = jax.block_until_ready(step(array))
     times = []

@@ -15,6 +15,8 @@ from eqfuse.ops._form import Form, Index, Operand, Path, Segment, Slot
 
 UNROLLED_MUL = 4
 """Up to this multiplicity of the smaller operand, its channels become components of the form."""
+UNROLLED_TERMS = 2048
+"""Up to so many terms they do on request, whatever the multiplicity."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,18 +135,19 @@ def tensor_product(
     zero_x: tuple[bool, ...] | None = None,
     zero_y: tuple[bool, ...] | None = None,
     on_graph: bool = False,
+    unroll: bool = False,
 ) -> Product:
     """The form of `e3nn.tensor_product`: inputs x, y (and w), output out.
 
     The operand with the larger multiplicities runs along the channels; those of the other become
     components. `weighted` adds a weight for every irrep of the output, in its order. `on_graph`
     reads x through the senders and sums the output to the receivers. Where both operands have
-    multiplicities over `UNROLLED_MUL`, the product has `expand`, over rows and without weights.
+    multiplicities over `UNROLLED_MUL`, the product has `expand`, over rows and without weights; or
+    not, with `unroll`, up to `UNROLLED_TERMS` terms.
     """
     x_groups = _groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
     y_groups = _groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
-    x_channels = mul_x >= mul_y
     blocks = [
         (ir, gx, gy)
         for gx in x_groups
@@ -153,8 +156,11 @@ def tensor_product(
         if filter_ir_out is None or ir in filter_ir_out
     ]
     blocks.sort(key=lambda block: block[0])  # e3nn sorts stably by irrep
-    if min(mul_x, mul_y) > UNROLLED_MUL:
+    many = min(mul_x, mul_y) > UNROLLED_MUL
+    if many and not (unroll and _num_terms(blocks, normalization) <= UNROLLED_TERMS):
         return _expanded(blocks, normalization, regroup)
+    # the channels of y lie side by side in the output
+    x_channels = mul_x > mul_y if many else mul_x >= mul_y
 
     operands, paths, zeros = _Operands(), [], []
     offset = irrep = 0
@@ -189,6 +195,14 @@ def tensor_product(
     form = _renumbered(Form(tuple(inputs), (output,), ()), paths)
     irreps_out, zeros = _regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
     return Product(form, irreps_out, zeros)
+
+
+def _num_terms(blocks, normalization: str) -> int:
+    """Terms of the product with the multiplicities of one side unrolled."""
+    return sum(
+        min(gx.mul, gy.mul) * len(coupling(gx.ir, gy.ir, ir, normalization))
+        for ir, gx, gy in blocks
+    )
 
 
 def _unrolled(gx: _Group, gy: _Group, x_channels: bool):

@@ -72,6 +72,7 @@ def graph_tensor_product(
         zero_x=x.zero_flags,
         zero_y=y.zero_flags,
         on_graph=True,
+        unroll=backend == "numba",
     )
     if product.expand:  # multiplicities on both sides: no one kernel serves
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)

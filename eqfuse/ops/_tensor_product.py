@@ -92,6 +92,7 @@ def tensor_product(
         filter_ir_out=irreps_filter(filter_ir_out),
         normalization=normalization(irrep_normalization),
         regroup=regroup_output,
+        unroll=backend == "numba",
     )
     if are_irreps(input1, input2):
         return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out

@@ -1,0 +1,16 @@
+"""TensorProductLinear and TensorProductLinearGate on native kernels, against e3nn's definition."""
+
+import pytest
+
+from tests.ops.parity import only
+from tests.ops.test_tensor_product_linear import CASES, Problem, orders, worst
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_orders_equal_e3nn(name, x64):
+    """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
+    problem, same = Problem(CASES[name]), Problem(CASES[name])
+    expected = orders(problem, "e3nn")
+    with only("numba"):
+        found = orders(same, "numba")
+    assert worst(found, expected) < 1e-12

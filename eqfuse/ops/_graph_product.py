@@ -41,7 +41,7 @@ def graph_tensor_product(
         `e3nn.tensor_product`, in its order; None for a product without weights.
       edges: who sends to whom.
       filter_ir_out, irrep_normalization, regroup_output: as in `tensor_product`.
-      backend: "triton", "xla", "e3nn", "triton-interpret", or None to choose by device.
+      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
     Returns:
       IrrepsArray [num_nodes, irreps_out] of the promoted dtype, accumulated in float32 or better;
       the Irreps of the output if irreps were given.

@@ -69,7 +69,7 @@ def tensor_product(
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
       regroup_output: sort and merge irreps of the inputs and the output.
-      backend: "triton", "xla", "e3nn", "triton-interpret", or None to choose by device.
+      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
     Returns:
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better; the
       Irreps of the product if irreps were given.
@@ -118,7 +118,7 @@ def elementwise_tensor_product(
       input2: IrrepsArray [..., irreps2] with as many irreps as input1; leading axes broadcast.
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
-      backend: "triton", "xla", "e3nn", "triton-interpret", or None to choose by device.
+      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
     Returns:
       IrrepsArray [..., irreps_out], neither sorted nor merged, of the promoted dtype; the Irreps of
       the product if irreps were given.

@@ -61,14 +61,34 @@ class Groups:
         return sorted(found)
 
     def write(self, group: list[Path], count: str):
-        """One group: over the channels, and inside over the rows of the block."""
-        f, n = self.f, lanes(self._mul(group[0]), self.plan.widest)
-        length = padded(self._mul(group[0]), self.plan.widest)
+        """One group, over the rows of the block and the channels.
+
+        A pass that writes rows goes from one end of a row to the other; in one that does not, sums
+        of the owner stay in registers from row to row. Either way every sum has the same order.
+        """
+        if any(("out", o) not in self.rows.own for o in self.plan.outputs):
+            self._write_by_row(group, count)
+        else:
+            self._write_by_channel(group, count)
+        self._begun |= self._row_outputs(group)
+
+    def _write_by_row(self, group: list[Path], count: str):
+        f, n, length, kept, wide = self.f, *self._shape(group)
+        with f.loop(count) as rows, f.loop(str(length), step=n) as channels:
+            offset = f.times(channels.index, f.bytes)
+            places = [self._owned_place(key, offset) for key in kept]
+            first = [f.load(place, n, w) for place, w in zip(places, wide, strict=True)]
+            sums = dict(zip(kept, first, strict=True))
+            own = self._owned_inputs(group, offset, n)
+            self._row(group, rows.index, offset, n, length // n, own, sums)
+            for key, place, w in zip(kept, places, wide, strict=True):
+                f.store(sums[key], place, n, w)
+
+    def _write_by_channel(self, group: list[Path], count: str):
+        f, n, length, kept, wide = self.f, *self._shape(group)
         with f.loop(str(length), step=n) as channels:
             offset = f.times(channels.index, f.bytes)
-            kept = self._accumulators(group)
             places = [self._owned_place(key, offset) for key in kept]
-            wide = [self.plan.is_summed(("out", key[0])) for key in kept]
             first = [f.load(place, n, w) for place, w in zip(places, wide, strict=True)]
             own = self._owned_inputs(group, offset, n)
             with f.loop(count, carried=first, kinds=[f.vector(n, w) for w in wide]) as rows:
@@ -77,7 +97,12 @@ class Groups:
                 rows.next = [sums[key] for key in kept]
             for place, value, w in zip(places, rows.carried, wide, strict=True):
                 f.store(value, place, n, w)
-        self._begun |= self._row_outputs(group)
+
+    def _shape(self, group: list[Path]):
+        """Lanes, padded channels, and the components of owned outputs, with which are wide."""
+        mul, kept = self._mul(group[0]), self._accumulators(group)
+        wide = [self.plan.is_summed(("out", key[0])) for key in kept]
+        return lanes(mul, self.plan.widest), padded(mul, self.plan.widest), kept, wide
 
     def _owned_place(self, key, offset: str) -> str:
         o, segment, component = key

@@ -6,6 +6,7 @@ import difflib
 import flax.linen as nn
 import jax
 
+from eqfuse.models.allegro import Allegro
 from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
 from eqfuse.models.potential import Potential, Prediction, predict
@@ -15,6 +16,7 @@ from eqfuse.models.tetris_net import TetrisNet
 __all__ = [
     "MACE",
     "MODELS",
+    "Allegro",
     "NequIP",
     "Potential",
     "Prediction",
@@ -25,8 +27,7 @@ __all__ = [
     "tetris_logits",
 ]
 
-MODELS = {"nequip": NequIP, "mace": MACE, "tetris": TetrisNet}
-PLANNED = ("allegro",)
+MODELS = {"nequip": NequIP, "allegro": Allegro, "mace": MACE, "tetris": TetrisNet}
 
 
 def build(name: str, **fields) -> nn.Module:
@@ -40,10 +41,6 @@ def build(name: str, **fields) -> nn.Module:
     Raises:
       ValueError: an unknown model or setting, naming the nearest ones.
     """
-    if name in PLANNED:
-        raise ValueError(
-            f"model {name!r} is not part of this version yet; choose {' or '.join(MODELS)}"
-        )
     if name not in MODELS:
         raise ValueError(f"model {name!r} is unknown; {_nearest(name, MODELS)}")
     # flax adds `parent` and `name` to the fields of every module.

@@ -1,6 +1,7 @@
 """What a model knows of an edge: its direction, its length, and smooth functions of the length."""
 
 import math
+from typing import NamedTuple
 
 import e3nn_jax as e3nn
 import jax
@@ -81,18 +82,29 @@ def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
     return e3nn.spherical_harmonics(irreps, directions, False, normalization="component")
 
 
-def edge_features(
+class EdgeGeometry(NamedTuple):
+    """What is known of each edge.
+
+    Attributes:
+      sh: spherical harmonics, IrrepsArray [n_edges, 0e + 1o + ...].
+      basis: Bessel functions of the length times the envelope, [n_edges, num_bessel].
+      envelope: the polynomial cutoff, [n_edges]; zero for padding and beyond the cutoff.
+    """
+
+    sh: e3nn.IrrepsArray
+    basis: jax.Array
+    envelope: jax.Array
+
+
+def edge_geometry(
     vectors: jax.Array, lmax: int, cutoff: float, num_bessel: int, poly_power: int
-) -> tuple[e3nn.IrrepsArray, jax.Array]:
+) -> EdgeGeometry:
     """What a message is made of: directions, and lengths that fade at the cutoff.
 
     Args:
       vectors: [n_edges, 3] Å, of zero length for padding.
       lmax: largest l of the spherical harmonics.
       cutoff, num_bessel, poly_power: see `polynomial_cutoff` and `bessel_basis`.
-    Returns:
-      Spherical harmonics, IrrepsArray [n_edges, 0e + 1o + ...], and the Bessel functions times the
-      cutoff, [n_edges, num_bessel], which are zero for padding and beyond the cutoff.
     Raises:
       ValueError: settings that are not positive.
     """
@@ -103,4 +115,12 @@ def edge_features(
     lengths, directions, real = lengths_and_directions(vectors)
     envelope = jnp.where(real, polynomial_cutoff(lengths, cutoff, poly_power), 0)
     basis = bessel_basis(lengths, num_bessel, cutoff) * envelope[:, None]
-    return spherical_harmonics(directions, range(lmax + 1)), basis
+    return EdgeGeometry(spherical_harmonics(directions, range(lmax + 1)), basis, envelope)
+
+
+def edge_features(
+    vectors: jax.Array, lmax: int, cutoff: float, num_bessel: int, poly_power: int
+) -> tuple[e3nn.IrrepsArray, jax.Array]:
+    """`sh` and `basis` of `edge_geometry`."""
+    geometry = edge_geometry(vectors, lmax, cutoff, num_bessel, poly_power)
+    return geometry.sh, geometry.basis

@@ -286,25 +286,66 @@ def elementwise_tensor_product(
             "elementwise_tensor_product: the inputs must have the same number of irreps, "
             f"got {irreps_x.num_irreps} ({irreps_x}) and {irreps_y.num_irreps} ({irreps_y})"
         )
+    pairs = _aligned(_blocks(irreps_x, zero_x), _blocks(irreps_y, zero_y))
+    blocks = [(ir, x, y) for x, y in pairs for ir in x[0] * y[0]]
+    return _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization)
+
+
+@functools.cache
+def channelwise_tensor_product(
+    irreps_x: e3nn.Irreps,
+    irreps_y: e3nn.Irreps,
+    filter_ir_out: tuple[e3nn.Irrep, ...] | None,
+    normalization: str,
+    zero_x: tuple[bool, ...] | None = None,
+    zero_y: tuple[bool, ...] | None = None,
+    on_graph: bool = False,
+) -> Product:
+    """The form of every block of x times every block of y (uuu), sorted and merged by irrep.
+
+    `on_graph` reads y through the receivers.
+
+    Raises:
+      ValueError: blocks of different multiplicities.
+    """
+    if len({mul for mul, _ in (*irreps_x, *irreps_y)}) > 1:
+        raise ValueError(
+            "channelwise_tensor_product: all irreps must have the same multiplicity, "
+            f"got {irreps_x} and {irreps_y}"
+        )
+    blocks = [
+        (ir, x, y)
+        for x in _blocks(irreps_x, zero_x)
+        for y in _blocks(irreps_y, zero_y)
+        for ir in x[0] * y[0]
+    ]
+    blocks.sort(key=lambda block: block[0])  # stably, as e3nn sorts
+    y_index = Index.RECEIVER if on_graph else Index.ROW
+    product = _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization, y_index)
+    irreps_out, zeros = _regrouped(product.irreps_out, product.zero_flags)
+    return dataclasses.replace(product, irreps_out=irreps_out, zero_flags=zeros)
+
+
+def _channelwise(
+    blocks, irreps_x, irreps_y, filter_ir_out, normalization: str, y_index: Index = Index.ROW
+) -> Product:
+    """The form of products, channel by channel, of (irrep, block of x, block of y) in this order."""
     operands, paths, zeros, irreps_out, offset = _Operands(), [], [], [], 0
-    for (ir_x, x, x_zero), (ir_y, y, y_zero) in _aligned(
-        _blocks(irreps_x, zero_x), _blocks(irreps_y, zero_y)
-    ):
-        for ir in ir_x * ir_y:
-            if filter_ir_out is not None and ir not in filter_ir_out:
-                continue
-            out = Segment(offset, x.mul, ir.dim, ir.dim)
-            offset += x.mul * ir.dim
-            irreps_out.append((x.mul, ir))
-            zeros.append(x_zero or y_zero)
-            if not zeros[-1] and x.mul:
-                factors = (operands.slot(X, x), operands.slot(Y, y))
-                terms = coupling(ir_x, ir_y, ir, normalization)
-                paths.append(Path(factors, operands.slot(OUT, out), terms))
+    for ir, (ir_x, x, x_zero), (ir_y, y, y_zero) in blocks:
+        if filter_ir_out is not None and ir not in filter_ir_out:
+            continue
+        out = Segment(offset, x.mul, ir.dim, ir.dim)
+        offset += x.mul * ir.dim
+        irreps_out.append((x.mul, ir))
+        zeros.append(x_zero or y_zero)
+        if not zeros[-1] and x.mul:
+            factors = (operands.slot(X, x), operands.slot(Y, y))
+            terms = coupling(ir_x, ir_y, ir, normalization)
+            paths.append(Path(factors, operands.slot(OUT, out), terms))
     irreps_out = e3nn.Irreps(irreps_out)
     inputs = (
         operands.operand(X, "x", irreps_x.dim, True, Index.ROW),
-        operands.operand(Y, "y", irreps_y.dim, True, Index.ROW),
+        operands.operand(Y, "y", irreps_y.dim, True, y_index),
     )
     output = operands.operand(OUT, "out", irreps_out.dim, True, Index.ROW)
     form = _renumbered(Form(inputs, (output,), ()), paths)

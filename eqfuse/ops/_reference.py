@@ -20,6 +20,21 @@ def graph_tensor_product(
     return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
 
 
+def channelwise_tensor_product(x, y, edges, *, filter_ir_out, normalization):
+    """Every block with every block, by pairs; see `eqfuse.ops.channelwise_tensor_product`."""
+    if edges is not None:
+        y = y[edges.receivers]
+    pairs = [(i, j) for i in range(len(x.irreps)) for j in range(len(y.irreps))]
+    left, right = (
+        e3nn.concatenate([a[..., a.irreps.slices()[k]] for k in which])
+        for a, which in zip((x, y), zip(*pairs, strict=True), strict=True)
+    )
+    product = e3nn.elementwise_tensor_product(
+        left, right, filter_ir_out=filter_ir_out, irrep_normalization=normalization
+    )
+    return product.regroup()
+
+
 def symmetric_basis(irs, ir_out: e3nn.Irrep, degree: int) -> e3nn.IrrepsArray:
     """Symmetric maps of `degree` factors of irreps to one: [d, ..., d, number of maps x ir_out]."""
     irreps = e3nn.Irreps([(1, ir) for ir in irs])

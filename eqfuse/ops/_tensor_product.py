@@ -98,7 +98,7 @@ def tensor_product(
         return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
     x, y = operands("tensor_product", input1, input2)
     product = build(x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags)
-    return _evaluate(product, x, y, backend)
+    return evaluate_rows(product, x, y, backend)
 
 
 def elementwise_tensor_product(
@@ -143,10 +143,10 @@ def elementwise_tensor_product(
         return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
     x, y = operands("elementwise_tensor_product", input1, input2)
     product = build(x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags)
-    return _evaluate(product, x, y, backend)
+    return evaluate_rows(product, x, y, backend)
 
 
-def _evaluate(product: _build.Product, x, y, backend: str):
+def evaluate_rows(product: _build.Product, x, y, backend: str):
     """The product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
     if product.expand:  # whole irreps are repeated, in which blocks known to be zero are constants
         x, y = (_with_constant_zeros(a) for a in (x, y))

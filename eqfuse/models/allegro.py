@@ -1,0 +1,300 @@
+"""Allegro: a strictly local equivariant potential (Musaelian et al. 2023)."""
+
+import math
+
+import e3nn_jax as e3nn
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse import ops
+from eqfuse.models.allegro_irreps import Paths, tensor_paths
+from eqfuse.models.radial import edge_geometry
+
+SCALAR = e3nn.Irrep("0e")
+UPDATE = 0.5
+"""a of the residual update of the latents: what a layer adds is half of what was there."""
+
+
+def times(channels: int, irs) -> e3nn.Irreps:
+    """Each irrep `channels` times."""
+    return e3nn.Irreps([(channels, ir) for ir in irs])
+
+
+def dense(width: int, name: str) -> nn.Module:
+    """A matrix without bias, normalised so that it keeps the variance."""
+    return e3nn.flax.MultiLayerPerceptron((width,), name=name)
+
+
+class Environment(nn.Module):
+    """The edges of each centre, summed: what their neighbourhood looks like.
+
+        env_i = sum_k (W x_ik) Y_ik / sqrt(n)
+
+    Attributes:
+      irs: the spherical harmonics that are summed.
+      channels: multiplicity of each.
+      avg_num_neighbors: n.
+      backend: see `eqfuse.ops`.
+    References: Musaelian et al. 2023, eq. 10.
+    """
+
+    irs: tuple[e3nn.Irrep, ...]
+    channels: int
+    avg_num_neighbors: float
+    backend: str | None
+
+    @nn.compact
+    def __call__(self, x, sh, edges):
+        """x: [n_edges, latent_dim]. Returns IrrepsArray [n_nodes, channels x irs]."""
+        weights = dense(self.channels * len(self.irs), "weights")(x)  # [n_edges, irs x channels]
+        ones = jnp.ones((edges.num_nodes, self.channels), x.dtype)
+        ones = e3nn.IrrepsArray(times(self.channels, [SCALAR]), ones)
+        total = ops.graph_tensor_product(
+            ones, sh.filter(keep=self.irs), weights, edges, backend=self.backend
+        )
+        return total / math.sqrt(self.avg_num_neighbors)
+
+
+class AllegroLayer(nn.Module):
+    """One layer: edge features times the environment of their centre, and new latents.
+
+        T_ij = V_ij (x) env_i                                   channel by channel
+        x_ij <- (x_ij + a u_ij MLP(x_ij ++ scalars of T_ij)) / sqrt(1 + a^2),    a = 1/2
+        V_ij <- Linear(T_ij)
+
+    Attributes:
+      paths: irreps of V, env and T.
+      features: irreps of V after the layer; none after the last layer of an energy.
+      channels: multiplicity of each irrep.
+      latent_layers: matrices of the MLP, of the width of x, with silu between them.
+      avg_num_neighbors: n of `Environment`.
+      backend: see `eqfuse.ops`.
+    References: Musaelian et al. 2023, eqs. 7 to 12.
+    """
+
+    paths: Paths
+    features: tuple[e3nn.Irrep, ...]
+    channels: int
+    latent_layers: int
+    avg_num_neighbors: float
+    backend: str | None
+
+    @nn.compact
+    def __call__(self, x, v, sh, envelope, edges):
+        """One layer.
+
+        Args:
+          x: latents, [n_edges, latent_dim].
+          v: edge features, IrrepsArray [n_edges, channels x paths.inputs].
+          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
+          envelope: u, [n_edges].
+          edges: `eqfuse.ops.Edges`.
+        Returns:
+          The new x, [n_edges, latent_dim], and v, IrrepsArray [n_edges, channels x features].
+        """
+        environment = Environment(
+            self.paths.environment,
+            self.channels,
+            self.avg_num_neighbors,
+            self.backend,
+            name="environment",
+        )(x, sh, edges)  # [n_nodes, channels x paths.environment]
+        t = ops.channelwise_tensor_product(
+            v, environment, edges, filter_ir_out=self.paths.products, backend=self.backend
+        )  # [n_edges, irreps_products]
+        scalars = t.filter(keep=[SCALAR]).array
+        new = e3nn.flax.MultiLayerPerceptron(
+            (x.shape[-1],) * self.latent_layers, jax.nn.silu, output_activation=False, name="latent"
+        )(jnp.concatenate([x, scalars], axis=1))
+        x = (x + UPDATE * envelope[:, None] * new) / math.sqrt(1 + UPDATE**2)
+        v = e3nn.flax.Linear(times(self.channels, self.features), name="linear")(t)
+        return x, v
+
+
+class TensorReadout(nn.Module):
+    """Outputs other than even scalars: one more product with an environment, and a Linear.
+
+    Attributes:
+      paths: irreps of V, env and the product.
+      irreps_out: what is predicted.
+      channels: multiplicity of each irrep in the product.
+      avg_num_neighbors: n of `Environment`.
+      backend: see `eqfuse.ops`.
+    """
+
+    paths: Paths
+    irreps_out: str
+    channels: int
+    avg_num_neighbors: float
+    backend: str | None
+
+    @nn.compact
+    def __call__(self, x, v, sh, edges):
+        """As `AllegroLayer`. Returns IrrepsArray [n_edges, irreps_out]."""
+        environment = Environment(
+            self.paths.environment,
+            self.channels,
+            self.avg_num_neighbors,
+            self.backend,
+            name="environment",
+        )(x, sh, edges)
+        t = ops.channelwise_tensor_product(
+            v, environment, edges, filter_ir_out=self.paths.products, backend=self.backend
+        )
+        return e3nn.flax.Linear(self.irreps_out, force_irreps_out=True, name="linear")(t)
+
+
+class Allegro(nn.Module):
+    """Allegro: latents and equivariant features of each edge, which see its centre's edges only.
+
+        x_ij = u_ij MLP(z_i, z_j, B_ij),    V_ij = (W x_ij) Y_ij,    then the layers, then
+        E_i = sum_j MLP(x_ij) / sqrt(n)
+
+    What is predicted for an atom depends on the atoms within the cutoff of it and on no others,
+    whatever the number of layers. Edges of zero length (padding) and edges beyond the cutoff
+    contribute exactly zero.
+
+    Where the published program and the paper differ, this is the paper: species and lengths are
+    concatenated, channels are mixed by a full Linear, the new latents are weighted by 1/2 of the
+    old ones. Differences from both: the frequencies of the Bessel functions are not trained (as in
+    `NequIP`), and weights are normal, not uniform, numbers of variance 1. The paper predicts
+    energies; other irreps are read by one product more, which is `TensorReadout`.
+
+    Attributes:
+      irreps_out: what is predicted per node; "0e" for an energy.
+      num_species: number of species.
+      layers: number of layers; an energy of L layers is a sum over (L + 2)-tuples of atoms, in the
+        features, and of all orders in the latents.
+      channels: multiplicity of each irrep of V.
+      lmax: largest l of V and of the spherical harmonics.
+      parity: V of both parities (`o3_full`), or of natural parity (-1)^l only (`o3_restricted`).
+        SO(3) alone, as the program has it, would tell a molecule from its mirror image.
+      latent_dim: width of the latents.
+      two_body_layers: matrices of the first MLP, whose widths double up to `latent_dim`.
+      latent_layers: matrices of the MLP of each layer.
+      readout_hidden: width inside the last MLP, which is linear.
+      cutoff: Å.
+      num_bessel: number of Bessel functions of the edge length.
+      poly_power: p of the polynomial cutoff.
+      avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
+      backend: see `eqfuse.ops`; the parameters are the same for all.
+    References: Musaelian et al. 2023, Nature Communications 14, 579.
+    """
+
+    irreps_out: str = "0e"
+    num_species: int = 1
+    layers: int = 2
+    channels: int = 32
+    lmax: int = 2
+    parity: bool = True
+    latent_dim: int = 128
+    two_body_layers: int = 3
+    latent_layers: int = 2
+    readout_hidden: int = 32
+    cutoff: float = 5.0
+    num_bessel: int = 8
+    poly_power: int = 6
+    avg_num_neighbors: float = 1.0
+    backend: str | None = None
+
+    def layer_irreps(self) -> list[e3nn.Irreps]:
+        """Latents and features of an edge before and after each layer, and the readout."""
+        latents = e3nn.Irreps([(self.latent_dim, SCALAR)])
+        inputs = [latents + times(self.channels, paths.inputs) for paths in self._paths()]
+        return [*inputs, e3nn.Irreps(self.irreps_out)]
+
+    def _paths(self) -> list[Paths]:
+        return tensor_paths(
+            self.irreps_out, layers=self.layers, lmax=self.lmax, parity=self.parity
+        )
+
+    @nn.compact
+    def __call__(self, vectors, species, edges):
+        """Predict `irreps_out` for each node.
+
+        Args:
+          vectors: [n_edges, 3] Å, from receiver (centre) to sender (neighbour).
+          species: [n_nodes] int32, in [0, num_species).
+          edges: `eqfuse.ops.Edges`.
+        Returns:
+          IrrepsArray [n_nodes, irreps_out], dtype of vectors.
+        Raises:
+          ValueError: settings out of range, or `irreps_out` that cannot be reached.
+        """
+        self._check()
+        *layers, readout = self._paths()
+        sh, basis, envelope = edge_geometry(
+            vectors, self.lmax, self.cutoff, self.num_bessel, self.poly_power
+        )  # [n_edges, irreps_sh], [n_edges, num_bessel], [n_edges]
+        x = self._two_body_latents(basis, envelope, species, edges)
+        v = self._first_features(x, sh, layers[0].inputs)
+        for k, paths in enumerate(layers):
+            x, v = AllegroLayer(
+                paths,
+                (*layers, readout)[k + 1].inputs,
+                self.channels,
+                self.latent_layers,
+                self.avg_num_neighbors,
+                self.backend,
+                name=f"layer_{k}",
+            )(x, v, sh, envelope, edges)
+        out = self._readout(x, v, sh, edges, readout)  # [n_edges, irreps_out]
+        out = e3nn.scatter_sum(out, dst=edges.receivers, output_size=edges.num_nodes)
+        return out / math.sqrt(self.avg_num_neighbors)
+
+    def _check(self):
+        positive = ("num_species", "channels", "latent_dim", "two_body_layers", "latent_layers")
+        for name in (*positive, "readout_hidden", "avg_num_neighbors"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+    def _two_body_latents(self, basis, envelope, species, edges):
+        """x of the two atoms of each edge, [n_edges, latent_dim]."""
+        pair = [
+            jax.nn.one_hot(species[index], self.num_species, dtype=basis.dtype)
+            for index in (edges.receivers, edges.senders)
+        ]
+        widths = [self.latent_dim >> k for k in reversed(range(self.two_body_layers))]
+        x = e3nn.flax.MultiLayerPerceptron(
+            tuple(max(1, width) for width in widths),
+            jax.nn.silu,
+            output_activation=False,
+            name="two_body",
+        )(jnp.concatenate([*pair, basis], axis=1))
+        return envelope[:, None] * x
+
+    def _first_features(self, x, sh, irs):
+        """V: spherical harmonics, weighted, IrrepsArray [n_edges, channels x irs]."""
+        weights = dense(self.channels * len(irs), "first_features")(x)
+        weights = weights.reshape(-1, len(irs), self.channels, 1)
+        chunks = [weights[:, k] * y for k, y in enumerate(sh.filter(keep=irs).chunks)]
+        return e3nn.from_chunks(times(self.channels, irs), chunks, (len(x),), x.dtype)
+
+    def _readout(self, x, v, sh, edges, paths: Paths):
+        """The parts of the output that each edge gives, IrrepsArray [n_edges, irreps_out]."""
+        irreps_out = e3nn.Irreps(self.irreps_out)
+        count = irreps_out.count(SCALAR)
+        tensors = [(mul, ir) for mul, ir in irreps_out if ir != SCALAR]
+        if count:
+            scalars = e3nn.flax.MultiLayerPerceptron((self.readout_hidden, count), name="readout")(
+                x
+            )
+        if tensors:
+            found = TensorReadout(
+                paths,
+                str(e3nn.Irreps(tensors)),
+                self.channels,
+                self.avg_num_neighbors,
+                self.backend,
+                name="tensor_readout",
+            )(x, v, sh, edges)
+            tensors = list(found.chunks)
+        chunks, start = [], 0
+        for mul, ir in irreps_out:
+            if ir == SCALAR:
+                chunks.append(scalars[:, start : start + mul, None])
+                start += mul
+            else:
+                chunks.append(tensors.pop(0))
+        return e3nn.from_chunks(irreps_out, chunks, (len(x),), x.dtype)

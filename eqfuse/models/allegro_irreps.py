@@ -1,0 +1,65 @@
+"""Which irreps the layers of Allegro have: what the harmonics can reach and the output needs."""
+
+import dataclasses
+
+import e3nn_jax as e3nn
+
+SCALAR = e3nn.Irrep("0e")
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """The irreps of a product of edge features with the environment of their centre.
+
+    Attributes:
+      inputs: the edge features.
+      environment: the spherical harmonics in the environment.
+      products: what is kept of the product.
+    """
+
+    inputs: tuple[e3nn.Irrep, ...]
+    environment: tuple[e3nn.Irrep, ...]
+    products: tuple[e3nn.Irrep, ...]
+
+
+def tensor_paths(irreps_out: str, *, layers: int, lmax: int, parity: bool) -> list[Paths]:
+    """The products of each layer, and that of the readout of irreps other than 0e.
+
+    The first features are spherical harmonics; those after a layer are irreps of its product. A
+    product has the scalars, which the latents read, and the irreps that can still become scalars,
+    or one of `irreps_out`, in those that are left. Nothing is lost: what is dropped is zero, or is
+    read by nobody.
+
+    Args:
+      irreps_out: what the network predicts per node.
+      layers, lmax, parity: see `eqfuse.models.Allegro`.
+    Returns:
+      `layers + 1` Paths; the last one is empty where `irreps_out` is 0e only.
+    Raises:
+      ValueError: settings out of range, or an output that this network cannot reach.
+    """
+    for name, value, least in (("layers", layers, 1), ("lmax", lmax, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    sh = [e3nn.Irrep(l, (-1) ** l) for l in range(lmax + 1)]
+    parities = (1, -1) if parity else (1,)
+    allowed = {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
+    wanted = {ir for _, ir in e3nn.Irreps(irreps_out)} - {SCALAR}
+
+    reachable = [set(sh)]
+    for _ in range(layers):
+        reachable.append(allowed & {out for ir in reachable[-1] for y in sh for out in ir * y})
+    missing = wanted - {out for ir in reachable[-1] for y in sh for out in ir * y}
+    if missing:
+        raise ValueError(
+            f"irreps_out {irreps_out!r} holds {' + '.join(map(str, sorted(missing)))}, which "
+            f"layers={layers}, lmax={lmax}, parity={parity} cannot produce; use parity=True, or "
+            "more layers or a larger lmax"
+        )
+    paths, products = [], wanted
+    for irs in reversed(reachable):
+        inputs = {ir for ir in irs if any(out in products for y in sh for out in ir * y)}
+        environment = {y for y in sh if any(out in products for ir in inputs for out in ir * y)}
+        paths.append(Paths(*(tuple(sorted(irs)) for irs in (inputs, environment, products))))
+        products = inputs | {SCALAR}
+    return paths[::-1]

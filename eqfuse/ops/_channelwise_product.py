@@ -1,0 +1,83 @@
+"""`channelwise_tensor_product`: blocks of one multiplicity, each with each, channel by channel."""
+
+import e3nn_jax as e3nn
+
+from eqfuse.ops import _build, _primitive, _reference
+from eqfuse.ops._backend import resolve
+from eqfuse.ops._edges import Edges
+from eqfuse.ops._tensor_product import (
+    are_irreps,
+    evaluate_rows,
+    irreps_filter,
+    normalization,
+    operands,
+)
+
+
+def channelwise_tensor_product(
+    x,
+    y,
+    edges: Edges | None = None,
+    *,
+    filter_ir_out=None,
+    irrep_normalization: str | None = None,
+    backend: str | None = None,
+):
+    """Tensor product of matching channels of every block of x with every block of y.
+
+        out[..., u, k] = sum over i, j:  cg[i, j, k] * x[..., u, i] * y[..., u, j]
+
+    `elementwise_tensor_product` joins the first block of x with the first of y, the second with the
+    second; here all pairs are joined, as in `tensor_product`. On a graph, with `edges`, x is a
+    feature of edges and y one of nodes, read at the receiver of the edge: nothing of the size of
+    edges times irreps_y is written to memory.
+
+    Args:
+      x: IrrepsArray [..., irreps_x]; on a graph [n_edges, irreps_x]; or irreps, to get those of
+        the output.
+      y: IrrepsArray [..., irreps_y], whose irreps have the multiplicity of those of x; on a graph
+        [num_nodes, irreps_y].
+      edges: makes it a product on a graph.
+      filter_ir_out: irreps to keep; None keeps all.
+      irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
+      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
+    Returns:
+      IrrepsArray [..., irreps_out], sorted and merged, of the promoted dtype, accumulated in
+      float32 or better; the Irreps of the output if irreps were given.
+    Raises:
+      ValueError: multiplicities that differ, shapes that do not fit, a backend that cannot run
+        here, an unknown normalisation, or a dtype that is not a real floating type.
+    References: Musaelian et al. 2023, eq. 9 (the tensor product of Allegro).
+    """
+    backend = resolve(backend)
+    options = {
+        "filter_ir_out": irreps_filter(filter_ir_out),
+        "normalization": normalization(irrep_normalization),
+    }
+    if are_irreps(x, y):
+        irreps = e3nn.Irreps(x), e3nn.Irreps(y)
+        return _build.channelwise_tensor_product(*irreps, **options).irreps_out
+    x, y = operands("channelwise_tensor_product", x, y)
+    product = _build.channelwise_tensor_product(
+        x.irreps,
+        y.irreps,
+        **options,
+        zero_x=x.zero_flags,
+        zero_y=y.zero_flags,
+        on_graph=edges is not None,
+    )
+    if edges is not None:
+        _check(x, y, edges)
+    if backend == "e3nn":
+        return _reference.channelwise_tensor_product(x, y, edges, **options)
+    if edges is None:
+        return evaluate_rows(product, x, y, backend)
+    [out] = _primitive.evaluate(product.form, [x.array, y.array], edges, backend=backend)
+    return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
+
+
+def _check(x, y, edges: Edges):
+    if x.shape[:-1] != (edges.num_edges,):
+        raise ValueError(f"x must be [{edges.num_edges} edges, {x.irreps}], got shape {x.shape}")
+    if y.shape[:-1] != (edges.num_nodes,):
+        raise ValueError(f"y must be [{edges.num_nodes} nodes, {y.irreps}], got shape {y.shape}")

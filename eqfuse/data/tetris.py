@@ -18,25 +18,27 @@ _CENTRES = (
     ((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 1)),
     ((0, 0, 0), (1, 0, 0), (1, 1, 0), (2, 1, 0)),
 )
-_CUTOFF = 1.1
+FACES = 1.1
+"""Cubes that share a face are closer than this."""
 
 
-def tetris() -> tuple[Graph, np.ndarray]:
+def tetris(radius: float = FACES) -> tuple[Graph, np.ndarray]:
     """The eight shapes of four unit cubes as one batch, without padding.
 
-    Edges join the centres of cubes that share a face (closer than 1.1 edge lengths).
-
+    Args:
+      radius: edges join the centres of cubes closer than this, in edges of a cube; by default
+        those that share a face.
     Returns:
-      a Graph of numpy arrays, float32, with 32 nodes, 50 edges and 8 graphs, lengths in edges of
-      a cube; and labels [8] int32, which are 0 to 7 in the order of `SHAPE_NAMES`. The first two
-      shapes are mirror images of each other.
+      a Graph of numpy arrays, float32, with 32 nodes, 50 edges (96 where all pairs are joined) and
+      8 graphs, lengths in edges of a cube; and labels [8] int32, which are 0 to 7 in the order of
+      `SHAPE_NAMES`. The first two shapes are mirror images of each other.
     References: Thomas et al. 2018, arXiv:1802.08219; the Tetris example of e3nn-jax.
     """
     centres = np.array(_CENTRES, np.float64)  # [8, 4, 3]
     num_graphs, per_graph = centres.shape[:2]
     senders, receivers = [], []
     for graph, positions in enumerate(centres):
-        s, r, _ = neighbor_list(positions, np.zeros((3, 3)), np.zeros(3, bool), _CUTOFF)
+        s, r, _ = neighbor_list(positions, np.zeros((3, 3)), np.zeros(3, bool), radius)
         senders.append(s + graph * per_graph)
         receivers.append(r + graph * per_graph)
     num_nodes = num_graphs * per_graph

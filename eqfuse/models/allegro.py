@@ -26,57 +26,76 @@ def dense(width: int, name: str) -> nn.Module:
     return e3nn.flax.MultiLayerPerceptron((width,), name=name)
 
 
-class Environment(nn.Module):
-    """The edges of each centre, summed: what their neighbourhood looks like.
+class EnvironmentProduct(nn.Module):
+    """Edge features times the environment of their centre, channel by channel.
 
-        env_i = sum_k (W x_ik) Y_ik / sqrt(n)
+        T_ij = V_ij (x) env_i,    env_i = sum_k (W x_ik) Y_ik / sqrt(n)
+
+    The sum is over the edges of the centre i, so that T_ij depends on nothing further away.
 
     Attributes:
-      irs: the spherical harmonics that are summed.
-      channels: multiplicity of each.
+      paths: irreps of V, env and T.
+      channels: multiplicity of each irrep.
       avg_num_neighbors: n.
       backend: see `eqfuse.ops`.
-    References: Musaelian et al. 2023, eq. 10.
+    References: Musaelian et al. 2023, eqs. 8 to 10.
     """
 
-    irs: tuple[e3nn.Irrep, ...]
+    paths: Paths
     channels: int
     avg_num_neighbors: float
     backend: str | None
 
     @nn.compact
-    def __call__(self, x, sh, edges):
-        """x: [n_edges, latent_dim]. Returns IrrepsArray [n_nodes, channels x irs]."""
-        weights = dense(self.channels * len(self.irs), "weights")(x)  # [n_edges, irs x channels]
+    def __call__(self, x, v, sh, edges):
+        """The product.
+
+        Args:
+          x: latents, [n_edges, latent_dim].
+          v: V, IrrepsArray [n_edges, channels x paths.inputs].
+          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
+          edges: `eqfuse.ops.Edges`.
+        Returns:
+          IrrepsArray [n_edges, irreps], each of paths.products once for each path to it.
+        """
+        irs = self.paths.environment
+        weights = dense(self.channels * len(irs), "weights")(x) / math.sqrt(self.avg_num_neighbors)
         ones = jnp.ones((edges.num_nodes, self.channels), x.dtype)
-        ones = e3nn.IrrepsArray(times(self.channels, [SCALAR]), ones)
-        total = ops.graph_tensor_product(
-            ones, sh.filter(keep=self.irs), weights, edges, backend=self.backend
+        environment = ops.graph_tensor_product(
+            e3nn.IrrepsArray(times(self.channels, [SCALAR]), ones),
+            sh.filter(keep=irs),
+            weights,
+            edges,
+            backend=self.backend,
+        )  # [n_nodes, channels x irs]
+        return ops.channelwise_tensor_product(
+            v, environment, edges, filter_ir_out=self.paths.products, backend=self.backend
         )
-        return total / math.sqrt(self.avg_num_neighbors)
 
 
 class AllegroLayer(nn.Module):
-    """One layer: edge features times the environment of their centre, and new latents.
+    """One layer: a product with the environment, new latents, new edge features.
 
-        T_ij = V_ij (x) env_i                                   channel by channel
-        x_ij <- (x_ij + a u_ij MLP(x_ij ++ scalars of T_ij)) / sqrt(1 + a^2),    a = 1/2
+        T_ij = V_ij (x) env_i
+        x_ij <- (x_ij + a u_ij MLP(x_ij, scalars of T_ij)) / sqrt(1 + a^2),    a = 1/2
         V_ij <- Linear(T_ij)
 
     Attributes:
       paths: irreps of V, env and T.
       features: irreps of V after the layer; none after the last layer of an energy.
       channels: multiplicity of each irrep.
-      latent_layers: matrices of the MLP, of the width of x, with silu between them.
-      avg_num_neighbors: n of `Environment`.
+      latent_layers: matrices of the MLP, of the width of x.
+      latent_activation: silu between them, or nothing.
+      avg_num_neighbors: n of `EnvironmentProduct`.
       backend: see `eqfuse.ops`.
-    References: Musaelian et al. 2023, eqs. 7 to 12.
+    References: Musaelian et al. 2023, eqs. 8 to 12.
     """
 
     paths: Paths
     features: tuple[e3nn.Irrep, ...]
     channels: int
     latent_layers: int
+    latent_activation: bool
     avg_num_neighbors: float
     backend: str | None
 
@@ -85,64 +104,23 @@ class AllegroLayer(nn.Module):
         """One layer.
 
         Args:
-          x: latents, [n_edges, latent_dim].
-          v: edge features, IrrepsArray [n_edges, channels x paths.inputs].
-          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
+          x, v, sh, edges: as in `EnvironmentProduct`.
           envelope: u, [n_edges].
-          edges: `eqfuse.ops.Edges`.
         Returns:
           The new x, [n_edges, latent_dim], and v, IrrepsArray [n_edges, channels x features].
         """
-        environment = Environment(
-            self.paths.environment,
-            self.channels,
-            self.avg_num_neighbors,
-            self.backend,
-            name="environment",
-        )(x, sh, edges)  # [n_nodes, channels x paths.environment]
-        t = ops.channelwise_tensor_product(
-            v, environment, edges, filter_ir_out=self.paths.products, backend=self.backend
-        )  # [n_edges, irreps_products]
-        scalars = t.filter(keep=[SCALAR]).array
+        t = EnvironmentProduct(
+            self.paths, self.channels, self.avg_num_neighbors, self.backend, name="product"
+        )(x, v, sh, edges)
         new = e3nn.flax.MultiLayerPerceptron(
-            (x.shape[-1],) * self.latent_layers, jax.nn.silu, output_activation=False, name="latent"
-        )(jnp.concatenate([x, scalars], axis=1))
+            (x.shape[-1],) * self.latent_layers,
+            jax.nn.silu if self.latent_activation else None,
+            output_activation=False,
+            name="latent",
+        )(jnp.concatenate([x, t.filter(keep=[SCALAR]).array], axis=1))
         x = (x + UPDATE * envelope[:, None] * new) / math.sqrt(1 + UPDATE**2)
         v = e3nn.flax.Linear(times(self.channels, self.features), name="linear")(t)
         return x, v
-
-
-class TensorReadout(nn.Module):
-    """Outputs other than even scalars: one more product with an environment, and a Linear.
-
-    Attributes:
-      paths: irreps of V, env and the product.
-      irreps_out: what is predicted.
-      channels: multiplicity of each irrep in the product.
-      avg_num_neighbors: n of `Environment`.
-      backend: see `eqfuse.ops`.
-    """
-
-    paths: Paths
-    irreps_out: str
-    channels: int
-    avg_num_neighbors: float
-    backend: str | None
-
-    @nn.compact
-    def __call__(self, x, v, sh, edges):
-        """As `AllegroLayer`. Returns IrrepsArray [n_edges, irreps_out]."""
-        environment = Environment(
-            self.paths.environment,
-            self.channels,
-            self.avg_num_neighbors,
-            self.backend,
-            name="environment",
-        )(x, sh, edges)
-        t = ops.channelwise_tensor_product(
-            v, environment, edges, filter_ir_out=self.paths.products, backend=self.backend
-        )
-        return e3nn.flax.Linear(self.irreps_out, force_irreps_out=True, name="linear")(t)
 
 
 class Allegro(nn.Module):
@@ -159,7 +137,7 @@ class Allegro(nn.Module):
     concatenated, channels are mixed by a full Linear, the new latents are weighted by 1/2 of the
     old ones. Differences from both: the frequencies of the Bessel functions are not trained (as in
     `NequIP`), and weights are normal, not uniform, numbers of variance 1. The paper predicts
-    energies; other irreps are read by one product more, which is `TensorReadout`.
+    energies; other irreps are a Linear of one product more with an environment.
 
     Attributes:
       irreps_out: what is predicted per node; "0e" for an energy.
@@ -173,6 +151,7 @@ class Allegro(nn.Module):
       latent_dim: width of the latents.
       two_body_layers: matrices of the first MLP, whose widths double up to `latent_dim`.
       latent_layers: matrices of the MLP of each layer.
+      latent_activation: silu between them, or nothing.
       readout_hidden: width inside the last MLP, which is linear.
       cutoff: Å.
       num_bessel: number of Bessel functions of the edge length.
@@ -191,6 +170,7 @@ class Allegro(nn.Module):
     latent_dim: int = 128
     two_body_layers: int = 3
     latent_layers: int = 2
+    latent_activation: bool = True
     readout_hidden: int = 32
     cutoff: float = 5.0
     num_bessel: int = 8
@@ -205,9 +185,7 @@ class Allegro(nn.Module):
         return [*inputs, e3nn.Irreps(self.irreps_out)]
 
     def _paths(self) -> list[Paths]:
-        return tensor_paths(
-            self.irreps_out, layers=self.layers, lmax=self.lmax, parity=self.parity
-        )
+        return tensor_paths(self.irreps_out, layers=self.layers, lmax=self.lmax, parity=self.parity)
 
     @nn.compact
     def __call__(self, vectors, species, edges):
@@ -235,6 +213,7 @@ class Allegro(nn.Module):
                 (*layers, readout)[k + 1].inputs,
                 self.channels,
                 self.latent_layers,
+                self.latent_activation,
                 self.avg_num_neighbors,
                 self.backend,
                 name=f"layer_{k}",
@@ -275,26 +254,24 @@ class Allegro(nn.Module):
         """The parts of the output that each edge gives, IrrepsArray [n_edges, irreps_out]."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         count = irreps_out.count(SCALAR)
-        tensors = [(mul, ir) for mul, ir in irreps_out if ir != SCALAR]
+        scalars, chunks = None, []
         if count:
-            scalars = e3nn.flax.MultiLayerPerceptron((self.readout_hidden, count), name="readout")(
-                x
-            )
+            mlp = e3nn.flax.MultiLayerPerceptron((self.readout_hidden, count), name="readout")
+            scalars = mlp(x)[:, :, None]
+        tensors = [(mul, ir) for mul, ir in irreps_out if ir != SCALAR]
         if tensors:
-            found = TensorReadout(
-                paths,
-                str(e3nn.Irreps(tensors)),
-                self.channels,
-                self.avg_num_neighbors,
-                self.backend,
-                name="tensor_readout",
+            t = EnvironmentProduct(
+                paths, self.channels, self.avg_num_neighbors, self.backend, name="product"
             )(x, v, sh, edges)
-            tensors = list(found.chunks)
-        chunks, start = [], 0
+            linear = e3nn.flax.Linear(
+                e3nn.Irreps(tensors), force_irreps_out=True, name="tensor_readout"
+            )
+            chunks = list(linear(t).chunks)
+        ordered = []
         for mul, ir in irreps_out:
             if ir == SCALAR:
-                chunks.append(scalars[:, start : start + mul, None])
-                start += mul
+                ordered.append(scalars[:, :mul])
+                scalars = scalars[:, mul:]
             else:
-                chunks.append(tensors.pop(0))
-        return e3nn.from_chunks(irreps_out, chunks, (len(x),), x.dtype)
+                ordered.append(chunks.pop(0))
+        return e3nn.from_chunks(irreps_out, ordered, (len(x),), x.dtype)

@@ -122,6 +122,43 @@ class MACEConfig:
 
 
 @dataclasses.dataclass
+class AllegroConfig:
+    """Allegro: strictly local features of edges (Musaelian et al. 2023)."""
+
+    name: str = "allegro"
+    layers: int = _setting(2, "number of layers")
+    channels: int | None = _setting(
+        None, "channels (multiplicity) of every irrep; null: 32, or 16 for tetris"
+    )
+    lmax: int = _setting(2, "highest order of the spherical harmonics and features")
+    parity: bool = _setting(True, "keep irreps of both parities")
+    latent_dim: int | None = _setting(None, "width of the latents; null: 128, or 64 for tetris")
+    two_body_layers: int = _setting(3, "matrices of the first network; widths double up to it")
+    latent_layers: int = _setting(2, "matrices of the network of each layer")
+    latent_activation: bool = _setting(True, "silu between them, or nothing")
+    readout_hidden: int = _setting(32, "width of the last network, which is linear")
+    cutoff: float = _setting(5.0, "radius of the neighbourhood, all that an atom sees, Å")
+    num_bessel: int = _setting(8, "number of Bessel radial functions")
+    poly_power: int = _setting(6, "power of the polynomial cutoff")
+    avg_num_neighbors: float | None = _setting(None, "neighbours per atom; null: from the data")
+    trainable_scale_shift: bool = _setting(False, "train the per-species scale and shift (eV)")
+
+    def __post_init__(self):
+        _one_of("model.name", self.name, ["allegro"])
+        _positive(self, "model.", "layers", "channels", "latent_dim", "two_body_layers")
+        _positive(self, "model.", "latent_layers", "readout_hidden", "cutoff", "num_bessel")
+        _positive(self, "model.", "poly_power", "avg_num_neighbors")
+        _require(self.lmax >= 0, "model.lmax", self.lmax, "zero or more")
+
+    def settle(self, data: str):
+        """Fill in what follows from the data."""
+        if self.channels is None:
+            self.channels = 16 if data == "tetris" else 32
+        if self.latent_dim is None:
+            self.latent_dim = 64 if data == "tetris" else 128
+
+
+@dataclasses.dataclass
 class TetrisNetConfig:
     """The network of e3nn-jax's Tetris example: three layers, 7170 parameters, nothing to set."""
 
@@ -143,9 +180,15 @@ class TetrisData:
     """Eight shapes of four cubes, to be told apart; embedded."""
 
     name: str = "tetris"
+    radius: float | None = _setting(
+        None,
+        "cubes nearer than this see each other, in edges of a cube; null: 1.1, those that share a "
+        "face, or the cutoff for allegro, which is strictly local",
+    )
 
     def __post_init__(self):
         _one_of("data.name", self.name, ["tetris"])
+        _positive(self, "data.", "radius")
 
 
 @dataclasses.dataclass
@@ -273,13 +316,21 @@ class Config:
         _positive(self, "", "steps", "epochs", "max_minutes")
         _require(self.seed >= 0, "seed", self.seed, "zero or more")
         self.model.settle(self.data.name)
+        if self.data.name == "tetris" and self.data.radius is None:
+            # A cube that sees three cubes in a plane cannot tell one hand from the other.
+            self.data.radius = self.model.cutoff if self.model.name == "allegro" else 1.1
         if self.training.lr is None:
             # Products of products make large logits, and rounding, of large steps.
             self.training.lr = 0.003 if self.model.name == "mace" else 0.01
 
 
 GROUPS = {
-    "model": {"nequip": NequIPConfig, "mace": MACEConfig, "tetris": TetrisNetConfig},
+    "model": {
+        "nequip": NequIPConfig,
+        "allegro": AllegroConfig,
+        "mace": MACEConfig,
+        "tetris": TetrisNetConfig,
+    },
     "data": {
         "tetris": TetrisData,
         "ethanol": EthanolData,
@@ -293,7 +344,6 @@ GROUPS = {
         "rmd17": MoleculeTraining,
     },
 }
-LATER = {"model": ("allegro",)}
 DEFAULTS = {"model": "nequip", "data": "tetris"}
 SHORTHANDS = {
     "layers": "model.layers",

@@ -12,7 +12,6 @@ from omegaconf.errors import OmegaConfBaseException
 from eqfuse.training.config import (
     DEFAULTS,
     GROUPS,
-    LATER,
     SHORTHANDS,
     Config,
     ConfigError,
@@ -99,11 +98,6 @@ def _override(argument: str):
 
 def _check_choice(group: str, value):
     value = str(value)
-    if value in LATER.get(group, ()):
-        raise ConfigError(
-            f"{group}={value} is not part of this version yet; "
-            f"choose {' or '.join(sorted(GROUPS[group]))}"
-        )
     if value not in GROUPS[group]:
         raise ConfigError(f"{group}={value} is unknown; {nearest(value, GROUPS[group])}")
 

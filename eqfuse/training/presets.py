@@ -54,6 +54,32 @@ def _mace(channels: int, hidden_lmax: int, radial_layers: int) -> dict:
     }
 
 
+def _allegro(layers: int, channels: int, lmax: int, cutoff: float, latent_dim: int) -> dict:
+    return {
+        "model.layers": layers,
+        "model.channels": channels,
+        "model.lmax": lmax,
+        "model.parity": True,
+        "model.latent_dim": latent_dim,
+        "model.two_body_layers": 4,
+        "model.latent_layers": 3,
+        "model.latent_activation": True,
+        "model.readout_hidden": 128,
+        "model.cutoff": cutoff,
+        "model.num_bessel": 8,
+        "model.poly_power": 6,
+    }
+
+
+# Musaelian et al. 2023, Methods: the training of Allegro on the same data.
+_ALLEGRO = {
+    "training.optimizer": "adam",
+    "training.lr": 0.002,
+    "training.patience": 100,
+    "epochs": 100_000,
+}
+
+
 PRESETS: dict[str, dict[str, dict]] = {
     "nequip": {
         "small": _nequip(layers=3, channels=32, lmax=1, cutoff=5.0),
@@ -61,6 +87,24 @@ PRESETS: dict[str, dict[str, dict]] = {
         "large": _nequip(layers=5, channels=64, lmax=3, cutoff=5.0),
         "3bpa": {**_nequip(layers=5, channels=64, lmax=3, cutoff=4.0), **_3BPA},
         "rmd17": {**_nequip(layers=5, channels=64, lmax=3, cutoff=4.0), **_RMD17},
+    },
+    "allegro": {
+        "small": _allegro(layers=1, channels=32, lmax=2, cutoff=5.0, latent_dim=256),
+        "medium": _allegro(layers=2, channels=64, lmax=2, cutoff=5.0, latent_dim=512),
+        "large": _allegro(layers=3, channels=128, lmax=3, cutoff=5.0, latent_dim=1024),
+        "3bpa": {
+            **_allegro(layers=3, channels=128, lmax=3, cutoff=5.0, latent_dim=1024),
+            **_3BPA,
+            **_ALLEGRO,
+            "model.poly_power": 2,
+            "model.latent_activation": False,
+            "training.energy_weight": 1.0,
+        },
+        "rmd17": {
+            **_allegro(layers=3, channels=128, lmax=3, cutoff=7.0, latent_dim=1024),
+            **_RMD17,
+            **_ALLEGRO,
+        },
     },
     "mace": {
         "small": _mace(channels=128, hidden_lmax=0, radial_layers=3),

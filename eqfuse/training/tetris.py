@@ -108,7 +108,7 @@ def run(config: Config) -> None:
     if config.resume is not None:
         raise ConfigError("a Tetris run takes seconds and is not resumed; start it again")
     start = time.monotonic()
-    graph, labels = data.tetris()
+    graph, labels = data.tetris(config.data.radius)
     graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
     fields = model_fields(config, graph)
     module = models.build(config.model.name, **fields, backend=config.backend)

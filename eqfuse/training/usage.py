@@ -3,7 +3,7 @@
 import dataclasses
 import textwrap
 
-from eqfuse.training.config import DEFAULTS, GROUPS, LATER, SHORTHANDS, Config
+from eqfuse.training.config import DEFAULTS, GROUPS, SHORTHANDS, Config
 from eqfuse.training.presets import PRESETS
 
 _HEAD = """\
@@ -42,8 +42,6 @@ def usage() -> str:
         for name, node in GROUPS[group].items():
             mark = " (default)" if DEFAULTS[group] == name else ""
             parts.append(_line(f"{group}={name}", f"{node.__doc__}{mark}"))
-        if group in LATER:
-            parts.append(_line(f"{group}={'|'.join(LATER[group])}", "not part of this version yet"))
     parts += ["", "Presets (what is given beside one wins over it)"]
     parts += [_line(f"model={model}", f"preset={'|'.join(PRESETS[model])}") for model in PRESETS]
     parts += ["", "Settings of every run (default in brackets)"]

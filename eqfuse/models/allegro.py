@@ -230,17 +230,14 @@ class Allegro(nn.Module):
 
     def _two_body_latents(self, basis, envelope, species, edges):
         """x of the two atoms of each edge, [n_edges, latent_dim]."""
-        pair = [
-            jax.nn.one_hot(species[index], self.num_species, dtype=basis.dtype)
-            for index in (edges.receivers, edges.senders)
-        ]
+        z = jax.nn.one_hot(species, self.num_species, dtype=basis.dtype)
         widths = [self.latent_dim >> k for k in reversed(range(self.two_body_layers))]
         x = e3nn.flax.MultiLayerPerceptron(
             tuple(max(1, width) for width in widths),
             jax.nn.silu,
             output_activation=False,
             name="two_body",
-        )(jnp.concatenate([*pair, basis], axis=1))
+        )(jnp.concatenate([z[edges.receivers], z[edges.senders], basis], axis=1))
         return envelope[:, None] * x
 
     def _first_features(self, x, sh, irs):

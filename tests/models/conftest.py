@@ -12,8 +12,9 @@ from eqfuse.ops import Edges
 CUTOFF = 3.0
 # One small network of each kind, with features of both parities.
 SMALL = {
-    "nequip": {"layers": 4, "lmax": 1},
-    "mace": {"layers": 2, "lmax": 1, "parity": True, "readout_hidden": 3},
+    "nequip": {"layers": 4, "lmax": 1, "radial_hidden": 8},
+    "allegro": {"layers": 2, "lmax": 1, "latent_dim": 8, "two_body_layers": 2, "readout_hidden": 3},
+    "mace": {"layers": 2, "lmax": 1, "parity": True, "readout_hidden": 3, "radial_hidden": 8},
 }
 
 
@@ -108,10 +109,10 @@ def small_potential():
     """Potentials of three species, to be made by the name of their model."""
 
     def make(name, **settings):
-        fields = SMALL[name] | {"channels": 4, "num_bessel": 4, "radial_hidden": 8} | settings
+        fields = SMALL[name] | {"channels": 4, "num_bessel": 4} | settings
         model = build(name, num_species=3, cutoff=CUTOFF, avg_num_neighbors=4.0, **fields)
-        # an untrained MACE predicts a tenth of what NequIP does
-        unit = 10.0 if name == "mace" else 1.0
+        # an untrained MACE or Allegro predicts a tenth of what NequIP does
+        unit = 1.0 if name == "nequip" else 10.0
         scale = (1.0 * unit, 0.7 * unit, 1.3 * unit)
         return Potential(model, scale=scale, shift=(0.2, -0.4, 0.1))
 

@@ -12,6 +12,7 @@ from tests.ops.parity import BACKENDS, QUICK, only
 
 TINY = {
     "nequip": {"layers": 2, "channels": 2},
+    "allegro": {"layers": 2, "channels": 2},
     "mace": {"layers": 2, "channels": 2, "correlation": 2},
 }
 # e3nn.gate is an elementwise product

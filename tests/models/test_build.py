@@ -1,3 +1,4 @@
+import e3nn_jax as e3nn
 import jax
 import pytest
 
@@ -8,9 +9,8 @@ from eqfuse.data.tetris import tetris
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("allegro", "model 'allegro' is not part of this version yet; choose nequip or mace or"),
         ("neqiup", "model 'neqiup' is unknown; did you mean nequip?"),
-        ("xyz", "model 'xyz' is unknown; choose one of nequip, mace, tetris"),
+        ("xyz", "model 'xyz' is unknown; choose one of nequip, allegro, mace, tetris"),
     ],
 )
 def test_unknown_models_are_refused(name, message):
@@ -32,12 +32,17 @@ def test_summary_tells_layers_and_parameters(name):
     variables = jax.eval_shape(model.init, jax.random.key(0), *args)
     text = models.summary(model, variables)
     assert "output   1x0o+7x0e" in text
-    count = {"nequip": "119,584", "mace": "77,984", "tetris": "7,170"}[name]
-    assert f"{count} parameters" in text
+    counts = {"nequip": "119,584", "allegro": "181,888", "mace": "77,984", "tetris": "7,170"}
+    assert f"{counts[name]} parameters" in text
     assert text.count("layer ") == len(model.layer_irreps()) - 2
     # What the summary says of the layers is what the modules give.
     _, state = jax.eval_shape(
         lambda v: model.apply(v, *args, capture_intermediates=True, mutable=True), variables
     )
     for k, irreps in enumerate(model.layer_irreps()[1:-1]):
-        assert state["intermediates"][f"layer_{k}"]["__call__"][0].irreps == irreps
+        out = state["intermediates"][f"layer_{k}"]["__call__"][0]
+        if name == "allegro":
+            x, v = out
+            assert e3nn.Irreps([(x.shape[-1], "0e")]) + v.irreps == irreps
+        else:
+            assert out.irreps == irreps

@@ -56,6 +56,30 @@ def model_fields(config: Config, graph: Graph) -> dict:
     return {**fields, "num_species": 1, **settings}
 
 
+def _check_reach(module) -> None:
+    """Refuse a network that cannot tell a shape from its mirror image, and say what could.
+
+    Raises:
+      ConfigError: the network does not reach the pseudoscalar.
+    """
+    try:
+        module.layer_irreps()
+    except ValueError as error:
+        enough = next(filter(lambda n: _reaches(module.clone(layers=n)), range(1, 6)), None)
+        hint = "" if enough is None else f" (layers={enough} is enough)"
+        raise ConfigError(
+            f"the shapes cannot be told from their mirror images: {error}{hint}"
+        ) from error
+
+
+def _reaches(module) -> bool:
+    try:
+        module.layer_irreps()
+    except ValueError:
+        return False
+    return True
+
+
 def logits(module, params, graph: Graph) -> jax.Array:
     """[n_graphs, 8] logits of the shapes."""
     out = module.apply(params, graph.vectors, graph.species, graph.edges)
@@ -112,6 +136,7 @@ def run(config: Config) -> None:
     graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
     fields = model_fields(config, graph)
     module = models.build(config.model.name, **fields, backend=config.backend)
+    _check_reach(module)
     params = jax.jit(module.init)(
         jax.random.key(config.seed), graph.vectors, graph.species, graph.edges
     )

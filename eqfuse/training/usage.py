@@ -49,6 +49,7 @@ def usage() -> str:
     parts += ["", "Shorthands", *(f"  {short} = {full}" for short, full in SHORTHANDS.items())]
     for title, prefix, node in (
         *((f"model={m}", "model.", GROUPS["model"][m]) for m in GROUPS["model"] if m != "tetris"),
+        ("data=tetris", "data.", GROUPS["data"]["tetris"]),
         ("data=extxyz and data=rmd17 (the *_key settings are extxyz only)", "data.", None),
         ("training on data=tetris", "training.", GROUPS["training"]["tetris"]),
         ("training on molecules (extxyz, rmd17)", "training.", GROUPS["training"]["extxyz"]),

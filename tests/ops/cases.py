@@ -41,7 +41,8 @@ class Case:
     """A product: `function(backend)` computes it from arrays, `reference` by e3nn-jax alone.
 
     Attributes:
-      op: "tensor_product", "elementwise_tensor_product" or "graph_tensor_product".
+      op: "tensor_product", "elementwise_tensor_product", "graph_tensor_product" or, as
+        `Channelwise`, "channelwise_tensor_product".
       keep: `filter_ir_out`, as a string.
       shape_x, shape_y: leading axes, for the products without a graph.
       zero_x, zero_y: the blocks of the operands that are zero by structure.
@@ -140,6 +141,65 @@ class Case:
         return out.at[self.graph.receivers].add(messages.array)
 
 
+@dataclasses.dataclass(frozen=True)
+class Channelwise(Case):
+    """A product of matching channels: of rows, or of edges and their receivers."""
+
+    graph: Graph | None = None
+
+    @property
+    def options(self) -> dict:
+        return {"filter_ir_out": self.keep, "irrep_normalization": self.irrep_normalization}
+
+    @property
+    def on_graph(self) -> bool:
+        return self.graph is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("x", "y")
+
+    @functools.cached_property
+    def irreps_out(self) -> e3nn.Irreps:
+        x, y = (e3nn.Irreps(irreps) for irreps in (self.irreps_x, self.irreps_y))
+        mul = max((mul for mul, _ in (*x, *y)), default=1)
+        one = (e3nn.Irreps([(1, ir) for _, ir in side]) for side in (x, y))
+        out = e3nn.tensor_product(*one, **self.options, regroup_output=False).regroup()
+        return e3nn.Irreps([(mul * n, ir) for n, ir in out])
+
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        dims = e3nn.Irreps(self.irreps_x).dim, e3nn.Irreps(self.irreps_y).dim, self.irreps_out.dim
+        leading = self.shape_x, self.shape_y, np.broadcast_shapes(self.shape_x, self.shape_y)
+        if self.graph is not None:
+            edges = (len(self.graph.pairs),)
+            leading = edges, (self.graph.num_nodes,), edges
+        return tuple((*shape, dim) for shape, dim in zip(leading, dims, strict=True))
+
+    def function(self, backend: str):
+        edges = None if self.graph is None else self.graph.edges()
+
+        def function(*arrays):
+            x, y = self.irreps_arrays(*arrays)
+            return ops.channelwise_tensor_product(
+                x, y, edges, **self.options, backend=backend
+            ).array
+
+        return function
+
+    def reference(self, *arrays):
+        """The product of e3nn-jax for each channel; the paths to an irrep stand before them."""
+        x, y = self.irreps_arrays(*arrays)
+        if self.graph is not None:
+            y = y[self.graph.receivers]
+        x, y = x.mul_to_axis(), y.mul_to_axis()
+        out = e3nn.tensor_product(x, y, **self.options, regroup_output=False).regroup()
+        rows = [jnp.zeros((*out.shape[:-2], 0), out.dtype)]
+        for chunk, (mul, ir) in zip(out.chunks, self.irreps_out, strict=True):
+            chunk = jnp.swapaxes(chunk, -3, -2)  # [..., path, channel, component]
+            rows.append(chunk.reshape(*chunk.shape[:-3], mul * ir.dim))
+        return jnp.concatenate(rows, axis=-1)
+
+
 def random_arrays(shapes, seed: int, held_by=np.float32) -> tuple[np.ndarray, ...]:
     """Normal numbers that `held_by` can hold, in float64."""
     rng = np.random.default_rng(seed)
@@ -152,6 +212,10 @@ def _product(*arguments, **keywords):
 
 def _elementwise(*arguments, **keywords):
     return Case("elementwise_tensor_product", *arguments, **keywords)
+
+
+def _channelwise(*arguments, **keywords):
+    return Channelwise("channelwise_tensor_product", *arguments, **keywords)
 
 
 def _graph(*arguments, **keywords):
@@ -189,6 +253,19 @@ TENSOR_PRODUCT = {
         "6x0e+2x1o+3x1o", "5x1o", zero_x=(True, True, False), shape_x=(3,), shape_y=(3,)
     ),
     "nothing-left": _product("8x0e+8x1o", "0e", keep="2e"),
+}
+
+CHANNELWISE = {
+    "l3-both-parities": _channelwise("5x1e+5x2o", "5x1o+5x3o", keep="0o+1o+2o+3e"),
+    "mul-1": _channelwise("0e+1o", "0e+1o", shape_x=(33,), shape_y=(33,)),
+    "norm": _channelwise("8x1o+8x0e", "8x1o", irrep_normalization="norm"),
+    "not-sorted": _channelwise("4x1o+4x0e+4x1o", "4x1o+4x0e", keep="0e+1o"),
+    "broadcast": _channelwise("8x0e+8x1o", "8x0e", shape_x=(3, 1), shape_y=(1, 2)),
+    "zero-blocks": _channelwise("4x0e+4x1o", "4x0e+4x1o", zero_x=(True, False), keep="0e+1o"),
+    "graph": _channelwise("5x0e+5x1o+5x1e", "5x0e+5x1o", keep="0e+1o", graph=SMALL),
+    "graph-mul-33": _channelwise("33x0e+33x1o", "33x1o", graph=SMALL),
+    "graph-no-edges": _channelwise("4x0e+4x1o", "4x0e", graph=NO_EDGES),
+    "nothing-left": _channelwise("8x0e", "8x1o", keep="2e"),
 }
 
 ELEMENTWISE = {

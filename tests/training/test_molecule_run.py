@@ -20,9 +20,11 @@ def train(folder, path, tiny, *more):
     return main(["data=extxyz", f"data.path={path}", f"run={folder}", *tiny, *more])
 
 
-@pytest.mark.parametrize("model", ["nequip", "mace"])
+@pytest.mark.parametrize("model", ["nequip", "allegro", "mace"])
 def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model):
     folder = tmp_path / "run"
+    if model == "allegro":
+        tiny = [s for s in tiny if not s.startswith("model.radial")] + ["model.latent_dim=16"]
     assert train(folder, water, tiny, "epochs=40", "lr=0.05", f"model={model}") == 0
 
     rows = rows_of(folder)

@@ -30,6 +30,19 @@ def test_the_defaults_of_mace_follow_the_task():
     assert (given.model.parity, given.model.correlation, given.training.lr) == (False, 3, 0.02)
 
 
+def test_the_defaults_of_allegro_follow_the_task():
+    tetris, molecule = parse(["model=allegro"]), parse(["model=allegro", *MOLECULE])
+    assert (tetris.model.latent_dim, molecule.model.latent_dim) == (64, 128)
+    assert (tetris.model.channels, molecule.model.channels) == (16, 32)
+    assert tetris.data.radius == tetris.model.cutoff
+
+
+def test_cubes_see_those_that_touch_unless_the_model_is_strictly_local():
+    assert parse([]).data.radius == parse(["model=tetris"]).data.radius == 1.1
+    assert parse(["model=allegro", "cutoff=4"]).data.radius == 4
+    assert parse(["model=allegro", "data.radius=2"]).data.radius == 2
+
+
 def test_any_field_can_be_set_and_shorthands_mean_the_field():
     config = parse(["layers=5", "model.lmax=1", "lr=0.1", "seed=7", "backend=e3nn"])
     assert config.model.layers == 5
@@ -73,7 +86,8 @@ def test_training_follows_the_data():
         (["num_bessel=4"], ["model.num_bessel"]),
         (["zzzz=1"], ["zzzz", "--help"]),
         (["model=neqip"], ["neqip", "nequip"]),
-        (["model=allegro"], ["model=allegro", "not part of this version yet", "mace", "tetris"]),
+        (["model=alegro"], ["model=alegro", "nearest: allegro"]),
+        (["data.radius=0"], ["data.radius=0", "greater than zero"]),
         (["preset=larg"], ["preset=larg", "model=nequip", "large"]),
         (["model=tetris", "preset=large"], ["model=tetris has no presets"]),
         (["preset=rmd17"], ["preset=rmd17", "data=tetris", "data=rmd17 and data.path=FILE"]),

@@ -11,7 +11,7 @@ from eqfuse.training.main import main
 from eqfuse.training.tetris import ROTATION_TOLERANCE, demonstrate, logits
 
 
-@pytest.mark.parametrize("model", ["nequip", "mace", "tetris"])
+@pytest.mark.parametrize("model", ["nequip", "allegro", "mace", "tetris"])
 def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     folder = tmp_path / "run"
     assert main([f"model={model}", f"run={folder}"]) == 0
@@ -30,7 +30,7 @@ def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     # What the folder holds is what was shown.
     module, params, metadata = load_run(folder)
     assert metadata["task"] == "tetris"
-    graph, labels = data.tetris()
+    graph, labels = data.tetris(metadata["config"]["data"]["radius"])
     shown = demonstrate(module, params, graph, labels, rotations=5, seed=1)
     assert shown.holds
     assert 0 < shown.rotation_error <= ROTATION_TOLERANCE
@@ -66,6 +66,28 @@ def test_too_few_steps_fail_and_say_so(tmp_path, capsys):
     assert main(["model=tetris", "steps=2", f"run={tmp_path / 'run'}"]) == 1
     assert "did not reach 100% in 2 steps" in capsys.readouterr().err
     load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["model=nequip", "layers=1"], ["layers=1, lmax=2", "(layers=3 is enough)"]),
+        (["model=mace", "layers=1"], ["layers=1, lmax=2", "(layers=2 is enough)"]),
+        (["model=allegro", "model.parity=false"], ["parity=False", "use parity=True"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_networks_that_cannot_tell_a_shape_from_its_mirror_image_are_refused(
+    tmp_path, capsys, settings, parts
+):
+    assert main([*settings, f"run={tmp_path / 'run'}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: the shapes cannot be told from their mirror images: ")
+    assert len(captured.err.splitlines()) == 1
+    for part in parts:
+        assert part in captured.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_loss_that_is_not_finite_fails(tmp_path, capsys):

@@ -1,11 +1,14 @@
 """Equivariant models of atoms, built from `eqfuse.ops`."""
 
+import collections
 import dataclasses
 import difflib
 
 import flax.linen as nn
 import jax
 
+from eqfuse import ops
+from eqfuse.graph import Graph
 from eqfuse.models.allegro import Allegro
 from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
@@ -22,6 +25,7 @@ __all__ = [
     "Prediction",
     "TetrisNet",
     "build",
+    "ops_summary",
     "predict",
     "summary",
     "tetris_logits",
@@ -65,6 +69,31 @@ def summary(module: nn.Module, params) -> str:
     lines += [f"  output   {last}"]
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return "\n".join([*lines, f"  {count:,} parameters"])
+
+
+def ops_summary(module: nn.Module, params, graph: Graph) -> str:
+    """How many ops of each kind one evaluation calls, and what runs them, as lines of text.
+
+    Where that is not what is best on this machine, the line says why. Derivatives run on the same
+    backend. Nothing is compiled or computed.
+
+    Args:
+      module: a model, or a `Potential` around one.
+      params: its variables.
+      graph: what it is evaluated on.
+    """
+    with ops.recorded() as calls:
+        # jax would not trace again a function that it knows, such as module.apply
+        jax.eval_shape(
+            lambda params, graph: module.apply(params, graph.vectors, graph.species, graph.edges),
+            params,
+            graph,
+        )
+    lines = [
+        f"  ops      {count} {op.kind} on {op.backend}{op.why and ', ' + op.why}"
+        for op, count in collections.Counter(calls).items()
+    ]
+    return "\n".join(lines)
 
 
 def _nearest(name: str, known) -> str:

@@ -6,7 +6,7 @@ Triton kernels), `_triton` (kernels compiled, kept and launched), then the publi
 """
 
 from eqfuse.ops._ahead import compile_ahead
-from eqfuse.ops._backend import BACKENDS, availability, resolve
+from eqfuse.ops._backend import BACKENDS, availability, recorded, resolve
 from eqfuse.ops._channelwise_product import channelwise_tensor_product
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import graph_tensor_product
@@ -24,6 +24,7 @@ __all__ = [
     "compile_ahead",
     "elementwise_tensor_product",
     "graph_tensor_product",
+    "recorded",
     "resolve",
     "symmetric_contraction",
     "symmetric_contraction_paths",

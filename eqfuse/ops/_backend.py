@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -22,14 +25,41 @@ NO_GPU = (
 )
 
 
-def resolve(backend: str | None) -> str:
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An op that was called: its kind, what runs it, and why not what is best here, or ""."""
+
+    kind: str
+    backend: str
+    why: str
+
+
+_recorded: contextvars.ContextVar[list[Op] | None] = contextvars.ContextVar("ops", default=None)
+
+
+@contextlib.contextmanager
+def recorded():
+    """Inside, the ops that are called add themselves to the list that this gives.
+
+    What `jax.jit` has traced before calls nothing, and so adds nothing.
+    """
+    ops: list[Op] = []
+    token = _recorded.set(ops)
+    try:
+        yield ops
+    finally:
+        _recorded.reset(token)
+
+
+def resolve(backend: str | None, op: str = "") -> str:
     """The name of the backend that runs, given what was asked for.
 
     None means the environment variable EQFUSE_BACKEND or, where that is not set, "triton" on a
     GPU, "numba" on a CPU and "xla" elsewhere; only this choice may fall back, and says so once. A
     backend asked for by name runs or is an error. Whether a GPU is there for "triton", or a CPU for
     "numba", is known only when the op is compiled: another device then refuses it, and an
-    ahead-of-time compilation for a GPU needs none.
+    ahead-of-time compilation for a GPU needs none. `op` is the kind of op that asks, if one does,
+    for those who have it `recorded`.
 
     Raises:
       ValueError: a name that is not a backend, or one that cannot run here, saying why.
@@ -38,12 +68,16 @@ def resolve(backend: str | None) -> str:
     if backend is None:
         backend, asked = os.environ.get(_VARIABLE) or None, _VARIABLE
     if backend is None:
-        return _choose()
-    if backend not in BACKENDS:
+        name, why = _choose(), ""
+    elif backend not in BACKENDS:
         raise ValueError(f"{asked} {backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
-    if reason := _cannot_run(backend):
+    elif reason := _cannot_run(backend):
         raise ValueError(f"{asked} {backend!r} cannot run here: {reason}")
-    return backend
+    else:
+        name, why = backend, f"{asked} {backend!r} was asked for"
+    if op and (ops := _recorded.get()) is not None:
+        ops.append(_op(op, name, why))
+    return name
 
 
 def availability() -> dict[str, tuple[bool, str]]:
@@ -59,10 +93,21 @@ def availability() -> dict[str, tuple[bool, str]]:
     return report
 
 
+def _op(kind: str, name: str, asked: str) -> Op:
+    best = _best()
+    if name == best:
+        return Op(kind, name, "")
+    return Op(kind, name, f"not {best}: {asked or availability()[best][1]}")
+
+
+def _best() -> str:
+    """What runs the ops fastest on the devices of this machine, if all that it takes is there."""
+    return "triton" if has_gpu() else "numba" if jax.default_backend() == "cpu" else "xla"
+
+
 def _choose() -> str:
-    available = availability()
+    available, best = availability(), _best()
     name = next(name for name in PREFERRED if available[name][0])
-    best = "triton" if has_gpu() else "numba" if jax.default_backend() == "cpu" else name
     if name != best:
         _say_once(f"ops run on backend {name!r}, not {best!r}: {available[best][1]}")
     return name

@@ -49,7 +49,7 @@ def channelwise_tensor_product(
         here, an unknown normalisation, or a dtype that is not a real floating type.
     References: Musaelian et al. 2023, eq. 9 (the tensor product of Allegro).
     """
-    backend = resolve(backend)
+    backend = resolve(backend, "" if are_irreps(x, y) else "channelwise_tensor_product")
     options = {
         "filter_ir_out": irreps_filter(filter_ir_out),
         "normalization": normalization(irrep_normalization),

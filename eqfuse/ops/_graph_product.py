@@ -50,7 +50,7 @@ def graph_tensor_product(
         run here; an unknown normalisation.
     References: Batzner et al. 2022, eq. 9 (the convolution of NequIP).
     """
-    backend = resolve(backend)
+    backend = resolve(backend, "" if are_irreps(x, y) else "graph_tensor_product")
     options = {
         "filter_ir_out": irreps_filter(filter_ir_out),
         "irrep_normalization": normalization(irrep_normalization),

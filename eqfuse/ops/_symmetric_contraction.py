@@ -49,7 +49,7 @@ def symmetric_contraction(
         another shape, naming both; a backend that cannot run here.
     References: Batatia et al. 2022, eqs. 10 and 11.
     """
-    backend = resolve(backend)
+    backend = resolve(backend, "symmetric_contraction")
     [x] = operands("symmetric_contraction", x)
     irreps_out = e3nn.Irreps(irreps_out)
     paths = symmetric_contraction_paths(x.irreps, irreps_out, correlation)

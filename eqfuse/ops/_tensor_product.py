@@ -78,7 +78,7 @@ def tensor_product(
         not broadcast, or a dtype that is not a real floating type.
     References: Thomas et al. 2018, arXiv:1802.08219, section 4.1.2; e3nn-jax 0.21.
     """
-    backend = resolve(backend)
+    backend = resolve(backend, "" if are_irreps(input1, input2) else "tensor_product")
     if backend == "e3nn":
         return e3nn.tensor_product(
             input1,
@@ -126,7 +126,7 @@ def elementwise_tensor_product(
       ValueError: different numbers of irreps; else as `tensor_product`.
     References: e3nn-jax 0.21.
     """
-    backend = resolve(backend)
+    backend = resolve(backend, "" if are_irreps(input1, input2) else "elementwise_tensor_product")
     if backend == "e3nn":
         return e3nn.elementwise_tensor_product(
             input1,

@@ -64,7 +64,7 @@ class TensorProductLinear(nn.Module):
         return self._apply(x, y, weights, edges, index, skip, lambda mixing: None, lambda z: z)
 
     def _apply(self, x, y, weights, edges, index, skip, make_gate, gate):
-        backend = resolve(self.backend)
+        backend = resolve(self.backend, type(self).__name__)
         if (index is not None) != (self.num_indexed_weights is not None):
             raise ValueError("index is needed with num_indexed_weights, and only with it")
         if self.input_precision not in PRECISIONS:

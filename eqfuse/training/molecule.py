@@ -112,7 +112,9 @@ def _train(config, dataset, potential, fields, batchers, params, folder: RunFold
     metadata = _metadata(config, dataset, potential, fields)
     resume = _interrupted(config, params, metadata, folder) if config.resume else None
     print(_report(config, dataset, batchers, folder))
-    print(models.summary(potential, params), flush=True)
+    print(models.summary(potential, params))
+    graph = next(batchers[0].batches(epoch=0)).graph
+    print(models.ops_summary(potential, params, graph), flush=True)
     checkpoints = Checkpoints(
         folder.checkpoints,
         metadata,

@@ -150,7 +150,8 @@ def _train(config, module, params, graph, labels, fields, folder: RunFolder):
     """Train, then demonstrate."""
     print(f"data       8 Tetris shapes, {graph.species.size} nodes, {graph.edges.num_edges} edges")
     print(f"run        {folder.path}")
-    print(models.summary(module, params), flush=True)
+    print(models.summary(module, params))
+    print(models.ops_summary(module, params, graph), flush=True)
     metadata = {
         "config": dataclasses.asdict(config),
         "model": config.model.name,

@@ -18,6 +18,28 @@ def test_unknown_models_are_refused(name, message):
         models.build(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("nequip", ["3 graph_tensor_product"]),
+        # two layers, and the readout of the pseudoscalar
+        ("allegro", ["3 graph_tensor_product", "3 channelwise_tensor_product"]),
+        ("mace", ["2 TensorProductLinear", "2 symmetric_contraction"]),
+        ("tetris", ["3 graph_tensor_product"]),
+    ],
+)
+def test_ops_are_counted_and_told_what_runs_them(name, kinds):
+    settings = {"parity": True} if name == "mace" else {}
+    model = models.build(name, irreps_out="0o + 7x0e", **settings, backend="xla")
+    graph, _ = tetris()
+    args = (graph.vectors, graph.species, graph.edges)
+    variables = jax.eval_shape(model.init, jax.random.key(0), *args)
+    why = "not numba: backend 'xla' was asked for"
+    expected = [f"  ops      {kind} on xla, {why}" for kind in kinds]
+    for _ in range(2):  # also what has been traced before
+        assert models.ops_summary(model, variables, graph).splitlines() == expected
+
+
 def test_unknown_settings_are_refused():
     with pytest.raises(ValueError, match=r"no setting 'layer'; did you mean layers"):
         models.build("nequip", layer=3)

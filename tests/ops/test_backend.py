@@ -4,11 +4,14 @@ import importlib.util
 import subprocess
 import sys
 
+import e3nn_jax as e3nn
 import jax
+import jax.numpy as jnp
 import pytest
 
+from eqfuse import ops
 from eqfuse.ops import _backend
-from eqfuse.ops._backend import BACKENDS, availability, resolve
+from eqfuse.ops._backend import BACKENDS, Op, availability, recorded, resolve
 
 
 @pytest.fixture
@@ -36,6 +39,26 @@ def test_none_chooses_by_device(machine):
     assert resolve(None) == "triton"
     machine(gpu=False, triton=True)
     assert resolve(None) == "numba"
+
+
+def test_calls_are_recorded_with_what_runs_them_and_why(machine):
+    x = e3nn.IrrepsArray("0e + 1o", jnp.ones((2, 4)))
+    machine(gpu=False, triton=False)
+    with recorded() as calls:
+        with recorded() as inner:
+            ops.tensor_product(x, x, backend="xla")
+        ops.elementwise_tensor_product(x, x)
+        ops.tensor_product(x.irreps, x.irreps)  # computes nothing
+        resolve("xla")
+    ops.tensor_product(x, x, backend="xla")
+    assert inner == [Op("tensor_product", "xla", "not numba: backend 'xla' was asked for")]
+    assert calls == [Op("elementwise_tensor_product", "numba", "")]
+    machine(gpu=False, triton=False, llvmlite=False)
+    with recorded() as calls, pytest.warns(UserWarning, match="not 'numba'"):
+        ops.tensor_product(x, x)
+    [call] = calls
+    assert call.backend == "xla"
+    assert call.why.startswith("not numba: the package llvmlite")
 
 
 def test_none_falls_back_and_says_so_once(machine):

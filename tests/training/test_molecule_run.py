@@ -57,7 +57,14 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
 
     lines = capsys.readouterr().out.splitlines()
     report = "\n".join(lines)
-    for part in ("species    H O", "force RMS", "neighbours", "backend    ", "parameters"):
+    for part in (
+        "species    H O",
+        "force RMS",
+        "neighbours",
+        "backend    ",
+        "parameters",
+        "  ops      ",
+    ):
         assert part in report
     header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
     assert [line.split()[0] for line in lines[header + 1 :][:40]] == [str(n) for n in range(1, 41)]

@@ -17,6 +17,7 @@ def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     assert main([f"model={model}", f"run={folder}"]) == 0
     out = capsys.readouterr().out
     assert "accuracy 100.0%" in out
+    assert " parameters\n  ops      " in out
     assert "mirrored chiral1 is told to be chiral2" in out
     assert "mirrored chiral2 is told to be chiral1" in out
 

@@ -118,15 +118,15 @@ def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     )
 
 
-def training_step(channels: int = 64) -> Problem:
-    """The gradient of a loss on energies and forces of NequIP: 3 layers, l <= 2, both parities."""
+def training_step(name: str = "nequip", channels: int = 64) -> Problem:
+    """The gradient of a loss on energies and forces: 3 layers, l <= 2, else the defaults."""
     graph = _molecules()
     targets = _normal(np.random.default_rng(1), graph.positions.shape[0], 3)
 
     def potential(backend):
         fields = {"irreps_out": "0e", "num_species": 4, "layers": 3, "channels": channels}
         neighbours = graph.edges.num_edges / graph.positions.shape[0]
-        model = models.build("nequip", **fields, avg_num_neighbors=neighbours, backend=backend)
+        model = models.build(name, **fields, avg_num_neighbors=neighbours, backend=backend)
         return models.Potential(model=model, scale=(1.0,) * 4, shift=(0.0,) * 4)
 
     arguments = (graph.vectors, graph.species, graph.edges)
@@ -157,7 +157,10 @@ PRODUCTS = {
     for order in ("forward", "forward + backward")
 }
 
-STEPS = {"NequIP training step, 64": training_step}
+STEPS = {
+    f"{title} training step, 64": (lambda title=title: training_step(title.lower()))
+    for title in ("NequIP", "Allegro", "MACE")
+}
 
 OTHERS = {
     f"{name}{', backward' if backward else ''}": (

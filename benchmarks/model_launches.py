@@ -19,6 +19,7 @@ SIZES = ((135, 2_700), (3_000, 160_000))
 BACKENDS = {"e3nn-jax": "e3nn", "eqfuse": "triton"}
 MODELS = {
     "nequip": {"layers": 3, "lmax": 2, "parity": True},
+    "allegro": {"layers": 3, "lmax": 2, "parity": True},
     "mace": {"layers": 3, "lmax": 2, "hidden_lmax": 2},
 }
 NUM_SPECIES, NUM_GRAPHS = 4, 5

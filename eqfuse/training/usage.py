@@ -14,6 +14,7 @@ Train an equivariant interatomic potential.
 Examples
   python train.py                                  NequIP learns the eight Tetris shapes
   python train.py model=nequip layers=3 seed=1     the same, three layers, another seed
+  python train.py model=allegro layers=1           with Allegro, which is strictly local
   python train.py model=tetris                     the Tetris network of e3nn-jax
   python train.py data=extxyz data.path=FILE.xyz   train on energies and forces (eV, eV/Å)
   python train.py model=mace preset=large data=extxyz data.path=FILE.xyz

@@ -65,6 +65,27 @@ class Contraction:
         return derivatives(_symmetric_contraction.make_form(*sides, mul=128, correlation=3))
 
 
+@dataclasses.dataclass(frozen=True)
+class Channelwise:
+    """The product of features of edges with the environment of their receivers.
+
+    Attributes:
+      irreps_x, irreps_y: of the operands.
+      keep: irreps of the output.
+    """
+
+    irreps_x: str
+    irreps_y: str
+    keep: str
+
+    def forms(self) -> dict[str, Form]:
+        """As `Case.forms`."""
+        irreps = e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y)
+        keep = tuple(ir for _, ir in e3nn.Irreps(self.keep))
+        product = _build.channelwise_tensor_product(*irreps, keep, "component", on_graph=True)
+        return derivatives(product.form)
+
+
 def times(mul: int, irreps: str) -> str:
     """Every irrep `mul` times."""
     return "+".join(f"{mul}x{ir}" for ir in irreps.split("+"))
@@ -80,6 +101,8 @@ CASES = {
     "mace-contraction-l0": Contraction(SH3, "0e"),
     "mace-contraction-l1": Contraction(SH3, "0e+1o"),
     "mace-contraction-l2": Contraction(SH3, "0e+1o+2e"),
+    "allegro-64-l2": Channelwise(times(64, BOTH2), times(64, SH2), SH2),
+    "allegro-128-l3": Channelwise(times(128, BOTH3), times(128, SH3), SH3),
     "mixed": Case("128x0e+64x1o+32x2e+32x3o", SH3, SH3),
     "tetris-1": Case("0e", "1o+2e+3o", BOTH2, weighted=False),
     "tetris-2": Case(TETRIS_HIDDEN, "1o+2e+3o", BOTH2, weighted=False),

@@ -38,7 +38,7 @@ class EnvironmentProduct(nn.Module):
       channels: multiplicity of each irrep.
       avg_num_neighbors: n.
       backend: see `eqfuse.ops`.
-    References: Musaelian et al. 2023, eqs. 8 to 10.
+    References: Musaelian et al. 2023, Nature Communications 14, 579.
     """
 
     paths: Paths
@@ -88,7 +88,7 @@ class AllegroLayer(nn.Module):
       latent_activation: silu between them, or nothing.
       avg_num_neighbors: n of `EnvironmentProduct`.
       backend: see `eqfuse.ops`.
-    References: Musaelian et al. 2023, eqs. 8 to 12.
+    References: Musaelian et al. 2023, Nature Communications 14, 579.
     """
 
     paths: Paths

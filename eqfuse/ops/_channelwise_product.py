@@ -47,7 +47,7 @@ def channelwise_tensor_product(
     Raises:
       ValueError: multiplicities that differ, shapes that do not fit, a backend that cannot run
         here, an unknown normalisation, or a dtype that is not a real floating type.
-    References: Musaelian et al. 2023, eq. 9 (the tensor product of Allegro).
+    References: Musaelian et al. 2023 (the tensor product of Allegro); e3nn-jax 0.21.
     """
     backend = resolve(backend, "" if are_irreps(x, y) else "channelwise_tensor_product")
     options = {

@@ -154,8 +154,8 @@ def test_parameters_have_these_names(graph):
     assert names_of(MACE(**SMALL), graph) == {
         "embedding": (3, 3),
         "layer_0/linear_up/w[0,0] 3x0e,3x0e": (3, 3),
-        "layer_0/radial/Dense_0/kernel": (4, 8),
-        "layer_0/radial/Dense_1/kernel": (8, 6),
+        "radial/layer_0/Dense_0/kernel": (4, 8),
+        "radial/layer_0/Dense_1/kernel": (8, 6),
         "layer_0/linear_basis/w[0,0] 3x0e,3x0e": (3, 3),
         "layer_0/linear_basis/w[1,1] 3x1o,3x1o": (3, 3),
         "layer_0/contraction": (3, 9, 3),
@@ -164,8 +164,8 @@ def test_parameters_have_these_names(graph):
         "readout_0/w[0,0] 3x0e,1x0e": (3, 1),
         "layer_1/linear_up/w[0,0] 3x0e,3x0e": (3, 3),
         "layer_1/linear_up/w[1,1] 3x1o,3x1o": (3, 3),
-        "layer_1/radial/Dense_0/kernel": (4, 8),
-        "layer_1/radial/Dense_1/kernel": (8, 12),
+        "radial/layer_1/Dense_0/kernel": (4, 8),
+        "radial/layer_1/Dense_1/kernel": (8, 12),
         "layer_1/linear_basis/w[0,0] 6x0e,3x0e": (6, 3),
         "layer_1/linear_basis/w[1,1] 6x1o,3x1o": (6, 3),
         "layer_1/contraction": (3, 5, 3),
@@ -192,8 +192,10 @@ def test_a_layer_is_its_definition(graph):
     x = d / 3.0
     envelope = 1 - 21 * x**5 + 35 * x**6 - 15 * x**7
     bessel = np.sqrt(2 / 3.0) * np.sin(np.arange(1, 5) * np.pi * x[:, None]) / d[:, None]
-    hidden = bessel * envelope[:, None] @ layer["radial"]["Dense_0"]["kernel"] / 2
-    radial = e3nn.normalize_function(jax.nn.silu)(hidden) @ layer["radial"]["Dense_1"]["kernel"]
+    hidden = bessel * envelope[:, None] @ p["radial"]["layer_0"]["Dense_0"]["kernel"] / 2
+    radial = (
+        e3nn.normalize_function(jax.nn.silu)(hidden) @ p["radial"]["layer_0"]["Dense_1"]["kernel"]
+    )
     radial = radial.reshape(-1, 2, 3) / np.sqrt(8)  # [n_edges, path, channel]
     h = p["embedding"][graph.species] @ layer["linear_up"]["w[0,0] 3x0e,3x0e"] / np.sqrt(3)
     unit = graph.vectors / d[:, None]

@@ -111,6 +111,11 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
     return _module(metadata, backend), jax.tree.map(jnp.asarray, params), metadata
 
 
+def has_checkpoint(folder, name: str) -> bool:
+    """Whether a run has a whole checkpoint of that name, "best" or "last"."""
+    return bool(_serials(Path(folder).resolve() / "checkpoints" / name))
+
+
 def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
     """The first of the named checkpoints that a run has.
 
@@ -126,10 +131,14 @@ def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
     folder = Path(folder).resolve()
     for name in names:
         path = folder / "checkpoints" / name
-        serials = ocp.utils.checkpoint_steps(path) if path.is_dir() else []
-        if serials:
+        if serials := _serials(path):
             return _read(path, max(serials), state_like)
     raise CheckpointError(f"{folder} has no checkpoint ({' or '.join(names)}); is it a run folder?")
+
+
+def _serials(path: Path) -> list[int]:
+    """Numbers of the whole checkpoints; one that was being written is not among them."""
+    return ocp.utils.checkpoint_steps(path) if path.is_dir() else []
 
 
 def _read(path: Path, serial: int, state_like):

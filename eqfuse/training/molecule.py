@@ -13,12 +13,17 @@ from ase.data import chemical_symbols
 
 from eqfuse import data, models, ops
 from eqfuse.data import Batch, Batcher, Dataset
-from eqfuse.training.checkpoint import CheckpointError, Checkpoints, read_checkpoint
+from eqfuse.training.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    has_checkpoint,
+    read_checkpoint,
+)
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.drawing import draw
 from eqfuse.training.loop import Fit
 from eqfuse.training.metrics import Loss
-from eqfuse.training.optimizer import TrainState, init_state, make_optimizer
+from eqfuse.training.optimizer import init_state, make_optimizer
 from eqfuse.training.resume import check_same_run
 from eqfuse.training.runs import RunFolder, folder_for
 
@@ -132,13 +137,18 @@ def _train(config, dataset, potential, fields, batchers, params, folder: RunFold
         draw(folder, potential, batchers[1])
 
 
-def _interrupted(config, params, metadata: dict, folder: RunFolder) -> tuple[TrainState, dict]:
+def _interrupted(config, params, metadata: dict, folder: RunFolder):
     """State and position of the run in the folder, whose metrics are cut back to them.
 
+    Returns:
+      (`TrainState`, dict); None if the run ended before it wrote its first checkpoint.
     Raises:
       CheckpointError: no readable checkpoint, or one of another model.
       ConfigError: other settings or other data than those of the checkpoint.
     """
+    if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
+        print("resume     from the beginning: the run ended before its first checkpoint")
+        return None
     like = init_state(params, make_optimizer(config.training))
     _, theirs, state = read_checkpoint(folder.path, ("last",), like)
     check_same_run(config, theirs, folder.path)

@@ -26,6 +26,7 @@ from eqfuse.training.metrics import Loss
 from eqfuse.training.optimizer import init_state, make_optimizer
 from eqfuse.training.resume import check_same_run
 from eqfuse.training.runs import RunFolder, folder_for
+from eqfuse.training.sources import read_structures
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
@@ -38,21 +39,9 @@ def load_dataset(config: Config) -> Dataset:
       ConfigError: stress asked for, but none in the file.
     """
     settings = config.data
-    if settings.name == "ethanol":
-        structures = data.read_embedded("ethanol")
-    elif settings.name == "rmd17":
-        structures = data.read_rmd17(settings.path)
-    else:
-        structures = data.read_extxyz(
-            settings.path,
-            energy_key=settings.energy_key,
-            forces_key=settings.forces_key,
-            stress_key=settings.stress_key,
-        )
+    structures = read_structures(settings)
     if config.training.stress_weight and all(s.stress is None for s in structures):
-        raise ConfigError(
-            f"training.stress_weight is set, but {settings.path or settings.name} has no stress"
-        )
+        raise ConfigError(f"training.stress_weight is set, but {settings.origin} has no stress")
     references = None
     if settings.reference_energies is not None:
         references = data.isolated_atom_energies(settings.reference_energies)
@@ -155,7 +144,7 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder):
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         if theirs[name] != metadata[name]:
             raise ConfigError(
-                f"{config.data.path or 'the data'} is not as it was when the run in {folder.path} "
+                f"{config.data.origin} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring the file back, or start a new run"
             )
     shapes = [jax.tree.map(np.shape, tree) for tree in (like, state)]
@@ -220,7 +209,7 @@ def _report(config: Config, dataset: Dataset, batchers: list[Batcher], folder: R
     origin = config.data.reference_energies or "least squares"
     atoms = np.array([sample.num_atoms for sample in dataset.train])
     rows = {
-        "data": config.data.path or f"{config.data.name}, embedded",
+        "data": config.data.origin,
         "frames": f"{len(dataset.train)} training, {len(dataset.val)} validation, "
         f"{atoms.min()} to {atoms.max()} atoms",
         "species": " ".join(chemical_symbols[z] for z in dataset.species),

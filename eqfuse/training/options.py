@@ -15,10 +15,9 @@ from eqfuse.training.config import (
     LATER,
     SHORTHANDS,
     Config,
-    ConfigError,
-    nearest,
 )
 from eqfuse.training.presets import PRESETS
+from eqfuse.training.settings import ConfigError, nearest
 
 
 def _register():

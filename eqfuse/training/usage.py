@@ -3,7 +3,15 @@
 import dataclasses
 import textwrap
 
-from eqfuse.training.config import DEFAULTS, GROUPS, LATER, SHORTHANDS, Config
+from eqfuse.training.config import (
+    DEFAULTS,
+    GROUPS,
+    LATER,
+    SHORTHANDS,
+    Config,
+    MoleculeTraining,
+)
+from eqfuse.training.data_config import MoleculeData
 from eqfuse.training.presets import PRESETS
 
 _HEAD = """\
@@ -49,14 +57,24 @@ def usage() -> str:
     parts += ["", "Settings of every run (default in brackets)"]
     parts += _fields(Config, "")
     parts += ["", "Shorthands", *(f"  {short} = {full}" for short, full in SHORTHANDS.items())]
-    for title, prefix, node in (
-        *((f"model={m}", "model.", GROUPS["model"][m]) for m in GROUPS["model"] if m != "tetris"),
-        ("data=extxyz and data=rmd17 (the *_key settings are extxyz only)", "data.", None),
-        ("training on data=tetris", "training.", GROUPS["training"]["tetris"]),
-        ("training on molecules (extxyz, rmd17)", "training.", GROUPS["training"]["extxyz"]),
-    ):
-        parts += ["", f"Settings of {title}", *_fields(node or GROUPS["data"]["extxyz"], prefix)]
+    for title, prefix, node in _sections():
+        parts += ["", f"Settings of {title}", *_fields(node, prefix)]
     return "\n".join([*parts, "", _TAIL])
+
+
+def _sections():
+    """(title, prefix, dataclass) of the settings of each choice."""
+    for name, node in GROUPS["model"].items():
+        if name != "tetris":
+            yield f"model={name}", "model.", node
+    yield "all data but tetris", "data.", MoleculeData
+    common = {f.name for f in dataclasses.fields(MoleculeData)}
+    for name, node in GROUPS["data"].items():
+        own = [f.name for f in dataclasses.fields(node) if f.name not in common]
+        if own:
+            yield f"data={name}", "data.", node
+    yield "training on data=tetris", "training.", GROUPS["training"]["tetris"]
+    yield "training on other data", "training.", MoleculeTraining
 
 
 def _fields(node, prefix: str) -> list[str]:

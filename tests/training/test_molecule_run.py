@@ -87,6 +87,14 @@ def test_stress_is_trained_when_asked_for(tmp_path, copper, tiny):
     assert float(rows_of(folder)[-1]["val_stress_rmse_mev_per_a3"]) > 0
 
 
+def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny):
+    folder = tmp_path / "run"
+    more = ("data=lif", "cutoff=3", "data.batch_size=10", "epochs=15", "lr=0.03", "channels=4")
+    assert main([*tiny, *more, "training.stress_weight=100", f"run={folder}"]) == 0
+    first, last = (float(rows_of(folder)[i]["val_stress_rmse_mev_per_a3"]) for i in (0, -1))
+    assert last < 0.5 * first
+
+
 def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys):
     assert train(tmp_path / "run", water, tiny, "training.stress_weight=1") == 2
     assert "no stress" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Structures, neighbour lists and batches: data for interatomic potentials, in Å and eV."""
 
-from eqfuse.data.batching import Batch, Batcher, Labels, Sample, Shape, collate
+from eqfuse.data.batching import Batch, Batcher, Labels, Sample, collate
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.embedded import read_embedded
 from eqfuse.data.errors import DataError
@@ -9,6 +9,7 @@ from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.prefetch import prefetched
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
 from eqfuse.data.rmd17 import read_rmd17
+from eqfuse.data.shapes import Shape
 from eqfuse.data.structures import Structure
 from eqfuse.data.tetris import tetris
 

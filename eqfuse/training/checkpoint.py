@@ -25,9 +25,11 @@ class Checkpoints:
     A new checkpoint is complete on disk before the one that it replaces is removed, so that a run
     killed at any moment leaves one of the two. `best` is written before a `last` that knows of it.
     What is offered more often than `seconds` waits in memory for the next offer or for `flush`.
+    With `writes` False nothing is: another process does it.
     """
 
-    def __init__(self, folder: Path, metadata: dict, seconds: float = 0.0):
+    def __init__(self, folder: Path, metadata: dict, seconds: float = 0.0, *, writes: bool = True):
+        self._writes = writes
         self._folder = Path(folder).resolve()
         self._metadata = {"format": FORMAT, **metadata}
         self._seconds = seconds
@@ -45,6 +47,8 @@ class Checkpoints:
           progress: epoch, metrics; plain values.
           state: pytree of arrays that a resumed run needs besides; None for nothing.
         """
+        if not self._writes:
+            return
         self._waiting[name] = (step, params, progress, state)
         if name == "last" and time.monotonic() - self._written_at >= self._seconds:
             self.flush()
@@ -87,9 +91,19 @@ class Checkpoints:
 
     def _manager(self, name: str) -> ocp.CheckpointManager:
         if name not in self._managers:
-            options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
+            options = _options(max_to_keep=1, enable_async_checkpointing=False)
             self._managers[name] = ocp.CheckpointManager(self._folder / name, options=options)
         return self._managers[name]
+
+
+def _options(**fields) -> ocp.CheckpointManagerOptions:
+    """Of a manager that waits for no other process."""
+    here = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process{here}"
+    )
+    return ocp.CheckpointManagerOptions(multiprocessing_options=alone, create=False, **fields)
 
 
 def load_run(folder, *, which: str | None = None, backend: str | None = None):
@@ -166,7 +180,7 @@ def _read(path: Path, serial: int, state_like):
 
 def _restore(path: Path, serial: int, **arguments):
     try:
-        with ocp.CheckpointManager(path) as manager:
+        with ocp.CheckpointManager(path, options=_options()) as manager:
             restored = manager.restore(serial, args=ocp.args.Composite(**arguments))
     except Exception as error:  # orbax and tensorstore raise many types on broken files
         raise CheckpointError(

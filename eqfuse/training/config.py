@@ -161,6 +161,9 @@ class Config:
     preset: str | None = setting(None, "settings that go together; see Presets below")
     seed: int = setting(0, "of the initial parameters, the split and the order of the data")
     backend: str | None = setting(None, "implementation of the ops; null: by device")
+    devices: str = setting(
+        "1", "to share every batch between: a number; all of this machine; distributed, see Options"
+    )
     dtype: str = setting("float32", "float32 or float64")
     steps: int | None = setting(None, "stop after so many steps; null: 100 for tetris")
     epochs: int | None = setting(None, "stop after so many epochs; null: 100 for molecules")
@@ -173,6 +176,9 @@ class Config:
     def __post_init__(self):
         one_of("dtype", self.dtype, ["float32", "float64"])
         positive(self, "", "steps", "epochs", "max_minutes")
+        known = self.devices in ("all", "distributed") or self.devices.isdecimal()
+        what = "a number of devices, all, or distributed"
+        require(known and self.devices.strip("0") != "", "devices", self.devices, what)
         require(self.seed >= 0, "seed", self.seed, "zero or more")
         self.model.settle(self.data.name)
         if self.training.lr is None:

@@ -12,7 +12,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse import data, models, ops
-from eqfuse.data import Batch, Batcher, Dataset
+from eqfuse.data import Batcher, Dataset
 from eqfuse.training.checkpoint import (
     CheckpointError,
     Checkpoints,
@@ -24,6 +24,7 @@ from eqfuse.training.drawing import draw
 from eqfuse.training.loop import Fit
 from eqfuse.training.metrics import Loss
 from eqfuse.training.optimizer import init_state, make_optimizer
+from eqfuse.training.parallel import Devices
 from eqfuse.training.resume import check_same_run
 from eqfuse.training.runs import RunFolder, folder_for
 from eqfuse.training.sources import read_structures
@@ -82,35 +83,62 @@ def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential,
     return potential, fields
 
 
-def run(config: Config) -> None:
+def run(config: Config, devices: Devices) -> None:
     """Train a potential on a file; prints as it goes.
 
+    Args:
+      config: of the run.
+      devices: which share every batch.
     Raises:
       data.DataError, ConfigError: data or settings refused.
       TrainingFailed: the loss is not finite; the last good checkpoint stays.
       Interrupted: by Ctrl-C; the checkpoint is written.
     """
-    folder_for(config)
-    dataset = load_dataset(config)
-    potential, fields = build_potential(config, dataset)
-    batchers = [
-        Batcher(samples, config.data.batch_size, seed=config.seed, dtype=config.dtype)
+    with devices.together():
+        if devices.is_main:
+            folder_for(config)
+        dataset = load_dataset(config)
+        potential, fields = build_potential(config, dataset)
+        batchers = _batchers(config, dataset, devices)
+        params = _initial_parameters(potential, dataset, config)
+    with devices.together():
+        folder = RunFolder(config, writes=devices.is_main)
+    with contextlib.closing(folder):
+        _train(config, dataset, potential, fields, batchers, params, folder, devices)
+
+
+def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batcher]:
+    """Of the training and the validation samples."""
+    size = config.data.batch_size
+    if size < devices.count:
+        raise ConfigError(
+            f"data.batch_size={size} is too small for {devices.count} devices, which need a "
+            f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
+        )
+    return [
+        Batcher(
+            samples,
+            size,
+            seed=config.seed,
+            dtype=config.dtype,
+            parts=devices.count,
+            own=devices.own,
+        )
         for samples in (dataset.train, dataset.val)
     ]
-    params = _initial_parameters(potential, batchers[0], config)
-    with contextlib.closing(RunFolder(config)) as folder:
-        _train(config, dataset, potential, fields, batchers, params, folder)
 
 
-def _train(config, dataset, potential, fields, batchers, params, folder: RunFolder):
+def _train(config, dataset, potential, fields, batchers, params, folder, devices: Devices):
     metadata = _metadata(config, dataset, potential, fields)
-    resume = _interrupted(config, params, metadata, folder) if config.resume else None
-    print(_report(config, dataset, batchers, folder))
+    with devices.together():
+        resume = _interrupted(config, params, metadata, folder) if config.resume else None
+    print(_report(config, dataset, batchers, folder, devices))
     print(models.summary(potential, params), flush=True)
     checkpoints = Checkpoints(
         folder.checkpoints,
         metadata,
         config.training.checkpoint_seconds,
+        writes=devices.is_main,
     )
     loss = Loss(
         energy=config.training.energy_weight,
@@ -120,10 +148,12 @@ def _train(config, dataset, potential, fields, batchers, params, folder: RunFold
     )
     try:
         frames = dataset.train_indices
-        Fit(config, potential, loss, batchers, folder, checkpoints, frames).run(params, resume)
+        fit = Fit(config, potential, loss, batchers, folder, checkpoints, frames, devices)
+        fit.run(params, resume)
     finally:
         checkpoints.close()
-        draw(folder, potential, batchers[1])
+        if devices.is_main:
+            draw(folder, potential, dataset.val, config)
 
 
 def _interrupted(config, params, metadata: dict, folder: RunFolder):
@@ -166,9 +196,10 @@ def _fingerprint(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _initial_parameters(potential, batcher: Batcher, config: Config):
-    batch: Batch = next(batcher.batches(epoch=0))
-    graph = batch.graph
+def _initial_parameters(potential, dataset: Dataset, config: Config):
+    sample = dataset.train[0]
+    shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
+    graph = data.collate([sample], shape, config.dtype).graph
     params = jax.jit(potential.init)(
         jax.random.key(config.seed), graph.vectors, graph.species, graph.edges
     )
@@ -198,7 +229,7 @@ def _metadata(config, dataset, potential, fields) -> dict:
     }
 
 
-def _report(config: Config, dataset: Dataset, batchers: list[Batcher], folder: RunFolder) -> str:
+def _report(config: Config, dataset: Dataset, batchers, folder, devices: Devices) -> str:
     """What is about to be trained, on one screen."""
     train = batchers[0]
     waste = train.padding_waste
@@ -222,6 +253,8 @@ def _report(config: Config, dataset: Dataset, batchers: list[Batcher], folder: R
         f"{train.num_shapes + batchers[1].num_shapes} programs to compile; "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
         "backend": f"{ops.resolve(config.backend)} on {jax.devices()[0].platform}, {config.dtype}",
+        "devices": f"{devices.count}"
+        + (", each with its part of every batch" if devices.count > 1 else ""),
         "run": folder.path,
     }
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())

@@ -17,6 +17,9 @@ class RunFolder:
 
     It is a new one, or with `config.resume` that of the run to go on with.
 
+    Args:
+      config: of the run.
+      writes: whether this process makes and writes the folder; another one does it otherwise.
     Attributes:
       path: the folder.
     Raises:
@@ -24,9 +27,13 @@ class RunFolder:
         another process trains in it.
     """
 
-    def __init__(self, config: Config):
-        self.path = folder_for(config)
+    def __init__(self, config: Config, writes: bool = True):
+        self._writes = writes
         self._columns = None
+        if not writes:
+            self.path = Path(config.run or "the folder of the run")
+            return
+        self.path = folder_for(config)
         if config.resume is not None:
             self._lock = _locked(self.path)
             return
@@ -50,11 +57,12 @@ class RunFolder:
 
     def close(self):
         """Let other processes have the folder."""
-        self._lock.close()
+        if self._writes:
+            self._lock.close()
 
     def forget_after(self, epoch: int):
         """Remove the lines of metrics.csv after an epoch: a resumed run writes them again."""
-        if not self.metrics.exists():
+        if not self._writes or not self.metrics.exists():
             return
         with open(self.metrics, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -75,6 +83,8 @@ class RunFolder:
 
     def log(self, row: dict):
         """Append one line to metrics.csv; the first one decides the columns."""
+        if not self._writes:
+            return
         first = self._columns is None
         if first:
             self._columns = list(row)

@@ -28,8 +28,15 @@ Examples
   python train.py data=extxyz data.path=FILE.xyz channels=16 max_minutes=5 run=runs/first
 
 Options
-  resume=FOLDER  go on with an interrupted run, with its own settings; only steps=, epochs= and
-                 max_minutes= can be given besides. The result is that of a run never interrupted
+  resume=FOLDER  go on with an interrupted run, with its own settings; only steps=, epochs=,
+                 max_minutes= and devices= can be given besides. The result is that of a run never
+                 interrupted
+  devices=all    share every batch between the devices of this machine: the same training, faster
+  devices=distributed
+                 the same between the devices of several processes, on one machine or several,
+                 each started with the same command: by Slurm or Open MPI, or with
+                 JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES=N and JAX_PROCESS_ID=0..N-1
+                 in the environment. The first one writes the folder of the run
   --help     this text
   --cfg      print the resolved configuration of the given settings, and stop
   --version  print the version, and stop

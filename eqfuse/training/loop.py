@@ -162,14 +162,16 @@ class Fit:
         limits = Limits(self._config, len(self._train), at.elapsed)
         if resume is None:
             self._keep(state, at, limits)
-        reason = self._reason_to_stop(int(state.step), limits)
         with StopRequest() as stop, Progress(len(self._train)) as progress:
+            self._signal(stop, limits)
+            reason = self._reason_to_stop(int(state.step), limits)
             while reason is None:
                 progress.start_epoch(at.epoch, at.batch)
                 state, times = self._epoch(state, at, limits, stop, progress)
                 if signum := self._signal(stop, limits):
                     raise self._interrupted(signum, state, at, limits)
-                at = self._end_epoch(state, at, times, limits, progress)
+                if at.batch:  # none where the time was up before the first step
+                    at = self._end_epoch(state, at, times, limits, progress)
                 self._signal(stop, limits)
                 reason = self._reason_to_stop(int(state.step), limits)
             progress.say(

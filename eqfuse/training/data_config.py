@@ -41,6 +41,11 @@ class MoleculeData:
         """Where the structures are from, for people."""
         return f"{self.name}, embedded"
 
+    @property
+    def references_origin(self) -> str:
+        """Where the reference energies are from, for people."""
+        return self.reference_energies or "least squares"
+
 
 @dataclasses.dataclass
 class EthanolData(MoleculeData):
@@ -77,20 +82,68 @@ class ExtxyzData(MoleculeData):
 
 
 @dataclasses.dataclass
-class RMD17Data(MoleculeData):
-    """A file of the revised MD17 set (.npz; kcal/mol, converted to eV)."""
+class PublicData(MoleculeData):
+    """A public set: a local file, or downloaded."""
+
+    path: str | None = setting(None, "a local file to train on; null: download it")
+    folder: str | None = setting(None, "where downloads are kept; null: ~/.cache/eqfuse")
+
+    @property
+    def origin(self) -> str:
+        return self.path or f"{self.name}, downloaded"
+
+
+@dataclasses.dataclass
+class ThreeBPAData(PublicData):
+    """3BPA: 500 frames of a drug-like molecule at 300 K, with isolated atoms (eV, Å)."""
+
+    name: str = "3bpa"
+
+    @property
+    def references_origin(self) -> str:
+        downloaded = "isolated atoms, downloaded" if self.path is None else "least squares"
+        return self.reference_energies or downloaded
+
+
+@dataclasses.dataclass
+class AcAcData(ThreeBPAData):
+    """Acetylacetone: 500 frames at 300 K, with isolated atoms (eV, Å)."""
+
+    name: str = "acac"
+
+
+@dataclasses.dataclass
+class RMD17Data(PublicData):
+    """Revised MD17 (.npz; kcal/mol, converted to eV): a file, or training split 1 of a molecule."""
 
     name: str = "rmd17"
-    path: str | None = setting(None, "the file to train on (required)")
+    molecule: str | None = setting(None, "the molecule to download, if no data.path is given")
 
     def __post_init__(self):
-        need = f"the file to train on: data={self.name} data.path=FILE"
-        require(self.path is not None, "data.path", "null", need)
+        if self.path is not None:
+            require(
+                self.molecule is None, "data.molecule", self.molecule, "left out: see data.path"
+            )
+        else:
+            # Imported when it is needed: it takes seconds, which --help does not wait for.
+            from eqfuse.data.public import molecules
+
+            known = molecules(self.name)
+            what = f"a file: data={self.name} data.path=FILE, or data.molecule given, one of "
+            require(self.molecule is not None, "data.path", "null", what + ", ".join(known))
+            one_of("data.molecule", self.molecule, known)
         super().__post_init__()
 
     @property
     def origin(self) -> str:
-        return self.path
+        return self.path or f"{self.name} {self.molecule}, downloaded"
+
+
+@dataclasses.dataclass
+class MD22Data(RMD17Data):
+    """MD22 (.npz; kcal/mol, converted to eV): a file, or the frames of a molecule."""
+
+    name: str = "md22"
 
 
 DATA = {
@@ -98,5 +151,8 @@ DATA = {
     "ethanol": EthanolData,
     "lif": LithiumFluorideData,
     "extxyz": ExtxyzData,
+    "3bpa": ThreeBPAData,
+    "acac": AcAcData,
     "rmd17": RMD17Data,
+    "md22": MD22Data,
 }

@@ -27,7 +27,7 @@ from eqfuse.training.optimizer import init_state, make_optimizer
 from eqfuse.training.parallel import Devices
 from eqfuse.training.resume import check_same_run
 from eqfuse.training.runs import RunFolder, folder_for
-from eqfuse.training.sources import read_structures
+from eqfuse.training.sources import read_reference_energies, read_structures
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
@@ -43,9 +43,7 @@ def load_dataset(config: Config) -> Dataset:
     structures = read_structures(settings)
     if config.training.stress_weight and all(s.stress is None for s in structures):
         raise ConfigError(f"training.stress_weight is set, but {settings.origin} has no stress")
-    references = None
-    if settings.reference_energies is not None:
-        references = data.isolated_atom_energies(settings.reference_energies)
+    references = read_reference_energies(settings)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dataset = Dataset.build(
@@ -237,14 +235,13 @@ def _report(config: Config, dataset: Dataset, batchers, folder, devices: Devices
     references = ", ".join(
         f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
     )
-    origin = config.data.reference_energies or "least squares"
     atoms = np.array([sample.num_atoms for sample in dataset.train])
     rows = {
         "data": config.data.origin,
         "frames": f"{len(dataset.train)} training, {len(dataset.val)} validation, "
         f"{atoms.min()} to {atoms.max()} atoms",
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
-        "references": f"{references} eV ({origin})",
+        "references": f"{references} eV ({config.data.references_origin})",
         "energy": f"{dataset.energy_per_atom:.4f} eV/atom mean, relative to the references",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å",
         "neighbours": f"{dataset.avg_num_neighbors:.1f} per atom within {dataset.cutoff} Å",

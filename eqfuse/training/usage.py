@@ -11,7 +11,7 @@ from eqfuse.training.config import (
     Config,
     MoleculeTraining,
 )
-from eqfuse.training.data_config import MoleculeData
+from eqfuse.training.data_config import ExtxyzData, MoleculeData, PublicData, RMD17Data
 from eqfuse.training.presets import PRESETS
 
 _HEAD = """\
@@ -75,19 +75,20 @@ def _sections():
         if name != "tetris":
             yield f"model={name}", "model.", node
     yield "all data but tetris", "data.", MoleculeData
-    common = {f.name for f in dataclasses.fields(MoleculeData)}
-    for name, node in GROUPS["data"].items():
-        own = [f.name for f in dataclasses.fields(node) if f.name not in common]
-        if own:
-            yield f"data={name}", "data.", node
+    yield "data=extxyz", "data.", ExtxyzData
+    yield "data=3bpa, acac, rmd17 and md22", "data.", PublicData
+    yield "data=rmd17 and md22", "data.", RMD17Data
     yield "training on data=tetris", "training.", GROUPS["training"]["tetris"]
     yield "training on other data", "training.", MoleculeTraining
 
 
 def _fields(node, prefix: str) -> list[str]:
-    lines = []
+    """A line for each setting of a dataclass that is not one of the class that it extends."""
+    lines, extended = [], node.__base__
+    inherited = dataclasses.fields(extended) if dataclasses.is_dataclass(extended) else ()
+    names = {f.name for f in inherited}
     for f in dataclasses.fields(node):
-        if "help" in f.metadata:
+        if "help" in f.metadata and f.name not in names:
             default = "null" if f.default is None else f.default
             lines.append(_line(f"{prefix}{f.name}", f"{f.metadata['help']} [{default}]"))
     return lines

@@ -1,7 +1,7 @@
 """Batches of a few fixed shapes, so that few programs are compiled."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -203,36 +203,59 @@ class Batcher:
     @property
     def padding_waste(self) -> Waste:
         """How much of epoch 0, shuffled, is padding."""
-        groups = self.groups(0, shuffle=True)
-        used = np.sum([self._sizes[group].sum(axis=0) for group in groups], axis=0)
-        room = np.sum(
-            [self._fit(np.array_split(group, self._parts))[:2] for group in groups], axis=0
-        )
-        return Waste(*(1 - used / (self._parts * room)).tolist())
+        room = np.array([self.shapes[k][:2] for k in self._fits(0, shuffle=True)]).sum(axis=0)
+        return Waste(*(1 - self._sizes.sum(axis=0) / (self._parts * room)).tolist())
+
+    def used_shapes(self, epochs: Iterable[int] = (0,), shuffle: bool = True) -> set[Shape]:
+        """The shapes that occur in some epochs: that many programs are compiled."""
+        used = set()
+        for epoch in epochs:
+            used |= set(self._fits(epoch, shuffle).tolist())
+            if len(used) == len(self.shapes):
+                break
+        return {self.shapes[k] for k in used}
 
     def batches(self, epoch: int = 0, shuffle: bool = True, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch from number `start` on.
 
         The order depends on the seed and the epoch only.
         """
-        for group in self.groups(epoch, shuffle)[start:]:
+        groups, fits = self.groups(epoch, shuffle), self._fits(epoch, shuffle)
+        for group, fit in list(zip(groups, fits, strict=True))[start:]:
             parts = np.array_split(group, self._parts)
-            shape = self._fit(parts)
             made = [
-                collate([self.samples[i] for i in parts[k]], shape, self.dtype) for k in self._own
+                collate([self.samples[i] for i in parts[k]], self.shapes[fit], self.dtype)
+                for k in self._own
             ]
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
     def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:
         """Which samples are in each batch of an epoch."""
-        count = len(self.samples)
-        order = shuffled(count, (self.seed, epoch)) if shuffle else np.arange(count)
-        return [order[i : i + self.batch_size] for i in range(0, count, self.batch_size)]
+        order = self._order(epoch, shuffle)
+        return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
 
-    def _fit(self, parts: list[np.ndarray]) -> Shape:
-        """The smallest shape that holds each of some groups of samples."""
-        n_nodes, n_edges = np.max([self._sizes[part].sum(axis=0) for part in parts], axis=0)
-        return next(s for s in self.shapes if n_nodes < s.n_nodes and n_edges <= s.n_edges)
+    def _order(self, epoch: int, shuffle: bool) -> np.ndarray:
+        count = len(self.samples)
+        return shuffled(count, (self.seed, epoch)) if shuffle else np.arange(count)
+
+    def _fits(self, epoch: int, shuffle: bool) -> np.ndarray:
+        """Number of the smallest shape that holds each part of each batch, [num batches]."""
+        order = self._order(epoch, shuffle)
+        until = np.concatenate([[(0, 0)], np.cumsum(self._sizes[order], axis=0)])
+        starts = np.arange(0, len(order), self.batch_size)
+        bounds = starts[:, None] + self._split(self.batch_size)
+        bounds[-1] = starts[-1] + self._split(len(order) - starts[-1])
+        n_nodes, n_edges = (until[bounds[:, 1:]] - until[bounds[:, :-1]]).max(axis=1).T
+        limits = np.array([shape[:2] for shape in self.shapes])
+        return np.maximum(
+            np.searchsorted(limits[:, 0], n_nodes, "right"),  # one node is padding
+            np.searchsorted(limits[:, 1], n_edges, "left"),
+        )
+
+    def _split(self, count: int) -> np.ndarray:
+        """Where the parts of `count` samples begin and end, [parts + 1]; as np.array_split."""
+        lengths = [len(part) for part in np.array_split(np.arange(count), self._parts)]
+        return np.cumsum([0, *lengths])
 
 
 def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:

@@ -1,21 +1,25 @@
 """The pictures that a run draws of itself."""
 
 import sys
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import pictures
-from eqfuse.data import Batcher, Sample
+from eqfuse.data import Batcher, Dataset
 from eqfuse.models import Potential, predict
 from eqfuse.training.checkpoint import read_checkpoint
 from eqfuse.training.config import Config
 from eqfuse.training.runs import RunFolder
 
 
-def draw(folder: RunFolder, potential: Potential, validation: Sequence[Sample], config: Config):
+def picture_batcher(config: Config, dataset: Dataset) -> Batcher:
+    """Batches of the validation samples for one device."""
+    return Batcher(dataset.val, config.data.batch_size, dtype=config.dtype)
+
+
+def draw(folder: RunFolder, potential: Potential, validation: Batcher):
     """Write learning.png, and parity.png of the validation set, where a run has ended an epoch.
 
     A picture that cannot be written is a warning: the training is done.
@@ -25,8 +29,7 @@ def draw(folder: RunFolder, potential: Potential, validation: Sequence[Sample], 
     try:
         pictures.learning_curves(folder.metrics, folder.path / "learning.png")
         params = jax.tree.map(jnp.asarray, read_checkpoint(folder.path, ("best", "last"))[0])
-        batcher = Batcher(validation, config.data.batch_size, dtype=config.dtype)
-        energies, forces = parity_data(potential, params, batcher)
+        energies, forces = parity_data(potential, params, validation)
         pictures.parity(energies, forces, folder.path / "parity.png")
     except (OSError, ValueError) as error:
         print(f"warning: the pictures cannot be drawn: {error}", file=sys.stderr)

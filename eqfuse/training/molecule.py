@@ -9,9 +9,8 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ase.data import chemical_symbols
 
-from eqfuse import data, models, ops
+from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
 from eqfuse.training.checkpoint import (
     CheckpointError,
@@ -20,11 +19,12 @@ from eqfuse.training.checkpoint import (
     read_checkpoint,
 )
 from eqfuse.training.config import Config, ConfigError
-from eqfuse.training.drawing import draw
+from eqfuse.training.drawing import draw, picture_batcher
 from eqfuse.training.loop import Fit
 from eqfuse.training.metrics import Loss
 from eqfuse.training.optimizer import init_state, make_optimizer
 from eqfuse.training.parallel import Devices
+from eqfuse.training.report import report
 from eqfuse.training.resume import check_same_run
 from eqfuse.training.runs import RunFolder, folder_for
 from eqfuse.training.sources import read_reference_energies, read_structures
@@ -130,7 +130,7 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
     metadata = _metadata(config, dataset, potential, fields)
     with devices.together():
         resume = _interrupted(config, params, metadata, folder) if config.resume else None
-    print(_report(config, dataset, batchers, folder, devices))
+    print(report(config, dataset, batchers, folder, devices))
     print(models.summary(potential, params), flush=True)
     checkpoints = Checkpoints(
         folder.checkpoints,
@@ -151,7 +151,7 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
     finally:
         checkpoints.close()
         if devices.is_main:
-            draw(folder, potential, dataset.val, config)
+            draw(folder, potential, picture_batcher(config, dataset))
 
 
 def _interrupted(config, params, metadata: dict, folder: RunFolder):
@@ -225,33 +225,3 @@ def _metadata(config, dataset, potential, fields) -> dict:
         },
         "units": UNITS,
     }
-
-
-def _report(config: Config, dataset: Dataset, batchers, folder, devices: Devices) -> str:
-    """What is about to be trained, on one screen."""
-    train = batchers[0]
-    waste = train.padding_waste
-    shapes = ", ".join(f"{s.n_nodes} atoms {s.n_edges} edges" for s in train.shapes)
-    references = ", ".join(
-        f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
-    )
-    atoms = np.array([sample.num_atoms for sample in dataset.train])
-    rows = {
-        "data": config.data.origin,
-        "frames": f"{len(dataset.train)} training, {len(dataset.val)} validation, "
-        f"{atoms.min()} to {atoms.max()} atoms",
-        "species": " ".join(chemical_symbols[z] for z in dataset.species),
-        "references": f"{references} eV ({config.data.references_origin})",
-        "energy": f"{dataset.energy_per_atom:.4f} eV/atom mean, relative to the references",
-        "force RMS": f"{dataset.force_rms:.4f} eV/Å",
-        "neighbours": f"{dataset.avg_num_neighbors:.1f} per atom within {dataset.cutoff} Å",
-        "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}), "
-        f"validation to {batchers[1].num_shapes}: at most "
-        f"{train.num_shapes + batchers[1].num_shapes} programs to compile; "
-        f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
-        "backend": f"{ops.resolve(config.backend)} on {jax.devices()[0].platform}, {config.dtype}",
-        "devices": f"{devices.count}"
-        + (", each with its part of every batch" if devices.count > 1 else ""),
-        "run": folder.path,
-    }
-    return "\n".join(f"{name:<11}{text}" for name, text in rows.items())

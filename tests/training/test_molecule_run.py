@@ -102,7 +102,7 @@ def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys
 
 
 def test_100_000_frames(tmp_path, tiny, capsys):
-    """What is not trained on gets no list of neighbours: a kB for each frame at most."""
+    """What is not trained on gets no list of neighbours: 3 kB for each frame at most."""
     rng, count = np.random.default_rng(0), 100_000
     noise = rng.normal(scale=0.05, size=(2, count, 2, 3))
     np.savez(
@@ -115,8 +115,8 @@ def test_100_000_frames(tmp_path, tiny, capsys):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     more = ["data=rmd17", f"data.path={tmp_path / 'many.npz'}", "data.train=1000", "data.val=1000"]
     assert main([*tiny, *more, "steps=2", f"run={tmp_path / 'run'}"]) == 0
-    # In kB; 200 MB for the programs that are compiled.
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < count + 200_000
+    # In kB; 300 MB for the programs that are compiled and their memory.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * count + 300_000
     assert "1000 training, 1000 validation" in capsys.readouterr().out
 
 

@@ -25,8 +25,8 @@ class Devices:
     Make one with `find_devices`.
 
     Args:
-      devices: of all processes, those of a process next to each other; None for one device and
-        programs that know of no others.
+      devices: two or more, of all processes, those of a process next to each other; None for one
+        device, and programs that know of no others.
     Attributes:
       count: how many.
       own: which of them, counted from 0, are of this process.
@@ -125,17 +125,18 @@ def find_devices(setting: str) -> Devices:
     """
     if setting == "distributed":
         _join()
-        return Devices(sorted(jax.devices(), key=lambda d: (d.process_index, d.id)))
-    devices = jax.local_devices()
-    if setting == "all":
-        return Devices(devices if len(devices) > 1 else None)
-    count = int(setting)
-    if count > len(devices):
-        raise ConfigError(
-            f"devices={count}: there are {len(devices)} of {devices[0].platform} here; "
-            "devices=all takes what there is"
-        )
-    return Devices(devices[:count] if count > 1 else None)
+        devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    else:
+        devices = jax.local_devices()
+    if setting.isdecimal():
+        count = int(setting)
+        if count > len(devices):
+            raise ConfigError(
+                f"devices={count}: there are {len(devices)} of {devices[0].platform} here; "
+                "devices=all takes what there is"
+            )
+        devices = devices[:count]
+    return Devices(devices if len(devices) > 1 else None)
 
 
 def _join():

@@ -31,8 +31,8 @@ def start(program, arguments, extra):
     )
 
 
-def two_processes(arguments):
-    """Started; each is told where the other is, as a launcher would."""
+def processes(count, arguments):
+    """Started; each is told where the others are, as a launcher would."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -42,21 +42,21 @@ def two_processes(arguments):
             ["devices=distributed", *arguments],
             {
                 "JAX_COORDINATOR_ADDRESS": address,
-                "JAX_NUM_PROCESSES": "2",
+                "JAX_NUM_PROCESSES": str(count),
                 "JAX_PROCESS_ID": str(number),
             },
         )
-        for number in range(2)
+        for number in range(count)
     ]
 
 
-def ended(processes) -> list[tuple[int, str, str]]:
+def ended(started) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each."""
     try:
-        outputs = [process.communicate(timeout=200) for process in processes]
-        return [(p.returncode, *o) for p, o in zip(processes, outputs, strict=True)]
+        outputs = [process.communicate(timeout=200) for process in started]
+        return [(p.returncode, *o) for p, o in zip(started, outputs, strict=True)]
     finally:
-        for process in processes:
+        for process in started:
             process.kill()
 
 
@@ -109,21 +109,27 @@ def test_two_devices_and_two_processes_train_like_one(settings, tmp_path):
         [*settings, "epochs=2", f"run={folders[2]}"],
         [f"resume={folders[2]}", "epochs=3"],
     ):
-        main_process, other = ended(two_processes(arguments))
+        main_process, other = ended(processes(2, arguments))
         assert (main_process[0], other[0]) == (0, 0), (main_process[2], other[2])
         assert "all steps done" in main_process[1]
         assert "epoch" not in other[1], "only the main process prints"
     assert_alike(folders[0], folders[2])
 
 
+def test_one_process_needs_no_other(settings, tmp_path):
+    [(code, out, error)] = ended(processes(1, [*settings, "steps=1", f"run={tmp_path / 'run'}"]))
+    assert code == 0, error
+    assert "devices    1" in out
+
+
 def test_a_signal_to_one_process_stops_all_at_the_same_step(settings, tmp_path):
     folder = tmp_path / "run"
-    processes = two_processes([*settings, "epochs=1000000", f"run={folder}"])
+    started = processes(2, [*settings, "epochs=1000000", f"run={folder}"])
     deadline = time.monotonic() + 120
     while not (folder / "metrics.csv").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    processes[1].send_signal(signal.SIGTERM)
-    results = ended(processes)
+    started[1].send_signal(signal.SIGTERM)
+    results = ended(started)
     assert [code for code, _, _ in results] == [128 + signal.SIGTERM] * 2
     messages = {error.splitlines()[-1] for _, _, error in results}
     assert len(messages) == 1
@@ -134,7 +140,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(settings, tmp_path):
 def test_what_fails_in_the_main_process_ends_the_others(settings, tmp_path):
     (tmp_path / "run").mkdir()
     begun = time.monotonic()
-    results = ended(two_processes([*settings, f"run={tmp_path / 'run'}"]))
+    results = ended(processes(2, [*settings, f"run={tmp_path / 'run'}"]))
     assert time.monotonic() - begun < 60
     assert [code for code, _, _ in results] == [2, 1]
     assert "exists already" in results[0][2]

@@ -265,9 +265,12 @@ class Fit:
         }
         with self._devices.together():
             self._folder.log(row)
-        self._learning_rate.epoch_ended(val_loss)
         errors = {k: v for k, v in row.items() if "val_" in k}
-        after = Position(epoch=at.epoch + 1, best=min(at.best, val_loss))
+        after = at
+        # A limit within an epoch ends the run; made longer, it goes on where it was.
+        if at.batch == len(self._train):
+            self._learning_rate.epoch_ended(val_loss)
+            after = Position(epoch=at.epoch + 1, best=min(at.best, val_loss))
         if val_loss < at.best:
             record = {"epoch": at.epoch, "validation": errors}
             self._checkpoints.offer("best", step, state.average, record)

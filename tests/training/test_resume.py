@@ -124,6 +124,15 @@ def test_a_finished_run_can_be_made_longer(settings, whole, capsys):
     assert len(history(whole)) == EPOCHS + 1
 
 
+def test_a_run_that_ended_within_an_epoch_goes_on_in_it(settings, tmp_path):
+    """With a learning rate that does not depend on where the end is."""
+    settings = [*settings, "training.schedule=constant", "training.checkpoint_seconds=10"]
+    for name, steps in (("whole", 10), ("longer", 6)):
+        assert main([*settings, f"steps={steps}", f"run={tmp_path / name}"]) == 0
+    assert main([f"resume={tmp_path / 'longer'}", "steps=10"]) == 0
+    assert_same(tmp_path / "whole", tmp_path / "longer")
+
+
 def refused(arguments, capsys, code=2):
     assert main(arguments) == code
     error = capsys.readouterr().err

@@ -99,15 +99,14 @@ class Devices:
         Raises:
           TrainingFailed: another process failed; it has said why.
         """
+        if not self._several:
+            yield
+            return
         error = None
         try:
             yield
         except Exception as caught:
-            if not self._several:
-                raise
             error = caught
-        if not self._several:
-            return
         failed = multihost_utils.process_allgather(np.array(error is not None))
         if error is not None:
             raise error

@@ -20,19 +20,20 @@ ROOT = Path(__file__).parents[2]
 TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 
 
-def start(program, arguments, extra):
+def start(program, arguments, extra, cwd=None):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **extra}
     return subprocess.Popen(
         [sys.executable, str(program), *arguments],
         env=environment,
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def processes(count, arguments):
-    """Started; each is told where the others are, as a launcher would."""
+def processes(count, arguments, folders=(None, None)):
+    """Started, each in its folder; each is told where the others are, as a launcher would."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -45,6 +46,7 @@ def processes(count, arguments):
                 "JAX_NUM_PROCESSES": str(count),
                 "JAX_PROCESS_ID": str(number),
             },
+            folders[number],
         )
         for number in range(count)
     ]
@@ -123,8 +125,11 @@ def test_one_process_needs_no_other(settings, tmp_path):
 
 
 def test_a_signal_to_one_process_stops_all_at_the_same_step(settings, tmp_path):
-    folder = tmp_path / "run"
-    started = processes(2, [*settings, "epochs=1000000", f"run={folder}"])
+    folders = [tmp_path / "main", tmp_path / "other"]
+    for path in folders:
+        path.mkdir()
+    started = processes(2, [*settings, "epochs=1000000", "run=run"], folders)
+    folder = folders[0] / "run"
     deadline = time.monotonic() + 120
     while not (folder / "metrics.csv").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -135,6 +140,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(settings, tmp_path):
     assert len(messages) == 1
     step = load_run(folder, which="last")[2]["step"]
     assert f"step {step};" in messages.pop()
+    assert list(folders[1].iterdir()) == [], "only the main process writes"
 
 
 def test_what_fails_in_the_main_process_ends_the_others(settings, tmp_path):

@@ -1,14 +1,16 @@
 """Structures, neighbour lists and batches: data for interatomic potentials, in Å and eV."""
 
-from eqfuse.data.batching import Batch, Batcher, Labels, Sample, Shape, collate
+from eqfuse.data.batching import Batch, Batcher, Labels, Sample, collate
 from eqfuse.data.dataset import Dataset
 from eqfuse.data.embedded import read_embedded
 from eqfuse.data.errors import DataError
 from eqfuse.data.extxyz import read_extxyz
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.prefetch import prefetched
+from eqfuse.data.public import fetch_public
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
 from eqfuse.data.rmd17 import read_rmd17
+from eqfuse.data.shapes import Shape
 from eqfuse.data.structures import Structure
 from eqfuse.data.tetris import tetris
 
@@ -22,6 +24,7 @@ __all__ = [
     "Shape",
     "Structure",
     "collate",
+    "fetch_public",
     "fit_reference_energies",
     "isolated_atom_energies",
     "neighbor_list",

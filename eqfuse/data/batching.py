@@ -1,13 +1,13 @@
 """Batches of a few fixed shapes, so that few programs are compiled."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
 
 from eqfuse.data.errors import DataError
+from eqfuse.data.shapes import Shape, Waste, choose_shapes
 from eqfuse.graph import Graph
 from eqfuse.ops import Edges
 
@@ -75,36 +75,19 @@ class Batch:
     labels: Labels
 
 
-class Shape(NamedTuple):
-    """Padded sizes of a batch, the padding node and graph included."""
-
-    n_nodes: int
-    n_edges: int
-    n_graphs: int
-
-
-class Waste(NamedTuple):
-    """Fractions of the nodes and edges of the padded batches of an epoch that are padding."""
-
-    nodes: float
-    edges: float
-
-
 def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
     """Put samples side by side and pad them to a shape.
 
     Padding nodes belong to the last graph, padding edges join the last node to itself.
 
     Args:
-      samples: at least one.
+      samples: none makes a batch of padding.
       shape: sizes to pad to; at least one node and one graph more than the samples have.
       dtype: of positions, cells and labels; float32 or float64.
     Raises:
-      DataError: no samples, or samples that do not fit the shape.
+      DataError: samples that do not fit the shape.
     """
-    if not samples:
-        raise DataError("a batch needs at least one sample")
-    atoms = np.array([sample.num_atoms for sample in samples])
+    atoms = np.array([sample.num_atoms for sample in samples], np.int64)
     n_nodes, n_graphs = int(atoms.sum()), len(samples)
     n_edges = sum(sample.num_edges for sample in samples)
     if n_nodes >= shape.n_nodes or n_edges > shape.n_edges or n_graphs >= shape.n_graphs:
@@ -120,16 +103,16 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
     graph_index = np.full(shape.n_nodes, shape.n_graphs - 1, np.int32)
     graph_index[:n_nodes] = np.repeat(np.arange(n_graphs), atoms)
     graph = Graph(
-        positions=_padded([s.positions for s in samples], shape.n_nodes, 0, dtype),
-        species=_padded([s.species for s in samples], shape.n_nodes, 0, np.int32),
+        positions=_padded([s.positions for s in samples], (shape.n_nodes, 3), 0, dtype),
+        species=_padded([s.species for s in samples], (shape.n_nodes,), 0, np.int32),
         edges=Edges.from_arrays(
-            _padded(senders, shape.n_edges, last, np.int32),
-            _padded(receivers, shape.n_edges, last, np.int32),
+            _padded(senders, (shape.n_edges,), last, np.int32),
+            _padded(receivers, (shape.n_edges,), last, np.int32),
             shape.n_nodes,
         ),
-        shifts=_padded([s.shifts for s in samples], shape.n_edges, 0, dtype),
+        shifts=_padded([s.shifts for s in samples], (shape.n_edges, 3), 0, dtype),
         graph_index=graph_index,
-        cells=_padded([s.cell[None] for s in samples], shape.n_graphs, 0, dtype),
+        cells=_padded([s.cell[None] for s in samples], (shape.n_graphs, 3, 3), 0, dtype),
         node_mask=np.arange(shape.n_nodes) < n_nodes,
         graph_mask=np.arange(shape.n_graphs) < n_graphs,
     )
@@ -137,25 +120,24 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
 
 
 def _labels(samples: Sequence[Sample], shape: Shape, dtype) -> Labels:
-    no_stress = np.zeros((1, 3, 3))
+    graphs = (shape.n_graphs,)
+    no_stress = np.zeros((3, 3))
+    stresses = [no_stress if s.stress is None else s.stress for s in samples]
     return Labels(
-        energy=_padded([np.array([s.energy]) for s in samples], shape.n_graphs, 0, dtype),
-        forces=_padded([s.forces for s in samples], shape.n_nodes, 0, dtype),
-        stress=_padded(
-            [no_stress if s.stress is None else s.stress[None] for s in samples],
-            shape.n_graphs,
-            0,
-            dtype,
-        ),
-        stress_mask=_padded([[s.stress is not None] for s in samples], shape.n_graphs, False, bool),
-        num_atoms=_padded([[s.num_atoms] for s in samples], shape.n_graphs, 1, np.int32),
+        energy=_padded([[s.energy] for s in samples], graphs, 0, dtype),
+        forces=_padded([s.forces for s in samples], (shape.n_nodes, 3), 0, dtype),
+        stress=_padded([[stress] for stress in stresses], (*graphs, 3, 3), 0, dtype),
+        stress_mask=_padded([[s.stress is not None] for s in samples], graphs, False, bool),
+        num_atoms=_padded([[s.num_atoms] for s in samples], graphs, 1, np.int32),
     )
 
 
-def _padded(arrays: list, size: int, fill, dtype) -> np.ndarray:
-    values = np.concatenate(arrays)
-    out = np.full((size, *values.shape[1:]), fill, dtype)
-    out[: len(values)] = values
+def _padded(arrays: list, shape: tuple[int, ...], fill, dtype) -> np.ndarray:
+    """The arrays one after the other, then `fill`."""
+    out = np.full(shape, fill, dtype)
+    if arrays:
+        values = np.concatenate(arrays)
+        out[: len(values)] = values
     return out
 
 
@@ -163,8 +145,9 @@ class Batcher:
     """Batches of samples, each padded to the smallest of a few shapes that holds it.
 
     The shapes come from the sizes of the samples alone: the largest holds any batch, the others
-    the batches that occur often. All have `batch_size + 1` graphs. Every sample is in exactly one
-    batch of an epoch; the last batch may have fewer samples and more padding.
+    the batches that occur often. All have room for one graph more than a batch, or a part of one,
+    has. Every sample is in exactly one batch of an epoch; the last batch may have fewer samples and
+    more padding.
 
     Args:
       samples: at least one.
@@ -172,8 +155,11 @@ class Batcher:
       seed: of the order of the samples; non-negative.
       dtype: of the floating-point arrays; float32 or float64.
       max_shapes: the largest number of shapes.
+      parts: for data parallel training, into how many parts each batch is split; the arrays of a
+        batch get an axis in front, [len(own), ...]. One leaves them as they are.
+      own: the parts that are made, counted from 0; None for all.
     Raises:
-      DataError: no samples, a batch size or number of shapes below 1, a negative seed.
+      DataError: no samples, a batch size, number of shapes or of parts below 1, a negative seed.
     """
 
     def __init__(
@@ -184,12 +170,15 @@ class Batcher:
         seed: int = 0,
         dtype=np.float32,
         max_shapes: int = 3,
+        parts: int = 1,
+        own: Sequence[int] | None = None,
     ):
         if not samples:
             raise DataError("there are no samples to make batches of")
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("max_shapes", max_shapes, 1),
+            ("parts", parts, 1),
             ("seed", seed, 0),
         ):
             if value < least:
@@ -199,7 +188,9 @@ class Batcher:
         self.seed = seed
         self.dtype = np.dtype(dtype)
         self._sizes = np.array([(s.num_atoms, s.num_edges) for s in samples], np.int64)
-        self.shapes = _choose_shapes(self._sizes, self.batch_size, max_shapes)
+        self._parts = parts
+        self._own = range(parts) if own is None else own
+        self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -212,27 +203,59 @@ class Batcher:
     @property
     def padding_waste(self) -> Waste:
         """How much of epoch 0, shuffled, is padding."""
-        sums = [self._sizes[group].sum(axis=0) for group in self.groups(0, shuffle=True)]
-        shapes = [self._fit(*size)[:2] for size in sums]
-        return Waste(*(1 - np.sum(sums, axis=0) / np.sum(shapes, axis=0)).tolist())
+        room = np.array([self.shapes[k][:2] for k in self._fits(0, shuffle=True)]).sum(axis=0)
+        return Waste(*(1 - self._sizes.sum(axis=0) / (self._parts * room)).tolist())
+
+    def used_shapes(self, epochs: Iterable[int] = (0,), shuffle: bool = True) -> set[Shape]:
+        """The shapes that occur in some epochs: that many programs are compiled."""
+        used = set()
+        for epoch in epochs:
+            used |= set(self._fits(epoch, shuffle).tolist())
+            if len(used) == len(self.shapes):
+                break
+        return {self.shapes[k] for k in used}
 
     def batches(self, epoch: int = 0, shuffle: bool = True, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch from number `start` on.
 
         The order depends on the seed and the epoch only.
         """
-        for group in self.groups(epoch, shuffle)[start:]:
-            shape = self._fit(*self._sizes[group].sum(axis=0))
-            yield collate([self.samples[i] for i in group], shape, self.dtype)
+        groups, fits = self.groups(epoch, shuffle), self._fits(epoch, shuffle)
+        for group, fit in list(zip(groups, fits, strict=True))[start:]:
+            parts = np.array_split(group, self._parts)
+            made = [
+                collate([self.samples[i] for i in parts[k]], self.shapes[fit], self.dtype)
+                for k in self._own
+            ]
+            yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
     def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:
         """Which samples are in each batch of an epoch."""
-        count = len(self.samples)
-        order = shuffled(count, (self.seed, epoch)) if shuffle else np.arange(count)
-        return [order[i : i + self.batch_size] for i in range(0, count, self.batch_size)]
+        order = self._order(epoch, shuffle)
+        return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
 
-    def _fit(self, n_nodes: int, n_edges: int) -> Shape:
-        return next(s for s in self.shapes if n_nodes < s.n_nodes and n_edges <= s.n_edges)
+    def _order(self, epoch: int, shuffle: bool) -> np.ndarray:
+        count = len(self.samples)
+        return shuffled(count, (self.seed, epoch)) if shuffle else np.arange(count)
+
+    def _fits(self, epoch: int, shuffle: bool) -> np.ndarray:
+        """Number of the smallest shape that holds each part of each batch, [num batches]."""
+        order = self._order(epoch, shuffle)
+        until = np.concatenate([[(0, 0)], np.cumsum(self._sizes[order], axis=0)])
+        starts = np.arange(0, len(order), self.batch_size)
+        bounds = starts[:, None] + self._split(self.batch_size)
+        bounds[-1] = starts[-1] + self._split(len(order) - starts[-1])
+        n_nodes, n_edges = (until[bounds[:, 1:]] - until[bounds[:, :-1]]).max(axis=1).T
+        limits = np.array([shape[:2] for shape in self.shapes])
+        return np.maximum(
+            np.searchsorted(limits[:, 0], n_nodes, "right"),  # one node is padding
+            np.searchsorted(limits[:, 1], n_edges, "left"),
+        )
+
+    def _split(self, count: int) -> np.ndarray:
+        """Where the parts of `count` samples begin and end, [parts + 1]; as np.array_split."""
+        lengths = [len(part) for part in np.array_split(np.arange(count), self._parts)]
+        return np.cumsum([0, *lengths])
 
 
 def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:
@@ -246,37 +269,3 @@ def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarra
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=(stream,))))
     # NumPy fixes the bits of PCG64 and of uniform doubles for longer than those of `permutation`.
     return np.argsort(rng.random(count), kind="stable")
-
-
-_NODE_MULTIPLE, _EDGE_MULTIPLE = 8, 64
-_NUM_DRAWS = 1024
-_WORTH_A_SHAPE = 0.9
-
-
-def _choose_shapes(sizes: np.ndarray, batch_size: int, max_shapes: int) -> tuple[Shape, ...]:
-    """Shapes, ascending, for batches of samples with the given sizes [n_samples, 2]."""
-    largest = np.sort(sizes, axis=0)[-batch_size:].sum(axis=0)
-    rng = np.random.Generator(np.random.PCG64(0))
-    draws = (rng.random((_NUM_DRAWS, batch_size)) * len(sizes)).astype(np.int64)
-    sums = np.minimum(sizes[draws].sum(axis=1), largest)
-    sums = sums[np.lexsort((sums[:, 0], sums[:, 1]))]  # by edges, which cost most
-    sums[:, 0] = np.maximum.accumulate(sums[:, 0])
-    # The largest possible batch may be much larger than any that is likely: then the last but one
-    # shape is the largest batch drawn.
-    intervals = max_shapes if (sums[-1] >= largest).all() else max_shapes - 1
-    levels = [k / intervals for k in range(1, max_shapes)] if max_shapes > 1 else []
-    candidates = [sums[int(np.ceil(level * _NUM_DRAWS)) - 1] for level in levels]
-    shapes = [_padded_shape(*largest, batch_size)]
-    for n_nodes, n_edges in reversed(candidates):
-        shape, larger = _padded_shape(n_nodes, n_edges, batch_size), shapes[0]
-        if min(shape.n_nodes / larger.n_nodes, shape.n_edges / larger.n_edges) < _WORTH_A_SHAPE:
-            shapes.insert(0, shape)
-    return tuple(shapes)
-
-
-def _padded_shape(n_nodes: int, n_edges: int, batch_size: int) -> Shape:
-    return Shape(
-        -(-(int(n_nodes) + 1) // _NODE_MULTIPLE) * _NODE_MULTIPLE,
-        max(-(-int(n_edges) // _EDGE_MULTIPLE), 1) * _EDGE_MULTIPLE,
-        batch_size + 1,
-    )

@@ -47,8 +47,6 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     order = np.lexsort((images[:, 2], images[:, 1], images[:, 0], senders, receivers))
     images = images[order].astype(np.float64)
     images[:, ~pbc] = 0.0
-    return (
-        senders[order].astype(np.int32),
-        receivers[order].astype(np.int32),
-        images @ cell,
-    )
+    # Those of a molecule take no memory: large sets are mostly lists of neighbours.
+    shifts = images @ cell if pbc.any() else np.broadcast_to(0.0, images.shape)
+    return senders[order].astype(np.int32), receivers[order].astype(np.int32), shifts

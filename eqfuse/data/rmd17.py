@@ -1,6 +1,7 @@
-"""Structures from the npz files of the revised MD17 data set."""
+"""Structures from the npz files of the revised MD17 and the MD22 data sets."""
 
 import os
+from collections.abc import Sequence
 
 import ase.units
 import numpy as np
@@ -8,40 +9,47 @@ import numpy as np
 from eqfuse.data.errors import DataError
 from eqfuse.data.structures import Structure
 
-_KEYS = ("nuclear_charges", "coords", "energies", "forces")
+_RMD17 = ("nuclear_charges", "coords", "energies", "forces")
+_MD22 = ("z", "R", "E", "F")
 
 
-def read_rmd17(path: str | os.PathLike) -> list[Structure]:
-    """Read a molecular-dynamics trajectory of one molecule in the layout of rMD17.
+def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> list[Structure]:
+    """Read a molecular-dynamics trajectory of one molecule in the layout of rMD17 or of MD22.
 
     The file holds `nuclear_charges` [n_atoms], `coords` [n_frames, n_atoms, 3] in Å, `energies`
-    [n_frames] in kcal/mol and `forces` [n_frames, n_atoms, 3] in kcal/mol/Å.
+    [n_frames] in kcal/mol and `forces` [n_frames, n_atoms, 3] in kcal/mol/Å; or the same as `z`,
+    `R`, `E` and `F`.
 
     Args:
       path: the npz file.
+      frames: which to read, counted from 0, in their order; None for all.
     Returns:
       one Structure per frame, in order; energies in eV, forces in eV/Å.
     Raises:
-      DataError: a missing or unreadable file, missing arrays, shapes that do not fit, an unknown
-        element, NaN or infinity. Names the file and the frame, counted from 0.
-    References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f.
+      DataError: a missing or unreadable file, missing arrays, shapes that do not fit, a frame that
+        is not there, an unknown element, NaN or infinity. Names the file and the frame, counted
+        from 0.
+    References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
+      2023, doi:10.1126/sciadv.adf0873.
     """
     arrays = _load(path)
-    numbers, coords = arrays["nuclear_charges"], arrays["coords"]
+    numbers, coords, energies, forces = arrays.values()
     shape = (len(coords), len(numbers), 3) if coords.ndim and numbers.ndim == 1 else None
-    energies = arrays["energies"].reshape(-1)
-    forces = arrays["forces"]
+    energies = energies.reshape(-1)
     if coords.shape != shape or forces.shape != shape or len(energies) != len(coords):
-        shapes = ", ".join(f"{key} {arrays[key].shape}" for key in _KEYS)
+        shapes = ", ".join(f"{key} {array.shape}" for key, array in arrays.items())
         raise DataError(
             f"{path}: shapes do not fit: {shapes}; expected [n_atoms], [n_frames, n_atoms, 3], "
             "[n_frames], [n_frames, n_atoms, 3]"
         )
     if len(coords) == 0:
         raise DataError(f"{path} has no frames; give a file with structures in it")
+    frames = range(len(coords)) if frames is None else frames
     kcal_per_mol = ase.units.kcal / ase.units.mol
     structures = []
-    for frame in range(len(coords)):
+    for frame in frames:
+        if not 0 <= frame < len(coords):
+            raise DataError(f"{path} has {len(coords)} frames, and no frame {frame}")
         try:
             structures.append(
                 Structure(
@@ -59,13 +67,14 @@ def read_rmd17(path: str | os.PathLike) -> list[Structure]:
 def _load(path) -> dict[str, np.ndarray]:
     try:
         with open(path, "rb") as stream, _npz(path, stream) as file:
-            missing = [key for key in _KEYS if key not in file]
+            keys = _MD22 if set(_MD22) <= set(file) else _RMD17
+            missing = [key for key in keys if key not in file]
             if missing:
                 raise DataError(
-                    f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'} "
-                    f"and the layout of rMD17 needs {', '.join(_KEYS)}"
+                    f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'}, "
+                    f"rMD17 has {', '.join(_RMD17)} and MD22 {', '.join(_MD22)}"
                 )
-            return {key: file[key] for key in _KEYS}
+            return {key: file[key] for key in keys}
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}; check the path (data.path)") from err
     except DataError:
@@ -77,5 +86,5 @@ def _load(path) -> dict[str, np.ndarray]:
 def _npz(path, stream) -> np.lib.npyio.NpzFile:
     file = np.load(stream, allow_pickle=False)
     if not isinstance(file, np.lib.npyio.NpzFile):
-        raise DataError(f"{path} is a single array, not an npz file with {', '.join(_KEYS)}")
+        raise DataError(f"{path} is a single array, not an npz file with {', '.join(_RMD17)}")
     return file

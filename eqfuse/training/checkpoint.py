@@ -1,7 +1,13 @@
 """Checkpoints of a run, best and last, and how to read a run back."""
 
+import contextlib
+import errno
 import hashlib
 import json
+import logging
+import os
+import re
+import shutil
 import time
 from pathlib import Path
 
@@ -13,6 +19,8 @@ import orbax.checkpoint as ocp
 from eqfuse import models
 
 FORMAT = 2
+# Of orbax's files, bytes: measured with many small arrays, and rounded up.
+_OVERHEAD, _OVERHEAD_PER_ARRAY = 100_000, 1_500
 
 
 class CheckpointError(ValueError):
@@ -25,9 +33,11 @@ class Checkpoints:
     A new checkpoint is complete on disk before the one that it replaces is removed, so that a run
     killed at any moment leaves one of the two. `best` is written before a `last` that knows of it.
     What is offered more often than `seconds` waits in memory for the next offer or for `flush`.
+    With `writes` False nothing is: another process does it.
     """
 
-    def __init__(self, folder: Path, metadata: dict, seconds: float = 0.0):
+    def __init__(self, folder: Path, metadata: dict, seconds: float = 0.0, *, writes: bool = True):
+        self._writes = writes
         self._folder = Path(folder).resolve()
         self._metadata = {"format": FORMAT, **metadata}
         self._seconds = seconds
@@ -45,6 +55,8 @@ class Checkpoints:
           progress: epoch, metrics; plain values.
           state: pytree of arrays that a resumed run needs besides; None for nothing.
         """
+        if not self._writes:
+            return
         self._waiting[name] = (step, params, progress, state)
         if name == "last" and time.monotonic() - self._written_at >= self._seconds:
             self.flush()
@@ -76,20 +88,71 @@ class Checkpoints:
         arguments["metadata"] = ocp.args.JsonSave({**metadata, "sha256": _text_digest(metadata)})
         try:
             manager = self._manager(name)
+            _require_space(self._folder, items)
             # Counted, not named by step: a resumed run may write the same step again.
             serial = 1 + max(manager.all_steps(), default=0)
-            manager.save(serial, args=ocp.args.Composite(**arguments), force=True)
+            with _quiet():
+                manager.save(serial, args=ocp.args.Composite(**arguments), force=True)
         except (OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"the checkpoint cannot be written to {self._folder / name}: {_first_line(error)}; "
+                f"the checkpoint cannot be written to {self._folder / name}: {_reason(error)}; "
                 "free or repair the disk and resume the run: the one before it is intact"
-            ) from error
+            ) from None
 
     def _manager(self, name: str) -> ocp.CheckpointManager:
         if name not in self._managers:
-            options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
+            # What a process left unfinished that was killed, or found the disk full.
+            for unfinished in (self._folder / name).glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(unfinished, ignore_errors=True)
+            options = _options(max_to_keep=1, enable_async_checkpointing=False)
             self._managers[name] = ocp.CheckpointManager(self._folder / name, options=options)
         return self._managers[name]
+
+
+def _require_space(folder: Path, items: dict):
+    """Refuse to begin a checkpoint for which there is no room.
+
+    Raises:
+      OSError: with what is needed and what is free. A quota may still end the writing later.
+    """
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(items)]
+    needed = _OVERHEAD + sum(leaf.nbytes + _OVERHEAD_PER_ARRAY for leaf in leaves)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        text = f"it needs {needed // 1000} kB, and {free // 1000} kB are free"
+        raise OSError(errno.ENOSPC, text)
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Context without the pages that orbax logs of an error that it raises as well."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _reason(error: Exception) -> str:
+    """What the system said of a file, without the names of orbax's parts of it."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    if code:
+        return os.strerror(int(code[1]))
+    return error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
+
+
+def _options(**fields) -> ocp.CheckpointManagerOptions:
+    """Of a manager that waits for no other process."""
+    here = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process{here}"
+    )
+    return ocp.CheckpointManagerOptions(multiprocessing_options=alone, create=False, **fields)
 
 
 def load_run(folder, *, which: str | None = None, backend: str | None = None):
@@ -111,6 +174,11 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
     return _module(metadata, backend), jax.tree.map(jnp.asarray, params), metadata
 
 
+def has_checkpoint(folder, name: str) -> bool:
+    """Whether a run has a whole checkpoint of that name, "best" or "last"."""
+    return bool(_serials(Path(folder).resolve() / "checkpoints" / name))
+
+
 def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
     """The first of the named checkpoints that a run has.
 
@@ -126,10 +194,14 @@ def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
     folder = Path(folder).resolve()
     for name in names:
         path = folder / "checkpoints" / name
-        serials = ocp.utils.checkpoint_steps(path) if path.is_dir() else []
-        if serials:
+        if serials := _serials(path):
             return _read(path, max(serials), state_like)
     raise CheckpointError(f"{folder} has no checkpoint ({' or '.join(names)}); is it a run folder?")
+
+
+def _serials(path: Path) -> list[int]:
+    """Numbers of the whole checkpoints; one that was being written is not among them."""
+    return ocp.utils.checkpoint_steps(path) if path.is_dir() else []
 
 
 def _read(path: Path, serial: int, state_like):
@@ -157,7 +229,7 @@ def _read(path: Path, serial: int, state_like):
 
 def _restore(path: Path, serial: int, **arguments):
     try:
-        with ocp.CheckpointManager(path) as manager:
+        with ocp.CheckpointManager(path, options=_options()) as manager:
             restored = manager.restore(serial, args=ocp.args.Composite(**arguments))
     except Exception as error:  # orbax and tensorstore raise many types on broken files
         raise CheckpointError(

@@ -7,10 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import pictures
-from eqfuse.data import Batcher
+from eqfuse.data import Batcher, Dataset
 from eqfuse.models import Potential, predict
 from eqfuse.training.checkpoint import read_checkpoint
+from eqfuse.training.config import Config
 from eqfuse.training.runs import RunFolder
+
+
+def picture_batcher(config: Config, dataset: Dataset) -> Batcher:
+    """Batches of the validation samples for one device."""
+    return Batcher(dataset.val, config.data.batch_size, dtype=config.dtype)
 
 
 def draw(folder: RunFolder, potential: Potential, validation: Batcher):

@@ -21,6 +21,7 @@ from eqfuse.training.optimizer import (
     init_state,
     make_optimizer,
 )
+from eqfuse.training.parallel import Devices
 from eqfuse.training.progress import Progress, duration
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
@@ -35,6 +36,8 @@ class Limits:
       config: gives steps, epochs and max_minutes; 100 epochs if it gives no steps and no epochs.
       steps_per_epoch: batches in an epoch.
       elapsed: time that the run took before it was interrupted, s.
+    Attributes:
+      elapsed: time that the run took, s, when it was last asked for; every process has the same.
     """
 
     def __init__(self, config: Config, steps_per_epoch: int, elapsed: float = 0.0):
@@ -45,9 +48,10 @@ class Limits:
         self.steps = int(min(by_epochs, config.steps or math.inf))
         self.seconds = 60.0 * (config.max_minutes or math.inf)
         self._start = time.monotonic() - elapsed
+        self.elapsed = elapsed
 
-    @property
-    def elapsed(self) -> float:
+    def clock(self) -> float:
+        """Time since the start, s, of this process."""
         return time.monotonic() - self._start
 
     def fraction(self, step: int) -> float:
@@ -91,6 +95,7 @@ class Fit:
       batchers: of the training and the validation samples.
       folder, checkpoints: where the results go.
       frames: number in the data file of each training sample, to name those of a bad batch.
+      devices: which share every batch.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class Fit:
         folder: RunFolder,
         checkpoints: Checkpoints,
         frames: np.ndarray,
+        devices: Devices,
     ):
         self._config = config
         self._train, self._val = batchers
@@ -110,9 +116,10 @@ class Fit:
         self._checkpoints = checkpoints
         self._optimizer = make_optimizer(config.training)
         self._learning_rate = LearningRate(config.training)
-        self._frames = frames
+        self._frames, self._devices = frames, devices
         stress = loss.stress > 0
 
+        @devices.summed
         def errors(params, batch: Batch):
             prediction = predict(potential, params, batch.graph, stress=stress)
             return error_sums(prediction, batch.labels, batch.graph)
@@ -151,29 +158,41 @@ class Fit:
         if resume is not None:
             state, at = resume[0], Position(**resume[1])
             self._learning_rate.restore(at.learning_rate)
+        state = self._devices.replicated(state)
         limits = Limits(self._config, len(self._train), at.elapsed)
         if resume is None:
             self._keep(state, at, limits)
-        reason = self._reason_to_stop(int(state.step), limits)
         with StopRequest() as stop, Progress(len(self._train)) as progress:
+            self._signal(stop, limits)
+            reason = self._reason_to_stop(int(state.step), limits)
             while reason is None:
                 progress.start_epoch(at.epoch, at.batch)
                 state, times = self._epoch(state, at, limits, stop, progress)
-                if stop.signum is not None:
-                    self._keep(state, at, limits)
-                    self._checkpoints.flush()
-                    raise Interrupted(
-                        stop.signum,
-                        f"interrupted in epoch {at.epoch}, step {int(state.step)}; the "
-                        f"checkpoint is in {self._folder.checkpoints}; go on with "
-                        f"resume={self._folder.path}",
-                    )
-                at = self._end_epoch(state, at, times, limits, progress)
+                if signum := self._signal(stop, limits):
+                    raise self._interrupted(signum, state, at, limits)
+                if at.batch:  # none where the time was up before the first step
+                    at = self._end_epoch(state, at, times, limits, progress)
+                self._signal(stop, limits)
                 reason = self._reason_to_stop(int(state.step), limits)
             progress.say(
                 f"{reason} after {duration(limits.elapsed)}; results in {self._folder.path}"
             )
         return state
+
+    def _signal(self, stop: StopRequest, limits: Limits) -> int | None:
+        """The signal to stop at, if there was one; sets the time too, for all processes alike."""
+        limits.elapsed, signum = self._devices.agreed(limits.clock(), stop.signum)
+        return signum
+
+    def _interrupted(self, signum: int, state: TrainState, at: Position, limits: Limits):
+        self._keep(state, at, limits)
+        with self._devices.together():
+            self._checkpoints.flush()
+        return Interrupted(
+            signum,
+            f"interrupted in epoch {at.epoch}, step {int(state.step)}; the checkpoint is in "
+            f"{self._folder.checkpoints}; go on with resume={self._folder.path}",
+        )
 
     def _keep(self, state: TrainState, at: Position, limits: Limits, validation=None):
         """Offer the last checkpoint."""
@@ -182,7 +201,8 @@ class Fit:
         if validation is not None:
             progress["validation"] = validation
         plain = {**progress, "position": dataclasses.asdict(at)}
-        self._checkpoints.offer("last", int(state.step), state.average, plain, state=state)
+        with self._devices.together():
+            self._checkpoints.offer("last", int(state.step), state.average, plain, state=state)
 
     def _epoch(self, state: TrainState, at: Position, limits: Limits, stop, progress):
         """The rest of a pass over the training batches, or what a limit or a signal leaves of it.
@@ -191,8 +211,8 @@ class Fit:
         """
         errors, times = Errors(at.error_sums), []
         step = int(state.step)
-        for batch in prefetched(self._train.batches(at.epoch, shuffle=True, start=at.batch)):
-            if stop.signum is not None or limits.fraction(step) >= 1.0:
+        for batch in self._batches(self._train, at.epoch, shuffle=True, start=at.batch):
+            if self._signal(stop, limits) or limits.fraction(step) >= 1.0:
                 break
             start = time.monotonic()
             rate = self._learning_rate(step, limits.fraction(step))
@@ -208,6 +228,11 @@ class Fit:
             progress.step()
         return state, times
 
+    def _batches(self, batcher: Batcher, *args, **kwargs):
+        """The batches of an epoch on their devices, made ahead of their use."""
+        # Put there by this thread: whether JAX has float64 is a setting of a thread.
+        return map(self._devices.spread, prefetched(batcher.batches(*args, **kwargs)))
+
     def _not_finite(self, value: float, at: Position, step: int) -> str:
         group = self._train.groups(at.epoch)[at.batch]
         frames = ", ".join(str(self._frames[i]) for i in group)
@@ -221,7 +246,7 @@ class Fit:
         """Validate, write metrics and checkpoints, print; the position after it."""
         start = time.monotonic()
         validation = Errors()
-        for batch in prefetched(self._val.batches(shuffle=False)):
+        for batch in self._batches(self._val, shuffle=False):
             validation.add(self._errors(state.average, batch))
         val_loss = self._loss(validation.sums)
         step = int(state.step)
@@ -238,10 +263,14 @@ class Fit:
             "ms_per_step": 1e3 * per_step,
             "elapsed_s": limits.elapsed,
         }
-        self._folder.log(row)
-        self._learning_rate.epoch_ended(val_loss)
+        with self._devices.together():
+            self._folder.log(row)
         errors = {k: v for k, v in row.items() if "val_" in k}
-        after = Position(epoch=at.epoch + 1, best=min(at.best, val_loss))
+        after = at
+        # A limit within an epoch ends the run; made longer, it goes on where it was.
+        if at.batch == len(self._train):
+            self._learning_rate.epoch_ended(val_loss)
+            after = Position(epoch=at.epoch + 1, best=min(at.best, val_loss))
         if val_loss < at.best:
             record = {"epoch": at.epoch, "validation": errors}
             self._checkpoints.offer("best", step, state.average, record)

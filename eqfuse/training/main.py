@@ -1,5 +1,7 @@
 """The command: arguments in, exit code out."""
 
+import contextlib
+import os
 import sys
 
 from eqfuse import __version__
@@ -41,17 +43,20 @@ def _train(config: Config) -> int:
 
     from eqfuse import data, ops
     from eqfuse.training import CheckpointError, molecule, tetris
+    from eqfuse.training.parallel import find_devices
     from eqfuse.training.stopping import Interrupted, TrainingFailed
 
     task = tetris if config.data.name == "tetris" else molecule
     try:
         try:
+            devices = find_devices(config.devices)
             ops.resolve(config.backend)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         # TF32 would cost three digits of the forces on a GPU.
-        with jax.enable_x64(config.dtype == "float64"), jax.default_matmul_precision("highest"):
-            task.run(config)
+        precision = jax.enable_x64(config.dtype == "float64")
+        with precision, jax.default_matmul_precision("highest"), _printing(devices.is_main):
+            task.run(config, devices)
     except (ConfigError, data.DataError) as error:
         return _fail(2, error)
     except (TrainingFailed, CheckpointError) as error:
@@ -63,6 +68,16 @@ def _train(config: Config) -> int:
         print("interrupted; no step was under way", file=sys.stderr)
         return 130
     return 0
+
+
+@contextlib.contextmanager
+def _printing(wanted: bool):
+    """Context in which what is printed is seen, or not."""
+    if wanted:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
 
 
 def _fail(code: int, error: Exception) -> int:

@@ -9,18 +9,25 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ase.data import chemical_symbols
 
-from eqfuse import data, models, ops
-from eqfuse.data import Batch, Batcher, Dataset
-from eqfuse.training.checkpoint import CheckpointError, Checkpoints, read_checkpoint
+from eqfuse import data, models
+from eqfuse.data import Batcher, Dataset
+from eqfuse.training.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    has_checkpoint,
+    read_checkpoint,
+)
 from eqfuse.training.config import Config, ConfigError
-from eqfuse.training.drawing import draw
+from eqfuse.training.drawing import draw, picture_batcher
 from eqfuse.training.loop import Fit
 from eqfuse.training.metrics import Loss
-from eqfuse.training.optimizer import TrainState, init_state, make_optimizer
+from eqfuse.training.optimizer import init_state, make_optimizer
+from eqfuse.training.parallel import Devices
+from eqfuse.training.report import report
 from eqfuse.training.resume import check_same_run
 from eqfuse.training.runs import RunFolder, folder_for
+from eqfuse.training.sources import read_reference_energies, read_structures
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
@@ -33,24 +40,10 @@ def load_dataset(config: Config) -> Dataset:
       ConfigError: stress asked for, but none in the file.
     """
     settings = config.data
-    if settings.name == "ethanol":
-        structures = data.read_embedded("ethanol")
-    elif settings.name == "rmd17":
-        structures = data.read_rmd17(settings.path)
-    else:
-        structures = data.read_extxyz(
-            settings.path,
-            energy_key=settings.energy_key,
-            forces_key=settings.forces_key,
-            stress_key=settings.stress_key,
-        )
+    structures = read_structures(settings)
     if config.training.stress_weight and all(s.stress is None for s in structures):
-        raise ConfigError(
-            f"training.stress_weight is set, but {settings.path or settings.name} has no stress"
-        )
-    references = None
-    if settings.reference_energies is not None:
-        references = data.isolated_atom_energies(settings.reference_energies)
+        raise ConfigError(f"training.stress_weight is set, but {settings.origin} has no stress")
+    references = read_reference_energies(settings)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dataset = Dataset.build(
@@ -88,30 +81,56 @@ def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential,
     return potential, fields
 
 
-def run(config: Config) -> None:
+def run(config: Config, devices: Devices) -> None:
     """Train a potential on a file; prints as it goes.
 
+    Args:
+      config: of the run.
+      devices: which share every batch.
     Raises:
       data.DataError, ConfigError: data or settings refused.
       TrainingFailed: the loss is not finite; the last good checkpoint stays.
       Interrupted: by Ctrl-C; the checkpoint is written.
     """
-    folder_for(config)
-    dataset = load_dataset(config)
-    potential, fields = build_potential(config, dataset)
-    batchers = [
-        Batcher(samples, config.data.batch_size, seed=config.seed, dtype=config.dtype)
+    with devices.together():
+        if devices.is_main:
+            folder_for(config)
+        dataset = load_dataset(config)
+        potential, fields = build_potential(config, dataset)
+        batchers = _batchers(config, dataset, devices)
+        params = _initial_parameters(potential, dataset, config)
+    with devices.together():
+        folder = RunFolder(config, writes=devices.is_main)
+    with contextlib.closing(folder):
+        _train(config, dataset, potential, fields, batchers, params, folder, devices)
+
+
+def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batcher]:
+    """Of the training and the validation samples."""
+    size = config.data.batch_size
+    if size < devices.count:
+        raise ConfigError(
+            f"data.batch_size={size} is too small for {devices.count} devices, which need a "
+            f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
+        )
+    return [
+        Batcher(
+            samples,
+            size,
+            seed=config.seed,
+            dtype=config.dtype,
+            parts=devices.count,
+            own=devices.own,
+        )
         for samples in (dataset.train, dataset.val)
     ]
-    params = _initial_parameters(potential, batchers[0], config)
-    with contextlib.closing(RunFolder(config)) as folder:
-        _train(config, dataset, potential, fields, batchers, params, folder)
 
 
-def _train(config, dataset, potential, fields, batchers, params, folder: RunFolder):
+def _train(config, dataset, potential, fields, batchers, params, folder, devices: Devices):
     metadata = _metadata(config, dataset, potential, fields)
-    resume = _interrupted(config, params, metadata, folder) if config.resume else None
-    print(_report(config, dataset, batchers, folder))
+    with devices.together():
+        resume = _interrupted(config, params, metadata, folder) if config.resume else None
+    print(report(config, dataset, batchers, folder, devices))
     print(models.summary(potential, params))
     graph = next(batchers[0].batches(epoch=0)).graph
     print(models.ops_summary(potential, params, graph), flush=True)
@@ -119,6 +138,7 @@ def _train(config, dataset, potential, fields, batchers, params, folder: RunFold
         folder.checkpoints,
         metadata,
         config.training.checkpoint_seconds,
+        writes=devices.is_main,
     )
     loss = Loss(
         energy=config.training.energy_weight,
@@ -128,26 +148,33 @@ def _train(config, dataset, potential, fields, batchers, params, folder: RunFold
     )
     try:
         frames = dataset.train_indices
-        Fit(config, potential, loss, batchers, folder, checkpoints, frames).run(params, resume)
+        fit = Fit(config, potential, loss, batchers, folder, checkpoints, frames, devices)
+        fit.run(params, resume)
     finally:
         checkpoints.close()
-        draw(folder, potential, batchers[1])
+        if devices.is_main:
+            draw(folder, potential, picture_batcher(config, dataset))
 
 
-def _interrupted(config, params, metadata: dict, folder: RunFolder) -> tuple[TrainState, dict]:
+def _interrupted(config, params, metadata: dict, folder: RunFolder):
     """State and position of the run in the folder, whose metrics are cut back to them.
 
+    Returns:
+      (`TrainState`, dict); None if the run ended before it wrote its first checkpoint.
     Raises:
       CheckpointError: no readable checkpoint, or one of another model.
       ConfigError: other settings or other data than those of the checkpoint.
     """
+    if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
+        print("resume     from the beginning: the run ended before its first checkpoint")
+        return None
     like = init_state(params, make_optimizer(config.training))
     _, theirs, state = read_checkpoint(folder.path, ("last",), like)
     check_same_run(config, theirs, folder.path)
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         if theirs[name] != metadata[name]:
             raise ConfigError(
-                f"{config.data.path or 'the data'} is not as it was when the run in {folder.path} "
+                f"{config.data.origin} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring the file back, or start a new run"
             )
     shapes = [jax.tree.map(np.shape, tree) for tree in (like, state)]
@@ -169,9 +196,10 @@ def _fingerprint(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _initial_parameters(potential, batcher: Batcher, config: Config):
-    batch: Batch = next(batcher.batches(epoch=0))
-    graph = batch.graph
+def _initial_parameters(potential, dataset: Dataset, config: Config):
+    sample = dataset.train[0]
+    shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
+    graph = data.collate([sample], shape, config.dtype).graph
     params = jax.jit(potential.init)(
         jax.random.key(config.seed), graph.vectors, graph.species, graph.edges
     )
@@ -199,32 +227,3 @@ def _metadata(config, dataset, potential, fields) -> dict:
         },
         "units": UNITS,
     }
-
-
-def _report(config: Config, dataset: Dataset, batchers: list[Batcher], folder: RunFolder) -> str:
-    """What is about to be trained, on one screen."""
-    train = batchers[0]
-    waste = train.padding_waste
-    shapes = ", ".join(f"{s.n_nodes} atoms {s.n_edges} edges" for s in train.shapes)
-    references = ", ".join(
-        f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
-    )
-    origin = config.data.reference_energies or "least squares"
-    atoms = np.array([sample.num_atoms for sample in dataset.train])
-    rows = {
-        "data": config.data.path or f"{config.data.name}, embedded",
-        "frames": f"{len(dataset.train)} training, {len(dataset.val)} validation, "
-        f"{atoms.min()} to {atoms.max()} atoms",
-        "species": " ".join(chemical_symbols[z] for z in dataset.species),
-        "references": f"{references} eV ({origin})",
-        "energy": f"{dataset.energy_per_atom:.4f} eV/atom mean, relative to the references",
-        "force RMS": f"{dataset.force_rms:.4f} eV/Å",
-        "neighbours": f"{dataset.avg_num_neighbors:.1f} per atom within {dataset.cutoff} Å",
-        "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}), "
-        f"validation to {batchers[1].num_shapes}: at most "
-        f"{train.num_shapes + batchers[1].num_shapes} programs to compile; "
-        f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
-        "backend": f"{ops.resolve(config.backend)} on {jax.devices()[0].platform}, {config.dtype}",
-        "run": folder.path,
-    }
-    return "\n".join(f"{name:<11}{text}" for name, text in rows.items())

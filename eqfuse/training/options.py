@@ -14,10 +14,9 @@ from eqfuse.training.config import (
     GROUPS,
     SHORTHANDS,
     Config,
-    ConfigError,
-    nearest,
 )
 from eqfuse.training.presets import PRESETS
+from eqfuse.training.settings import ConfigError, nearest
 
 
 def _register():
@@ -116,7 +115,7 @@ def _preset_lines(overrides, settings: dict, choices: dict) -> list[str]:
     if not presets[name].keys() <= settings.keys():
         raise ConfigError(
             f"preset={name} sets the training on molecules, which data={choices['data']} does not "
-            f"have; give data=extxyz or data=rmd17 and data.path=FILE"
+            "have; give data=extxyz and data.path=FILE, or other data"
         )
     return [f"{key}={value}" for key, value in presets[name].items()]
 

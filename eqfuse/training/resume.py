@@ -10,8 +10,8 @@ from yaml import YAMLError
 
 from eqfuse.training.config import GROUPS, Config, ConfigError
 
-# A run may be made longer; anything else would make it another run.
-LIMITS = ("steps", "epochs", "max_minutes")
+# A run may be made longer, and go on elsewhere; anything else would make it another run.
+CHANGEABLE = ("steps", "epochs", "max_minutes", "devices")
 
 
 def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
@@ -26,15 +26,15 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
     given = dict(argument.partition("=")[::2] for argument in arguments)
     if not given.get("resume") or given["resume"] == "null":
         return None
-    others = [name for name in given if name not in ("resume", *LIMITS)]
+    others = [name for name in given if name not in ("resume", *CHANGEABLE)]
     if others:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with resume=, which goes on with the settings of "
-            f"the run; only {', '.join(LIMITS)} can"
+            f"the run; only {', '.join(CHANGEABLE)} can"
         )
-    limits = parse([argument for argument in arguments if not argument.startswith("resume=")])
+    others = parse([argument for argument in arguments if not argument.startswith("resume=")])
     config = read_config(Path(given["resume"]))
-    changed = {name: getattr(limits, name) for name in LIMITS if name in given}
+    changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
     return dataclasses.replace(config, **changed, run=given["resume"], resume=given["resume"])
 
 
@@ -70,7 +70,7 @@ def check_same_run(config: Config, metadata: dict, folder: Path):
       ConfigError: naming the settings that differ.
     """
     ours, theirs = _flat(dataclasses.asdict(config)), _flat(metadata["config"])
-    ignored = {*LIMITS, "run", "resume"}
+    ignored = {*CHANGEABLE, "run", "resume"}
     different = [
         f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"
         for key in sorted(ours.keys() | theirs.keys())

@@ -5,11 +5,13 @@ import datetime
 import fcntl
 import io
 import os
+import shutil
 from pathlib import Path
 
 from eqfuse import __version__
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.options import to_yaml
+from eqfuse.training.stopping import TrainingFailed
 
 
 class RunFolder:
@@ -17,6 +19,9 @@ class RunFolder:
 
     It is a new one, or with `config.resume` that of the run to go on with.
 
+    Args:
+      config: of the run.
+      writes: whether this process makes and writes the folder; another one does it otherwise.
     Attributes:
       path: the folder.
     Raises:
@@ -24,9 +29,13 @@ class RunFolder:
         another process trains in it.
     """
 
-    def __init__(self, config: Config):
-        self.path = folder_for(config)
+    def __init__(self, config: Config, writes: bool = True):
+        self._writes = writes
         self._columns = None
+        if not writes:
+            self.path = Path(config.run or "the folder of the run")
+            return
+        self.path = folder_for(config)
         if config.resume is not None:
             self._lock = _locked(self.path)
             return
@@ -37,8 +46,13 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
         self._lock = _locked(self.path)
-        header = f"# eqfuse {__version__}\n"
-        _write_whole(self.path / "config.yaml", header + to_yaml(config))
+        try:
+            header = f"# eqfuse {__version__}\n"
+            _write_whole(self.path / "config.yaml", header + to_yaml(config))
+        except OSError as error:
+            self.close()
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
 
     @property
     def checkpoints(self) -> Path:
@@ -50,11 +64,12 @@ class RunFolder:
 
     def close(self):
         """Let other processes have the folder."""
-        self._lock.close()
+        if self._writes:
+            self._lock.close()
 
     def forget_after(self, epoch: int):
         """Remove the lines of metrics.csv after an epoch: a resumed run writes them again."""
-        if not self.metrics.exists():
+        if not self._writes or not self.metrics.exists():
             return
         with open(self.metrics, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -74,15 +89,27 @@ class RunFolder:
         self._columns = columns
 
     def log(self, row: dict):
-        """Append one line to metrics.csv; the first one decides the columns."""
+        """Append one line to metrics.csv; the first one decides the columns.
+
+        Raises:
+          TrainingFailed: it cannot be written.
+        """
+        if not self._writes:
+            return
         first = self._columns is None
         if first:
             self._columns = list(row)
-        with open(self.metrics, "a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns)
-            if first:
-                writer.writeheader()
-            writer.writerow(row)
+        try:
+            with open(self.metrics, "a", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, self._columns)
+                if first:
+                    writer.writeheader()
+                writer.writerow(row)
+        except OSError as error:
+            raise TrainingFailed(
+                f"{self.metrics} cannot be written: {error.strerror}; free or repair the disk and "
+                f"go on with resume={self.path}: the last checkpoint is intact"
+            ) from error
 
 
 def folder_for(config: Config) -> Path:

@@ -15,6 +15,7 @@ from eqfuse.graph import Graph
 from eqfuse.training.checkpoint import Checkpoints
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.flat import Flat
+from eqfuse.training.parallel import Devices
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
 
@@ -149,15 +150,18 @@ def _random_rotation(rng: np.random.Generator) -> np.ndarray:
     return q * np.linalg.det(q)
 
 
-def run(config: Config) -> None:
+def run(config: Config, devices: Devices) -> None:
     """Train and demonstrate; prints as it goes.
 
     Raises:
+      ConfigError: a run to go on with, or several devices.
       TrainingFailed: 100% not reached, or the demonstration does not hold.
       Interrupted: by Ctrl-C; the checkpoint is written.
     """
     if config.resume is not None:
         raise ConfigError("a Tetris run takes seconds and is not resumed; start it again")
+    if devices.count > 1:
+        raise ConfigError("the eight Tetris shapes are one small batch; leave devices= out")
     start = time.monotonic()
     graph, labels = data.tetris(config.data.radius)
     graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)

@@ -3,7 +3,14 @@
 import dataclasses
 import textwrap
 
-from eqfuse.training.config import DEFAULTS, GROUPS, SHORTHANDS, Config
+from eqfuse.training.config import (
+    DEFAULTS,
+    GROUPS,
+    SHORTHANDS,
+    Config,
+    MoleculeTraining,
+)
+from eqfuse.training.data_config import ExtxyzData, MoleculeData, PublicData, RMD17Data
 from eqfuse.training.presets import PRESETS
 
 _HEAD = """\
@@ -21,8 +28,15 @@ Examples
   python train.py data=extxyz data.path=FILE.xyz channels=16 max_minutes=5 run=runs/first
 
 Options
-  resume=FOLDER  go on with an interrupted run, with its own settings; only steps=, epochs= and
-                 max_minutes= can be given besides. The result is that of a run never interrupted
+  resume=FOLDER  go on with an interrupted run, with its own settings; only steps=, epochs=,
+                 max_minutes= and devices= can be given besides. The result is that of a run never
+                 interrupted
+  devices=all    share every batch between the devices of this machine: the same training, faster
+  devices=distributed
+                 the same between the devices of several processes, on one machine or several,
+                 each started with the same command: by Slurm or Open MPI, or with
+                 JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES=N and JAX_PROCESS_ID=0..N-1
+                 in the environment. The first one writes the folder of the run
   --help     this text
   --cfg      print the resolved configuration of the given settings, and stop
   --version  print the version, and stop
@@ -48,21 +62,32 @@ def usage() -> str:
     parts += ["", "Settings of every run (default in brackets)"]
     parts += _fields(Config, "")
     parts += ["", "Shorthands", *(f"  {short} = {full}" for short, full in SHORTHANDS.items())]
-    for title, prefix, node in (
-        *((f"model={m}", "model.", GROUPS["model"][m]) for m in GROUPS["model"] if m != "tetris"),
-        ("data=tetris", "data.", GROUPS["data"]["tetris"]),
-        ("data=extxyz and data=rmd17 (the *_key settings are extxyz only)", "data.", None),
-        ("training on data=tetris", "training.", GROUPS["training"]["tetris"]),
-        ("training on molecules (extxyz, rmd17)", "training.", GROUPS["training"]["extxyz"]),
-    ):
-        parts += ["", f"Settings of {title}", *_fields(node or GROUPS["data"]["extxyz"], prefix)]
+    for title, prefix, node in _sections():
+        parts += ["", f"Settings of {title}", *_fields(node, prefix)]
     return "\n".join([*parts, "", _TAIL])
 
 
+def _sections():
+    """(title, prefix, dataclass) of the settings of each choice."""
+    for name, node in GROUPS["model"].items():
+        if name != "tetris":
+            yield f"model={name}", "model.", node
+    yield "data=tetris", "data.", GROUPS["data"]["tetris"]
+    yield "all data but tetris", "data.", MoleculeData
+    yield "data=extxyz", "data.", ExtxyzData
+    yield "data=3bpa, acac, rmd17 and md22", "data.", PublicData
+    yield "data=rmd17 and md22", "data.", RMD17Data
+    yield "training on data=tetris", "training.", GROUPS["training"]["tetris"]
+    yield "training on other data", "training.", MoleculeTraining
+
+
 def _fields(node, prefix: str) -> list[str]:
-    lines = []
+    """A line for each setting of a dataclass that is not one of the class that it extends."""
+    lines, extended = [], node.__base__
+    inherited = dataclasses.fields(extended) if dataclasses.is_dataclass(extended) else ()
+    names = {f.name for f in inherited}
     for f in dataclasses.fields(node):
-        if "help" in f.metadata:
+        if "help" in f.metadata and f.name not in names:
             default = "null" if f.default is None else f.default
             lines.append(_line(f"{prefix}{f.name}", f"{f.metadata['help']} [{default}]"))
     return lines

@@ -192,9 +192,36 @@ def test_atoms_without_any_edges():
     assert (batch.graph.vectors == 0).all()
 
 
+def test_a_batch_of_nothing_is_padding():
+    batch = collate([], Shape(8, 64, 2))
+    assert not batch.graph.node_mask.any()
+    assert not batch.graph.graph_mask.any()
+    assert (batch.graph.edges.receivers == 7).all()
+    assert (batch.graph.graph_index == 1).all()
+    assert (batch.labels.num_atoms == 1).all()
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_parts_of_a_batch_are_the_batch(data, parts):
+    """The order of the samples does not depend on how many parts there are, nor on whose."""
+    whole = Batcher(data.train, 7)
+    split = Batcher(data.train, 7, parts=parts)
+    own = Batcher(data.train, 7, parts=parts, own=[parts - 1])
+    assert split.num_shapes <= 3
+    for one, several, last in zip(whole.batches(2), split.batches(2), own.batches(2), strict=True):
+        assert members(one) == members(several)
+        shape = several.graph.node_mask.shape
+        assert shape[0] == parts
+        edges = several.graph.edges.senders.shape
+        assert (shape[1], edges[1]) in [s[:2] for s in split.shapes]
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[-1:], b), several, last)
+    assert 0 < split.padding_waste.edges < 1
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
+        ({"batch_size": 2, "parts": 0}, "parts must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": 2, "max_shapes": 0}, "max_shapes must be at least 1"),
         ({"batch_size": 2, "seed": -1}, "seed must be at least 0"),
@@ -208,8 +235,6 @@ def test_bad_settings(data, kwargs, message):
 def test_nothing_and_too_much(data):
     with pytest.raises(DataError, match="no samples"):
         Batcher([], 4)
-    with pytest.raises(DataError, match="at least one sample"):
-        collate([], Shape(8, 64, 2))
     sample = data.train[0]
     with pytest.raises(DataError, match="do not fit"):
         collate([sample], Shape(sample.num_atoms, 4000, 2))

@@ -68,6 +68,14 @@ def test_nan_in_the_data(refused, water, tmp_path):
     assert "frame 3" in error
 
 
+def test_a_file_of_one_frame_or_none(refused, water, tmp_path):
+    one = rewritten(water, tmp_path, lambda text: "".join(text.splitlines(keepends=True)[:5]))
+    error = refused(one)
+    assert "split is empty" in error
+    assert "of 1 structures" in error
+    assert "has no frames" in refused(rewritten(water, tmp_path, lambda text: ""))
+
+
 @pytest.mark.parametrize(
     ("settings", "part"),
     [

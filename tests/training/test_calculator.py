@@ -1,3 +1,7 @@
+import re
+import runpy
+from pathlib import Path
+
 import ase.build
 import ase.io
 import numpy as np
@@ -85,6 +89,18 @@ def test_energy_is_conserved(atoms):
         kinetic.append(atoms.get_kinetic_energy() / len(atoms))
     assert np.ptp(kinetic) > 1e-4
     assert np.ptp(total) < min(1e-4, 0.1 * np.ptp(kinetic))
+
+
+def test_the_example_draws_the_drift(atoms, run, tmp_path, monkeypatch, capsys):
+    example = Path(__file__).parents[2] / "examples" / "nve.py"
+    start, picture = tmp_path / "start.xyz", tmp_path / "nve.png"
+    ase.io.write(start, atoms, format="extxyz")
+    arguments = [str(run), str(start), "--steps", "100", "--picture", str(picture)]
+    monkeypatch.setattr("sys.argv", [str(example), *arguments])
+    runpy.run_path(str(example), run_name="__main__")
+    drift = re.match(r"drift (-?[\d.]+) meV/atom/ps", capsys.readouterr().out)[1]
+    assert abs(float(drift)) < 1.0
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_the_run_does_not_know_is_refused(run, tmp_path):

@@ -1,4 +1,5 @@
 import csv
+import resource
 
 import jax
 import numpy as np
@@ -96,9 +97,36 @@ def test_stress_is_trained_when_asked_for(tmp_path, copper, tiny):
     assert float(rows_of(folder)[-1]["val_stress_rmse_mev_per_a3"]) > 0
 
 
+def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny):
+    folder = tmp_path / "run"
+    more = ("data=lif", "cutoff=3", "data.batch_size=10", "epochs=15", "lr=0.03", "channels=4")
+    assert main([*tiny, *more, "training.stress_weight=100", f"run={folder}"]) == 0
+    first, last = (float(rows_of(folder)[i]["val_stress_rmse_mev_per_a3"]) for i in (0, -1))
+    assert last < 0.5 * first
+
+
 def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys):
     assert train(tmp_path / "run", water, tiny, "training.stress_weight=1") == 2
     assert "no stress" in capsys.readouterr().err
+
+
+def test_100_000_frames(tmp_path, tiny, capsys):
+    """What is not trained on gets no list of neighbours: 3 kB for each frame at most."""
+    rng, count = np.random.default_rng(0), 100_000
+    noise = rng.normal(scale=0.05, size=(2, count, 2, 3))
+    np.savez(
+        tmp_path / "many.npz",
+        nuclear_charges=np.array([1, 1]),
+        coords=noise[0] + [[0, 0, 0], [0, 0, 0.75]],
+        energies=noise[0, :, 0, 0],
+        forces=noise[1],
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    more = ["data=rmd17", f"data.path={tmp_path / 'many.npz'}", "data.train=1000", "data.val=1000"]
+    assert main([*tiny, *more, "steps=2", f"run={tmp_path / 'run'}"]) == 0
+    # In kB; 300 MB for the programs that are compiled and their memory.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * count + 300_000
+    assert "1000 training, 1000 validation" in capsys.readouterr().out
 
 
 def test_steps_stop_within_an_epoch(tmp_path, water, tiny, capsys):

@@ -105,11 +105,32 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
     assert_same(whole, folder)
 
 
+def test_a_run_killed_before_its_first_checkpoint_begins_again(whole, tmp_path, capsys):
+    folder = tmp_path / "early"
+    (folder / "checkpoints" / "last" / "1.orbax-checkpoint-tmp-0").mkdir(parents=True)
+    shutil.copy(whole / "config.yaml", folder)
+    assert main([f"resume={folder}"]) == 0
+    assert "from the beginning" in capsys.readouterr().out
+    assert_same(whole, folder)
+    shutil.rmtree(folder / "checkpoints")
+    assert main([f"resume={folder}"]) == 1, "with metrics but no checkpoint something is lost"
+    assert "no checkpoint" in capsys.readouterr().err
+
+
 def test_a_finished_run_can_be_made_longer(settings, whole, capsys):
     assert main([f"resume={whole}"]) == 0
     assert "all steps done" in capsys.readouterr().out
     assert main([f"resume={whole}", f"epochs={EPOCHS + 1}"]) == 0
     assert len(history(whole)) == EPOCHS + 1
+
+
+def test_a_run_that_ended_within_an_epoch_goes_on_in_it(settings, tmp_path):
+    """With a learning rate that does not depend on where the end is."""
+    settings = [*settings, "training.schedule=constant", "training.checkpoint_seconds=10"]
+    for name, steps in (("whole", 10), ("longer", 6)):
+        assert main([*settings, f"steps={steps}", f"run={tmp_path / name}"]) == 0
+    assert main([f"resume={tmp_path / 'longer'}", "steps=10"]) == 0
+    assert_same(tmp_path / "whole", tmp_path / "longer")
 
 
 def refused(arguments, capsys, code=2):

@@ -7,7 +7,7 @@ import numpy as np
 from eqfuse.data.errors import DataError
 from eqfuse.data.structures import Structure
 
-NAMES = ("ethanol",)
+NAMES = ("ethanol", "lif")
 
 
 def read_embedded(name: str) -> list[Structure]:
@@ -26,10 +26,11 @@ def read_embedded(name: str) -> list[Structure]:
     ):
         arrays = dict(file)
     numbers = arrays.pop("numbers")
+    periodic = "cell" in arrays
     frames = [
         dict(zip(arrays, values, strict=True)) for values in zip(*arrays.values(), strict=True)
     ]
     return [
-        Structure(numbers, **{**frame, "config_type": str(frame["config_type"])})
+        Structure(numbers, pbc=periodic, **{**frame, "config_type": str(frame["config_type"])})
         for frame in frames
     ]

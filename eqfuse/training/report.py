@@ -1,0 +1,76 @@
+"""What a run says of itself before it compiles anything."""
+
+import math
+
+import jax
+import numpy as np
+from ase.data import chemical_symbols
+
+from eqfuse import ops
+from eqfuse.data import Batcher, Dataset
+from eqfuse.training.config import Config
+from eqfuse.training.drawing import picture_batcher
+from eqfuse.training.loop import Limits
+from eqfuse.training.parallel import Devices
+from eqfuse.training.runs import RunFolder
+
+
+def report(
+    config: Config,
+    dataset: Dataset,
+    batchers: list[Batcher],
+    folder: RunFolder,
+    devices: Devices,
+) -> str:
+    """What is about to be trained, on one screen.
+
+    Args:
+      config: of the run.
+      dataset, batchers: of the training and the validation samples.
+      folder: where the results go.
+      devices: which share every batch.
+    """
+    train = batchers[0]
+    waste = train.padding_waste
+    shapes = ", ".join(f"{s.n_nodes} atoms {s.n_edges} edges" for s in train.shapes)
+    references = ", ".join(
+        f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
+    )
+    atoms = np.array([sample.num_atoms for sample in dataset.train])
+    rows = {
+        "data": config.data.origin,
+        "frames": f"{len(dataset.train)} training, {len(dataset.val)} validation, "
+        f"{atoms.min()} to {atoms.max()} atoms",
+        "species": " ".join(chemical_symbols[z] for z in dataset.species),
+        "references": f"{references} eV ({config.data.references_origin})",
+        "energy": f"{dataset.energy_per_atom:.4f} eV/atom mean, relative to the references",
+        "force RMS": f"{dataset.force_rms:.4f} eV/Å",
+        "neighbours": f"{dataset.avg_num_neighbors:.1f} per atom within {dataset.cutoff} Å",
+        "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}); "
+        f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
+        "programs": _programs(config, dataset, batchers),
+        "backend": f"{ops.resolve(config.backend)} on {jax.devices()[0].platform}, {config.dtype}",
+        "devices": f"{devices.count}"
+        + (", each with its part of every batch" if devices.count > 1 else ""),
+        "run": folder.path,
+    }
+    return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+
+
+def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:
+    """How many programs will be compiled, for as long as the run may last."""
+    train, val = batchers
+    epochs = math.ceil(Limits(config, len(train)).steps / len(train))
+    training = len(train.used_shapes(range(1, epochs + 1)))
+    validation = len(val.used_shapes(shuffle=False))
+    picture = len(picture_batcher(config, dataset).used_shapes(shuffle=False))
+    ends_early = (
+        config.max_minutes is not None
+        or config.training.schedule == "plateau"
+        or config.resume is not None
+    )
+    count = f"{'at most ' if ends_early else ''}{1 + training + validation + picture}"
+    return (
+        f"{count} to compile: 1 for the parameters, {training} to train, {validation} to validate, "
+        f"{picture} for the picture"
+    )

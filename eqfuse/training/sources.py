@@ -1,0 +1,54 @@
+"""Where the structures of a run come from."""
+
+from pathlib import Path
+
+import numpy as np
+
+from eqfuse import data
+from eqfuse.training.data_config import MoleculeData
+
+_ISOLATED_ATOMS = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
+
+
+def read_structures(settings: MoleculeData) -> list[data.Structure]:
+    """The structures that `data=` names, in eV and Å; public sets are downloaded.
+
+    Raises:
+      data.DataError: a file that cannot be read or downloaded.
+    """
+    if settings.name == "extxyz":
+        return data.read_extxyz(
+            settings.path,
+            energy_key=settings.energy_key,
+            forces_key=settings.forces_key,
+            stress_key=settings.stress_key,
+        )
+    if settings.name in _ISOLATED_ATOMS:
+        return data.read_extxyz(settings.path or _downloaded(settings, "train_300K.xyz"))
+    if settings.name in ("rmd17", "md22"):
+        if settings.path is not None:
+            return data.read_rmd17(settings.path)
+        frames = None
+        if settings.name == "rmd17":
+            # Frames near each other in time are alike: the authors give splits of 1000 for it.
+            split = _downloaded(settings, "index_train_01.csv")
+            frames = np.loadtxt(split, dtype=np.int64, ndmin=1)
+        path = _downloaded(settings, f"{settings.name}_{settings.molecule}.npz")
+        return data.read_rmd17(path, frames)
+    return data.read_embedded(settings.name)
+
+
+def read_reference_energies(settings: MoleculeData) -> dict[int, float] | None:
+    """Energies of isolated atoms, eV by atomic number; None to fit them.
+
+    Raises:
+      data.DataError: a file that cannot be read or downloaded.
+    """
+    path = settings.reference_energies
+    if path is None and settings.name in _ISOLATED_ATOMS and settings.path is None:
+        path = _downloaded(settings, _ISOLATED_ATOMS[settings.name])
+    return None if path is None else data.isolated_atom_energies(path)
+
+
+def _downloaded(settings: MoleculeData, file: str) -> Path:
+    return data.fetch_public(settings.name, file, settings.folder)

@@ -4,8 +4,9 @@
 
 Three primitives: the op; its tangent, linear in the tangents; and its backward, the transpose of
 the tangent. On a GPU the op and its backward are fused kernels. Everything else (the tangent, the
-derivatives of the backward, `vmap`) is composed of the kernels of the product and of jax.numpy, by
-JAX itself from the definitions below, so that no derivative is missing at any order.
+derivatives of the backward, `vmap`) is composed by JAX itself from the definitions below: of the
+kernels of the product, of the mixing, and of the gate in jax.numpy, so that no derivative is
+missing at any order.
 """
 
 import dataclasses
@@ -16,42 +17,62 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from eqfuse.ops import _mixing, _primitive
+from eqfuse.ops import _gate, _mixing_primitive, _primitive
 from eqfuse.ops._form import Form, Index
-from eqfuse.ops._mixing import Gate, Mixing
+from eqfuse.ops._gate import Gate
+from eqfuse.ops._linear import Linear
 
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
-    """What is fused. Operands: the form's inputs, the packed weights, the skip if there is one.
+    """What is fused. Operands: the form's inputs, the Linear's parameters, the skip if any.
 
     Attributes:
       form: the product; its one output is mixed.
-      mixing: the Linear.
-      gate: what becomes of the mixed row.
-      skip: whether a row [rows, mixing.size_out] is added before the gate.
-      num_indexed: how many sets of weights there are to choose from by row; 0 for one set for all.
-      input_precision: of the matrix products on a GPU: "ieee", "tf32x3" or "tf32".
+      linear: the Linear.
+      gate: what becomes of the mixed row; None if nothing.
+      skip: whether a row [rows, linear.size_out] is added before the gate.
     """
 
     form: Form
-    mixing: Mixing
-    gate: Gate
+    linear: Linear
+    gate: Gate | None
     skip: bool
-    num_indexed: int
-    input_precision: str
+
+    @classmethod
+    def build(cls, form: Form, linear: Linear, gate: Gate | None, skip: bool) -> "Fused":
+        """The op, without those paths of the product that the Linear does not read."""
+        [out] = form.outputs
+        read = [b for n, b in enumerate(linear.blocks_in) if linear.reads(n)]
+        paths = tuple(
+            p for p in form.paths if any(b.holds(out.segments[p.output.segment]) for b in read)
+        )
+        return cls(dataclasses.replace(form, paths=paths), linear, gate, skip)
+
+    @property
+    def num_sets(self) -> int:
+        return self.linear.mixing.num_sets
 
     @property
     def num_floats(self) -> int:
-        return len(self.form.inputs) + 1 + self.skip
+        return len(self.form.inputs) + len(self.linear.parameters) + self.skip
 
     @property
-    def num_integers(self) -> int:
-        return bool(self.num_indexed) + self.form.on_graph * len(_primitive.INDEX_ARRAYS)
+    def sizes(self) -> tuple[int, ...]:
+        """Of the rows of the outputs: out and, if it is another array, z."""
+        gated = () if self.gate is None else (self.gate.irreps_out.dim,)
+        return (*gated, self.linear.size_out)
 
-    def rows(self, num_rows: int, num_nodes: int) -> int:
-        """Rows of the output."""
-        return num_rows if self.form.outputs[0].index is Index.ROW else num_nodes
+    def operands(self, floats):
+        """(inputs of the form, parameters of the Linear, skip or None)."""
+        n = len(self.form.inputs)
+        m = n + len(self.linear.parameters)
+        return list(floats[:n]), list(floats[n:m]), (floats[m] if self.skip else None)
+
+    def split(self, integers):
+        """(the index of the weights or None, the index arrays by name)."""
+        index, *arrays = integers if self.num_sets else (None, *integers)
+        return index, dict(zip(_primitive.INDEX_ARRAYS, arrays, strict=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +86,14 @@ class Call:
 
     @property
     def rows(self) -> int:
-        return self.fused.rows(self.num_rows, self.num_nodes)
-
-
-def split(fused: Fused, integers):
-    """The index of the weights, or None, and the index arrays by name."""
-    index, *arrays = integers if fused.num_indexed else (None, *integers)
-    return index, dict(zip(_primitive.INDEX_ARRAYS, arrays, strict=False))
+        """Rows of the output."""
+        over_rows = self.fused.form.outputs[0].index is Index.ROW
+        return self.num_rows if over_rows else self.num_nodes
 
 
 def product(call: Call, form: Form, inputs, integers):
     """A form on the operands of a call."""
-    _, arrays = split(call.fused, integers)
+    _, arrays = call.fused.split(integers)
     return _primitive.form_p.bind(
         *inputs,
         *arrays.values(),
@@ -87,53 +104,57 @@ def product(call: Call, form: Form, inputs, integers):
     )
 
 
+def _apply_gate(fused: Fused, z):
+    return z if fused.gate is None else _gate.apply_gate(fused.gate, fused.linear, z)
+
+
 def define(call: Call, floats, integers):
-    """out and z, from the definitions of the parts."""
+    """out and z (or only z, where nothing follows it), from the definitions of the parts."""
     fused = call.fused
-    inputs, weights, *skip = _operands(fused, floats)
-    index, _ = split(fused, integers)
+    inputs, parameters, skip = fused.operands(floats)
+    index, _ = fused.split(integers)
     [m] = product(call, fused.form, inputs, integers)
-    z = _mixing.mix(fused.mixing, m, weights, index)
-    z = z + skip[0] if skip else z
-    return [_mixing.apply_gate(fused.gate, fused.mixing, z), z]
-
-
-def _operands(fused: Fused, floats):
-    n = len(fused.form.inputs)
-    return floats[:n], floats[n], *floats[n + 1 :]
+    [z] = _mixing_primitive.evaluate(
+        fused.linear.mixing, [m, *parameters], index, call.rows, call.backend
+    )
+    z = z if skip is None else z + skip
+    return [z] if fused.gate is None else [_apply_gate(fused, z), z]
 
 
 def define_tangent(call: Call, active, floats, z, tangents, integers):
-    """Tangents of out and z, linear in the tangents of the active operands."""
+    """Tangents of the outputs, linear in the tangents of the active operands."""
     fused = call.fused
-    inputs, weights, *_ = _operands(fused, floats)
+    inputs, parameters, _ = fused.operands(floats)
     tangents = iter(tangents)
     given = [next(tangents) if a else None for a in active]
-    t_inputs, t_weights, *t_skip = _operands(fused, given)
-    index, _ = split(fused, integers)
-    t_z = jnp.zeros_like(z)
+    t_inputs, t_parameters, t_skip = fused.operands(given)
+    index, _ = fused.split(integers)
+    m = t_m = None
     if any(t is not None for t in t_inputs):
         form = fused.form.jvp(tuple(t is not None for t in t_inputs))
         used = form.used_inputs()
         arrays = [*inputs, *(t for t in t_inputs if t is not None)]
         arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
         [t_m] = product(call, form.drop_inputs(used), arrays, integers)
-        t_z = t_z + _mixing.mix(_without_bias(fused.mixing), t_m, weights, index)
-    if t_weights is not None:
+    if any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
-        t_z = t_z + _mixing.mix(fused.mixing, m, t_weights, index)
-    if t_skip and t_skip[0] is not None:
-        t_z = t_z + t_skip[0]
-    gate = functools.partial(_mixing.apply_gate, fused.gate, fused.mixing)
-    return [jax.jvp(gate, (z,), (t_z,))[1], t_z]
-
-
-def _without_bias(mixing: Mixing) -> Mixing:
-    return dataclasses.replace(mixing, biases=())
+    t_z = _mixing_primitive.tangent(
+        fused.linear.mixing,
+        [m, *parameters],
+        [t_m, *t_parameters],
+        index,
+        call.rows,
+        call.backend,
+    )
+    t_z = t_skip if t_z is None else t_z if t_skip is None else t_z + t_skip
+    t_z = jnp.zeros_like(z) if t_z is None else t_z
+    if fused.gate is None:
+        return [t_z]
+    return [jax.jvp(functools.partial(_apply_gate, fused), (z,), (t_z,))[1], t_z]
 
 
 def define_backward(call: Call, wanted, floats, z, cotangents, integers):
-    """Cotangents of the wanted operands, from those of out and z."""
+    """Cotangents of the wanted operands, from those of the outputs."""
 
     def tangent(*tangents):
         return define_tangent(call, wanted, floats, z, tangents, integers)
@@ -181,7 +202,8 @@ def _tangent_function(*arrays, call, active):
 
 def _backward_arguments(arrays, call):
     n = call.fused.num_floats
-    return arrays[:n], arrays[n], arrays[n + 1 : n + 3], arrays[n + 3 :]
+    m = n + 1 + len(call.fused.sizes)
+    return arrays[:n], arrays[n], arrays[n + 1 : m], arrays[m:]
 
 
 def _backward_function(*arrays, call, wanted):
@@ -198,8 +220,7 @@ for _p, _function in (
 
 @fused_p.def_abstract_eval
 def _fused_abstract(*arrays, call):
-    sizes = (call.fused.gate.irreps_out.dim, call.fused.mixing.size_out)
-    return [arrays[0].update(shape=(call.rows, s), weak_type=False) for s in sizes]
+    return [arrays[0].update(shape=(call.rows, s), weak_type=False) for s in call.fused.sizes]
 
 
 @tangent_p.def_abstract_eval
@@ -215,11 +236,11 @@ def _backward_abstract(*arrays, call, wanted):
 
 def _fused_jvp(primals, tangents, *, call):
     n = call.fused.num_floats
-    out, z = fused_p.bind(*primals, call=call)
+    outputs = fused_p.bind(*primals, call=call)
     active = tuple(type(t) is not ad.Zero for t in tangents[:n])
     given = [t for t in tangents[:n] if type(t) is not ad.Zero]
-    arrays = _primitive._vary_alike([*primals[:n], z, *given, *primals[n:]])
-    return [out, z], tangent_p.bind(*arrays, call=call, active=active)
+    arrays = _primitive._vary_alike([*primals[:n], outputs[-1], *given, *primals[n:]])
+    return outputs, tangent_p.bind(*arrays, call=call, active=active)
 
 
 def _tangent_transpose(cotangents, *arrays, call, active):
@@ -303,7 +324,7 @@ for _p, _function in (
 
 def _lower_fused(*arrays, call):
     n = call.fused.num_floats
-    if not call.backend.startswith("triton") or not _has_kernels(call, arrays[0].dtype):
+    if not call.backend.startswith("triton") or not _has_kernels(call):
         return _fused_function(*arrays, call=call)
     from eqfuse.ops import _fused_run
 
@@ -311,18 +332,17 @@ def _lower_fused(*arrays, call):
 
 
 def _lower_backward(*arrays, call, wanted):
-    if not call.backend.startswith("triton") or not _has_kernels(call, arrays[0].dtype):
+    if not call.backend.startswith("triton") or not _has_kernels(call):
         return _backward_function(*arrays, call=call, wanted=wanted)
     from eqfuse.ops import _fused_run
 
     return _fused_run.backward(call, wanted, *_backward_arguments(arrays, call))
 
 
-def _has_kernels(call: Call, dtype) -> bool:
+def _has_kernels(call: Call) -> bool:
     """Whether there is work for a kernel: rows, and something to mix."""
-    return bool(
-        call.rows and call.num_rows and call.fused.form.paths and call.fused.mixing.matrices
-    )
+    matrices = any(term.x is not None for term in call.fused.linear.mixing.terms)
+    return bool(call.rows and call.num_rows and call.fused.form.paths and matrices)
 
 
 mlir.register_lowering(fused_p, mlir.lower_fun(_lower_fused, multiple_results=True))

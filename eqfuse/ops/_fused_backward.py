@@ -1,23 +1,32 @@
 """The backward of a fused op as one Triton kernel.
 
-It recomputes the product, takes the cotangents through the gate and the Linear, and adds up the
-gradient of the weights. Over rows of a batch it goes on to the gradients of the product's operands
-in registers. On a graph those of the senders' features are sums over other edges than the program
-owns; there it writes the cotangent of the summed product, per node, for the product's own backward
-kernel. The weights' gradient is summed over rows in the order of the rows by a fixed number of
-programs, each into an array of its own, which are then added: repeatable bit for bit.
+It takes the cotangents through the gate and the Linear, recomputes the product, and adds up the
+gradients of the parameters; each program walks some of the rows in order and keeps sums of its own,
+which `_mixing_kernel.reduction` adds: repeatable bit for bit.
+
+Over rows of a batch it goes on to the gradients of the product's operands in registers. On a graph
+those of the senders' features are sums over other edges than the program owns; there it writes the
+cotangent of the summed product, per node, for the product's own backward kernel, and the blocks of
+the product are divided among `groups` of programs.
 """
 
 from eqfuse.ops._body import Body, component_name, ordered_groups
 from eqfuse.ops._form import Form
 from eqfuse.ops._fused import Fused
-from eqfuse.ops._fused_kernel import LEAST_DOT, FusedKernel, Writer, power_of_two
-from eqfuse.ops._mixing import Part
+from eqfuse.ops._fused_kernel import FusedKernel, activated, gate_value
+from eqfuse.ops._fused_text import FusedText
+from eqfuse.ops._gate import Part
+from eqfuse.ops._mixing import Term
+from eqfuse.ops._text import SLICE
+
+CLEARED = 1024
 
 
-def backward_form(fused: Fused, wanted: tuple[bool, ...]) -> Form:
+def backward_form(fused: Fused, wanted: tuple[bool, ...]) -> Form | None:
     """The form of the cotangents of the product's wanted inputs; its last input is dout."""
     active = wanted[: len(fused.form.inputs)]
+    if not any(active):
+        return None
     linear = (False,) * len(fused.form.inputs) + (True,) * sum(active)
     return fused.form.jvp(active).transpose(linear, (True,))
 
@@ -25,134 +34,129 @@ def backward_form(fused: Fused, wanted: tuple[bool, ...]) -> Form:
 def backward(fused: Fused, wanted: tuple[bool, ...], dtype: str) -> FusedKernel:
     """The kernel of the backward.
 
-    Outputs, where wanted: dproduct (on a graph), or the cotangents of the form's inputs; dweights,
-    [programs, num_indexed or 1, num_weights]; dskip.
+    Outputs, where wanted: dproduct (on a graph), or the cotangents of the form's inputs; own0,
+    own1, ..., the sums of the parameters' gradients, [programs, ...]; dskip.
     """
     return _Backward(fused, wanted, dtype).kernel()
 
 
-class _Backward(Writer):
+class _Backward(FusedText):
     def __init__(self, fused: Fused, wanted, dtype: str):
-        super().__init__(fused, dtype)
-        n = len(fused.form.inputs)
-        self.wants_operands = any(wanted[:n])
-        self.wants_weights = wanted[n]
-        self.wants_skip = fused.skip and wanted[n + 1]
-        self.cotangents = backward_form(fused, wanted) if self.wants_operands else None
+        super().__init__(fused, dtype, least=SLICE)
+        operands, parameters, skip = fused.operands(wanted)
+        self.cotangents = backward_form(fused, wanted)
+        self.wants_operands = any(operands)
+        self.wanted = [n for n, want in enumerate(parameters) if want]
+        self.wants_skip = bool(skip)
         self.in_registers = self.wants_operands and not self.on_graph
-        self.tiles = fused.gate.tiles
+
+    def wants(self, term: Term) -> bool:
+        """Whether the gradient of this parameter is wanted."""
+        return term.w - 1 in self.wanted
 
     def kernel(self) -> FusedKernel:
-        fused = self.fused
-        integers = ["which"] if fused.num_indexed else []
-        integers += self.product_inputs()[len(self.form.inputs) :]
-        inputs = [o.name for o in self.form.inputs] + ["weights", "mixed", "ct_out", "ct_mixed"]
-        outputs = []
+        """The whole text."""
+        outputs = {}
         if self.in_registers:
-            outputs += [o.name for o in self.cotangents.outputs]
+            outputs = {o.name: self.dtype for o in self.cotangents.outputs}
         elif self.wants_operands:
-            outputs.append("dproduct")
-        outputs += ["dweights"] * self.wants_weights + ["dskip"] * self.wants_skip
+            outputs = {"dproduct": self.dtype}
+        outputs |= {f"d{n}": self.wide for n in self.wanted}
+        outputs |= {"dskip": self.dtype} if self.wants_skip else {}
+        groups = [[g] for g in self.parts_by_input()] if self.on_graph else [self.parts_by_input()]
 
-        self._own_weights()
-        self.emit("number = tl.program_id(0)")
+        self.emit("program = tl.program_id(0) % num_programs")
         self.emit(f"blocks = (num_rows + {self.rows - 1}) // {self.rows}")
+        for number, group in enumerate(groups):
+            with self.block(f"if tl.program_id(0) // num_programs == {number}:"):
+                self._group(group)
+        inputs = self.inputs(*(["z"] if self.fused.gate else []), "ct_z")
+        inputs = inputs if self.fused.gate is None else [*inputs, "ct_out"]
+        scalars = ("num_rows", "num_programs")
+        note = f"backward of\n{self.form!r}\nmixed to {self.linear.irreps_out}"
+        spec = self.spec("fused_backward", note, inputs, self.integers(), scalars, outputs)
+        return FusedKernel(spec, tuple(inputs), tuple(outputs), self.rows, len(groups))
+
+    def _group(self, group):
+        """Everything about some of the product's blocks and what is mixed from them."""
+        blocks = {part.block for _, parts in group for part in parts}
+        self._clear([t for t in self.linear.mixing.terms if t.z.block in blocks and self.wants(t)])
+        self.emit("number = program")
         with self.block("while number < blocks:"):
             self.row_prologue("number")
-            self._rows()
+            self._rows(group)
             self.emit("tl.debug_barrier()")  # sums in memory: the next step reads what this wrote
             self.emit("number += num_programs")
-        scalars = ("num_rows", "num_programs")
-        spec = self.spec("fused_backward", inputs + integers, integers, scalars, outputs)
-        return FusedKernel(spec, (*inputs, *integers), tuple(outputs), self.rows)
 
-    def _own_weights(self):
-        """The program's own array for the weights' gradient, zero at first."""
-        if not self.wants_weights:
-            return
-        size = self.mixing.num_weights * max(self.fused.num_indexed, 1)
-        self.emit(f"own = dweights_ptr + tl.program_id(0).to(tl.int64) * {size}")
-        self.emit("at = tl.program_id(0) * 0")
-        with self.block(f"while at < {size}:"):
-            lane = "at + tl.arange(0, 1024)"
-            self.emit(
-                f"tl.store(own + {lane}, tl.zeros([1024], {self.real}), mask={lane} < {size})"
-            )
-            self.emit("at += 1024")
-        self.emit("tl.debug_barrier()")
+    def _clear(self, terms: list[Term]):
+        """The program's own sums of the parameters' gradients, zero at first."""
+        for n in sorted({term.w - 1 for term in terms}):
+            size = self.parameter_size(n) * max(self.fused.num_sets, 1)
+            self.emit(f"own{n} = d{n}_ptr + program.to(tl.int64) * {size}")
+            with self.block(f"for at in tl.range(0, {size}, {CLEARED}, num_stages=1):"):
+                self.emit(f"place = at + tl.arange(0, {CLEARED})")
+                self.emit(f"tl.store(own{n} + place, {self.zeros(CLEARED)}, mask=place < {size})")
+        if terms:
+            self.emit("tl.debug_barrier()")
 
-    def _rows(self):
+    def _rows(self, group):
         dz: dict[Part, str] = {}
-        for part in self.parts():
-            dz[part] = self._cotangent(part)
+        for part in (part for _, parts in group for part in parts):
+            cotangent = self._cotangent(part)
             if self.wants_skip:
-                dim = self.mixing.blocks_out[part.block].dim
-                place = (self.mixing.size_out, self.offset(part), part, dim)
-                self.store_tile("dskip", *place, dz[part])
-        if self.wants_weights:
-            self._bias_gradients(dz)
+                self.store_tile("dskip", self.linear.size_out, self.offset(part), part, cotangent)
+            self._bias_gradients(part, cotangent)
+            dz[part] = self.flat(part, cotangent)
         if self.in_registers:
-            for n, operand in enumerate(self.cotangents.outputs):
-                if not operand.channels:
-                    for s, segment in enumerate(operand.segments):
-                        for k in range(segment.dim) if self._reached(n, s) else ():
-                            name = component_name(operand, s, k)
-                            self.emit(f"{name} = tl.zeros([{self.rows}, 1], {self.real})")
+            self._begin_shared()
+        if self.on_graph and self.wants_operands:
+            for source, parts in group:
+                if source is not None:
+                    self._store_dproduct(source, parts, dz)
         with self.channel_chunks():
-            self._channels(dz)
+            self._channels(group, dz)
         if self.in_registers:
             self.emit("lane = tl.arange(0, 1)[None, :]")
             self._store_operands(shared=True)
 
-    def _channels(self, dz):
-        body = None
+    def _channels(self, group, dz):
+        body, begun = None, set()
         if self.in_registers:
             self.masks("present", [*self.cotangents.inputs, *self.cotangents.outputs])
             for operand in (*self.cotangents.inputs[:-1], *self.cotangents.outputs):
                 self.emit(f"{operand.name}_row = {operand.name}_ptr + row * {operand.size}")
-        begun: set[str] = set()
-        for source, parts in self.parts_by_input():
+            body = Body(self.cotangents, self.loader("present"), self.emit)
+        for source, parts in group:
             if source is None:
                 continue
             segments = self.segments[source]
-            if self.wants_weights:
-                self._weight_gradients(segments, parts, dz)
-            if not self.wants_operands:
-                continue
-            for segment in segments:
-                tile = self._through_linear(segment, parts, dz)
-                if self.on_graph:
-                    self._store_dproduct(segment, tile)
-                else:
-                    self._name_components(segment, tile)
+            if any(self.wants(term) for part in parts for term in self.linear.into(part.block)):
+                self._parameter_gradients(segments, parts, dz)
             if self.in_registers:
-                body = body or Body(self.cotangents, self.loader("present"), self.emit)
+                for segment in segments:
+                    self._name_components(segment, parts, dz)
                 self._statements_of(body, segments, begun)
-        if self.on_graph and self.wants_operands:
-            self._store_unmixed()
         if self.in_registers:
             self._store_operands(shared=False, begun=begun)
 
+    # through the gate
+
     def _cotangent(self, part: Part) -> str:
         """The cotangent of a part of the mixed row, [ROWS, components, columns]."""
-        mixing, gate = self.mixing, self.fused.gate
-        dim = mixing.blocks_out[part.block].dim
-        value = self.load_tile("ct_mixed", mixing.size_out, self.offset(part), part, dim)
-        for tile in self.tiles:
-            size = gate.irreps_out.dim
+        size = self.linear.size_out
+        value = self.load_tile("ct_z", size, self.offset(part), part)
+        for tile in self.fused.gate.tiles if self.fused.gate else ():
             if tile.part == part:
-                ct = self.load_tile("ct_out", size, tile.offset, part, dim)
+                ct = self.load_tile("ct_out", self.fused.sizes[0], tile.offset, part)
                 if tile.gate is None:
-                    z = self.load_tile("mixed", mixing.size_out, self.offset(part), part, dim)
-                    value = self.name(f"{value} + {ct} * {self.activated(tile.act, z, True)}")
+                    z = self.load_tile("z", size, self.offset(part), part)
+                    slope = activated(self, tile.act, z, True)
                 else:
-                    value = self.name(f"{value} + {ct} * {self._gate(tile)}")
+                    slope = self._gate(tile)
+                value = self.name(f"{value} + {ct} * {slope}")
             if tile.gate == part:
-                wide = mixing.blocks_out[tile.part.block].dim
-                ct = self.load_tile("ct_out", size, tile.offset, tile.part, wide)
-                z = self.load_tile(
-                    "mixed", mixing.size_out, self.offset(tile.part), tile.part, wide
-                )
+                ct = self.load_tile("ct_out", self.fused.sizes[0], tile.offset, tile.part)
+                z = self.load_tile("z", size, self.offset(tile.part), tile.part)
                 total = self.name(f"tl.sum({ct} * {z}, axis=1, keep_dims=True)")
                 k = f"tl.arange(0, {self.padded(1)})[None, :, None]"
                 slope = self._gate(tile, derivative=True)
@@ -160,84 +164,82 @@ class _Backward(Writer):
         return value
 
     def _gate(self, tile, derivative: bool = False) -> str:
-        mixing = self.mixing
-        z = self.load_tile("mixed", mixing.size_out, self.offset(tile.gate), tile.gate, 1)
-        first = self.name(f"tl.sum({z}, axis=1, keep_dims=True)")
-        return self.activated(tile.act, first, derivative)
+        z = self.load_tile("z", self.linear.size_out, self.offset(tile.gate), tile.gate)
+        return gate_value(self, tile, z, derivative)
 
-    def _flat(self, part: Part, dz) -> str:
-        """dz as [ROWS * components, columns]."""
-        padded = self.padded(self.mixing.blocks_out[part.block].dim)
-        width = max(power_of_two(part.mul), LEAST_DOT)
-        return self.name(f"tl.reshape({dz[part]}, ({self.rows * padded}, {width}))")
+    # the gradients of the parameters
 
-    def _own_row(self) -> str:
-        return f"own + which * {self.mixing.num_weights}" if self.fused.num_indexed else "own"
-
-    def _bias_gradients(self, dz):
-        for part in self.parts():
-            for start, _, block in self.mixing.biases:
-                if block == part.block:
-                    width = max(power_of_two(part.mul), LEAST_DOT)
-                    total = self.name(f"tl.sum(tl.sum({dz[part]}, axis=1), axis=0)")
-                    v = f"tl.arange(0, {width})"
-                    place = f"{self._own_row()} + {start + part.first} + {v}"
-                    self._add_to(place, f"{v} < {part.mul}", total)
+    def _bias_gradients(self, part: Part, cotangent: str):
+        for term in filter(self.wants, self.linear.biases(part.block)):
+            v = f"tl.arange(0, {self.width(part)})"
+            total = self.name(f"tl.sum(tl.sum({cotangent}, axis=1), axis=0)")
+            place = f"{self.parameter(term, output=True)} + {part.first} + {v}"
+            self._add_to(place, f"{v} < {part.mul}", total)
 
     def _add_to(self, place: str, mask: str, value: str):
         place = self.name(place)
         before = self.name(f"tl.load({place}, mask={mask}, other=0.0)")
         self.emit(f"tl.store({place}, {before} + {value}, mask={mask})")
 
-    def _weight_gradients(self, segments, parts, dz):
-        names = self.product(segments)
-        for segment, components in names.items():
-            stacked = self.stacked(components, self.padded(len(components)))
-            for part in parts:
-                for matrix in self.into(part):
-                    place, mask = self.matrix_place(matrix, segment, part, transposed=False)
-                    value = self.dot(f"tl.trans({stacked})", self._flat(part, dz))
-                    scale = "" if matrix.scale == 1.0 else f"{matrix.scale!r} * "
-                    self._add_to(f"{self._own_row()} + {place}", mask, f"{scale}{value}")
+    def _parameter_gradients(self, segments, parts, dz):
+        """The product again, and its products with dz, a slice of the channels at a time."""
+        for segment, components in self.product(segments).items():
+            s = self.out.segments[segment]
+            tile = self.stacked(components)
+            with self.slices(self.channels):
+                piece = self.piece(tile, self.rows * self.padded(s.dim))
+                self.emit(f"u = (chunk * {self.channels} + at + tl.arange(0, {SLICE}))[:, None]")
+                for part in parts:
+                    for term in filter(self.wants, self.linear.into(part.block)):
+                        first, step = self.rows_of(segment, term)
+                        v = f"tl.arange(0, {self.width(part)})[None, :]"
+                        place = self.matrix_place(term, part, f"{first} + u * {step}", v)
+                        value = self.dot(f"tl.trans({piece})", dz[part], term.scale)
+                        mask = f"(u < {s.mul}) & ({v} < {part.mul})"
+                        self._add_to(f"{self.parameter(term, output=True)} + {place}", mask, value)
 
-    def _through_linear(self, segment: int, parts, dz) -> str:
-        """The cotangent of a segment of the product, [ROWS * components, CHANNELS]."""
-        dots = [
-            self.dot(self._flat(part, dz), self.matrix(matrix, segment, part, transposed=True))
-            for part in parts
-            for matrix in self.into(part)
-        ]
-        return self.name(" + ".join(dots))
+    # through the Linear
 
-    def _store_dproduct(self, segment: int, tile: str):
+    def _through_linear(self, parts, dz, dim: int, u: str, has_u: str) -> str:
+        """The cotangent of the rows `u` [1, CHANNELS] of a block, [ROWS * components, CHANNELS]."""
+        height = self.rows * self.padded(dim)
+        total = self.name(self.zeros(height, self.channels))
+        for part in parts:
+            for term in self.linear.into(part.block):
+                with self.slices(self.width(part)):
+                    piece = self.piece(dz[part], height)
+                    v = f"(at + tl.arange(0, {SLICE}))[:, None]"
+                    place = self.matrix_place(term, part, u, v)
+                    mask = f"{has_u} & ({v} < {part.mul})"
+                    matrix = self.load(f"{self.parameter(term)} + {place}", mask)
+                    self.emit(f"{total} += {self.dot(piece, matrix, term.scale)}")
+        return total
+
+    def _store_dproduct(self, source: int, parts, dz):
+        """The cotangent of a block of the product; segments that it does not have are zero."""
+        block = self.linear.blocks_in[source]
+        padded = self.padded(block.dim)
+        lane = f"tl.arange(0, {self.channels})"
+        with self.block(f"for base in tl.range(0, {block.mul}, {self.channels}, num_stages=1):"):
+            self.emit(f"u = base + {lane}[None, :]")
+            tile = self._through_linear(parts, dz, block.dim, "u", f"(u < {block.mul})")
+            tile = f"tl.reshape({tile}, ({self.rows}, {padded}, {self.channels}))"
+            k, u = f"tl.arange(0, {padded})[None, :, None]", f"(base + {lane}[None, None, :])"
+            place = f"row3 * {self.out.size} + {block.offset} + {u} * {block.dim} + {k}"
+            mask = f"present3 & ({u} < {block.mul}) & ({k} < {block.dim})"
+            self.emit(f"tl.store(dproduct_ptr + {place}, {tile}, mask={mask})")
+
+    # the gradients of the product's operands, over rows
+
+    def _name_components(self, segment: int, parts, dz):
+        """The cotangents of the components of a segment, as the variables that `Body` reads."""
         s = self.out.segments[segment]
-        padded = self.padded(s.dim)
-        tile = f"tl.reshape({tile}, ({self.rows}, {padded}, {self.channels}))"
-        k, lane = f"tl.arange(0, {padded})[None, :, None]", "lane[:, None, :]"
-        place = f"row3 * {self.out.size} + {s.offset} + {lane} * {s.channel_stride} + {k}"
-        mask = f"present3 & ({lane} < {s.mul}) & ({k} < {s.dim})"
-        self.emit(f"tl.store(dproduct_ptr + {place}, {tile}, mask={mask})")
-
-    def _store_unmixed(self):
-        """Zeros for the segments of the product that no matrix reads."""
-        mixed = {
-            n
-            for source, _ in self.parts_by_input()
-            if source is not None
-            for n in self.segments[source]
-        }
-        for n, s in enumerate(self.out.segments):
-            if n not in mixed:
-                for k in range(s.dim):
-                    place = f"row * {self.out.size} + {s.offset + k} + lane * {s.channel_stride}"
-                    zero = f"tl.zeros([{self.rows}, {self.channels}], {self.real})"
-                    mask = f"present & (lane < {s.mul})"
-                    self.emit(f"tl.store(dproduct_ptr + {place}, {zero}, mask={mask})")
-
-    def _name_components(self, segment: int, tile: str):
-        dim = self.out.segments[segment].dim
+        [term, *_] = self.linear.into(parts[0].block)
+        first, step = self.rows_of(segment, term)
+        u = f"{first} + lane * {step}"
+        tile = self._through_linear(parts, dz, s.dim, u, f"(lane < {s.mul})")
         dout = self.cotangents.inputs[-1]
-        for k, name in enumerate(self.unstacked(tile, self.padded(dim), dim)):
+        for k, name in enumerate(self.unstacked(tile, s.dim)):
             self.emit(f"{component_name(dout, segment, k)} = {name}")
 
     def _statements_of(self, body: Body, segments, begun: set[str]):
@@ -264,9 +266,7 @@ class _Backward(Writer):
         def accumulate(component, expression):
             name = component_name(operand, path.output.segment, component)
             if not operand.channels:
-                total = self.name(
-                    f"{expression} + tl.zeros([{self.rows}, {self.channels}], {self.real})"
-                )
+                total = self.name(f"{expression} + {self.zeros(self.rows, self.channels)}")
                 self.emit(f"{name} += tl.sum({total}, axis=1, keep_dims=True)")
             elif name in begun:
                 self.emit(f"{name} += {expression}")
@@ -275,6 +275,14 @@ class _Backward(Writer):
                 begun.add(name)
 
         body.add_path(path, accumulate)
+
+    def _begin_shared(self):
+        """Zeros for what is summed over channels."""
+        for n, operand in enumerate(self.cotangents.outputs):
+            if not operand.channels:
+                for s, segment in enumerate(operand.segments):
+                    for k in range(segment.dim) if self._reached(n, s) else ():
+                        self.emit(f"{component_name(operand, s, k)} = {self.zeros(self.rows, 1)}")
 
     def _reached(self, output: int, segment: int) -> bool:
         return any(
@@ -290,6 +298,5 @@ class _Backward(Writer):
                     name = component_name(operand, s, k)
                     place, mask = self.place(operand, segment, k, "present")
                     known = self._reached(n, s) if shared else name in begun
-                    width = 1 if shared else self.channels
-                    value = name if known else f"tl.zeros([{self.rows}, {width}], {self.real})"
+                    value = name if known else self.zeros(self.rows, 1 if shared else self.channels)
                     self.emit(f"tl.store({operand.name}_row + {place}, {value}, mask={mask})")

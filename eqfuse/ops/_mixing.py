@@ -1,36 +1,22 @@
-"""What follows a product inside a fused op: e3nn's Linear, and e3nn's gate, as data.
+"""Channel mixing as data: a Linear, every derivative of one, and sums of several, in one object.
 
-`Mixing` is a Linear from the product's output to a row of blocks; `Tile` is a part of that row and
-what becomes of it: activated, gated, or left as it is. Pure descriptions, and their evaluation in
-jax.numpy, which is the definition that the kernels are checked against.
+A `Mixing` is a sum of terms, each the trilinear form of a matrix and two blocks of rows,
+
+    sum over r, u, v, k:  scale * x[r, u, k] * w[u, v] * z[r, v, k]
+
+of whose three factors two are inputs and one is the output: z for a Linear, x for what takes
+cotangents through it, w for the gradient of its weights. A bias has no x, which stands for one.
+The derivative of a mixing is a mixing (`jvp`), and so is its transpose, as for `_form.Form`, of
+which this is the dense counterpart. Pure Python, hashable; `evaluate` is its definition in JAX.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import functools
 
-import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-
-from eqfuse.ops import _activation
-from eqfuse.ops._activation import Activation
-from eqfuse.ops._build import Product
-
-
-@dataclasses.dataclass(frozen=True)
-class Matrix:
-    """One matrix of a Linear, [mul_in, mul_out], as it lies in the packed weights.
-
-    out[v, k] += scale * sum over u:  weights[start + u * mul_out + v] * in[u, k]
-    """
-
-    start: int
-    name: str
-    block_in: int
-    block_out: int
-    scale: float
-    std: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,254 +27,241 @@ class Block:
     mul: int
     dim: int
 
+    def holds(self, segment) -> bool:
+        """Whether a segment of a form's operand lies in this block."""
+        inside = 0 <= segment.offset - self.offset < self.mul * self.dim
+        return inside and segment.dim == self.dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """An array [rows, size], blocks of whose rows are mixed."""
+
+    size: int
+    blocks: tuple[Block, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """An array [mul_in, mul_out], or [mul_out] for a bias; [sets, ...] where rows choose a set."""
+
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A block of an operand: inputs are numbered first, then outputs."""
+
+    operand: int
+    block: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """One trilinear form; `x` is None for a bias. See the module's docstring."""
+
+    x: Slot | None
+    w: int
+    z: Slot
+    scale: float
+
+    def operands(self) -> tuple[int, ...]:
+        """The numbers of its operands."""
+        numbers = (self.w, self.z.operand)
+        return numbers if self.x is None else (self.x.operand, *numbers)
+
+    def replaced(self, place) -> Term:
+        """The term with each operand's number n replaced by place(n)."""
+        x = self.x and Slot(place(self.x.operand), self.x.block)
+        return Term(x, place(self.w), Slot(place(self.z.operand), self.z.block), self.scale)
+
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-    """A Linear. `biases` are (start, name, block_out) for blocks of scalars that have one."""
+    """A sum of terms from inputs to outputs. See the module's docstring.
 
-    blocks_in: tuple[Block, ...]
-    blocks_out: tuple[Block, ...]
-    matrices: tuple[Matrix, ...]
-    biases: tuple[tuple[int, str, int], ...]
-    num_weights: int
-    irreps_out: e3nn.Irreps
+    Attributes:
+      inputs, outputs: Rows or Weights.
+      terms: each reads two inputs (a bias one) and adds to one output.
+      num_sets: how many sets of weights rows choose from; 0 for one set for all rows.
+      input_precision: of the matrix products on a GPU: "ieee", "tf32x3" or "tf32".
+    """
+
+    inputs: tuple[Rows | Weights, ...]
+    outputs: tuple[Rows | Weights, ...]
+    terms: tuple[Term, ...]
+    num_sets: int = 0
+    input_precision: str = "ieee"
+
+    @functools.cached_property
+    def _hash(self):
+        return hash((self.inputs, self.outputs, self.terms, self.num_sets, self.input_precision))
+
+    def __hash__(self):
+        return self._hash
 
     @property
-    def size_out(self) -> int:
-        return self.irreps_out.dim
+    def operands(self) -> tuple[Rows | Weights, ...]:
+        return self.inputs + self.outputs
 
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Shape and standard deviation of each parameter, by e3nn's name, in packed order."""
-        shapes = {
-            m.name: ((self.blocks_in[m.block_in].mul, self.blocks_out[m.block_out].mul), m.std)
-            for m in self.matrices
-        }
-        return shapes | {name: ((self.blocks_out[b].mul,), 0.0) for _, name, b in self.biases}
+    def output_of(self, term: Term) -> int:
+        """The number, among the outputs, of the output that a term adds to."""
+        [o] = [n for n in term.operands() if n >= len(self.inputs)]
+        return o - len(self.inputs)
+
+    def shape(self, operand: Rows | Weights, num_rows: int) -> tuple[int, ...]:
+        """The shape of an operand's array."""
+        if isinstance(operand, Rows):
+            return num_rows, operand.size
+        return (*((self.num_sets,) if self.num_sets else ()), *operand.shape)
+
+    def reached(self) -> tuple[bool, ...]:
+        """Which outputs any term adds to."""
+        found = {self.output_of(t) for t in self.terms}
+        return tuple(o in found for o in range(len(self.outputs)))
+
+    def used(self) -> tuple[bool, ...]:
+        """Which inputs any term reads."""
+        found = {n for t in self.terms for n in t.operands()}
+        return tuple(i in found for i in range(len(self.inputs)))
+
+    def jvp(self, active: tuple[bool, ...]) -> Mixing:
+        """The derivative along tangents of the active inputs: inputs, then those tangents."""
+        n = len(self.inputs)
+        tangent = {i: n + t for t, i in enumerate(i for i in range(n) if active[i])}
+        terms = []
+        for term in self.terms:
+            for i in term.operands():
+                if i in tangent:
+                    terms.append(
+                        term.replaced(
+                            lambda j, i=i: tangent[i] if j == i else j + len(tangent) * (j >= n)
+                        )
+                    )
+        inputs = self.inputs + tuple(self.inputs[i] for i in tangent)
+        return dataclasses.replace(self, inputs=inputs, terms=tuple(terms))
+
+    def transpose(self, linear: tuple[bool, ...], given: tuple[bool, ...]) -> Mixing:
+        """From cotangents of the outputs to those of the linear inputs.
+
+        Every term must read exactly one linear input. Inputs: those that are not linear, then a
+        cotangent for each output marked in `given`. Outputs: one for each linear input.
+        """
+        n = len(self.inputs)
+        known = [i for i in range(n) if not linear[i]]
+        known += [n + o for o in range(len(self.outputs)) if given[o]]
+        order = known + [i for i in range(n) if linear[i]]
+        place = {j: new for new, j in enumerate(order)}
+        terms = tuple(
+            t.replaced(place.__getitem__)
+            for t in self.terms
+            if all(j in place for j in t.operands())
+        )
+        operands = tuple(self.operands[j] for j in order)
+        inputs, outputs = operands[: len(known)], operands[len(known) :]
+        return dataclasses.replace(self, inputs=inputs, outputs=outputs, terms=terms)
+
+    def restrict(self, inputs: tuple[bool, ...], outputs: tuple[bool, ...]) -> Mixing:
+        """The mixing with the marked inputs and outputs, and the terms that need no others."""
+        order = [n for n, keep in enumerate((*inputs, *outputs)) if keep]
+        place = {j: new for new, j in enumerate(order)}
+        terms = tuple(
+            t.replaced(place.__getitem__)
+            for t in self.terms
+            if all(j in place for j in t.operands())
+        )
+        operands = tuple(self.operands[j] for j in order)
+        given, found = operands[: sum(inputs)], operands[sum(inputs) :]
+        return dataclasses.replace(self, inputs=given, outputs=found, terms=terms)
 
 
-def _blocks(irreps) -> tuple[Block, ...]:
-    offsets = np.cumsum([0] + [mul_ir.dim for mul_ir in irreps])
-    return tuple(Block(int(o), mul, ir.dim) for o, (mul, ir) in zip(offsets, irreps, strict=False))
-
-
-@functools.cache
-def linear(
-    irreps_in: e3nn.Irreps,
-    zero_flags: tuple[bool, ...],
-    irreps_out: e3nn.Irreps,
-    force_irreps_out: bool,
-    biases: bool,
-    path_normalization,
-    gradient_normalization,
-) -> Mixing:
-    """The Linear that `e3nn.flax.Linear` applies to a regrouped input, with its parameter names."""
-    kept = [m for m, zero in zip(irreps_in, zero_flags, strict=True) if not zero]
-    merged = e3nn.Irreps(kept).regroup()
-    irreps_out = irreps_out.simplify()
-    if not force_irreps_out:
-        irreps_out = irreps_out.filter(keep=merged)
-    functional = e3nn.FunctionalLinear(
-        merged,
-        irreps_out,
-        biases=biases,
-        path_normalization=path_normalization,
-        gradient_normalization=gradient_normalization,
-    )
-    # where the merged blocks lie in the input, whose zero blocks take up room as well
-    offsets = {}
-    for (_, ir), block in zip(irreps_in, _blocks(irreps_in), strict=True):
-        offsets.setdefault(ir, block.offset)
-    matrices, with_bias, start = [], [], 0
-    for i in functional.instructions:
-        out = irreps_out[i.i_out]
-        if i.i_in < 0:
-            with_bias.append((start, f"b[{i.i_out}] {out}", i.i_out))
-        else:
-            name = f"w[{i.i_in},{i.i_out}] {merged[i.i_in]},{out}"
-            scale, std = float(i.path_weight), float(i.weight_std)
-            matrices.append(Matrix(start, name, i.i_in, i.i_out, scale, std))
-        start += int(np.prod(i.path_shape))
-    blocks_in = tuple(Block(offsets[ir], mul, ir.dim) for mul, ir in merged)
-    return Mixing(
-        blocks_in, _blocks(irreps_out), tuple(matrices), tuple(with_bias), start, irreps_out
-    )
-
-
-def for_product(product: Product, irreps_out, **options) -> Mixing:
-    """The Linear of a product's output, whose blocks of one irrep lie side by side.
-
-    Raises:
-      ValueError: a product that was not regrouped.
-    """
-    irs = [ir for _, ir in product.irreps_out]
-    if len(set(irs)) < len(irs):
-        raise ValueError("a Linear is fused with products that are regrouped only")
-    return linear(product.irreps_out, product.zero_flags, e3nn.Irreps(irreps_out), **options)
-
-
-def mix(mixing: Mixing, x, weights, index=None):
-    """The Linear of rows x [rows, size_in] by packed weights [num_weights], or [n, num_weights].
+def evaluate(mixing: Mixing, arrays, index, num_rows: int):
+    """The outputs of a mixing, by definition.
 
     Args:
-      index: [rows] int32, which of n sets of weights a row takes.
+      arrays: one for each input.
+      index: [num_rows] int32, which set of weights a row takes; None where there is one set.
     Returns:
-      [rows, mixing.size_out].
+      An array for each output.
     """
-    parts = [None] * len(mixing.blocks_out)
-    for m in mixing.matrices:
-        block, out = mixing.blocks_in[m.block_in], mixing.blocks_out[m.block_out]
-        w = weights[..., m.start : m.start + block.mul * out.mul]
-        w = m.scale * w.reshape(*w.shape[:-1], block.mul, out.mul)
-        value = x[:, block.offset : block.offset + block.mul * block.dim]
-        value = value.reshape(-1, block.mul, block.dim)
-        if index is None:
-            value = jnp.einsum("zui,uv->zvi", value, w, precision=jax.lax.Precision.HIGHEST)
+    dtype = arrays[0].dtype
+    values = [_Operand(o, a) for o, a in zip(mixing.inputs, arrays, strict=True)]
+    sums: list[dict] = [{} for _ in mixing.outputs]
+    for term in mixing.terms:
+        o = mixing.output_of(term)
+        operand = mixing.outputs[o]
+        n = len(mixing.inputs) + o
+        if isinstance(operand, Weights):
+            key, value = 0, _gradient(term, values, index, mixing.num_sets)
+        elif term.z.operand == n:
+            key, value = term.z.block, _forward(term, values, index, num_rows)
         else:
-            value = jnp.einsum("zui,zuv->zvi", value, w[index], precision=jax.lax.Precision.HIGHEST)
-        _add(parts, m.block_out, value)
-    for start, _, b in mixing.biases:
-        bias = weights[..., start : start + mixing.blocks_out[b].mul]
-        bias = (
-            jnp.broadcast_to(bias, (x.shape[0], bias.shape[-1])) if index is None else bias[index]
-        )
-        _add(parts, b, bias[:, :, None])
-    rows = [
-        jnp.zeros((x.shape[0], b.mul * b.dim), x.dtype) if p is None else p.reshape(x.shape[0], -1)
-        for p, b in zip(parts, mixing.blocks_out, strict=True)
+            key = term.x.block
+            w = values[term.w].weights(index)
+            value = _einsum("zvi,zuv->zui" if w.ndim == 3 else "zvi,uv->zui", values, term.z, w)
+        value = value if term.scale == 1.0 else term.scale * value
+        sums[o][key] = sums[o][key] + value if key in sums[o] else value
+    return [
+        _assembled(mixing.shape(o, num_rows), o, parts, dtype)
+        for o, parts in zip(mixing.outputs, sums, strict=True)
     ]
-    return jnp.concatenate([*rows, jnp.zeros((x.shape[0], 0), x.dtype)], axis=1)
 
 
-def _add(parts, b, value):
-    parts[b] = value if parts[b] is None else parts[b] + value
+@dataclasses.dataclass
+class _Operand:
+    """An input's array, and parts of it."""
+
+    operand: Rows | Weights
+    array: jax.Array
+
+    def block(self, number: int):
+        """[rows, mul, dim]"""
+        b = self.operand.blocks[number]
+        part = self.array[:, b.offset : b.offset + b.mul * b.dim]
+        return part.reshape(-1, b.mul, b.dim)
+
+    def weights(self, index):
+        """[mul_in, mul_out] or [mul_out]; with a leading axis of rows where these choose a set."""
+        return self.array if index is None else self.array[index]
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Some channels of a block: `first` to `first + mul` of the block numbered `block`."""
-
-    block: int
-    first: int
-    mul: int
+def _einsum(text: str, values, slot: Slot, *others):
+    block = values[slot.operand].block(slot.block)
+    return jnp.einsum(text, block, *others, precision=jax.lax.Precision.HIGHEST)
 
 
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """A part of the mixed row, and where it goes in the output: act(part), or act(gate) * part."""
-
-    part: Part
-    offset: int
-    act: Activation
-    gate: Part | None = None
+def _forward(term: Term, values, index, num_rows: int):
+    w = values[term.w].weights(index)
+    if term.x is None:
+        return jnp.broadcast_to(w, (num_rows, w.shape[-1]))[:, :, None]
+    return _einsum("zui,zuv->zvi" if w.ndim == 3 else "zui,uv->zvi", values, term.x, w)
 
 
-@dataclasses.dataclass(frozen=True)
-class Gate:
-    """e3nn's gate (or scalar activation, or nothing) of a mixed row: what each tile becomes."""
-
-    tiles: tuple[Tile, ...]
-    irreps_out: e3nn.Irreps
-
-
-IDENTITY = Activation("identity", 1.0)
-
-
-def no_gate(mixing: Mixing) -> Gate:
-    """The row as it is."""
-    tiles = tuple(
-        Tile(Part(n, 0, b.mul), b.offset, IDENTITY) for n, b in enumerate(mixing.blocks_out)
-    )
-    return Gate(tiles, mixing.irreps_out)
+def _gradient(term: Term, values, index, num_sets: int):
+    z = values[term.z.operand].block(term.z.block)
+    if index is None:
+        if term.x is None:
+            return z.sum(axis=(0, 2))
+        return _einsum("zui,zvi->uv", values, term.x, z)
+    chosen = (index[:, None] == jnp.arange(num_sets)).astype(z.dtype)
+    if term.x is None:
+        return jnp.einsum("zs,zvi->sv", chosen, z, precision=jax.lax.Precision.HIGHEST)
+    return _einsum("zui,zvi,zs->suv", values, term.x, z, chosen)
 
 
-def scalar_activation(mixing: Mixing, even_act, odd_act, normalize_act: bool) -> Gate:
-    """`e3nn.scalar_activation` of the row: scalars activated, the rest as it is."""
-    tiles, irreps = [], []
-    for n, (block, (mul, ir)) in enumerate(zip(mixing.blocks_out, mixing.irreps_out, strict=True)):
-        act = IDENTITY
-        if ir.l == 0:
-            act = _activation.activation({1: even_act, -1: odd_act}[ir.p], normalize_act)
-            ir = _activated(ir, act)
-        tiles.append(Tile(Part(n, 0, mul), block.offset, act))
-        irreps.append((mul, ir))
-    return Gate(tuple(tiles), e3nn.Irreps(irreps))
-
-
-def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
-    p = ir.p if ir.p == 1 else _activation.parity(act.name)
-    if p == 0:
-        raise ValueError(f"activation {act.name} of an odd scalar is neither even nor odd")
-    return e3nn.Irrep(0, p)
-
-
-def gate(
-    mixing: Mixing, even_act, odd_act, even_gate_act, odd_gate_act, normalize_act: bool
-) -> Gate:
-    """`e3nn.gate` of the row: the last scalars gate the other irreps, the first are activated.
-
-    Raises:
-      ValueError: fewer scalars than irreps to gate.
-    """
-    blocks = list(enumerate(mixing.irreps_out))
-    vectors = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l > 0]
-    if not vectors:
-        return scalar_activation(mixing, even_act, odd_act, normalize_act)
-    scalars = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l == 0]
-    extra = sum(p.mul for p in scalars) - sum(p.mul for p in vectors)
-    if extra < 0:
-        raise ValueError(
-            f"a gate needs a scalar for every other irrep, and {mixing.irreps_out} has "
-            f"{sum(p.mul for p in scalars)} scalars for {sum(p.mul for p in vectors)}"
+def _assembled(shape, operand: Rows | Weights, parts: dict, dtype):
+    """An output from its blocks; what no term adds to is zero."""
+    if isinstance(operand, Weights):
+        return parts[0].astype(dtype) if parts else jnp.zeros(shape, dtype)
+    columns, stop = [], 0
+    for n, b in sorted(enumerate(operand.blocks), key=lambda item: item[1].offset):
+        columns.append(jnp.zeros((shape[0], b.offset - stop), dtype))
+        stop = b.offset + b.mul * b.dim
+        value = parts.get(n)
+        columns.append(
+            jnp.zeros((shape[0], b.mul * b.dim), dtype)
+            if value is None
+            else value.astype(dtype).reshape(shape[0], b.mul * b.dim)
         )
-    activated = _take(scalars, extra)
-    pairs = []
-    while vectors:
-        mul = min(vectors[0].mul, scalars[0].mul)
-        pairs += zip(_take(scalars, mul), _take(vectors, mul), strict=True)
-
-    tiles, irreps, offset = [], [], 0
-    for part in activated:
-        ir = mixing.irreps_out[part.block].ir
-        act = _activation.activation({1: even_act, -1: odd_act}[ir.p], normalize_act)
-        tiles.append(Tile(part, offset, act))
-        irreps.append((part.mul, _activated(ir, act)))
-        offset += part.mul
-    for gating, part in pairs:
-        ir, ir_gate = (mixing.irreps_out[p.block].ir for p in (part, gating))
-        act = _activation.activation({1: even_gate_act, -1: odd_gate_act}[ir_gate.p], normalize_act)
-        [ir] = _activated(ir_gate, act) * ir
-        tiles.append(Tile(part, offset, act, gating))
-        irreps.append((part.mul, ir))
-        offset += part.mul * ir.dim
-    return Gate(tuple(tiles), e3nn.Irreps(irreps))
-
-
-def _take(parts: list[Part], count: int) -> list[Part]:
-    """Take the first `count` channels off a list of parts."""
-    taken = []
-    while count > 0:
-        first = parts.pop(0)
-        mul = min(first.mul, count)
-        taken.append(Part(first.block, first.first, mul))
-        if first.mul > mul:
-            parts.insert(0, Part(first.block, first.first + mul, first.mul - mul))
-        count -= mul
-    return taken
-
-
-def apply_gate(gate: Gate, mixing: Mixing, z):
-    """The output row of a mixed row z [rows, mixing.size_out]."""
-    columns = [
-        _read(mixing, t.part, z) * t.act(_read(mixing, t.gate, z))
-        if t.gate
-        else t.act(_read(mixing, t.part, z))
-        for t in gate.tiles
-    ]
-    columns = [c.reshape(z.shape[0], c.shape[1] * c.shape[2]) for c in columns]
-    return jnp.concatenate([*columns, jnp.zeros((z.shape[0], 0), z.dtype)], axis=1)
-
-
-def _read(mixing: Mixing, part: Part, z):
-    block = mixing.blocks_out[part.block]
-    start = block.offset + part.first * block.dim
-    return z[:, start : start + part.mul * block.dim].reshape(-1, part.mul, block.dim)
+    columns.append(jnp.zeros((shape[0], shape[1] - stop), dtype))
+    return jnp.concatenate([c for c in columns if c.shape[1]] or columns, axis=1)

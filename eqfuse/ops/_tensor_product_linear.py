@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _build, _fused, _mixing, _primitive, _reference
+from eqfuse.ops import _build, _fused, _gate, _linear, _primitive, _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
@@ -61,7 +61,7 @@ class TensorProductLinear(nn.Module):
         Raises:
           ValueError: shapes or irreps that do not fit, naming both; a backend that cannot run.
         """
-        return self._apply(x, y, weights, edges, index, skip, lambda mixing: None, lambda z: z)
+        return self._apply(x, y, weights, edges, index, skip, lambda linear: None, lambda z: z)
 
     def _apply(self, x, y, weights, edges, index, skip, make_gate, gate):
         backend = resolve(self.backend, type(self).__name__)
@@ -96,31 +96,32 @@ class TensorProductLinear(nn.Module):
             zero_y=y.zero_flags,
             on_graph=edges is not None,
         )
-        mixing = _mixing.for_product(
+        linear = _linear.for_product(
             product,
             self.irreps_out,
             force_irreps_out=self.force_irreps_out,
             biases=self.biases,
             path_normalization=self.path_normalization,
             gradient_normalization=self.gradient_normalization,
+            num_sets=self.num_indexed_weights or 0,
+            input_precision=self.input_precision,
         )
-        packed = self._packed(mixing, x.dtype)
-        fused_gate = make_gate(mixing) or _mixing.no_gate(mixing)
+        parameters = declare(self, linear, x.dtype)
         return self._fused(
-            product, mixing, fused_gate, backend, x, y, weights, packed, edges, index, skip
+            product,
+            linear,
+            make_gate(linear),
+            backend,
+            x,
+            y,
+            weights,
+            parameters,
+            edges,
+            index,
+            skip,
         )
 
-    def _packed(self, mixing, dtype):
-        """e3nn's parameters, one after the other."""
-        lead = () if self.num_indexed_weights is None else (self.num_indexed_weights,)
-        parameters = [
-            self.param(name, nn.initializers.normal(stddev=std), (*lead, *shape), dtype)
-            for name, (shape, std) in mixing.shapes().items()
-        ]
-        flat = [p.astype(dtype).reshape(*lead, -1) for p in parameters]
-        return jnp.concatenate([*flat, jnp.zeros((*lead, 0), dtype)], axis=-1)
-
-    def _fused(self, product, mixing, gate, backend, x, y, weights, packed, edges, index, skip):
+    def _fused(self, product, linear, gate, backend, x, y, weights, parameters, edges, index, skip):
         lead = (
             x.shape[:-1] if edges is not None else jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
         )
@@ -134,32 +135,22 @@ class TensorProductLinear(nn.Module):
             ]
             if product.expand:
                 arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
-        arrays.append(packed)
+        arrays += parameters
         if skip is not None:
-            arrays.append(_check_skip(skip, mixing, lead).astype(x.dtype).array.reshape(rows, -1))
+            arrays.append(_check_skip(skip, linear, lead).astype(x.dtype).array.reshape(rows, -1))
         integers = []
         if index is not None:
             integers.append(jnp.broadcast_to(index, lead).reshape(rows).astype(jnp.int32))
         if edges is not None:
             integers += [jnp.asarray(getattr(edges, n)) for n in _primitive.INDEX_ARRAYS]
-        fused = _fused.Fused(
-            product.form,
-            mixing,
-            gate,
-            skip is not None,
-            self.num_indexed_weights or 0,
-            self.input_precision,
-        )
+        fused = _fused.Fused.build(product.form, linear, gate, skip is not None)
         num_rows = rows if edges is None else edges.num_edges
         num_nodes = 0 if edges is None else edges.num_nodes
         call = _fused.Call(fused, num_rows, num_nodes, backend)
-        out = _fused.evaluate(call, arrays, integers).reshape(*lead, gate.irreps_out.dim)
-        out = e3nn.IrrepsArray(gate.irreps_out, out)
-        return (
-            out.rechunk(self.irreps_out)
-            if self.force_irreps_out and gate.irreps_out == (mixing.irreps_out)
-            else out
-        )
+        irreps = linear.irreps_out if gate is None else gate.irreps_out
+        out = _fused.evaluate(call, arrays, integers).reshape(*lead, irreps.dim)
+        out = e3nn.IrrepsArray(irreps, out)
+        return out.rechunk(self.irreps_out) if self.force_irreps_out and gate is None else out
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
         if edges is None:
@@ -207,11 +198,11 @@ class TensorProductLinearGate(TensorProductLinear):
         """
         if not self.gated:
             acts = {"even_act": self.even_act, "odd_act": self.odd_act}
-            make, reference = _mixing.scalar_activation, e3nn.scalar_activation
+            make, reference = _gate.scalar_activation, e3nn.scalar_activation
         else:
             names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
             acts = {name: getattr(self, name) for name in names}
-            make, reference = _mixing.gate, e3nn.gate
+            make, reference = _gate.gate, e3nn.gate
         acts["normalize_act"] = self.normalize_act
         return self._apply(
             x,
@@ -220,16 +211,26 @@ class TensorProductLinearGate(TensorProductLinear):
             edges,
             index,
             skip,
-            lambda mixing: make(mixing, **acts),
+            lambda linear: make(linear, **acts),
             lambda z: reference(z, **acts),
         )
 
 
-def _check_skip(skip, mixing, lead):
+def declare(module: nn.Module, linear, dtype) -> list[jax.Array]:
+    """e3nn's parameters of a Linear, in the scope of a module."""
+    lead = (linear.mixing.num_sets,) if linear.mixing.num_sets else ()
+    parameters = [
+        module.param(p.name, nn.initializers.normal(stddev=p.std), (*lead, *p.shape), dtype)
+        for p in linear.parameters
+    ]
+    return [p.astype(dtype) for p in parameters]
+
+
+def _check_skip(skip, linear, lead):
     skip = e3nn.as_irreps_array(skip)
-    if skip.irreps.simplify() != mixing.irreps_out.simplify() or skip.shape[:-1] != lead:
+    if skip.irreps.simplify() != linear.irreps_out.simplify() or skip.shape[:-1] != lead:
         raise ValueError(
-            f"skip must be [{', '.join(map(str, lead))}, {mixing.irreps_out}], the output of the "
+            f"skip must be [{', '.join(map(str, lead))}, {linear.irreps_out}], the output of the "
             f"Linear, got {skip.irreps} of shape {skip.shape}"
         )
     return skip

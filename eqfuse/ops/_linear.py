@@ -1,0 +1,157 @@
+"""e3nn's Linear as a `Mixing`: which matrices, with e3nn's names, normalisation and order."""
+
+import dataclasses
+import functools
+
+import e3nn_jax as e3nn
+import numpy as np
+
+from eqfuse.ops._build import Product
+from eqfuse.ops._mixing import Block, Mixing, Rows, Slot, Term, Weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of `e3nn.flax.Linear`: name, shape, and standard deviation when initialised."""
+
+    name: str
+    shape: tuple[int, ...]
+    std: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """A Linear. The inputs of `mixing`: the row, then the parameters; its output: the mixed row."""
+
+    mixing: Mixing
+    parameters: tuple[Parameter, ...]
+    irreps_out: e3nn.Irreps
+
+    @property
+    def blocks_in(self) -> tuple[Block, ...]:
+        return self.mixing.inputs[0].blocks
+
+    @property
+    def blocks_out(self) -> tuple[Block, ...]:
+        return self.mixing.outputs[0].blocks
+
+    @property
+    def size_out(self) -> int:
+        return self.irreps_out.dim
+
+    def reads(self, block: int) -> bool:
+        """Whether any matrix reads a block of the row."""
+        return any(t.x is not None and t.x.block == block for t in self.mixing.terms)
+
+    def into(self, block: int) -> list[Term]:
+        """The matrices into a block of the mixed row."""
+        return [t for t in self.mixing.terms if t.z.block == block and t.x is not None]
+
+    def biases(self, block: int) -> list[Term]:
+        """The biases of a block of the mixed row."""
+        return [t for t in self.mixing.terms if t.z.block == block and t.x is None]
+
+
+def _blocks(irreps) -> tuple[Block, ...]:
+    offsets = np.cumsum([0] + [mul_ir.dim for mul_ir in irreps])
+    return tuple(Block(int(o), mul, ir.dim) for o, (mul, ir) in zip(offsets, irreps, strict=False))
+
+
+@functools.cache
+def linear(
+    irreps_in: e3nn.Irreps,
+    zero_flags: tuple[bool, ...],
+    irreps_out: e3nn.Irreps,
+    force_irreps_out: bool = False,
+    biases: bool = False,
+    path_normalization=None,
+    gradient_normalization=None,
+    num_sets: int = 0,
+    input_precision: str = "ieee",
+) -> Linear:
+    """The Linear that `e3nn.flax.Linear` applies to a row whose blocks of one irrep are adjacent.
+
+    Raises:
+      ValueError: blocks of one irrep that are apart; `e3nn.IrrepsArray.regroup` joins them.
+    """
+    order = [ir for _, ir in irreps_in.simplify()]
+    if len(set(order)) < len(order):
+        raise ValueError(f"blocks of one irrep must be adjacent, got {irreps_in}; regroup them")
+    kept = [m for m, zero in zip(irreps_in, zero_flags, strict=True) if not zero]
+    merged = e3nn.Irreps(kept).regroup()
+    irreps_out = irreps_out.simplify()
+    if not force_irreps_out:
+        irreps_out = irreps_out.filter(keep=merged)
+    functional = e3nn.FunctionalLinear(
+        merged,
+        irreps_out,
+        biases=biases,
+        path_normalization=path_normalization,
+        gradient_normalization=gradient_normalization,
+    )
+    # where the merged blocks lie in the input, whose zero blocks take up room as well
+    offsets = {}
+    for (_, ir), block, zero in zip(irreps_in, _blocks(irreps_in), zero_flags, strict=True):
+        if not zero:
+            offsets.setdefault(ir, block.offset)
+    instructions = functional.instructions
+    parameters, terms = [], []
+    for number, i in enumerate(instructions, start=1):
+        out = irreps_out[i.i_out]
+        z = Slot(1 + len(instructions), i.i_out)
+        if i.i_in < 0:
+            name = f"b[{i.i_out}] {out}"
+            x, shape, scale, std = None, (out.mul,), 1.0, 0.0
+        else:
+            name = f"w[{i.i_in},{i.i_out}] {merged[i.i_in]},{out}"
+            x, shape = Slot(0, i.i_in), (merged[i.i_in].mul, out.mul)
+            scale, std = float(i.path_weight), float(i.weight_std)
+        parameters.append(Parameter(name, shape, std))
+        terms.append(Term(x, number, z, scale))
+    rows = Rows(irreps_in.dim, tuple(Block(offsets[ir], mul, ir.dim) for mul, ir in merged))
+    weights = tuple(Weights(p.shape) for p in parameters)
+    mixed = Rows(irreps_out.dim, _blocks(irreps_out))
+    mixing = Mixing((rows, *weights), (mixed,), tuple(terms), num_sets, input_precision)
+    return Linear(mixing, tuple(parameters), irreps_out)
+
+
+def for_product(product: Product, irreps_out, **options) -> Linear:
+    """The Linear of a product's output, whose blocks of one irrep lie side by side.
+
+    Raises:
+      ValueError: a product that was not regrouped.
+    """
+    irs = [ir for _, ir in product.irreps_out]
+    if len(set(irs)) < len(irs):
+        raise ValueError("a Linear is fused with products that are regrouped only")
+    return linear(product.irreps_out, product.zero_flags, e3nn.Irreps(irreps_out), **options)
+
+
+def sum_of(linears) -> Mixing:
+    """Linears of several rows, added up: inputs are the rows, then the parameters of each.
+
+    Raises:
+      ValueError: no Linear, or outputs or sets of weights that differ.
+    """
+    first = linears[0]
+    for other in linears[1:]:
+        if other.irreps_out != first.irreps_out:
+            raise ValueError(
+                f"Linears that are added need one output, got {first.irreps_out} and "
+                f"{other.irreps_out}"
+            )
+        if other.mixing.num_sets != first.mixing.num_sets:
+            raise ValueError("Linears that are added need weights indexed alike")
+    counts = [len(li.parameters) for li in linears]
+    total = len(linears) + sum(counts)
+    terms, inputs = [], [li.mixing.inputs[0] for li in linears]
+    for number, li in enumerate(linears):
+        start = len(inputs)
+        inputs += li.mixing.inputs[1:]
+
+        def place(n, number=number, start=start, li=li):
+            last = len(li.mixing.inputs)
+            return number if n == 0 else total if n == last else start + n - 1
+
+        terms += [t.replaced(place) for t in li.mixing.terms]
+    return dataclasses.replace(first.mixing, inputs=tuple(inputs), terms=tuple(terms))

@@ -10,25 +10,14 @@ cotangent of the summed product, per node, for the product's own backward kernel
 the product are divided among `groups` of programs.
 """
 
-from eqfuse.ops._body import Body, component_name, ordered_groups
-from eqfuse.ops._form import Form
 from eqfuse.ops._fused import Fused
 from eqfuse.ops._fused_kernel import FusedKernel, activated, gate_value
-from eqfuse.ops._fused_text import FusedText
+from eqfuse.ops._fused_operands import OperandGradients
 from eqfuse.ops._gate import Part
 from eqfuse.ops._mixing import Term
 from eqfuse.ops._text import SLICE
 
 CLEARED = 1024
-
-
-def backward_form(fused: Fused, wanted: tuple[bool, ...]) -> Form | None:
-    """The form of the cotangents of the product's wanted inputs; its last input is dout."""
-    active = wanted[: len(fused.form.inputs)]
-    if not any(active):
-        return None
-    linear = (False,) * len(fused.form.inputs) + (True,) * sum(active)
-    return fused.form.jvp(active).transpose(linear, (True,))
 
 
 def backward(fused: Fused, wanted: tuple[bool, ...], dtype: str) -> FusedKernel:
@@ -40,11 +29,10 @@ def backward(fused: Fused, wanted: tuple[bool, ...], dtype: str) -> FusedKernel:
     return _Backward(fused, wanted, dtype).kernel()
 
 
-class _Backward(FusedText):
+class _Backward(OperandGradients):
     def __init__(self, fused: Fused, wanted, dtype: str):
-        super().__init__(fused, dtype, least=SLICE)
+        super().__init__(fused, wanted, dtype)
         operands, parameters, skip = fused.operands(wanted)
-        self.cotangents = backward_form(fused, wanted)
         self.wants_operands = any(operands)
         self.wanted = [n for n, want in enumerate(parameters) if want]
         self.wants_skip = bool(skip)
@@ -63,30 +51,71 @@ class _Backward(FusedText):
             outputs = {"dproduct": self.dtype}
         outputs |= {f"d{n}": self.wide for n in self.wanted}
         outputs |= {"dskip": self.dtype} if self.wants_skip else {}
-        groups = [[g] for g in self.parts_by_input()] if self.on_graph else [self.parts_by_input()]
-
-        self.emit("program = tl.program_id(0) % num_programs")
+        by_row, by_sum = self._groups()
         self.emit(f"blocks = (num_rows + {self.rows - 1}) // {self.rows}")
-        for number, group in enumerate(groups):
-            with self.block(f"if tl.program_id(0) // num_programs == {number}:"):
-                self._group(group)
-        inputs = self.inputs(*(["z"] if self.fused.gate else []), "ct_z")
-        inputs = inputs if self.fused.gate is None else [*inputs, "ct_out"]
-        scalars = ("num_rows", "num_programs")
+        self.emit("program = tl.program_id(0)")
+        for group in by_row:
+            with self.block("if (program >= 0) & (program < blocks):"):
+                self._operands_of(group)
+            self.emit("program -= blocks")
+        for group in by_sum:
+            with self.block("if (program >= 0) & (program < num_sums):"):
+                self._sums_of(group)
+            self.emit("program -= num_sums")
+        inputs = self.inputs(*(["z", "ct_z", "ct_out"] if self.fused.gate else ["ct_z"]))
         note = f"backward of\n{self.form!r}\nmixed to {self.linear.irreps_out}"
+        scalars = ("num_rows", "num_sums")
         spec = self.spec("fused_backward", note, inputs, self.integers(), scalars, outputs)
-        return FusedKernel(spec, tuple(inputs), tuple(outputs), self.rows, len(groups))
+        numbers = len(by_row), len(by_sum)
+        return FusedKernel(spec, tuple(inputs), tuple(outputs), self.rows, *numbers)
 
-    def _group(self, group):
-        """Everything about some of the product's blocks and what is mixed from them."""
+    def _groups(self):
+        """What programs divide among them: those for the operands' rows, those for the sums."""
+        groups = [[group] for group in self.parts_by_input()]
+        by_row = []
+        if self.in_registers:
+            by_row = [self.parts_by_input()]
+        elif self.wants_operands or self.wants_skip:
+            by_row = groups
+        return by_row, [group for group in groups if self._wanted_terms(group)]
+
+    def _wanted_terms(self, group) -> list[Term]:
         blocks = {part.block for _, parts in group for part in parts}
-        self._clear([t for t in self.linear.mixing.terms if t.z.block in blocks and self.wants(t)])
+        return [t for t in self.linear.mixing.terms if t.z.block in blocks and self.wants(t)]
+
+    def _operands_of(self, group):
+        """The cotangents of the product and of the skip; the program has one block of rows."""
+        self.row_prologue("program")
+        dz: dict[Part, str] = {}
+        for part in (part for _, parts in group for part in parts):
+            cotangent = self._cotangent(part)
+            if self.wants_skip:
+                self.store_tile("dskip", self.linear.size_out, self.offset(part), part, cotangent)
+            dz[part] = self.flat(part, cotangent)
+        sources = [(source, parts) for source, parts in group if source is not None]
+        if self.on_graph and self.wants_operands:
+            for source, parts in sources:
+                self._store_dproduct(source, parts, dz)
+        elif self.wants_operands:
+            self.in_registers_of(sources, dz)
+
+    def _sums_of(self, group):
+        """The gradients of parameters, summed over every `num_sums`-th block of rows."""
+        self._clear(self._wanted_terms(group))
         self.emit("number = program")
         with self.block("while number < blocks:"):
             self.row_prologue("number")
-            self._rows(group)
+            dz: dict[Part, str] = {}
+            for part in (part for _, parts in group for part in parts):
+                cotangent = self._cotangent(part)
+                self._bias_gradients(part, cotangent)
+                dz[part] = self.flat(part, cotangent)
+            with self.channel_chunks():
+                for source, parts in group:
+                    for segments in self._at_a_time(self.segments.get(source, [])):
+                        self._parameter_gradients(segments, parts, dz)
             self.emit("tl.debug_barrier()")  # sums in memory: the next step reads what this wrote
-            self.emit("number += num_programs")
+            self.emit("number += num_sums")
 
     def _clear(self, terms: list[Term]):
         """The program's own sums of the parameters' gradients, zero at first."""
@@ -96,48 +125,11 @@ class _Backward(FusedText):
             with self.block(f"for at in tl.range(0, {size}, {CLEARED}, num_stages=1):"):
                 self.emit(f"place = at + tl.arange(0, {CLEARED})")
                 self.emit(f"tl.store(own{n} + place, {self.zeros(CLEARED)}, mask=place < {size})")
-        if terms:
-            self.emit("tl.debug_barrier()")
+        self.emit("tl.debug_barrier()")
 
-    def _rows(self, group):
-        dz: dict[Part, str] = {}
-        for part in (part for _, parts in group for part in parts):
-            cotangent = self._cotangent(part)
-            if self.wants_skip:
-                self.store_tile("dskip", self.linear.size_out, self.offset(part), part, cotangent)
-            self._bias_gradients(part, cotangent)
-            dz[part] = self.flat(part, cotangent)
-        if self.in_registers:
-            self._begin_shared()
-        if self.on_graph and self.wants_operands:
-            for source, parts in group:
-                if source is not None:
-                    self._store_dproduct(source, parts, dz)
-        with self.channel_chunks():
-            self._channels(group, dz)
-        if self.in_registers:
-            self.emit("lane = tl.arange(0, 1)[None, :]")
-            self._store_operands(shared=True)
-
-    def _channels(self, group, dz):
-        body, begun = None, set()
-        if self.in_registers:
-            self.masks("present", [*self.cotangents.inputs, *self.cotangents.outputs])
-            for operand in (*self.cotangents.inputs[:-1], *self.cotangents.outputs):
-                self.emit(f"{operand.name}_row = {operand.name}_ptr + row * {operand.size}")
-            body = Body(self.cotangents, self.loader("present"), self.emit)
-        for source, parts in group:
-            if source is None:
-                continue
-            segments = self.segments[source]
-            if any(self.wants(term) for part in parts for term in self.linear.into(part.block)):
-                self._parameter_gradients(segments, parts, dz)
-            if self.in_registers:
-                for segment in segments:
-                    self._name_components(segment, parts, dz)
-                self._statements_of(body, segments, begun)
-        if self.in_registers:
-            self._store_operands(shared=False, begun=begun)
+    def _at_a_time(self, segments: list[int]) -> list[list[int]]:
+        """Edges are walked once for all segments of a block; over rows, one needs few registers."""
+        return [segments] if self.on_graph else [[n] for n in segments]
 
     # through the gate
 
@@ -198,22 +190,7 @@ class _Backward(FusedText):
                         mask = f"(u < {s.mul}) & ({v} < {part.mul})"
                         self._add_to(f"{self.parameter(term, output=True)} + {place}", mask, value)
 
-    # through the Linear
-
-    def _through_linear(self, parts, dz, dim: int, u: str, has_u: str) -> str:
-        """The cotangent of the rows `u` [1, CHANNELS] of a block, [ROWS * components, CHANNELS]."""
-        height = self.rows * self.padded(dim)
-        total = self.name(self.zeros(height, self.channels))
-        for part in parts:
-            for term in self.linear.into(part.block):
-                with self.slices(self.width(part)):
-                    piece = self.piece(dz[part], height)
-                    v = f"(at + tl.arange(0, {SLICE}))[:, None]"
-                    place = self.matrix_place(term, part, u, v)
-                    mask = f"{has_u} & ({v} < {part.mul})"
-                    matrix = self.load(f"{self.parameter(term)} + {place}", mask)
-                    self.emit(f"{total} += {self.dot(piece, matrix, term.scale)}")
-        return total
+    # through the Linear, to the product of a graph
 
     def _store_dproduct(self, source: int, parts, dz):
         """The cotangent of a block of the product; segments that it does not have are zero."""
@@ -222,81 +199,9 @@ class _Backward(FusedText):
         lane = f"tl.arange(0, {self.channels})"
         with self.block(f"for base in tl.range(0, {block.mul}, {self.channels}, num_stages=1):"):
             self.emit(f"u = base + {lane}[None, :]")
-            tile = self._through_linear(parts, dz, block.dim, "u", f"(u < {block.mul})")
+            tile = self.through_linear(parts, dz, block.dim, "u", f"(u < {block.mul})")
             tile = f"tl.reshape({tile}, ({self.rows}, {padded}, {self.channels}))"
             k, u = f"tl.arange(0, {padded})[None, :, None]", f"(base + {lane}[None, None, :])"
             place = f"row3 * {self.out.size} + {block.offset} + {u} * {block.dim} + {k}"
             mask = f"present3 & ({u} < {block.mul}) & ({k} < {block.dim})"
             self.emit(f"tl.store(dproduct_ptr + {place}, {tile}, mask={mask})")
-
-    # the gradients of the product's operands, over rows
-
-    def _name_components(self, segment: int, parts, dz):
-        """The cotangents of the components of a segment, as the variables that `Body` reads."""
-        s = self.out.segments[segment]
-        [term, *_] = self.linear.into(parts[0].block)
-        first, step = self.rows_of(segment, term)
-        u = f"{first} + lane * {step}"
-        tile = self._through_linear(parts, dz, s.dim, u, f"(lane < {s.mul})")
-        dout = self.cotangents.inputs[-1]
-        for k, name in enumerate(self.unstacked(tile, s.dim)):
-            self.emit(f"{component_name(dout, segment, k)} = {name}")
-
-    def _statements_of(self, body: Body, segments, begun: set[str]):
-        """The part of the product's backward that reads the cotangents of these segments."""
-        form = self.cotangents
-        last = len(form.inputs) - 1
-        dout = form.inputs[last]
-        body.loaded(
-            component_name(dout, n, k) for n in segments for k in range(dout.segments[n].dim)
-        )
-        paths = [
-            p
-            for p in form.paths
-            if any(s.operand == last and s.segment in segments for s in p.factors)
-        ]
-        for group in ordered_groups(Form(form.inputs, form.outputs, tuple(paths))):
-            body.new_group()
-            for path in group:
-                self._accumulate(body, path, begun)
-
-    def _accumulate(self, body: Body, path, begun: set[str]):
-        operand = self.cotangents.outputs[path.output.operand]
-
-        def accumulate(component, expression):
-            name = component_name(operand, path.output.segment, component)
-            if not operand.channels:
-                total = self.name(f"{expression} + {self.zeros(self.rows, self.channels)}")
-                self.emit(f"{name} += tl.sum({total}, axis=1, keep_dims=True)")
-            elif name in begun:
-                self.emit(f"{name} += {expression}")
-            else:
-                self.emit(f"{name} = {expression}")
-                begun.add(name)
-
-        body.add_path(path, accumulate)
-
-    def _begin_shared(self):
-        """Zeros for what is summed over channels."""
-        for n, operand in enumerate(self.cotangents.outputs):
-            if not operand.channels:
-                for s, segment in enumerate(operand.segments):
-                    for k in range(segment.dim) if self._reached(n, s) else ():
-                        self.emit(f"{component_name(operand, s, k)} = {self.zeros(self.rows, 1)}")
-
-    def _reached(self, output: int, segment: int) -> bool:
-        return any(
-            (p.output.operand, p.output.segment) == (output, segment) for p in self.cotangents.paths
-        )
-
-    def _store_operands(self, shared: bool, begun: set[str] = frozenset()):
-        for n, operand in enumerate(self.cotangents.outputs):
-            if operand.channels == shared:
-                continue
-            for s, segment in enumerate(operand.segments):
-                for k in range(segment.dim):
-                    name = component_name(operand, s, k)
-                    place, mask = self.place(operand, segment, k, "present")
-                    known = self._reached(n, s) if shared else name in begun
-                    value = name if known else self.zeros(self.rows, 1 if shared else self.channels)
-                    self.emit(f"tl.store({operand.name}_row + {place}, {value}, mask={mask})")

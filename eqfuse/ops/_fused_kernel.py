@@ -22,14 +22,16 @@ class FusedKernel:
       inputs: names of its inputs: operands of the op and index arrays.
       outputs: names of its outputs.
       rows: rows of the output that one program has at a time.
-      groups: how many programs share rows, each for other columns.
+      by_row: how many programs there are for each block of `rows` rows.
+      by_sum: how many there are for each of the sums that its outputs consist of.
     """
 
     spec: KernelSpec
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     rows: int
-    groups: int = 1
+    by_row: int = 1
+    by_sum: int = 0
 
 
 def forward(fused: Fused, dtype: str) -> FusedKernel:
@@ -37,6 +39,8 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
     t = FusedText(fused, dtype, least=1)
     t.row_prologue("tl.program_id(0)")
     z: dict[Part, str] = {}
+    finished: set[Part] = set()
+    waiting = list(fused.gate.tiles) if fused.gate else []
     for source, parts in t.parts_by_input():
         for part in parts:
             z[part] = f"z_{part.block}_{part.first}"
@@ -47,11 +51,12 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
                 _mix(t, source, parts, z)
         for part in parts:
             _finish(t, part, z)
-    outputs = ["z"]
-    if fused.gate is not None:
-        outputs = ["out", "z"]
-        for tile in fused.gate.tiles:
-            t.store_tile("out", fused.sizes[0], tile.offset, tile.part, _value(t, tile, z))
+        finished.update(parts)
+        for tile in waiting[:]:
+            if {tile.part, tile.gate or tile.part} <= finished:
+                t.store_tile("out", fused.sizes[0], tile.offset, tile.part, _value(t, tile, z))
+                waiting.remove(tile)
+    outputs = ["z"] if fused.gate is None else ["out", "z"]
     inputs = t.inputs(*(["skip"] if fused.skip else []))
     note = f"{fused.form!r}\nmixed to {fused.linear.irreps_out}"
     types = dict.fromkeys(outputs, dtype)

@@ -2,16 +2,15 @@
 
 import functools
 
-from eqfuse.ops import _fused_backward, _fused_kernel
+from eqfuse.ops import _fused_backward, _fused_kernel, _fused_operands
 from eqfuse.ops._fused import Call, Fused, product
 from eqfuse.ops._fused_kernel import FusedKernel
 from eqfuse.ops._launch import launch
 from eqfuse.ops._mixing import Weights
 from eqfuse.ops._mixing_run import reduced
 
-MOST_PROGRAMS = 128
+MOST_SUMS = 32
 """Programs that share the rows of a backward pass, each with its own sums of gradients."""
-MOST_PROGRAMS_OF_A_GROUP = 32
 STEPS = 4
 """Blocks of rows that one of them has, at least, if there are few."""
 
@@ -43,10 +42,9 @@ def forward(call: Call, floats, integers):
     )
 
 
-def num_programs(call: Call, kernel: FusedKernel) -> int:
-    """Programs of a group in a backward kernel."""
-    most = MOST_PROGRAMS if kernel.groups == 1 else MOST_PROGRAMS_OF_A_GROUP
-    return max(1, min(most, -(-call.rows // (kernel.rows * STEPS))))
+def num_sums(call: Call, kernel: FusedKernel) -> int:
+    """How many sums the gradient of a parameter consists of."""
+    return max(1, min(MOST_SUMS, -(-call.rows // (kernel.rows * STEPS))))
 
 
 def backward(call: Call, wanted, floats, z, cotangents, integers):
@@ -58,13 +56,13 @@ def backward(call: Call, wanted, floats, z, cotangents, integers):
     """
     fused, dtype = call.fused, floats[0].dtype
     kernel = backward_kernel(fused, wanted, dtype.name)
-    programs = num_programs(call, kernel)
-    form = _fused_backward.backward_form(fused, wanted)
+    sums = num_sums(call, kernel)
+    form = _fused_operands.backward_form(fused, wanted)
     sets = (fused.num_sets,) if fused.num_sets else ()
     shapes = {"dproduct": (call.rows, fused.form.outputs[0].size)}
     shapes["dskip"] = (call.rows, fused.linear.size_out)
     for n, parameter in enumerate(fused.linear.parameters):
-        shapes[f"d{n}"] = (programs, *sets, *parameter.shape)
+        shapes[f"d{n}"] = (sums, *sets, *parameter.shape)
     if form is not None and not form.on_graph:
         shapes |= {o.name: (call.num_rows, o.size) for o in form.outputs}
     named = _arrays(fused, floats, integers)
@@ -73,16 +71,16 @@ def backward(call: Call, wanted, floats, z, cotangents, integers):
         kernel.spec,
         [named[name] for name in kernel.inputs],
         [shapes[name] for name in kernel.outputs],
-        (call.rows, programs),
-        programs * kernel.groups,
+        (call.rows, sums),
+        kernel.by_row * -(-call.rows // kernel.rows) + kernel.by_sum * sums,
         call.backend,
     )
     found = dict(zip(kernel.outputs, results, strict=True))
     inputs, parameters, skip = fused.operands(wanted)
     wanted_parameters = [n for n, want in enumerate(parameters) if want]
     operands = [Weights(fused.linear.parameters[n].shape) for n in wanted_parameters]
-    sums = [found[f"d{n}"] for n in wanted_parameters]
-    gradients = reduced(operands, sums, dtype.name, call.backend) if sums else []
+    parts = [found[f"d{n}"] for n in wanted_parameters]
+    gradients = reduced(operands, parts, dtype.name, call.backend) if parts else []
     if "dproduct" in found:
         used = form.used_inputs()
         arrays = [*fused.operands(floats)[0], found["dproduct"]]

@@ -36,7 +36,6 @@ class _Backward(OperandGradients):
         self.wants_operands = any(operands)
         self.wanted = [n for n, want in enumerate(parameters) if want]
         self.wants_skip = bool(skip)
-        self.in_registers = self.wants_operands and not self.on_graph
 
     def wants(self, term: Term) -> bool:
         """Whether the gradient of this parameter is wanted."""
@@ -137,7 +136,7 @@ class _Backward(OperandGradients):
         """The cotangent of a part of the mixed row, [ROWS, components, columns]."""
         size = self.linear.size_out
         value = self.load_tile("ct_z", size, self.offset(part), part)
-        for tile in self.fused.gate.tiles if self.fused.gate else ():
+        for tile in self.tiles:
             if tile.part == part:
                 ct = self.load_tile("ct_out", self.fused.sizes[0], tile.offset, part)
                 if tile.gate is None:

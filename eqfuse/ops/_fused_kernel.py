@@ -40,7 +40,7 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
     t.row_prologue("tl.program_id(0)")
     z: dict[Part, str] = {}
     finished: set[Part] = set()
-    waiting = list(fused.gate.tiles) if fused.gate else []
+    waiting = list(t.tiles)
     for source, parts in t.parts_by_input():
         for part in parts:
             z[part] = f"z_{part.block}_{part.first}"

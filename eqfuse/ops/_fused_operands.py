@@ -20,8 +20,9 @@ class OperandGradients(FusedText):
     """Writes what takes cotangents of the mixed row through the Linear and through the product."""
 
     def __init__(self, fused: Fused, wanted, dtype: str):
-        super().__init__(fused, dtype, least=SLICE)
         self.cotangents = backward_form(fused, wanted)
+        self.in_registers = self.cotangents is not None and not fused.form.on_graph
+        super().__init__(fused, dtype, least=SLICE, threads=2 if self.in_registers else 1)
 
     def through_linear(self, parts, dz, dim: int, u: str, has_u: str) -> str:
         """The cotangent of the rows `u` [1, CHANNELS] of a block, [ROWS * components, CHANNELS]."""

@@ -16,6 +16,8 @@ from eqfuse.ops._mixing import Term
 from eqfuse.ops._text import SLICE, WARPS, Text, power_of_two
 
 THREADS = 32 * WARPS
+ELEMENTS = 4
+"""Elements of a matrix product's result that a thread holds, at most."""
 
 
 class FusedText(Text):
@@ -25,15 +27,24 @@ class FusedText(Text):
       fused: the op.
       dtype: of its operands, a numpy name.
       least: rows times components of a tile, at least.
+      threads: how many have the same channel of the same row; they share matrix products.
     """
 
-    def __init__(self, fused: Fused, dtype: str, least: int):
+    def __init__(self, fused: Fused, dtype: str, least: int, threads: int = 1):
         super().__init__(dtype, fused.linear.mixing.input_precision)
         self.fused, self.form, self.linear, self.least = fused, fused.form, fused.linear, least
         self.on_graph = self.form.on_graph
         self.channels = min(max(power_of_two(self.form.max_mul), SLICE), THREADS)
         self.chunks = -(-self.form.max_mul // self.channels)
-        self.rows = 1 if fused.num_sets else max(1, THREADS // self.channels)
+        threads *= 2 if dtype == "float64" else 1  # whose values take two registers
+        self.rows = 1 if fused.num_sets else max(1, THREADS // (threads * self.channels))
+        blocks = self.linear.blocks_out
+        self.tiles = [
+            piece
+            for tile in (fused.gate.tiles if fused.gate else ())
+            for dim in [blocks[tile.part.block].dim]
+            for piece in tile.cut(dim, self._most(dim))
+        ]
         [self.out] = self.form.outputs
         written = {path.output.segment for path in self.form.paths}
         self.segments = {
@@ -233,10 +244,10 @@ class FusedText(Text):
         """Every part of the mixed row that a tile reads, scalars first."""
         blocks = self.linear.blocks_out
         if self.fused.gate is None:
-            parts = {Part(n, 0, b.mul) for n, b in enumerate(blocks)}
+            whole = [Part(n, 0, b.mul) for n, b in enumerate(blocks)]
+            parts = {p for w in whole for p in w.cut(self._most(blocks[w.block].dim))}
         else:
-            parts = {t.part for t in self.fused.gate.tiles}
-            parts |= {t.gate for t in self.fused.gate.tiles if t.gate}
+            parts = {t.part for t in self.tiles} | {t.gate for t in self.tiles if t.gate}
         return sorted(parts, key=lambda p: (blocks[p.block].dim, p.block, p.first))
 
     def parts_by_input(self) -> list[tuple[int | None, list[Part]]]:
@@ -246,6 +257,10 @@ class FusedText(Text):
             source = [t.x.block for t in self.linear.into(part.block) if self.segments[t.x.block]]
             groups.setdefault(source[0] if source else None, []).append(part)
         return list(groups.items())
+
+    def _most(self, dim: int) -> int:
+        """Columns of a tile, at most: a thread holds rows and columns of both factors."""
+        return max(2 * SLICE, ELEMENTS * THREADS // (self.rows * self.padded(dim)))
 
     def width(self, part: Part) -> int:
         """Columns of a part's tile."""

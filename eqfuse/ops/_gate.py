@@ -21,6 +21,12 @@ class Part:
     first: int
     mul: int
 
+    def cut(self, most: int) -> list["Part"]:
+        """Parts of at most so many channels."""
+        stop = self.first + self.mul
+        starts = range(self.first, stop, most)
+        return [Part(self.block, start, min(most, stop - start)) for start in starts]
+
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
@@ -30,6 +36,15 @@ class Tile:
     offset: int
     act: Activation
     gate: Part | None = None
+
+    def cut(self, dim: int, most: int) -> list["Tile"]:
+        """Tiles of at most so many channels, of `dim` components."""
+        parts = self.part.cut(most)
+        gates = self.gate.cut(most) if self.gate else [None] * len(parts)
+        return [
+            Tile(part, self.offset + (part.first - self.part.first) * dim, self.act, gate)
+            for part, gate in zip(parts, gates, strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +56,6 @@ class Gate:
 
 
 IDENTITY = Activation("identity", 1.0)
-
-
-def no_gate(linear: Linear) -> Gate:
-    """The row as it is."""
-    tiles = tuple(
-        Tile(Part(n, 0, b.mul), b.offset, IDENTITY) for n, b in enumerate(linear.blocks_out)
-    )
-    return Gate(tiles, linear.irreps_out)
 
 
 def scalar_activation(linear: Linear, even_act, odd_act, normalize_act: bool) -> Gate:

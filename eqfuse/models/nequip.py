@@ -88,7 +88,6 @@ class Interaction(nn.Module):
       num_species: number of species, each with its own skip.
       radial_neurons: hidden layers of the radial network, which has no bias: its output, the
         weights of the products, vanishes with B at the cutoff and for padding.
-      avg_num_neighbors: n.
       backend: see `eqfuse.ops`.
     References: Batzner et al. 2022, eq. 9 and figure 1.
     """
@@ -96,7 +95,6 @@ class Interaction(nn.Module):
     irreps: str
     num_species: int
     radial_neurons: tuple[int, ...]
-    avg_num_neighbors: float
     backend: str | None
 
     @nn.compact
@@ -105,7 +103,7 @@ class Interaction(nn.Module):
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].
-          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
+          sh: spherical harmonics divided by sqrt(n), IrrepsArray [n_edges, irreps_sh].
           basis: B, [n_edges, num_bessel].
           species: [n_nodes] int32.
           edges: `eqfuse.ops.Edges`.
@@ -123,21 +121,23 @@ class Interaction(nn.Module):
             output_activation=False,
             name="radial",
         )(basis)  # [n_edges, irreps_messages.num_irreps]
-        x = e3nn.flax.Linear(h.irreps, name="linear_up")(h)
-        m = ops.graph_tensor_product(
-            x, sh, weights, edges, filter_ir_out=keep, backend=self.backend
-        )  # [n_nodes, irreps_messages]
-        m = m / math.sqrt(self.avg_num_neighbors)
-        m = e3nn.flax.Linear(irreps_gate, force_irreps_out=True, name="linear_down")(m)
-        skip = e3nn.flax.Linear(
-            irreps_gate, num_indexed_weights=self.num_species, force_irreps_out=True, name="skip"
+        x = ops.Linear(h.irreps, backend=self.backend, name="linear_up")(h)
+        skip = ops.Linear(
+            irreps_gate,
+            num_indexed_weights=self.num_species,
+            force_irreps_out=True,
+            backend=self.backend,
+            name="skip",
         )(species, h)  # [n_nodes, irreps_gate]
-        h = e3nn.gate(
-            m + skip,
+        h = ops.TensorProductLinearGate(
+            irreps_gate,
+            force_irreps_out=True,
             even_act=jax.nn.silu,
             odd_act=jax.nn.tanh,
             even_gate_act=jax.nn.silu,
-        )
+            backend=self.backend,
+            name="linear_down",
+        )(x, sh, weights, edges, skip=skip)
         assert h.irreps == irreps, (h.irreps, irreps)
         return h
 
@@ -209,6 +209,7 @@ class NequIP(nn.Module):
         sh, basis = edge_features(
             vectors, self.lmax, self.cutoff, self.num_bessel, self.poly_power
         )  # [n_edges, irreps_sh], [n_edges, num_bessel]
+        sh = sh / math.sqrt(self.avg_num_neighbors)
         embedding = self.param(
             "embedding", nn.initializers.normal(1.0), (self.num_species, self.channels), basis.dtype
         )
@@ -218,8 +219,9 @@ class NequIP(nn.Module):
                 str(irreps),
                 self.num_species,
                 (self.radial_hidden,) * self.radial_layers,
-                self.avg_num_neighbors,
                 self.backend,
                 name=f"layer_{k}",
             )(h, sh, basis, species, edges)  # [n_nodes, irreps]
-        return e3nn.flax.Linear(irreps_out, force_irreps_out=True, name="readout")(h)
+        return ops.Linear(irreps_out, force_irreps_out=True, backend=self.backend, name="readout")(
+            h
+        )

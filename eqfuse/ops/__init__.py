@@ -2,7 +2,9 @@
 
 Read in this order: `_form` (what a product is, and its derivatives), `_build` (irreps to forms),
 `_primitive` (forms in JAX), `_xla` (forms in jax.numpy), `_body`, `_kernel` and `_plan` (forms as
-Triton kernels), `_triton` (kernels compiled, kept and launched), then the public functions.
+Triton kernels), `_triton` (kernels compiled, kept and launched), then the public functions. The
+dense part is `_mixing` (what a Linear is, and its derivatives), `_mixing_kernel` (as a kernel), and
+`_fused` with `_fused_kernel` and `_fused_backward` (product, Linear and gate in one).
 """
 
 from eqfuse.ops._ahead import compile_ahead
@@ -10,6 +12,7 @@ from eqfuse.ops._backend import BACKENDS, availability, recorded, resolve
 from eqfuse.ops._channelwise_product import channelwise_tensor_product
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import graph_tensor_product
+from eqfuse.ops._linear_modules import Linear, LinearSum
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops._tensor_product import elementwise_tensor_product, tensor_product
 from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProductLinearGate
@@ -17,6 +20,8 @@ from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProduct
 __all__ = [
     "BACKENDS",
     "Edges",
+    "Linear",
+    "LinearSum",
     "TensorProductLinear",
     "TensorProductLinearGate",
     "availability",

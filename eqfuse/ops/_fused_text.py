@@ -260,7 +260,8 @@ class FusedText(Text):
 
     def _most(self, dim: int) -> int:
         """Columns of a tile, at most: a thread holds rows and columns of both factors."""
-        return max(2 * SLICE, ELEMENTS * THREADS // (self.rows * self.padded(dim)))
+        elements = ELEMENTS // (2 if self.dtype == "float64" else 1)
+        return max(2 * SLICE, elements * THREADS // (self.rows * self.padded(dim)))
 
     def width(self, part: Part) -> int:
         """Columns of a part's tile."""

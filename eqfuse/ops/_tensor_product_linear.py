@@ -12,9 +12,8 @@ from eqfuse.ops import _build, _fused, _gate, _linear, _primitive, _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
+from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare
 from eqfuse.ops._tensor_product import irreps_filter, normalization, operands
-
-PRECISIONS = ("ieee", "tf32x3", "tf32")
 
 
 class TensorProductLinear(nn.Module):
@@ -65,8 +64,7 @@ class TensorProductLinear(nn.Module):
 
     def _apply(self, x, y, weights, edges, index, skip, make_gate, gate):
         backend = resolve(self.backend, type(self).__name__)
-        if (index is not None) != (self.num_indexed_weights is not None):
-            raise ValueError("index is needed with num_indexed_weights, and only with it")
+        check_index(index, self.num_indexed_weights)
         if self.input_precision not in PRECISIONS:
             raise ValueError(
                 f"input_precision {self.input_precision!r} is unknown; choose one of {PRECISIONS}"
@@ -214,16 +212,6 @@ class TensorProductLinearGate(TensorProductLinear):
             lambda linear: make(linear, **acts),
             lambda z: reference(z, **acts),
         )
-
-
-def declare(module: nn.Module, linear, dtype) -> list[jax.Array]:
-    """e3nn's parameters of a Linear, in the scope of a module."""
-    lead = (linear.mixing.num_sets,) if linear.mixing.num_sets else ()
-    parameters = [
-        module.param(p.name, nn.initializers.normal(stddev=p.std), (*lead, *p.shape), dtype)
-        for p in linear.parameters
-    ]
-    return [p.astype(dtype) for p in parameters]
 
 
 def _check_skip(skip, linear, lead):

@@ -1,0 +1,193 @@
+"""`Linear` and `LinearSum`: e3nn's Linear of node features, all its matrices in one kernel."""
+
+import math
+
+import e3nn_jax as e3nn
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse.ops import _linear, _mixing_primitive
+from eqfuse.ops._backend import resolve
+
+PRECISIONS = ("ieee", "tf32x3", "tf32")
+
+
+class Linear(nn.Module):
+    """`e3nn.flax.Linear`, with its parameters: one kernel forward, one backward.
+
+    Backward has a second launch, which adds up parts, from 2048 rows on.
+
+    Attributes:
+      irreps_out: as in `e3nn.flax.Linear`, and so are `biases`, `path_normalization`,
+        `gradient_normalization`, `force_irreps_out` and `num_indexed_weights`.
+      input_precision: of the matrix products on a GPU: "ieee" is float32, "tf32x3" close to it,
+        "tf32" fast.
+      backend: see `eqfuse.ops.tensor_product`; "e3nn" runs `e3nn.flax.Linear` itself.
+    References: e3nn-jax 0.21.
+    """
+
+    irreps_out: e3nn.Irreps | str
+    biases: bool = False
+    path_normalization: str | float | None = None
+    gradient_normalization: str | float | None = None
+    force_irreps_out: bool = False
+    num_indexed_weights: int | None = None
+    input_precision: str = "ieee"
+    backend: str | None = None
+
+    @nn.compact
+    def __call__(self, index_or_input, input_or_none=None):
+        """Apply it: `linear(x)`, or `linear(index, x)` with `num_indexed_weights`.
+
+        Args:
+          index: [...] integers, which set of weights a row takes.
+          x: IrrepsArray [..., irreps].
+        Returns:
+          IrrepsArray [..., irreps_out].
+        Raises:
+          ValueError: an index without `num_indexed_weights` or the other way round; shapes that
+            do not fit; a backend that cannot run.
+        """
+        index, x = index_or_input, input_or_none
+        if x is None:
+            index, x = None, index_or_input
+        check_index(index, self.num_indexed_weights)
+        if resolve(self.backend) == "e3nn":
+            linear = self._reference()
+            nn.share_scope(self, linear)
+            return linear(x) if index is None else linear(index, x)
+        options = _options(self) | {"num_sets": self.num_indexed_weights or 0}
+        x, linear = _prepared(x, self.irreps_out, options)
+        parameters = declare(self, linear, x.dtype)
+        out = _evaluate([linear], [x], parameters, index, self.backend)
+        return out.rechunk(self.irreps_out) if self.force_irreps_out else out
+
+    def _reference(self) -> e3nn.flax.Linear:
+        return e3nn.flax.Linear(
+            self.irreps_out,
+            biases=self.biases,
+            path_normalization=self.path_normalization,
+            gradient_normalization=self.gradient_normalization,
+            force_irreps_out=self.force_irreps_out,
+            num_indexed_weights=self.num_indexed_weights,
+        )
+
+
+class LinearSum(nn.Module):
+    """The sum of an `e3nn.flax.Linear` of each of several inputs, in one kernel.
+
+        out = sum_i e3nn.flax.Linear(irreps_out, force_irreps_out=True, name=names[i])(x_i)
+
+    Attributes:
+      irreps_out: of each of them; what no input has is zero.
+      names: of the Linears, under which their parameters are.
+      biases, path_normalization, gradient_normalization, input_precision, backend: as in `Linear`.
+    """
+
+    irreps_out: e3nn.Irreps | str
+    names: tuple[str, ...]
+    biases: bool = False
+    path_normalization: str | float | None = None
+    gradient_normalization: str | float | None = None
+    input_precision: str = "ieee"
+    backend: str | None = None
+
+    @nn.compact
+    def __call__(self, *inputs):
+        """inputs: IrrepsArray [..., irreps], one for each name. Returns [..., irreps_out].
+
+        Raises:
+          ValueError: as many inputs as there are names are needed, with the same leading axes.
+        """
+        if len(inputs) != len(self.names):
+            raise ValueError(f"one input for each of {self.names} is needed, got {len(inputs)}")
+        if len({x.shape[:-1] for x in inputs}) > 1:
+            raise ValueError(f"inputs of shapes {[x.shape for x in inputs]} cannot be added up")
+        options = _options(self) | {"force_irreps_out": True}
+        if resolve(self.backend) == "e3nn":
+            options.pop("input_precision")
+            linears = [e3nn.flax.Linear(self.irreps_out, name=n, **options) for n in self.names]
+            return sum(linear(x) for linear, x in zip(linears[1:], inputs[1:], strict=True)) + (
+                linears[0](inputs[0])
+            )
+        prepared = [_prepared(x, self.irreps_out, options) for x in inputs]
+        parameters = [
+            p
+            for name, (x, linear) in zip(self.names, prepared, strict=True)
+            for p in _Parameters(linear, name=name)(x.dtype)
+        ]
+        arrays, linears = zip(*prepared, strict=True)
+        out = _evaluate(linears, arrays, parameters, None, self.backend)
+        return out.rechunk(self.irreps_out)
+
+
+class _Parameters(nn.Module):
+    """The parameters of a Linear, in a scope of their own."""
+
+    linear: _linear.Linear
+
+    @nn.compact
+    def __call__(self, dtype):
+        return declare(self, self.linear, dtype)
+
+
+def _options(module) -> dict:
+    if module.input_precision not in PRECISIONS:
+        raise ValueError(
+            f"input_precision {module.input_precision!r} is unknown; choose one of {PRECISIONS}"
+        )
+    names = ("biases", "path_normalization", "gradient_normalization", "input_precision")
+    options = {name: getattr(module, name) for name in names}
+    if isinstance(module, Linear):
+        options["force_irreps_out"] = module.force_irreps_out
+    return options
+
+
+def check_index(index, num_indexed_weights) -> None:
+    """Refuse an index that there are no sets of weights for, and sets without an index.
+
+    Raises:
+      ValueError: one without the other, or an index that is not of integers.
+    """
+    if (index is not None) != (num_indexed_weights is not None):
+        raise ValueError("index is needed with num_indexed_weights, and only with it")
+    if index is not None and not jnp.issubdtype(jnp.asarray(index).dtype, jnp.integer):
+        raise ValueError(f"index must be of integers, got {jnp.asarray(index).dtype}")
+
+
+def declare(module: nn.Module, linear: _linear.Linear, dtype) -> list[jax.Array]:
+    """e3nn's parameters of a Linear, in the scope of a module."""
+    lead = (linear.mixing.num_sets,) if linear.mixing.num_sets else ()
+    parameters = [
+        module.param(p.name, nn.initializers.normal(stddev=p.std), (*lead, *p.shape), dtype)
+        for p in linear.parameters
+    ]
+    return [p.astype(dtype) for p in parameters]
+
+
+def _prepared(x, irreps_out, options):
+    """An input whose blocks of one irrep are adjacent, and its Linear."""
+    x = e3nn.as_irreps_array(x)
+    x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
+    x = x.remove_zero_chunks()
+    irs = [ir for _, ir in x.irreps.simplify()]
+    if len(set(irs)) < len(irs):
+        x = x.regroup()
+    flags = (False,) * len(x.irreps)
+    return x, _linear.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
+
+
+def _evaluate(linears, inputs, parameters, index, backend):
+    lead = inputs[0].shape[:-1]
+    if index is not None:
+        lead = jnp.broadcast_shapes(lead, jnp.shape(index))
+    rows = math.prod(lead)
+    arrays = [jnp.broadcast_to(x.array, (*lead, x.irreps.dim)).reshape(rows, -1) for x in inputs]
+    if index is not None:
+        index = jnp.broadcast_to(index, lead).reshape(rows).astype(jnp.int32)
+    [out] = _mixing_primitive.evaluate(
+        _linear.sum_of(linears), [*arrays, *parameters], index, rows, resolve(backend)
+    )
+    irreps = linears[0].irreps_out
+    return e3nn.IrrepsArray(irreps, out.reshape(*lead, irreps.dim))

@@ -18,8 +18,7 @@ class TetrisLayer(nn.Module):
         m = sum_j regroup(x_j ++ x_j (x) Y_ij) / 1.5
         x <- linear_post(activation(linear_pre(m))) + shortcut(x)
 
-    The sum of the products and the sum of x are taken apart and joined per node, where e3nn-jax
-    joins them per edge: the same number, without an array of edges times products.
+    x_j ++ x_j (x) Y is the product of x_j with 1 ++ Y.
 
     Attributes:
       target: node features after the layer.
@@ -30,30 +29,22 @@ class TetrisLayer(nn.Module):
     backend: str | None
 
     @nn.compact
-    def __call__(self, x, sh, real, edges):
+    def __call__(self, x, y, edges):
         """One layer.
 
         Args:
           x: node features, IrrepsArray [n_nodes, irreps_in].
-          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh], zero for padding.
-          real: [n_edges, 1], 0 for padding edges and 1 for others.
+          y: (1 ++ Y) / 1.5, IrrepsArray [n_edges, 0e + irreps_sh], zero for padding.
           edges: `eqfuse.ops.Edges`.
         Returns:
           IrrepsArray [n_nodes, irreps].
         """
-        target = e3nn.Irreps(self.target)
-        keep = sorted({ir for _, ir in target})
-        products = ops.graph_tensor_product(
-            x, sh, None, edges, filter_ir_out=keep, backend=self.backend
-        )
-        neighbors = e3nn.scatter_sum(
-            x[edges.senders] * real, dst=edges.receivers, output_size=edges.num_nodes
-        )
-        m = e3nn.concatenate([neighbors, products]).regroup() / DENOMINATOR
-        m = e3nn.flax.Linear(target, name="linear_pre")(m)
-        m = e3nn.scalar_activation(m)
-        m = e3nn.flax.Linear(target, name="linear_post")(m)
-        return m + e3nn.flax.Linear(m.irreps, force_irreps_out=True, name="shortcut")(x)
+        m = ops.TensorProductLinearGate(
+            self.target, gated=False, scalar_first=True, backend=self.backend, name="linear_pre"
+        )(x, y, edges=edges)
+        last = ops.LinearSum(self.target, ("linear_post", "shortcut"), backend=self.backend)
+        nn.share_scope(self, last)
+        return last(m, x)
 
 
 class TetrisNet(nn.Module):
@@ -95,9 +86,10 @@ class TetrisNet(nn.Module):
         real = real[:, None].astype(vectors.dtype)
         # e3nn-jax's example takes its vectors from sender to receiver.
         sh = spherical_harmonics(-directions, range(1, LMAX + 1)) * real
+        y = e3nn.concatenate([e3nn.IrrepsArray("0e", real), sh]) / DENOMINATOR
 
         irreps_in, *targets = self.layer_irreps()
         x = e3nn.IrrepsArray(irreps_in, jnp.ones((edges.num_nodes, 1), vectors.dtype))
         for k, target in enumerate(targets):
-            x = TetrisLayer(str(target), self.backend, name=f"layer_{k}")(x, sh, real, edges)
+            x = TetrisLayer(str(target), self.backend, name=f"layer_{k}")(x, y, edges)
         return x

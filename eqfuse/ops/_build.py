@@ -136,6 +136,7 @@ def tensor_product(
     zero_y: tuple[bool, ...] | None = None,
     on_graph: bool = False,
     unroll: bool = False,
+    scalar_first: bool = False,
 ) -> Product:
     """The form of `e3nn.tensor_product`: inputs x, y (and w), output out.
 
@@ -143,7 +144,8 @@ def tensor_product(
     components. `weighted` adds a weight for every irrep of the output, in its order. `on_graph`
     reads x through the senders and sums the output to the receivers. Where both operands have
     multiplicities over `UNROLLED_MUL`, the product has `expand`, over rows and without weights; or
-    not, with `unroll`, up to `UNROLLED_TERMS` terms.
+    not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the scalar of y gives
+    before the rest of each block of the output.
     """
     x_groups = _groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
     y_groups = _groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
@@ -155,7 +157,8 @@ def tensor_product(
         for ir in gx.ir * gy.ir
         if filter_ir_out is None or ir in filter_ir_out
     ]
-    blocks.sort(key=lambda block: block[0])  # e3nn sorts stably by irrep
+    leading = _scalar(irreps_y) if scalar_first else None
+    blocks.sort(key=lambda block: (block[0], block[2].ir != leading))  # e3nn sorts stably by irrep
     many = min(mul_x, mul_y) > UNROLLED_MUL
     if many and not (unroll and _num_terms(blocks, normalization) <= UNROLLED_TERMS):
         return _expanded(blocks, normalization, regroup)
@@ -195,6 +198,14 @@ def tensor_product(
     form = _renumbered(Form(tuple(inputs), (output,), ()), paths)
     irreps_out, zeros = _regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
     return Product(form, irreps_out, zeros)
+
+
+def _scalar(irreps: e3nn.Irreps) -> e3nn.Irrep:
+    """The irrep of the one scalar that irreps begin with."""
+    scalar = e3nn.Irrep("0e")
+    if not irreps or irreps[0].ir != scalar or irreps.count(scalar) != 1:
+        raise ValueError(f"scalar_first is for y that begins with its only 0e, got {irreps}")
+    return scalar
 
 
 def _num_terms(blocks, normalization: str) -> int:

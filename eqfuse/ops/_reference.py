@@ -4,17 +4,18 @@ import e3nn_jax as e3nn
 import jax.numpy as jnp
 
 
-def graph_tensor_product(
-    x, y, weights, edges, *, filter_ir_out=None, irrep_normalization=None, regroup_output=True
-):
+def tensor_product(x, y, *, scalar_first: bool = False, **options) -> e3nn.IrrepsArray:
+    """`e3nn.tensor_product`; `scalar_first` puts the channels from y's leading scalar first."""
+    if not scalar_first:
+        return e3nn.tensor_product(x, y, **options)
+    scalar, rest = y.slice_by_mul[:1], y.slice_by_mul[1:]
+    parts = [e3nn.tensor_product(x, part, **options) for part in (scalar, rest)]
+    return e3nn.concatenate(parts).regroup()
+
+
+def graph_tensor_product(x, y, weights, edges, **options):
     """Gather, tensor product, weights, sum to receivers; see `eqfuse.ops.graph_tensor_product`."""
-    messages = e3nn.tensor_product(
-        x[edges.senders],
-        y,
-        filter_ir_out=filter_ir_out,
-        irrep_normalization=irrep_normalization,
-        regroup_output=regroup_output,
-    )  # [n_edges, irreps_out]
+    messages = tensor_product(x[edges.senders], y, **options)  # [n_edges, irreps_out]
     if weights is not None:
         messages = messages * weights
     return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)

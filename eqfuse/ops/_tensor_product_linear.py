@@ -27,6 +27,8 @@ class TensorProductLinear(nn.Module):
         `gradient_normalization`, `force_irreps_out` and `num_indexed_weights`.
       filter_ir_out: irreps of the product to keep; None keeps those that `irreps_out` has.
       irrep_normalization: as in `eqfuse.ops.tensor_product`.
+      scalar_first: y begins with its only 0e, and what it gives comes first among the channels
+        that are mixed, as in `e3nn.concatenate([x, e3nn.tensor_product(x, y)]).regroup()`.
       input_precision: of the channel mixing on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
@@ -41,6 +43,7 @@ class TensorProductLinear(nn.Module):
     num_indexed_weights: int | None = None
     filter_ir_out: object = None
     irrep_normalization: str | None = None
+    scalar_first: bool = False
     input_precision: str = "ieee"
     backend: str | None = None
 
@@ -93,6 +96,7 @@ class TensorProductLinear(nn.Module):
             zero_x=x.zero_flags,
             zero_y=y.zero_flags,
             on_graph=edges is not None,
+            scalar_first=self.scalar_first,
         )
         linear = _linear.for_product(
             product,
@@ -151,8 +155,9 @@ class TensorProductLinear(nn.Module):
         return out.rechunk(self.irreps_out) if self.force_irreps_out and gate is None else out
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
+        options = options | {"scalar_first": self.scalar_first}
         if edges is None:
-            product = e3nn.tensor_product(x, y, **options)
+            product = _reference.tensor_product(x, y, **options)
         else:
             product = _reference.graph_tensor_product(x, y, weights, edges, **options)
         linear = e3nn.flax.Linear(

@@ -86,6 +86,25 @@ def logits(module, params, graph: Graph) -> jax.Array:
     return models.tetris_logits(out, graph)
 
 
+def training_step(module, labels, *, lr: float):
+    """A step of Adam on the cross entropy, and what makes its first state from the parameters."""
+    optimizer = optax.adam(lr)
+
+    def loss_and_accuracy(params, graph):
+        values = logits(module, params, graph)
+        loss = optax.softmax_cross_entropy_with_integer_labels(values, labels).mean()
+        return loss, (values.argmax(-1) == labels).mean()
+
+    def step(params, state, graph):
+        (loss, accuracy), gradient = jax.value_and_grad(loss_and_accuracy, has_aux=True)(
+            params, graph
+        )
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, loss, accuracy
+
+    return step, optimizer.init
+
+
 def demonstrate(module, params, graph: Graph, labels, *, rotations: int, seed: int):
     """Show the trained network the shapes rotated and mirrored.
 
@@ -178,25 +197,13 @@ def _train(config, module, params, graph, labels, fields, folder: RunFolder):
 
 def _fit(config, module, params, graph, labels, folder, checkpoints, limit):
     """Train until all shapes are told apart, or for `limit` steps."""
-    optimizer = optax.adam(config.training.lr)
-    state = optimizer.init(params)
-
-    def loss_and_accuracy(params):
-        values = logits(module, params, graph)
-        loss = optax.softmax_cross_entropy_with_integer_labels(values, labels).mean()
-        return loss, (values.argmax(-1) == labels).mean()
-
-    @jax.jit
-    def step(params, state):
-        (loss, accuracy), gradient = jax.value_and_grad(loss_and_accuracy, has_aux=True)(params)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, loss, accuracy
-
+    step, init = training_step(module, labels, lr=config.training.lr)
+    step, state = jax.jit(step), init(params)
     deadline = time.monotonic() + 60 * (config.max_minutes or np.inf)
     with StopRequest() as stop:
         for count in range(limit + 1):
             # Loss and accuracy are those of the parameters before the step.
-            new_params, state, loss, accuracy = step(params, state)
+            new_params, state, loss, accuracy = step(params, state, graph)
             loss, accuracy = float(loss), float(accuracy)
             folder.log({"step": count, "loss": loss, "accuracy": accuracy})
             last = accuracy == 1.0 or count == limit or not np.isfinite(loss)

@@ -63,6 +63,11 @@ class Fused:
         gated = () if self.gate is None else (self.gate.irreps_out.dim,)
         return (*gated, self.linear.size_out)
 
+    def cotangents(self, given) -> list[str]:
+        """Names of the cotangents of the outputs that are given, in their order."""
+        names = ["ct_z"] if self.gate is None else ["ct_out", "ct_z"]
+        return [name for name, is_given in zip(names, given, strict=True) if is_given]
+
     def operands(self, floats):
         """(inputs of the form, parameters of the Linear, skip or None)."""
         n = len(self.form.inputs)
@@ -153,8 +158,13 @@ def define_tangent(call: Call, active, floats, z, tangents, integers):
     return [jax.jvp(functools.partial(_apply_gate, fused), (z,), (t_z,))[1], t_z]
 
 
-def define_backward(call: Call, wanted, floats, z, cotangents, integers):
-    """Cotangents of the wanted operands, from those of the outputs."""
+def define_backward(call: Call, wanted, given, floats, z, cotangents, integers):
+    """Cotangents of the wanted operands, from those of the outputs that are `given`, not zero."""
+    cotangents = iter(cotangents)
+    cotangents = [
+        next(cotangents) if is_given else jnp.zeros((call.rows, size), z.dtype)
+        for is_given, size in zip(given, call.fused.sizes, strict=True)
+    ]
 
     def tangent(*tangents):
         return define_tangent(call, wanted, floats, z, tangents, integers)
@@ -162,7 +172,7 @@ def define_backward(call: Call, wanted, floats, z, cotangents, integers):
     shapes = [
         jax.ShapeDtypeStruct(f.shape, f.dtype) for f, w in zip(floats, wanted, strict=True) if w
     ]
-    return list(jax.linear_transpose(tangent, *shapes)(list(cotangents)))
+    return list(jax.linear_transpose(tangent, *shapes)(cotangents))
 
 
 fused_p = Primitive("eqfuse_fused")
@@ -179,7 +189,7 @@ def evaluate(call: Call, floats, integers):
 def _compiled(primitive):
     """Outside `jit`: compiled once for each call and shapes."""
 
-    @functools.partial(jax.jit, static_argnames=("call", "active", "wanted"))
+    @functools.partial(jax.jit, static_argnames=("call", "active", "wanted", "given"))
     def bind(*arrays, **params):
         return primitive.bind(*arrays, **params)
 
@@ -200,14 +210,14 @@ def _tangent_function(*arrays, call, active):
     return define_tangent(call, active, *_tangent_arguments(arrays, call, active))
 
 
-def _backward_arguments(arrays, call):
+def _backward_arguments(arrays, call, given):
     n = call.fused.num_floats
-    m = n + 1 + len(call.fused.sizes)
+    m = n + 1 + sum(given)
     return arrays[:n], arrays[n], arrays[n + 1 : m], arrays[m:]
 
 
-def _backward_function(*arrays, call, wanted):
-    return define_backward(call, wanted, *_backward_arguments(arrays, call))
+def _backward_function(*arrays, call, wanted, given):
+    return define_backward(call, wanted, given, *_backward_arguments(arrays, call, given))
 
 
 for _p, _function in (
@@ -229,7 +239,7 @@ def _tangent_abstract(*arrays, call, active):
 
 
 @backward_p.def_abstract_eval
-def _backward_abstract(*arrays, call, wanted):
+def _backward_abstract(*arrays, call, wanted, given):
     floats = arrays[: call.fused.num_floats]
     return [a.update(weak_type=False) for a, w in zip(floats, wanted, strict=True) if w]
 
@@ -245,20 +255,21 @@ def _fused_jvp(primals, tangents, *, call):
 
 def _tangent_transpose(cotangents, *arrays, call, active):
     floats, z, tangents, integers = _tangent_arguments(arrays, call, active)
-    cotangents = _instantiated(cotangents)
     if any(map(ad.is_undefined_primal, (*floats, z))) or not all(
         map(ad.is_undefined_primal, tangents)
     ):
         # linear in some of the tangents only
+        cotangents = _instantiated(cotangents)
         return _transpose_of(_tangent_function, cotangents, arrays, call=call, active=active)
+    given = tuple(type(c) is not ad.Zero for c in cotangents)
+    cotangents = [c for c in cotangents if type(c) is not ad.Zero]
     arrays = _primitive._vary_alike([*floats, z, *cotangents, *integers])
-    results = backward_p.bind(*arrays, call=call, wanted=active)
+    results = backward_p.bind(*arrays, call=call, wanted=active, given=given)
     return [None] * (len(floats) + 1) + list(results) + [None] * len(integers)
 
 
-def _backward_transpose(cotangents, *arrays, call, wanted):
-    cotangents = _instantiated(cotangents)
-    return _transpose_of(_backward_function, cotangents, arrays, call=call, wanted=wanted)
+def _backward_transpose(cotangents, *arrays, **params):
+    return _transpose_of(_backward_function, _instantiated(cotangents), arrays, **params)
 
 
 def _instantiated(cotangents):
@@ -331,12 +342,12 @@ def _lower_fused(*arrays, call):
     return _fused_run.forward(call, arrays[:n], arrays[n:])
 
 
-def _lower_backward(*arrays, call, wanted):
+def _lower_backward(*arrays, call, wanted, given):
     if not call.backend.startswith("triton") or not _has_kernels(call):
-        return _backward_function(*arrays, call=call, wanted=wanted)
+        return _backward_function(*arrays, call=call, wanted=wanted, given=given)
     from eqfuse.ops import _fused_run
 
-    return _fused_run.backward(call, wanted, *_backward_arguments(arrays, call))
+    return _fused_run.backward(call, wanted, given, *_backward_arguments(arrays, call, given))
 
 
 def _has_kernels(call: Call) -> bool:

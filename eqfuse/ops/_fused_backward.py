@@ -20,18 +20,19 @@ from eqfuse.ops._text import SLICE
 CLEARED = 1024
 
 
-def backward(fused: Fused, wanted: tuple[bool, ...], dtype: str) -> FusedKernel:
-    """The kernel of the backward.
+def backward(fused: Fused, wanted, given, dtype: str) -> FusedKernel:
+    """The kernel of the backward: of the operands `wanted`, from the cotangents `given`.
 
     Outputs, where wanted: dproduct (on a graph), or the cotangents of the form's inputs; own0,
     own1, ..., the sums of the parameters' gradients, [programs, ...]; dskip.
     """
-    return _Backward(fused, wanted, dtype).kernel()
+    return _Backward(fused, wanted, given, dtype).kernel()
 
 
 class _Backward(OperandGradients):
-    def __init__(self, fused: Fused, wanted, dtype: str):
+    def __init__(self, fused: Fused, wanted, given, dtype: str):
         super().__init__(fused, wanted, dtype)
+        self.given = fused.cotangents(given)
         operands, parameters, skip = fused.operands(wanted)
         self.wants_operands = any(operands)
         self.wanted = [n for n, want in enumerate(parameters) if want]
@@ -61,7 +62,7 @@ class _Backward(OperandGradients):
             with self.block("if (program >= 0) & (program < num_sums):"):
                 self._sums_of(group)
             self.emit("program -= num_sums")
-        inputs = self.inputs(*(["z", "ct_z", "ct_out"] if self.fused.gate else ["ct_z"]))
+        inputs = self.inputs(*(["z"] if "ct_out" in self.given else []), *self.given)
         note = f"backward of\n{self.form!r}\nmixed to {self.linear.irreps_out}"
         scalars = ("num_rows", "num_sums")
         spec = self.spec("fused_backward", note, inputs, self.integers(), scalars, outputs)
@@ -135,8 +136,11 @@ class _Backward(OperandGradients):
     def _cotangent(self, part: Part) -> str:
         """The cotangent of a part of the mixed row, [ROWS, components, columns]."""
         size = self.linear.size_out
-        value = self.load_tile("ct_z", size, self.offset(part), part)
-        for tile in self.tiles:
+        if "ct_z" in self.given:
+            value = self.load_tile("ct_z", size, self.offset(part), part)
+        else:
+            value = self.name(self.zeros(self.rows, self.padded(self.dim(part)), self.width(part)))
+        for tile in self.tiles if "ct_out" in self.given else ():
             if tile.part == part:
                 ct = self.load_tile("ct_out", self.fused.sizes[0], tile.offset, part)
                 if tile.gate is None:

@@ -47,7 +47,7 @@ def num_sums(call: Call, kernel: FusedKernel) -> int:
     return max(1, min(MOST_SUMS, -(-call.rows // (kernel.rows * STEPS))))
 
 
-def backward(call: Call, wanted, floats, z, cotangents, integers):
+def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     """Cotangents of the wanted operands: one kernel, on a graph the product's own too, and a sum.
 
     Over rows: the kernel, and the sums of the parameters' gradients. On a graph: the kernel, which
@@ -55,7 +55,7 @@ def backward(call: Call, wanted, floats, z, cotangents, integers):
     which sums over the edges of the senders; and the sums of the parameters' gradients.
     """
     fused, dtype = call.fused, floats[0].dtype
-    kernel = backward_kernel(fused, wanted, dtype.name)
+    kernel = backward_kernel(fused, wanted, given, dtype.name)
     sums = num_sums(call, kernel)
     form = _fused_operands.backward_form(fused, wanted)
     sets = (fused.num_sets,) if fused.num_sets else ()
@@ -66,7 +66,7 @@ def backward(call: Call, wanted, floats, z, cotangents, integers):
     if form is not None and not form.on_graph:
         shapes |= {o.name: (call.num_rows, o.size) for o in form.outputs}
     named = _arrays(fused, floats, integers)
-    named |= {"z": z, "ct_out": cotangents[0], "ct_z": cotangents[-1]}
+    named |= {"z": z} | dict(zip(fused.cotangents(given), cotangents, strict=True))
     results = launch(
         kernel.spec,
         [named[name] for name in kernel.inputs],

@@ -61,7 +61,7 @@ class Linear(nn.Module):
         x, linear = _prepared(x, self.irreps_out, options)
         parameters = declare(self, linear, x.dtype)
         out = _evaluate([linear], [x], parameters, index, self.backend)
-        return out.rechunk(self.irreps_out) if self.force_irreps_out else out
+        return rechunked(out, self.irreps_out) if self.force_irreps_out else out
 
     def _reference(self) -> e3nn.flax.Linear:
         return e3nn.flax.Linear(
@@ -119,7 +119,7 @@ class LinearSum(nn.Module):
         ]
         arrays, linears = zip(*prepared, strict=True)
         out = _evaluate(linears, arrays, parameters, None, self.backend)
-        return out.rechunk(self.irreps_out)
+        return rechunked(out, self.irreps_out)
 
 
 class _Parameters(nn.Module):
@@ -142,6 +142,12 @@ def _options(module) -> dict:
     if isinstance(module, Linear):
         options["force_irreps_out"] = module.force_irreps_out
     return options
+
+
+def rechunked(x: e3nn.IrrepsArray, irreps) -> e3nn.IrrepsArray:
+    """x with blocks as in irreps, which are equal to its own but for how they are cut."""
+    irreps = e3nn.Irreps(irreps)
+    return x if x.irreps == irreps else x.rechunk(irreps)
 
 
 def check_index(index, num_indexed_weights) -> None:
@@ -170,7 +176,8 @@ def _prepared(x, irreps_out, options):
     """An input whose blocks of one irrep are adjacent, and its Linear."""
     x = e3nn.as_irreps_array(x)
     x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
-    x = x.remove_zero_chunks()
+    if any(x.zero_flags):
+        x = x.remove_zero_chunks()
     irs = [ir for _, ir in x.irreps.simplify()]
     if len(set(irs)) < len(irs):
         x = x.regroup()

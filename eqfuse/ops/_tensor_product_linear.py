@@ -12,7 +12,7 @@ from eqfuse.ops import _build, _fused, _gate, _linear, _primitive, _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
-from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare
+from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked
 from eqfuse.ops._tensor_product import irreps_filter, normalization, operands
 
 
@@ -152,7 +152,8 @@ class TensorProductLinear(nn.Module):
         irreps = linear.irreps_out if gate is None else gate.irreps_out
         out = _fused.evaluate(call, arrays, integers).reshape(*lead, irreps.dim)
         out = e3nn.IrrepsArray(irreps, out)
-        return out.rechunk(self.irreps_out) if self.force_irreps_out and gate is None else out
+        forced = self.force_irreps_out and gate is None
+        return rechunked(out, self.irreps_out) if forced else out
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
         options = options | {"scalar_first": self.scalar_first}

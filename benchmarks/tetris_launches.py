@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import data, models
+from eqfuse.training.flat import Flat
 from eqfuse.training.tetris import training_step
 
 BACKENDS = {"e3nn-jax": "e3nn", "eqfuse": "triton"}
@@ -21,11 +22,12 @@ def case(backend: str):
     graph, labels = data.tetris()
     graph = jax.tree.map(jnp.asarray, graph)
     module = models.build("tetris", irreps_out="0o + 7x0e", backend=backend)
-    step, init = training_step(module, labels, lr=0.01)
-    params = jax.eval_shape(
-        module.init, jax.random.key(0), graph.vectors, graph.species, graph.edges
-    )
-    state = jax.eval_shape(init, params)
+    key = jax.random.key(0)
+    params = jax.eval_shape(module.init, key, graph.vectors, graph.species, graph.edges)
+    flat = Flat.of(params)
+    step, optimizer = training_step(module, flat, labels, lr=0.01)
+    params = jax.ShapeDtypeStruct((flat.size,), flat.dtype)
+    state = jax.eval_shape(optimizer.init, params)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), graph)
     return step, (params, state, shapes)
 

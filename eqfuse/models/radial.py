@@ -79,7 +79,11 @@ def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
       IrrepsArray [n_edges, sum of (2l + 1)], irreps 0e + 1o + 2e + ... for those l.
     """
     irreps = e3nn.Irreps([(1, (l, (-1) ** l)) for l in ls])
-    return e3nn.spherical_harmonics(irreps, directions, False, normalization="component")
+    # without matrix products, so that XLA fuses them and their derivatives into few kernels
+    algorithm = ("recursive", "sparse")
+    return e3nn.spherical_harmonics(
+        irreps, directions, False, normalization="component", algorithm=algorithm
+    )
 
 
 class EdgeGeometry(NamedTuple):

@@ -29,8 +29,7 @@ def tetris_logits(node_out: e3nn.IrrepsArray, graph: Graph) -> jax.Array:
     if node_out.irreps != IRREPS:
         raise ValueError(f"the Tetris head reads {IRREPS}, got {node_out.irreps}")
     values = jnp.where(graph.node_mask[:, None], node_out.array, 0)
-    pooled = jax.ops.segment_sum(
-        values, graph.graph_index, graph.num_graphs, indices_are_sorted=True
-    )  # [n_graphs, 8]
+    members = graph.graph_index == jnp.arange(graph.num_graphs)[:, None]
+    pooled = jnp.sum(jnp.where(members[:, :, None], values, 0), axis=1)  # [n_graphs, 8]
     chiral = pooled[:, :1] * pooled[:, 1:2]
     return jnp.concatenate([chiral, -chiral, pooled[:, 2:]], axis=1)

@@ -5,6 +5,7 @@ import dataclasses
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -13,6 +14,7 @@ from eqfuse.data.tetris import SHAPE_NAMES
 from eqfuse.graph import Graph
 from eqfuse.training.checkpoint import Checkpoints
 from eqfuse.training.config import Config, ConfigError
+from eqfuse.training.flat import Flat
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
 
@@ -86,23 +88,29 @@ def logits(module, params, graph: Graph) -> jax.Array:
     return models.tetris_logits(out, graph)
 
 
-def training_step(module, labels, *, lr: float):
-    """A step of Adam on the cross entropy, and what makes its first state from the parameters."""
+def cross_entropy(values, labels):
+    """Mean over rows of logits [n, classes]."""
+    targets = jax.nn.one_hot(labels, values.shape[1], dtype=values.dtype)
+    return jnp.sum(optax.softmax_cross_entropy(values, targets) / len(labels))
+
+
+def training_step(module, flat: Flat, labels, *, lr: float):
+    """A step of Adam on the cross entropy, of all parameters as one array, and its optimizer.
+
+    The step returns the new parameters and state, and the logits [n_graphs, 8] before it.
+    """
     optimizer = optax.adam(lr)
 
-    def loss_and_accuracy(params, graph):
-        values = logits(module, params, graph)
-        loss = optax.softmax_cross_entropy_with_integer_labels(values, labels).mean()
-        return loss, (values.argmax(-1) == labels).mean()
+    def loss(params, graph):
+        values = logits(module, flat.unflatten(params), graph)
+        return cross_entropy(values, labels), values
 
     def step(params, state, graph):
-        (loss, accuracy), gradient = jax.value_and_grad(loss_and_accuracy, has_aux=True)(
-            params, graph
-        )
+        gradient, values = jax.grad(loss, has_aux=True)(params, graph)
         updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, loss, accuracy
+        return optax.apply_updates(params, updates), state, values
 
-    return step, optimizer.init
+    return step, optimizer
 
 
 def demonstrate(module, params, graph: Graph, labels, *, rotations: int, seed: int):
@@ -197,14 +205,17 @@ def _train(config, module, params, graph, labels, fields, folder: RunFolder):
 
 def _fit(config, module, params, graph, labels, folder, checkpoints, limit):
     """Train until all shapes are told apart, or for `limit` steps."""
-    step, init = training_step(module, labels, lr=config.training.lr)
-    step, state = jax.jit(step), init(params)
+    flat = Flat.of(params)
+    step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
+    step, params = jax.jit(step), flat.flatten(params)
+    state = optimizer.init(params)
     deadline = time.monotonic() + 60 * (config.max_minutes or np.inf)
     with StopRequest() as stop:
         for count in range(limit + 1):
             # Loss and accuracy are those of the parameters before the step.
-            new_params, state, loss, accuracy = step(params, state, graph)
-            loss, accuracy = float(loss), float(accuracy)
+            new_params, state, values = step(params, state, graph)
+            loss = float(cross_entropy(values, labels))
+            accuracy = float((np.argmax(values, axis=1) == labels).mean())
             folder.log({"step": count, "loss": loss, "accuracy": accuracy})
             last = accuracy == 1.0 or count == limit or not np.isfinite(loss)
             last = last or stop.signum is not None or time.monotonic() > deadline
@@ -216,11 +227,13 @@ def _fit(config, module, params, graph, labels, folder, checkpoints, limit):
         if not np.isfinite(loss):
             raise TrainingFailed(f"the loss became {loss} in step {count}; try a smaller lr=")
         for name in ("best", "last"):
-            checkpoints.offer(name, count, params, {"loss": loss, "accuracy": accuracy})
+            checkpoints.offer(
+                name, count, flat.unflatten(params), {"loss": loss, "accuracy": accuracy}
+            )
         checkpoints.close()
         if stop.signum is not None and accuracy < 1.0:
             raise Interrupted(stop.signum, f"interrupted in step {count}; kept in {folder.path}")
-    return params, accuracy == 1.0
+    return flat.unflatten(params), accuracy == 1.0
 
 
 def _report(shown: Demonstration, rotations: int):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from eqfuse import ops
 from eqfuse.models.mace_irreps import feature_irreps
 from eqfuse.models.nequip import gate_input
-from eqfuse.models.radial import edge_features
+from eqfuse.models.radial import RadialNetworks, edge_features
 
 SCALAR = e3nn.Irrep("0e")
 
@@ -26,9 +26,6 @@ class MACELayer(nn.Module):
       correlation: largest number of factors A.
       num_species: number of species, each with its own weights W and its own skip.
       skip: whether there is a skip (a residual connection).
-      radial_neurons: hidden layers of the radial network, which has no bias: its output, the
-        weights of the products, vanishes with B at the cutoff and for padding.
-      avg_num_neighbors: n.
       backend: see `eqfuse.ops`.
     References: Batatia et al. 2022, eqs. 8 to 12.
     """
@@ -38,37 +35,26 @@ class MACELayer(nn.Module):
     correlation: int
     num_species: int
     skip: bool
-    radial_neurons: tuple[int, ...]
-    avg_num_neighbors: float
     backend: str | None
 
     @nn.compact
-    def __call__(self, h, sh, basis, species, edges):
+    def __call__(self, h, sh, weights, species, edges):
         """One step of message passing.
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].
-          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
-          basis: B, [n_edges, num_bessel].
+          sh: spherical harmonics divided by sqrt(n), IrrepsArray [n_edges, irreps_sh].
+          weights: of the products, radial(B), [n_edges, irreps of the products].
           species: [n_nodes] int32.
           edges: `eqfuse.ops.Edges`.
         Returns:
           IrrepsArray [n_nodes, irreps].
         """
         irreps_basis, irreps = e3nn.Irreps(self.irreps_basis), e3nn.Irreps(self.irreps)
-        keep = [ir for _, ir in irreps_basis]
-        irreps_products = ops.tensor_product(h.irreps, sh.irreps, filter_ir_out=keep)
-        weights = e3nn.flax.MultiLayerPerceptron(
-            (*self.radial_neurons, irreps_products.num_irreps),
-            jax.nn.silu,
-            output_activation=False,
-            name="radial",
-        )(basis)  # [n_edges, irreps_products.num_irreps]
-        x = e3nn.flax.Linear(h.irreps, name="linear_up")(h)
+        x = ops.Linear(h.irreps, backend=self.backend, name="linear_up")(h)
         a = ops.TensorProductLinear(
             irreps_basis, force_irreps_out=True, backend=self.backend, name="linear_basis"
-        )(x, sh, weights, edges)
-        a = a / math.sqrt(self.avg_num_neighbors)  # [n_nodes, irreps_basis]
+        )(x, sh, weights, edges)  # [n_nodes, irreps_basis]
         b = ops.symmetric_contraction(
             a,
             self._contraction_weights(irreps_basis, irreps, h.dtype),
@@ -77,10 +63,14 @@ class MACELayer(nn.Module):
             correlation=self.correlation,
             backend=self.backend,
         )  # [n_nodes, irreps]
-        out = e3nn.flax.Linear(irreps, force_irreps_out=True, name="linear_down")(b)
+        out = ops.Linear(irreps, force_irreps_out=True, backend=self.backend, name="linear_down")(b)
         if self.skip:
-            out += e3nn.flax.Linear(
-                irreps, num_indexed_weights=self.num_species, force_irreps_out=True, name="skip"
+            out += ops.Linear(
+                irreps,
+                num_indexed_weights=self.num_species,
+                force_irreps_out=True,
+                backend=self.backend,
+                name="skip",
             )(species, h)
         assert out.irreps == irreps, (out.irreps, irreps)
         return out
@@ -111,22 +101,26 @@ class Readout(nn.Module):
     Attributes:
       irreps_out: what is predicted.
       hidden: multiplicity of each irrep in the gate.
+      backend: see `eqfuse.ops`.
     References: Batatia et al. 2022, eq. 13.
     """
 
     irreps_out: str
     hidden: int
+    backend: str | None
 
     @nn.compact
     def __call__(self, h):
         """h: IrrepsArray [n_nodes, irreps]. Returns IrrepsArray [n_nodes, irreps_out]."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         gated = gate_input({ir for _, ir in irreps_out}, self.hidden)
-        h = e3nn.flax.Linear(gated, force_irreps_out=True, name="linear_in")(h)
+        h = ops.Linear(gated, force_irreps_out=True, backend=self.backend, name="linear_in")(h)
         h = e3nn.gate(
             h, even_act=jax.nn.silu, odd_act=jax.nn.tanh, even_gate_act=jax.nn.silu
         )  # [n_nodes, hidden x each irrep]
-        return e3nn.flax.Linear(irreps_out, force_irreps_out=True, name="linear_out")(h)
+        return ops.Linear(
+            irreps_out, force_irreps_out=True, backend=self.backend, name="linear_out"
+        )(h)
 
 
 class MACE(nn.Module):
@@ -220,11 +214,22 @@ class MACE(nn.Module):
         sh, basis = edge_features(
             vectors, self.lmax, self.cutoff, self.num_bessel, self.poly_power
         )  # [n_edges, irreps_sh], [n_edges, num_bessel]
+        sh = sh / math.sqrt(self.avg_num_neighbors)
         embedding = self.param(
             "embedding", nn.initializers.normal(1.0), (self.num_species, self.channels), basis.dtype
         )
         h = e3nn.IrrepsArray(e3nn.Irreps([(self.channels, SCALAR)]), embedding[species])
         out = 0
+        before = [h.irreps, *(irreps for _, irreps in all_irreps)]
+        widths = [
+            ops.tensor_product(
+                irreps_in, sh.irreps, filter_ir_out=[ir for _, ir in irreps_basis]
+            ).num_irreps
+            for irreps_in, (irreps_basis, _) in zip(before, all_irreps, strict=False)
+        ]
+        radial = RadialNetworks(
+            (self.radial_hidden,) * self.radial_layers, tuple(widths), self.backend, name="radial"
+        )(basis)  # [n_edges, width] for each layer
         for k, (irreps_basis, irreps) in enumerate(all_irreps):
             h = MACELayer(
                 str(irreps_basis),
@@ -232,16 +237,19 @@ class MACE(nn.Module):
                 self.correlation,
                 self.num_species,
                 k > 0 or self.first_skip,
-                (self.radial_hidden,) * self.radial_layers,
-                self.avg_num_neighbors,
                 self.backend,
                 name=f"layer_{k}",
-            )(h, sh, basis, species, edges)  # [n_nodes, irreps]
+            )(h, sh, radial[k], species, edges)  # [n_nodes, irreps]
             if k < self.layers - 1:
-                readout = e3nn.flax.Linear(
-                    self.irreps_out, force_irreps_out=True, name=f"readout_{k}"
+                readout = ops.Linear(
+                    self.irreps_out,
+                    force_irreps_out=True,
+                    backend=self.backend,
+                    name=f"readout_{k}",
                 )
             else:
-                readout = Readout(self.irreps_out, self.readout_hidden, name=f"readout_{k}")
+                readout = Readout(
+                    self.irreps_out, self.readout_hidden, self.backend, name=f"readout_{k}"
+                )
             out += readout(h)
         return out

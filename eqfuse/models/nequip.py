@@ -1,5 +1,6 @@
 """NequIP: an equivariant message-passing potential (Batzner et al. 2022)."""
 
+import itertools
 import math
 
 import e3nn_jax as e3nn
@@ -7,7 +8,7 @@ import flax.linen as nn
 import jax
 
 from eqfuse import ops
-from eqfuse.models.radial import edge_features
+from eqfuse.models.radial import RadialNetworks, edge_features
 
 SCALAR = e3nn.Irrep("0e")
 
@@ -75,6 +76,17 @@ def gate_input(irreps, channels: int) -> e3nn.Irreps:
     return e3nn.Irreps(scalars + gates + gated)
 
 
+def messages(irreps_in, irreps_sh, irreps_out) -> e3nn.Irreps:
+    """The products of node features and harmonics that a layer with these features after it reads.
+
+    Args:
+      irreps_in, irreps_out: node features before and after the layer.
+      irreps_sh: spherical harmonics.
+    """
+    keep = {ir for _, ir in gate_input([ir for _, ir in irreps_out], 1)}
+    return ops.tensor_product(irreps_in, irreps_sh, filter_ir_out=sorted(keep))
+
+
 class Interaction(nn.Module):
     """One layer: messages through the tensor product, summed to the receivers, and the gate.
 
@@ -86,25 +98,22 @@ class Interaction(nn.Module):
     Attributes:
       irreps: node features after the layer, one multiplicity for all irreps.
       num_species: number of species, each with its own skip.
-      radial_neurons: hidden layers of the radial network, which has no bias: its output, the
-        weights of the products, vanishes with B at the cutoff and for padding.
       backend: see `eqfuse.ops`.
     References: Batzner et al. 2022, eq. 9 and figure 1.
     """
 
     irreps: str
     num_species: int
-    radial_neurons: tuple[int, ...]
     backend: str | None
 
     @nn.compact
-    def __call__(self, h, sh, basis, species, edges):
+    def __call__(self, h, sh, weights, species, edges):
         """One step of message passing.
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].
           sh: spherical harmonics divided by sqrt(n), IrrepsArray [n_edges, irreps_sh].
-          basis: B, [n_edges, num_bessel].
+          weights: of the products, radial(B), [n_edges, irreps of the messages].
           species: [n_nodes] int32.
           edges: `eqfuse.ops.Edges`.
         Returns:
@@ -112,15 +121,6 @@ class Interaction(nn.Module):
         """
         irreps = e3nn.Irreps(self.irreps)
         irreps_gate = gate_input([ir for _, ir in irreps], irreps[0].mul)
-        keep = sorted({ir for _, ir in irreps_gate})
-        irreps_messages = ops.tensor_product(h.irreps, sh.irreps, filter_ir_out=keep)
-
-        weights = e3nn.flax.MultiLayerPerceptron(
-            (*self.radial_neurons, irreps_messages.num_irreps),
-            jax.nn.silu,
-            output_activation=False,
-            name="radial",
-        )(basis)  # [n_edges, irreps_messages.num_irreps]
         x = ops.Linear(h.irreps, backend=self.backend, name="linear_up")(h)
         skip = ops.Linear(
             irreps_gate,
@@ -214,14 +214,17 @@ class NequIP(nn.Module):
             "embedding", nn.initializers.normal(1.0), (self.num_species, self.channels), basis.dtype
         )
         h = e3nn.IrrepsArray(irreps_in, embedding[species])
+        widths = [
+            messages(before, sh.irreps, after).num_irreps
+            for before, after in itertools.pairwise([irreps_in, *hidden])
+        ]
+        radial = RadialNetworks(
+            (self.radial_hidden,) * self.radial_layers, tuple(widths), self.backend, name="radial"
+        )(basis)  # [n_edges, width] for each layer
         for k, irreps in enumerate(hidden):
-            h = Interaction(
-                str(irreps),
-                self.num_species,
-                (self.radial_hidden,) * self.radial_layers,
-                self.backend,
-                name=f"layer_{k}",
-            )(h, sh, basis, species, edges)  # [n_nodes, irreps]
+            h = Interaction(str(irreps), self.num_species, self.backend, name=f"layer_{k}")(
+                h, sh, radial[k], species, edges
+            )  # [n_nodes, irreps]
         return ops.Linear(irreps_out, force_irreps_out=True, backend=self.backend, name="readout")(
             h
         )

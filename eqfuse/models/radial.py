@@ -1,11 +1,18 @@
 """What a model knows of an edge: its direction, its length, and smooth functions of the length."""
 
+import itertools
 import math
 from typing import NamedTuple
 
 import e3nn_jax as e3nn
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from eqfuse import ops
+
+FEW_EDGES = 16384
+"""Up to so many, launches cost more than arithmetic, which XLA does faster for many rows."""
 
 
 def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Array:
@@ -128,3 +135,81 @@ def edge_features(
     """`sh` and `basis` of `edge_geometry`."""
     geometry = edge_geometry(vectors, lmax, cutoff, num_bessel, poly_power)
     return geometry.sh, geometry.basis
+
+
+class RadialNetworks(nn.Module):
+    """The radial network of every layer: from the basis to weights of tensor products.
+
+    Each is an `e3nn.flax.MultiLayerPerceptron` with normalised silu, without bias, so that its
+    output vanishes with the basis, at the cutoff and for padding. On a GPU, and for few edges, the
+    hidden layers of all of them are computed side by side.
+
+    Attributes:
+      hidden: widths of the hidden layers.
+      outputs: width of the output of each network.
+      backend: see `eqfuse.ops`; the parameters are the same for all.
+    References: Batzner et al. 2022, eq. 8.
+    """
+
+    hidden: tuple[int, ...]
+    outputs: tuple[int, ...]
+    backend: str | None
+
+    @nn.compact
+    def __call__(self, basis):
+        """basis: [n_edges, num_bessel]. Returns an array [n_edges, width] for each output."""
+        together = ops.resolve(self.backend).startswith("triton") and len(basis) <= FEW_EDGES
+        if not together:
+            return [
+                e3nn.flax.MultiLayerPerceptron(
+                    (*self.hidden, width), jax.nn.silu, output_activation=False, name=f"layer_{k}"
+                )(basis)
+                for k, width in enumerate(self.outputs)
+            ]
+        networks = [
+            _Kernels((*self.hidden, width), name=f"layer_{k}")(basis)
+            for k, width in enumerate(self.outputs)
+        ]
+        act = e3nn.normalize_function(jax.nn.silu)
+        x = basis
+        for kernels in list(zip(*networks, strict=True))[:-1]:
+            x = act(ops.grouped_dense(x, kernels, scale=_scale(kernels[0]), backend=self.backend))
+        columns = [x] * len(networks)
+        if self.hidden:
+            columns = jnp.split(x, len(networks), axis=1)
+        last = [kernels[-1] for kernels in networks]
+        return [_scale(w) * jnp.dot(h, w) for h, w in zip(columns, last, strict=True)]
+
+
+class _Kernels(nn.Module):
+    """The parameters of an `e3nn.flax.MultiLayerPerceptron` without bias."""
+
+    widths: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        sizes = [x.shape[1], *self.widths]
+        return [
+            _Kernel((n_in, n_out), name=f"Dense_{i}")(x.dtype)
+            for i, (n_in, n_out) in enumerate(itertools.pairwise(sizes))
+        ]
+
+
+class _Kernel(nn.Module):
+    shape: tuple[int, int]
+
+    @nn.compact
+    def __call__(self, dtype):
+        exponent = 1 - _gradient_normalization()
+        init = nn.initializers.normal(stddev=math.sqrt(1 / self.shape[0]) ** exponent)
+        return self.param("kernel", init, self.shape, dtype)
+
+
+def _scale(kernel) -> float:
+    """What e3nn-jax multiplies a dense layer with."""
+    return math.sqrt(1 / kernel.shape[0]) ** _gradient_normalization()
+
+
+def _gradient_normalization() -> float:
+    value = e3nn.config("gradient_normalization")
+    return {"element": 0.0, "path": 1.0}[value] if isinstance(value, str) else value

@@ -12,6 +12,7 @@ from eqfuse.ops._backend import BACKENDS, availability, recorded, resolve
 from eqfuse.ops._channelwise_product import channelwise_tensor_product
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import graph_tensor_product
+from eqfuse.ops._grouped_dense import grouped_dense
 from eqfuse.ops._linear_modules import Linear, LinearSum
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops._tensor_product import elementwise_tensor_product, tensor_product
@@ -29,6 +30,7 @@ __all__ = [
     "compile_ahead",
     "elementwise_tensor_product",
     "graph_tensor_product",
+    "grouped_dense",
     "recorded",
     "resolve",
     "symmetric_contraction",

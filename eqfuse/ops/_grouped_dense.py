@@ -1,0 +1,50 @@
+"""`grouped_dense`: several dense layers, each of its own columns or all of the same, as one op."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from eqfuse.ops import _mixing_primitive
+from eqfuse.ops._backend import resolve
+from eqfuse.ops._mixing import Block, Mixing, Rows, Slot, Term, Weights
+
+
+def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None) -> jax.Array:
+    """Dense layers without bias side by side, in one kernel: small ones cost little but launches.
+
+        out[:, k] = scale * x[:, k] @ kernels[k]
+
+    Args:
+      x: [rows, len(kernels) * n_in], the columns of layer k at k * n_in; or [rows, n_in], which all
+        of them read.
+      kernels: arrays [n_in, n_out], all of one shape.
+      scale: of the result.
+      backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition, as "xla" does.
+    Returns:
+      [rows, len(kernels) * n_out].
+    Raises:
+      ValueError: no kernels, kernels of several shapes, or an x that does not fit them.
+    """
+    shapes = {kernel.shape for kernel in kernels}
+    if len(shapes) != 1:
+        raise ValueError(f"kernels of one shape are needed, got {sorted(shapes)}")
+    [(n_in, n_out)] = shapes
+    if x.ndim != 2 or x.shape[1] not in (n_in, len(kernels) * n_in):
+        raise ValueError(
+            f"x must be [rows, {n_in}] or [rows, {len(kernels) * n_in}] for {len(kernels)} kernels "
+            f"[{n_in}, {n_out}], got shape {x.shape}"
+        )
+    mixing = _mixing(len(kernels), x.shape[1] // n_in, n_in, n_out, float(scale))
+    backend = resolve(backend, "grouped_dense")
+    arrays = [jnp.asarray(a, x.dtype) for a in (x, *kernels)]
+    [out] = _mixing_primitive.evaluate(mixing, arrays, None, x.shape[0], backend)
+    return out
+
+
+@functools.cache
+def _mixing(count: int, groups: int, n_in: int, n_out: int, scale: float) -> Mixing:
+    rows_in = Rows(groups * n_in, tuple(Block(k * n_in, n_in, 1) for k in range(groups)))
+    rows_out = Rows(count * n_out, tuple(Block(k * n_out, n_out, 1) for k in range(count)))
+    terms = tuple(Term(Slot(0, k % groups), 1 + k, Slot(1 + count, k), scale) for k in range(count))
+    return Mixing((rows_in, *[Weights((n_in, n_out))] * count), (rows_out,), terms)

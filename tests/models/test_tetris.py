@@ -19,7 +19,8 @@ NETWORK = {
 SETTINGS = {
     "nequip": NETWORK,
     # strictly local: what tells the shapes apart has to be within the cutoff
-    "allegro": NETWORK | {"latent_dim": 64, "cutoff": 4.0, "avg_num_neighbors": 3.0},
+    "allegro": NETWORK
+    | {"layers": 1, "lmax": 1, "latent_dim": 64, "cutoff": 4.0, "avg_num_neighbors": 3.0},
     "mace": NETWORK | {"parity": True, "correlation": 2},
     "tetris": {},
 }

@@ -257,10 +257,7 @@ TENSOR_PRODUCT = {
 
 CHANNELWISE = {
     "l3-both-parities": _channelwise("5x1e+5x2o", "5x1o+5x3o", keep="0o+1o+2o+3e"),
-    "mul-1": _channelwise("0e+1o", "0e+1o", shape_x=(33,), shape_y=(33,)),
-    "norm": _channelwise("8x1o+8x0e", "8x1o", irrep_normalization="norm"),
     "not-sorted": _channelwise("4x1o+4x0e+4x1o", "4x1o+4x0e", keep="0e+1o"),
-    "broadcast": _channelwise("8x0e+8x1o", "8x0e", shape_x=(3, 1), shape_y=(1, 2)),
     "zero-blocks": _channelwise("4x0e+4x1o", "4x0e+4x1o", zero_x=(True, False), keep="0e+1o"),
     "graph": _channelwise("5x0e+5x1o+5x1e", "5x0e+5x1o", keep="0e+1o", graph=SMALL),
     "graph-mul-33": _channelwise("33x0e+33x1o", "33x1o", graph=SMALL),

@@ -91,10 +91,10 @@ def main() -> None:
         print("the C library is not glibc: memory is given back between calls", file=sys.stderr)
     from benchmarks.cpu_problems import MODELS, training_step
 
-    for title, name in MODELS.items():
+    for title in MODELS:
         if options.only not in title:
             continue
-        problem = training_step(name)
+        problem = training_step(title.lower())
         slow, fast = (breakdown(problem, backend, options.turns) for backend in ("e3nn", "numba"))
         print(f"\n| {title}, {options.threads} threads | e3nn, ms | numba, ms |\n|---|---|---|")
         for part in PARTS:

@@ -204,10 +204,12 @@ class Runtime:
     def _run_pass(self, b: Builder, frame, entry, buffers, rows, nodes):
         """entry: function, rows of a unit or 0 for nodes, cost of a row and of a node, scratch."""
         block, rows, nodes = b.word(entry, 1), b.now(rows), b.now(nodes)
-        by_node = b.icmp_signed("==", block, b.number(0))
+        by_node = b.icmp_signed("<=", block, b.number(0))
         safe = b.select(by_node, b.number(1), block)
         blocks = b.sdiv(b.add(rows, b.sub(safe, b.number(1))), safe)
-        count = b.select(by_node, nodes, blocks)
+        parts = b.sub(b.number(0), block)
+        parts = b.select(b.icmp_signed("==", block, b.number(0)), b.number(1), parts)
+        count = b.select(by_node, b.mul(nodes, parts), blocks)
         work = b.mul(
             b.word(entry, 2), b.select(b.icmp_signed("<", rows, b.number(0)), b.number(0), rows)
         )

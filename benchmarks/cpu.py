@@ -1,11 +1,12 @@
 """Time the native kernels on this CPU against e3nn-jax, both jitted, run in turn in one process.
 
-    python -m benchmarks.cpu [--threads 2 4] [--only TEXT] [--json FILE]
+    python -m benchmarks.cpu [--threads 2 4] [--only TEXT] [--keep-memory] [--json FILE]
 
 For each number of threads a process of its own is bound to that many processors. Each case is first
 compared (float32, 1e-4 of the largest element), and not timed where the results differ. "ideal" is
 the time that the bytes and operations of the form take at the bandwidth and the rate measured on
-the same processors. Scratch memory is what XLA allocates for intermediates.
+the same processors. Scratch memory is what XLA allocates for intermediates. With --keep-memory
+both sides run as `train.py` does, with memory that is not given back to the system between calls.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import os
 import subprocess
 import sys
 import tempfile
+
+from eqfuse.training.memory import keep_freed_memory
 
 GROUPS = ("products", "steps", "others")
 
@@ -43,8 +46,10 @@ def measure(problem, seconds: float) -> dict:
     return {**flat, "turns": times["turns"], "compile_s": compile_s, "scratch": scratch}
 
 
-def child(threads: int, only: str, seconds: float) -> None:
+def child(threads: int, only: str, seconds: float, keep_memory: bool) -> None:
     """Measure on `threads` processors; one line of JSON for each case."""
+    if keep_memory and not keep_freed_memory():
+        sys.exit("--keep-memory needs glibc")
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     from benchmarks import cpu_problems
@@ -90,16 +95,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--only", default="", help="only cases whose group or name holds this")
     parser.add_argument("--seconds", type=float, default=6.0, help="to time each case")
+    parser.add_argument("--keep-memory", action="store_true", help="as train.py does")
     parser.add_argument("--json", help="a file for all numbers")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(options.threads[0], options.only, options.seconds)
+        child(options.threads[0], options.only, options.seconds, options.keep_memory)
         return
     results = []
     for threads in options.threads:
         command = [sys.executable, "-m", "benchmarks.cpu", "--child", "--threads", str(threads)]
         command += ["--only", options.only, "--seconds", str(options.seconds)]
+        command += ["--keep-memory"] * options.keep_memory
         with (
             tempfile.TemporaryDirectory() as cache
         ):  # so that compile times are those of a first run

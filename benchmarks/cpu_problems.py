@@ -157,9 +157,10 @@ PRODUCTS = {
     for order in ("forward", "forward + backward")
 }
 
+MODELS = ("NequIP", "Allegro", "MACE")
 STEPS = {
     f"{title} training step, 64": (lambda title=title: training_step(title.lower()))
-    for title in ("NequIP", "Allegro", "MACE")
+    for title in MODELS
 }
 
 OTHERS = {

@@ -119,7 +119,8 @@ class AllegroLayer(nn.Module):
             name="latent",
         )(jnp.concatenate([x, t.filter(keep=[SCALAR]).array], axis=1))
         x = (x + UPDATE * envelope[:, None] * new) / math.sqrt(1 + UPDATE**2)
-        v = e3nn.flax.Linear(times(self.channels, self.features), name="linear")(t)
+        irreps = times(self.channels, self.features)
+        v = ops.Linear(irreps, backend=self.backend, name="linear")(t)
         return x, v
 
 

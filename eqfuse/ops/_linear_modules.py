@@ -190,7 +190,9 @@ def _evaluate(linears, inputs, parameters, index, backend):
     if index is not None:
         lead = jnp.broadcast_shapes(lead, jnp.shape(index))
     rows = math.prod(lead)
-    arrays = [jnp.broadcast_to(x.array, (*lead, x.irreps.dim)).reshape(rows, -1) for x in inputs]
+    arrays = [
+        jnp.broadcast_to(x.array, (*lead, x.irreps.dim)).reshape(rows, x.irreps.dim) for x in inputs
+    ]
     if index is not None:
         index = jnp.broadcast_to(index, lead).reshape(rows).astype(jnp.int32)
     [out] = _mixing_primitive.evaluate(

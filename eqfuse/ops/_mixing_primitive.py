@@ -175,6 +175,10 @@ def _lowered(*arrays, mixing, num_rows, backend):
         from eqfuse.ops import _mixing_run
 
         return _mixing_run.run(mixing, values, index, num_rows, backend)
+    if backend == "numba" and num_rows and mixing.terms:
+        from eqfuse.ops._numba import run as native
+
+        return native.mix(mixing, values, index[0] if index else None, num_rows)
     return _mixing.evaluate(mixing, values, index[0] if index else None, num_rows)
 
 

@@ -6,6 +6,7 @@ import sys
 
 from eqfuse import __version__
 from eqfuse.training.config import Config, ConfigError
+from eqfuse.training.memory import keep_freed_memory
 from eqfuse.training.options import parse, to_yaml
 from eqfuse.training.resume import resumed_config
 from eqfuse.training.usage import usage
@@ -38,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _train(config: Config) -> int:
+    keep_freed_memory()
     # JAX takes seconds to import: --help and refused settings do not wait for it.
     import jax
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import warnings
@@ -151,6 +152,24 @@ def test_where_it_cannot_run_none_says_so_once(monkeypatch):
         warnings.simplefilter("error")
         assert ops.resolve(None) == "xla"
     _backend._say_once.cache_clear()
+
+
+LARGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not LARGE_PAGES.exists(), reason="large pages are of Linux")
+def test_large_results_ask_for_large_pages():
+    x = e3nn.IrrepsArray("0e+1o", jnp.ones((3_000_000, 4), jnp.float32))  # 48 MB
+    result = jax.block_until_ready(ops.tensor_product(x, x[:, :1], backend="numba").array)
+    middle = result.unsafe_buffer_pointer() + result.nbytes // 2
+    flags, inside = "", False
+    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(match[1], 16) <= middle < int(match[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+    assert " hg" in flags
+    np.testing.assert_array_equal(result, x.array)
 
 
 def _batch(seed):

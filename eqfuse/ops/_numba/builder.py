@@ -89,15 +89,22 @@ class Builder(ir.IRBuilder):
 
 
 class Module:
-    """A module of LLVM IR with its functions and texts, and the C functions that they call."""
+    """A module of LLVM IR with its functions and texts, and the C functions that they call.
 
-    def __init__(self, name: str):
+    Args:
+      name: of the module.
+      linux: whether it may call what only Linux has: madvise.
+    """
+
+    def __init__(self, name: str, linux: bool = False):
         self.module = ir.Module(name)
         self._texts = 0
         self.malloc = self._external("malloc", PTR, [I64])
         self.calloc = self._external("calloc", PTR, [I64, I64])
         self.free = self._external("free", ir.VoidType(), [PTR])
         self.sched_yield = self._external("sched_yield", I32, [])
+        if linux:
+            self.madvise = self._external("madvise", I32, [PTR, I64, I32])
         self.snprintf = self._external("snprintf", I32, [PTR, I64, PTR], var_arg=True)
 
     def __str__(self):

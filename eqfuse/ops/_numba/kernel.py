@@ -25,7 +25,7 @@ class Pass:
 
     Attributes:
       name, text: of the function, which computes units `begin` to `end`.
-      block: rows of a unit; 0 where a unit is a node.
+      block: rows of a unit; 0 where a unit is a node; -n where it is the n-th part of a node.
       row_cost, node_cost: vector operations of a row, and of a node.
       scratch: bytes of memory that a thread needs.
     """

@@ -116,7 +116,8 @@ def _runtime() -> dict[str, int]:
     from eqfuse.ops._numba.runtime import Runtime
 
     names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active")
-    addresses = _link("eqfuse_runtime", Runtime(api_version()).text(), names, {})
+    runtime = Runtime(api_version(), large_pages=sys.platform == "linux")
+    addresses = _link("eqfuse_runtime", runtime.text(), names, {})
     ctypes.c_int64.from_address(addresses["eqfuse_limit"]).value = threads()
     return addresses
 

@@ -23,7 +23,35 @@ INDEX_ROLES = {
     "sender_order": (ROWS, ROW_INDEX),
     "receiver_ptr": (NODES_AND_ONE, OFFSETS),
     "sender_ptr": (NODES_AND_ONE, OFFSETS),
+    "index": (ROWS, NODE_INDEX),
+    "order": (ROWS, ROW_INDEX),
+    "offsets": (NODES_AND_ONE, OFFSETS),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What the runtime checks of an array: [rows, width], or an index array [rows].
+
+    Attributes:
+      dtype, rank: of the array.
+      rows: what its rows are.
+      width: elements of a row.
+      role: what it holds.
+      name: for errors.
+    """
+
+    dtype: int
+    rank: int
+    rows: int
+    width: int
+    role: int
+    name: str
+
+    @classmethod
+    def of_index(cls, name: str) -> "Entry":
+        rows, role = INDEX_ROLES[name]
+        return cls(DTYPES["int32"], 1, rows, 0, role, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +87,9 @@ def generate(form: Form, dtype: str, machine: Machine) -> Module:
     written = [_copy_pass(form, copied, buffers, copies)] if copied else []
     written += [write_pass(p, buffers, copies, f"pass_{p.owner.value}") for p in plans]
 
-    parts = [ir.declarations(dtype), *copies.functions.values(), *(p.text for p in written)]
-    parts.append(_spec(form, dtype, keys, copied, written, len(index_arrays)))
-    text = "\n".join(parts)
-    name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-    handler = (
-        f"define ptr @{name}(ptr %frame) {{\n  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)"
-    )
-    text += f"declare ptr @eqfuse_call(ptr, ptr)\n{handler}\n  ret ptr %r\n}}\n"
+    entries = _entries(form, dtype, keys, copied)
+    texts = [ir.declarations(dtype), *copies.functions.values(), *(p.text for p in written)]
+    text, name = assembled(texts, entries, len(form.inputs) + len(index_arrays), written)
     widths = tuple(layout.size for layout in copied.values())
     return Module(name, text, index_arrays, widths)
 
@@ -99,38 +122,57 @@ def _copy_pass(form: Form, copied, buffers: Buffers, copies: Copies) -> Pass:
     return Pass("pass_copy", f.text(), 0, 0, cost, 0)
 
 
-def _spec(form: Form, dtype: str, keys, copied, passes: list[Pass], num_indices: int) -> str:
-    """Constants: what the runtime checks of each buffer, and the passes it runs."""
-    names, entries = [], []
-    for n, (side, which) in enumerate(keys):
+def _entries(form: Form, dtype: str, keys, copied) -> list[Entry]:
+    entries = []
+    for side, which in keys:
         if side == "index":
-            rows, role = INDEX_ROLES[which]
-            words, name = (DTYPES["int32"], 1, rows, 0, role), which
-        else:
-            operand = (form.outputs if side == "out" else form.inputs)[which]
-            width = copied[which].size if side == "copy" else operand.size
-            rows = ROWS if operand.index is Index.ROW else NODES
-            words, name = (DTYPES[dtype], 2, rows, width, DATA), operand.name
-        text = f"{'copy of ' if side == 'copy' else ''}{name}".encode() + b"\\00"
-        size = len(text) - 2
-        names.append(f'@name{n} = internal constant [{size} x i8] c"{text.decode()}"')
+            entries.append(Entry.of_index(which))
+            continue
+        operand = (form.outputs if side == "out" else form.inputs)[which]
+        width = copied[which].size if side == "copy" else operand.size
+        rows = ROWS if operand.index is Index.ROW else NODES
+        name = f"{'copy of ' if side == 'copy' else ''}{operand.name}"
+        entries.append(Entry(DTYPES[dtype], 2, rows, width, DATA, name))
+    return entries
+
+
+def assembled(texts, entries: list[Entry], num_arguments: int, passes) -> tuple[str, str]:
+    """A module's text and its name: functions, what the runtime checks and runs, the handler.
+
+    Args:
+      texts: of the functions.
+      entries: for the arguments, then for the results.
+      passes: in the order in which they run.
+    """
+    names, checks = [], []
+    for n, entry in enumerate(entries):
+        text = entry.name.encode() + b"\\00"
+        names.append(f'@name{n} = internal constant [{len(text) - 2} x i8] c"{text.decode()}"')
+        words = (entry.dtype, entry.rank, entry.rows, entry.width, entry.role)
         numbers = ", ".join(f"i64 {w}" for w in words)
-        entries.append(f"{{i64, i64, i64, i64, i64, ptr}} {{{numbers}, ptr @name{n}}}")
+        checks.append(f"{{i64, i64, i64, i64, i64, ptr}} {{{numbers}, ptr @name{n}}}")
     runs = [
         "{ptr, i64, i64, i64, i64} "
         f"{{ptr @{p.name}, i64 {p.block}, i64 {p.row_cost}, i64 {p.node_cost}, i64 {p.scratch}}}"
         for p in passes
     ]
-    args = len(form.inputs) + num_indices
-    counts = f"i64 {args}, i64 {len(keys) - args}, i64 {len(passes)}"
-    return "\n".join(
+    counts = f"i64 {num_arguments}, i64 {len(entries) - num_arguments}, i64 {len(passes)}"
+    text = "\n".join(
         [
+            *texts,
             *names,
-            f"@buffers = internal constant [{len(entries)} x {{i64, i64, i64, i64, i64, ptr}}] "
-            f"[{', '.join(entries)}]",
+            f"@buffers = internal constant [{len(checks)} x {{i64, i64, i64, i64, i64, ptr}}] "
+            f"[{', '.join(checks)}]",
             f"@passes = internal constant [{len(runs)} x {{ptr, i64, i64, i64, i64}}] "
             f"[{', '.join(runs)}]",
             "@spec = internal constant {i64, i64, i64, ptr, ptr} "
             f"{{{counts}, ptr @buffers, ptr @passes}}\n",
         ]
     )
+    name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    text += (
+        "declare ptr @eqfuse_call(ptr, ptr)\n"
+        f"define ptr @{name}(ptr %frame) {{\n"
+        "  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)\n  ret ptr %r\n}\n"
+    )
+    return text, name

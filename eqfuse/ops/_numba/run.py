@@ -6,7 +6,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from eqfuse.ops._form import Form, Index
+from eqfuse.ops._mixing import Mixing, Rows
 from eqfuse.ops._numba import machine
+from eqfuse.ops._numba import mixing as native_mixing
 from eqfuse.ops._numba.module import generate
 
 native_p = Primitive("eqfuse_native")
@@ -35,6 +37,38 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
         shapes=tuple(shapes),
     )
     return [r.astype(dtype) for r in results[: len(form.outputs)]]
+
+
+def mix(mixing: Mixing, arrays, index, num_rows: int) -> list[jax.Array]:
+    """The outputs of a mixing, computed by its native kernel; arguments as `_mixing.evaluate`."""
+    dtype = arrays[0].dtype
+    wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
+    module = native_mixing.generate(mixing, wide.name, machine.machine())
+    num_sets = max(1, mixing.num_sets)
+
+    def flat(operand, array):
+        return array if isinstance(operand, Rows) else array.reshape(num_sets, -1)
+
+    inputs = [flat(o, a) for o, a in zip(mixing.inputs, arrays, strict=True)]
+    for i in native_mixing.transposed(mixing):
+        inputs.append(jnp.swapaxes(arrays[i], -1, -2).reshape(num_sets, -1))
+    indices = []
+    if index is not None:
+        index = index.astype(jnp.int32)
+        indices.append(index)
+    if "order" in module.index_arrays:
+        counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
+        indices += [jnp.argsort(index).astype(jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)]
+    rows = [num_rows if isinstance(o, Rows) else num_sets for o in mixing.outputs]
+    widths = [native_mixing.width_of(o) for o in mixing.outputs]
+    shapes = [*zip(rows, widths, strict=True), *((num_rows, width) for width in module.copies)]
+    results = native_p.bind(
+        *(a.astype(wide) for a in inputs), *indices, module=module, shapes=tuple(shapes)
+    )
+    return [
+        r.astype(dtype).reshape(mixing.shape(o, num_rows))
+        for o, r in zip(mixing.outputs, results, strict=False)
+    ]
 
 
 @native_p.def_abstract_eval

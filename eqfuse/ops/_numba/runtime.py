@@ -14,12 +14,15 @@ EXTENSION = 1
 SIDES = (("argument", 7, 8, 9), ("result", 12, 13, 14))  # count, types, pointers
 FRAME_WORDS, API_WORDS, BUFFER_WORDS = 21, 19, 6
 ERROR_CREATE = 6
-METADATA_EXTENSION, BUFFER_TYPE = 1, 1
+METADATA_EXTENSION, BUFFER_TYPE, FLOAT64 = 1, 1, 12
 INVALID_ARGUMENT, OUT_OF_RANGE, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 3, 11, 8, 9
 
 # rows of a buffer, and what an index array may hold
 ROWS, NODES, NODES_AND_ONE = 0, 1, 2
 DATA, NODE_INDEX, ROW_INDEX, OFFSETS = 0, 1, 2, 3
+
+LARGE, LARGE_PAGE, MADV_HUGEPAGE = 1 << 22, 1 << 21, 14
+"""Bytes of results worth large pages, bytes of a large page, and Linux's word for them."""
 
 
 class Runtime:
@@ -27,11 +30,12 @@ class Runtime:
 
     Args:
       version: of XLA's foreign function interface, major and minor.
+      large_pages: ask Linux for large pages where large results are written.
     """
 
-    def __init__(self, version: tuple[int, int]):
-        self.module = Module("eqfuse_runtime")
-        self.version = version
+    def __init__(self, version: tuple[int, int], large_pages: bool):
+        self.module = Module("eqfuse_runtime", large_pages)
+        self.version, self.large_pages = version, large_pages
         self.parallel = Threads(self.module).parallel
         self._call()
 
@@ -89,6 +93,10 @@ class Runtime:
             entry = b.word_at(table, b.mul(k, b.number(6)))
             data = b.load(b.gep(buffers, [k], source_etype=PTR), typ=PTR)
             self._check_indices(b, frame, entry, data, b.now(rows), b.now(nodes))
+        if self.large_pages:
+            with b.each(counts[1]) as k:
+                buffer = b.pointer(b.pointer(frame, SIDES[1][3]), k)
+                self._ask_for_large_pages(b, buffer)
         with b.each(b.word(spec, 2)) as k:
             self._run_pass(b, frame, b.word_at(passes, b.mul(k, b.number(5))), buffers, rows, nodes)
         b.ret(null)
@@ -127,6 +135,22 @@ class Runtime:
             text = "eqfuse: %s must have %lld rows, got %lld"
             values = [name, b.add(b.now(known), more), b.word(dims, 0)]
             self._fail(b, frame, INVALID_ARGUMENT, text, *values)
+
+    def _ask_for_large_pages(self, b: Builder, result):
+        """A large result is often in new memory, and half the time goes into mapping small pages.
+
+        The request concerns whole large pages inside the result; Linux may decline it.
+        """
+        dims = b.pointer(result, 5)
+        is_double = b.icmp_unsigned("==", b.low_half(result, 2), b.number(FLOAT64))
+        item = b.select(is_double, b.number(8), b.number(4))
+        size = b.mul(b.mul(b.word(dims, 0), b.word(dims, 1)), item)
+        with b.if_then(b.icmp_signed(">=", size, b.number(LARGE))):
+            start = b.word(result, 3)
+            first = b.and_(b.add(start, b.number(LARGE_PAGE - 1)), b.number(-LARGE_PAGE))
+            length = b.and_(b.sub(b.add(start, size), first), b.number(-LARGE_PAGE))
+            advice = ir.Constant(I32, MADV_HUGEPAGE)
+            b.call(self.module.madvise, [b.inttoptr(first, PTR), length, advice])
 
     def _check_indices(self, b: Builder, frame, entry, data, rows, nodes):
         """Every index in range, orders permutations; offsets in order and over all rows."""
@@ -180,10 +204,12 @@ class Runtime:
     def _run_pass(self, b: Builder, frame, entry, buffers, rows, nodes):
         """entry: function, rows of a unit or 0 for nodes, cost of a row and of a node, scratch."""
         block, rows, nodes = b.word(entry, 1), b.now(rows), b.now(nodes)
-        by_node = b.icmp_signed("==", block, b.number(0))
+        by_node = b.icmp_signed("<=", block, b.number(0))
         safe = b.select(by_node, b.number(1), block)
         blocks = b.sdiv(b.add(rows, b.sub(safe, b.number(1))), safe)
-        count = b.select(by_node, nodes, blocks)
+        parts = b.sub(b.number(0), block)
+        parts = b.select(b.icmp_signed("==", block, b.number(0)), b.number(1), parts)
+        count = b.select(by_node, b.mul(nodes, parts), blocks)
         work = b.mul(
             b.word(entry, 2), b.select(b.icmp_signed("<", rows, b.number(0)), b.number(0), rows)
         )

@@ -1,0 +1,107 @@
+"""What a training step on this CPU spends its time on, by part of the model, for both backends.
+
+    python -m benchmarks.cpu_breakdown [--threads 1] [--only TEXT] [--turns 15]
+
+XLA's profiler times every operation of the compiled step; each counts with its shortest run, so
+that other programs on the machine do not enter, and goes to the part that its name tells. On more
+than one thread operations overlap, and their sum is more than the time of a step. Memory is kept
+between calls, as in `train.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import pathlib
+import re
+import sys
+import tempfile
+
+from eqfuse.training.memory import keep_freed_memory
+
+PARTS = {
+    "native kernels": r"eqfuse_native",
+    "radial networks": r"/radial/",
+    "products and sums": r"ijk|abck?,|ak,|\.\.\.pu|layer_\d+/(gather|scatter|split|concatenate)",
+    "linears of nodes": r"/(linear_\w+|skip|readout\w*)/",
+    "the rest of the layers": r"/layer_\d+/",
+    "edges: harmonics, basis": r"/model/",
+    "the rest": r"",
+}
+"""Regular expressions for the names of operations; the first that matches counts."""
+
+INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
+
+
+def named(hlo: str) -> dict[str, str]:
+    """The operations of a compiled module, by name: where in the model they come from."""
+    found = {}
+    for line in hlo.splitlines():
+        if instruction := INSTRUCTION.match(line):
+            origin = re.search(r'op_name="([^"]*)"', line)
+            found[instruction[1]] = origin[1] if origin else ""
+    return found
+
+
+def milliseconds(step, args, turns: int) -> dict[str, float]:
+    """Each operation's shortest time, times how often it runs in a step."""
+    import jax
+    from jax.profiler import ProfileData
+
+    for _ in range(3):
+        jax.block_until_ready(step(*args))
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(turns):
+                jax.block_until_ready(step(*args))
+        [file] = pathlib.Path(folder).rglob("*.xplane.pb")
+        profile = ProfileData.from_file(str(file))
+    times = collections.defaultdict(list)
+    for plane in profile.planes:
+        for line in plane.lines:
+            for event in line.events:
+                times[event.name].append(event.duration_ns / 1e6)
+    return {name: min(t) * len(t) / turns for name, t in times.items()}
+
+
+def breakdown(problem, backend: str, turns: int) -> dict[str, float]:
+    """Milliseconds of a step, by part."""
+    import jax
+
+    step = jax.jit(problem.function(backend)).lower(*problem.args).compile()
+    origins, parts = named(step.as_text()), dict.fromkeys(PARTS, 0.0)
+    for name, time in milliseconds(step, problem.args, turns).items():
+        if name in origins:
+            text = f"{name} {origins[name]}"
+            parts[next(p for p, pattern in PARTS.items() if re.search(pattern, text))] += time
+    return parts
+
+
+def main() -> None:
+    """Measure and print tables in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="only models whose name holds this")
+    parser.add_argument("--turns", type=int, default=15)
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
+    if not keep_freed_memory():
+        print("the C library is not glibc: memory is given back between calls", file=sys.stderr)
+    from benchmarks.cpu_problems import MODELS, training_step
+
+    for title in MODELS:
+        if options.only not in title:
+            continue
+        problem = training_step(title.lower())
+        slow, fast = (breakdown(problem, backend, options.turns) for backend in ("e3nn", "numba"))
+        print(f"\n| {title}, {options.threads} threads | e3nn, ms | numba, ms |\n|---|---|---|")
+        for part in PARTS:
+            print(f"| {part} | {slow[part]:.1f} | {fast[part]:.1f} |")
+        total = sum(slow.values()), sum(fast.values())
+        print(f"| sum | {total[0]:.1f} | {total[1]:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

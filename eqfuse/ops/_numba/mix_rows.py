@@ -1,0 +1,129 @@
+"""The pass of a mixing that computes its outputs by row: some rows at once, for each weight read.
+
+For each block of an output, sums for some rows, all components and some vectors of channels stay
+in registers, while the channels of what is mixed pass by, each number in all lanes.
+"""
+
+from eqfuse.ops._mixing import Block, Rows
+from eqfuse.ops._numba.ir import Function
+from eqfuse.ops._numba.kernel import Pass
+from eqfuse.ops._numba.layout import padded
+from eqfuse.ops._numba.mixing import Lanes, Layouts, Product, width_of
+
+AT_ONCE = 4
+"""Rows of a unit of work; one where each row has weights of its own."""
+
+MOST_NUMBERS, MOST_VECTORS = 8, 4
+"""Numbers (rows times components) and vectors of channels whose products are summed together."""
+
+
+def write_pass(layouts: Layouts) -> Pass:
+    f = layouts.function("mix_rows")
+    count = 1 if layouts.mixing.num_sets else AT_ONCE
+    writer = _Writer(layouts, f)
+    whole = f.value(f"sdiv i64 %rows, {count}")
+    with f.loop("%end", start="%begin") as units:
+        first = f.times(units.index, count)
+        is_whole = f.value(f"icmp slt i64 {units.index}, {whole}")
+        with f.loop(f.value(f"zext i1 {is_whole} to i64")):
+            cost = writer.write(first, count)
+        if count > 1:
+            stop = f.value(f"select i1 {is_whole}, i64 {first}, i64 %rows")
+            with f.loop(stop, start=first) as rest:
+                writer.write(rest.index, 1)
+    blocks = [block for found in layouts.products.values() for block in found]
+    scratch = max((layouts.copy_width(b) for b in blocks), default=0) * f.bytes * count
+    return Pass("mix_rows", f.text(), count, cost // count, 0, scratch)
+
+
+class _Writer:
+    def __init__(self, layouts: Layouts, f: Function):
+        self.layouts, self.mixing, self.f = layouts, layouts.mixing, f
+        wanted = [key for key in layouts.places if key[0] in ("in", "transposed", "out")]
+        self.arrays = {key: layouts.array(f, *key) for key in wanted}
+        self.index = layouts.array(f, "index", "index") if self.mixing.num_sets else None
+
+    def write(self, first: str, count: int) -> int:
+        """All outputs of `count` rows; the vector operations that takes."""
+        f, cost = self.f, 0
+        self.numbers = [first, *(f.plus(first, r) for r in range(1, count))]
+        self.sets = [f.load_index(self.index, n) if self.index else "0" for n in self.numbers]
+        for o, operand in enumerate(self.mixing.outputs):
+            if not isinstance(operand, Rows):
+                continue
+            blocks = self.layouts.products.get(o, {})
+            rows = [f.at(self.arrays["out", o], n, operand.size * f.bytes) for n in self.numbers]
+            if sum(b.mul * b.dim for b in blocks) < operand.size:
+                for row in rows:
+                    f.zero(row, operand.size * f.bytes)
+            for block, products in blocks.items():
+                together = max(1, min(count, MOST_NUMBERS // block.dim))
+                for r in range(0, count, together):
+                    chosen = range(r, min(count, r + together))
+                    cost += self._block(block, products, chosen, rows, operand.size)
+        return cost
+
+    def _block(self, block: Block, products: list[Product], chosen, rows, size: int) -> int:
+        """One block of some rows of an output."""
+        f, cost, stride = self.f, 0, padded(block.mul, self.layouts.widest)
+        most = (self.layouts.registers - 6) // (len(chosen) * block.dim)
+        for vectors in self.layouts.lanes(block.mul, max(1, min(most, MOST_VECTORS))):
+            keys = [(r, k, v) for r in chosen for k in range(block.dim) for v in vectors]
+            sums = {key: f.constant(0.0, key[2][1]) for key in keys}
+            for product in products:
+                sums = self._add(block, product, vectors, sums)
+                cost += len(keys) * (product.source[1].mul if product.source else 1)
+            for (r, k, (start, lanes)), value in sums.items():
+                if block.dim == 1:
+                    place = f.at(rows[r], (block.offset + start) * f.bytes)
+                else:
+                    element = (r - chosen[0]) * block.dim * stride + k * stride + start
+                    place = f.at("%scratch", element * f.bytes)
+                f.store(value, place, lanes)
+        if block.dim > 1:
+            for r in chosen:
+                copy = f.at("%scratch", (r - chosen[0]) * block.dim * stride * f.bytes)
+                self.layouts.copies.unpack(f, self.layouts.layout(block, size), rows[r], copy)
+        return cost
+
+    def _add(self, block: Block, product: Product, vectors: list[Lanes], sums: dict) -> dict:
+        """The sums with a product added, in a loop over the channels of its source."""
+        f, (_, n) = self.f, product.weights
+        base, step = self.arrays[product.weights], width_of(self.mixing.inputs[n]) * f.bytes
+        matrices = {r: f.at(base, self.sets[r], step) for r, _, _ in sums}
+        if product.source is None:
+            scale = {v: f.constant(product.scale, v[1]) for v in vectors}
+            biases = {(r, v): f.load(f.at(matrices[r], v[0] * f.bytes), v[1]) for r, _, v in sums}
+            return {
+                (r, k, v): f.fma(scale[v], biases[r, v], total, v[1])
+                for (r, k, v), total in sums.items()
+            }
+        first = [f.constant(0.0, lanes) for _, _, (_, lanes) in sums]
+        kinds = [f.vector(lanes) for _, _, (_, lanes) in sums]
+        rows = self._sources(product, sums)
+        with f.loop(str(product.source[1].mul), carried=first, kinds=kinds) as channels:
+            numbers = {r: f.at(row, channels.index, block.dim * f.bytes) for r, row in rows.items()}
+            weights, loaded, found = {}, {}, []
+            for (r, k, v), total in zip(sums, channels.carried, strict=True):
+                matrix = matrices[r]  # one name for all rows, unless they have sets
+                if (matrix, v) not in weights:
+                    line = f.at(matrix, channels.index, block.mul * f.bytes)
+                    weights[matrix, v] = f.load(f.at(line, v[0] * f.bytes), v[1])
+                if (r, k) not in loaded:
+                    loaded[r, k] = f.load(f.at(numbers[r], k * f.bytes))
+                number = f.splat(loaded[r, k], v[1])
+                found.append(f.fma(number, weights[matrix, v], total, v[1]))
+            channels.next = found
+        return {
+            key: f.fma(f.constant(product.scale, key[2][1]), new, total, key[2][1])
+            for (key, total), new in zip(sums.items(), channels.carried, strict=True)
+        }
+
+    def _sources(self, product: Product, sums: dict) -> dict[int, str]:
+        """Where the block that is mixed starts, by row."""
+        f, (n, block) = self.f, product.source
+        step = self.mixing.operands[n].size * f.bytes
+        return {
+            r: f.at(f.at(self.arrays["in", n], self.numbers[r], step), block.offset * f.bytes)
+            for r, _, _ in sums
+        }

@@ -1,0 +1,170 @@
+"""A mixing of channels as functions of LLVM IR: products of small matrices, without transposes.
+
+XLA multiplies matrices fast, but a row in e3nn's mul_ir is a matrix [mul, dim] whose channels lie
+apart, which it transposes before and after, and the weights that each row chooses it copies for
+each row. Here rows are read where they are, one number in all lanes, weights fill the lanes, and
+only results are transposed, in registers. `mix_rows` and `mix_weights` write the passes.
+"""
+
+import dataclasses
+import functools
+import math
+
+from eqfuse.ops._form import Operand, Segment
+from eqfuse.ops._mixing import Block, Mixing, Rows, Term, Weights
+from eqfuse.ops._numba import ir
+from eqfuse.ops._numba.ir import Function
+from eqfuse.ops._numba.kernel import SIGNATURE, Pass
+from eqfuse.ops._numba.layout import Copies, Layout, padded
+from eqfuse.ops._numba.module import DATA, DTYPES, NODES, ROWS, Entry, Module, assembled
+from eqfuse.ops._numba.plan import Machine
+
+Lanes = tuple[int, int]
+"""A vector of channels: the first, and how many."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A term that adds to a block of rows: scale * weights * source.
+
+    Attributes:
+      source: (operand, block), or None for a bias.
+      weights: "in" or "transposed", and the number of the input.
+    """
+
+    source: tuple[int, Block] | None
+    weights: tuple[str, int]
+    scale: float
+
+
+class Layouts:
+    """The terms of a mixing by what they add to, and the arrays of its kernel.
+
+    Arguments of the kernel: the inputs, weights as [sets, elements]; those of `transposed`; index
+    arrays. Results: the outputs, alike; copies, [rows, elements], of the blocks of rows that
+    gradients of weights read with their channels side by side. All by number in `places`.
+    """
+
+    def __init__(self, mixing: Mixing, dtype: str, machine: Machine):
+        self.mixing, self.dtype, self.registers = mixing, dtype, machine.registers
+        self.widest = machine.vector_bytes // ir.BYTES[dtype]
+        self.copies = Copies(dtype, self.widest)
+        self.gradients: dict[int, list[Term]] = {}
+        self.products: dict[int, dict[Block, list[Product]]] = {}
+        for term in mixing.terms:
+            self._sort(term)
+        read = [(t.z.operand, self.block(t.z)) for terms in self.gradients.values() for t in terms]
+        self.packed = [key for key in dict.fromkeys(read) if key[1].dim > 1]
+        self.index_arrays = ("index",) * bool(mixing.num_sets)
+        self.index_arrays += ("order", "offsets") * bool(mixing.num_sets and self.gradients)
+        keys = [("in", i) for i in range(len(mixing.inputs))]
+        keys += [("transposed", i) for i in transposed(mixing)]
+        keys += [("index", name) for name in self.index_arrays]
+        self.num_arguments = len(keys)
+        keys += [("out", o) for o in range(len(mixing.outputs))]
+        keys += [("copy", n) for n in range(len(self.packed))]
+        self.places = {key: n for n, key in enumerate(keys)}
+
+    def _sort(self, term: Term):
+        o = self.mixing.output_of(term)
+        if isinstance(self.mixing.outputs[o], Weights):
+            self.gradients.setdefault(o, []).append(term)
+            return
+        forward = term.z.operand >= len(self.mixing.inputs)
+        source, target = (term.x, term.z) if forward else (term.z, term.x)
+        product = Product(
+            source and (source.operand, self.block(source)),
+            ("in" if forward else "transposed", term.w),
+            term.scale,
+        )
+        blocks = self.products.setdefault(o, {})
+        blocks.setdefault(self.block(target), []).append(product)
+
+    def block(self, slot) -> Block:
+        return self.mixing.operands[slot.operand].blocks[slot.block]
+
+    def function(self, name: str) -> Function:
+        return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
+
+    def array(self, f: Function, side: str, n) -> str:
+        return f.load_pointer(f.at("%buffers", self.places[side, n] * 8))
+
+    def operand(self, f: Function, n: int) -> str:
+        """The array of an input or an output."""
+        inputs = len(self.mixing.inputs)
+        return self.array(f, "in", n) if n < inputs else self.array(f, "out", n - inputs)
+
+    def lanes(self, mul: int, most: int) -> list[list[Lanes]]:
+        """`mul` channels as vectors of powers of two, at most `most` of them together."""
+        found, start = [], 0
+        while start < mul:
+            found.append((start, min(self.widest, 1 << ((mul - start).bit_length() - 1))))
+            start += found[-1][1]
+        return [found[n : n + most] for n in range(0, len(found), most)]
+
+    def copy_width(self, block: Block) -> int:
+        """Elements of a block with its channels side by side, padded to whole vectors."""
+        return block.dim * padded(block.mul, self.widest)
+
+    def layout(self, block: Block, size: int) -> Layout:
+        segment = Segment(block.offset, block.mul, block.dim, block.dim, 1)
+        return Layout(Operand("rows", size, (segment,), True), (0,), True, self.widest)
+
+    def entries(self) -> list[Entry]:
+        """What the runtime checks of each array."""
+        entries = []
+        for side, n in self.places:
+            if side == "index":
+                entries.append(Entry.of_index(n))
+                continue
+            if side == "copy":
+                rows, width = ROWS, self.copy_width(self.packed[n][1])
+            else:
+                operand = (self.mixing.outputs if side == "out" else self.mixing.inputs)[n]
+                rows, width = ROWS if isinstance(operand, Rows) else NODES, width_of(operand)
+            name = f"{side} {n} of a mixing"
+            entries.append(Entry(DTYPES[self.dtype], 2, rows, width, DATA, name))
+        return entries
+
+
+def transposed(mixing: Mixing) -> tuple[int, ...]:
+    """The weights that are read transposed: those of terms whose output is x."""
+    n = len(mixing.inputs)
+    return tuple(sorted({t.w for t in mixing.terms if t.x is not None and t.x.operand >= n}))
+
+
+def width_of(operand: Rows | Weights) -> int:
+    """Elements of a row, or of the weights of one set."""
+    return operand.size if isinstance(operand, Rows) else math.prod(operand.shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def generate(mixing: Mixing, dtype: str, machine: Machine) -> Module:
+    """The module that computes a mixing in one dtype, "float32" or "float64"."""
+    from eqfuse.ops._numba import mix_rows, mix_weights
+
+    layouts = Layouts(mixing, dtype, machine)
+    passes = [_copy_pass(layouts)] if layouts.packed else []
+    if any(isinstance(o, Rows) for o in mixing.outputs):
+        passes.append(mix_rows.write_pass(layouts))
+    passes += [mix_weights.write_pass(layouts, o) for o in layouts.gradients]
+    texts = [ir.declarations(dtype), *layouts.copies.functions.values()]
+    texts += [p.text for p in passes]
+    text, name = assembled(texts, layouts.entries(), layouts.num_arguments, passes)
+    widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
+    return Module(name, text, layouts.index_arrays, widths)
+
+
+def _copy_pass(layouts: Layouts) -> Pass:
+    """The blocks of `packed`, to [dim, mul]."""
+    f, cost = layouts.function("mix_copy"), 0
+    sources = [layouts.operand(f, n) for n, _ in layouts.packed]
+    targets = [layouts.array(f, "copy", n) for n in range(len(layouts.packed))]
+    with f.loop("%end", start="%begin") as rows:
+        for (n, block), source, target in zip(layouts.packed, sources, targets, strict=True):
+            size, width = layouts.mixing.operands[n].size, layouts.copy_width(block)
+            row = f.at(source, rows.index, size * f.bytes)
+            copy = f.at(target, rows.index, width * f.bytes)
+            layouts.copies.pack(f, layouts.layout(block, size), row, copy)
+            cost += 4 * width // layouts.widest
+    return Pass("mix_copy", f.text(), 1, cost, 0, 0)

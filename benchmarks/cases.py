@@ -4,7 +4,7 @@ import dataclasses
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops import _build, _symmetric_contraction
+from eqfuse.ops import _build, _build_uuu, _symmetric_contraction
 from eqfuse.ops._form import Form
 from eqfuse.ops.show import derivatives
 
@@ -82,7 +82,7 @@ class Channelwise:
         """As `Case.forms`."""
         irreps = e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y)
         keep = tuple(ir for _, ir in e3nn.Irreps(self.keep))
-        product = _build.channelwise_tensor_product(*irreps, keep, "component", on_graph=True)
+        product = _build_uuu.channelwise_tensor_product(*irreps, keep, "component", on_graph=True)
         return derivatives(product.form)
 
 

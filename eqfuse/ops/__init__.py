@@ -1,10 +1,11 @@
 """Equivariant operations, drop-in for e3nn-jax, as fused kernels.
 
-Read in this order: `_form` (what a product is, and its derivatives), `_build` (irreps to forms),
-`_primitive` (forms in JAX), `_xla` (forms in jax.numpy), `_body`, `_kernel` and `_plan` (forms as
-Triton kernels), `_triton` (kernels compiled, kept and launched), then the public functions. The
-dense part is `_mixing` (what a Linear is, and its derivatives), `_mixing_kernel` (as a kernel), and
-`_fused` with `_fused_kernel` and `_fused_backward` (product, Linear and gate in one).
+Read in this order: `_form` (what a product is, and its derivatives), `_build` and `_build_uuu`
+(irreps to forms), `_primitive` (forms in JAX), `_xla` (forms in jax.numpy), `_body`, `_kernel` and
+`_plan` (forms as Triton kernels), `_triton` (kernels compiled, kept and launched), then the public
+functions.
+The dense part is `_mixing` (what a Linear is, and its derivatives), `_mixing_kernel` (as a kernel),
+and `_fused` with `_fused_kernel` and `_fused_backward` (product, Linear and gate in one).
 """
 
 from eqfuse.ops._ahead import compile_ahead

@@ -2,7 +2,7 @@
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops import _build, _primitive, _reference
+from eqfuse.ops import _build_uuu, _primitive, _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._tensor_product import (
@@ -56,9 +56,9 @@ def channelwise_tensor_product(
     }
     if are_irreps(x, y):
         irreps = e3nn.Irreps(x), e3nn.Irreps(y)
-        return _build.channelwise_tensor_product(*irreps, **options).irreps_out
+        return _build_uuu.channelwise_tensor_product(*irreps, **options).irreps_out
     x, y = operands("channelwise_tensor_product", x, y)
-    product = _build.channelwise_tensor_product(
+    product = _build_uuu.channelwise_tensor_product(
         x.irreps,
         y.irreps,
         **options,

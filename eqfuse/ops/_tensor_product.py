@@ -7,7 +7,7 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _build, _primitive
+from eqfuse.ops import _build, _build_uuu, _primitive
 from eqfuse.ops._backend import resolve
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -135,7 +135,7 @@ def elementwise_tensor_product(
             irrep_normalization=irrep_normalization,
         )
     build = functools.partial(
-        _build.elementwise_tensor_product,
+        _build_uuu.elementwise_tensor_product,
         filter_ir_out=irreps_filter(filter_ir_out),
         normalization=normalization(irrep_normalization),
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cases import CASES
-from eqfuse.ops import _build
+from eqfuse.ops import _build, _build_uuu
 from eqfuse.ops._form import Form, Index, Operand, Path, Segment, Slot
 
 EPS = np.finfo(np.float64).eps
@@ -309,4 +309,4 @@ def test_products_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"irrep_normalization='unit'.*'component', 'norm'"):
         _build.tensor_product(e3nn.Irreps("1o"), e3nn.Irreps("1o"), None, "unit")
     with pytest.raises(ValueError, match=r"same number of irreps, got 2 \(2x1o\) and 1 \(1x1o\)"):
-        _build.elementwise_tensor_product(e3nn.Irreps("2x1o"), e3nn.Irreps("1o"), None, "none")
+        _build_uuu.elementwise_tensor_product(e3nn.Irreps("2x1o"), e3nn.Irreps("1o"), None, "none")

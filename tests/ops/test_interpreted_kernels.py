@@ -4,7 +4,7 @@ import e3nn_jax as e3nn
 import numpy as np
 import pytest
 
-from eqfuse.ops import _build, _plan
+from eqfuse.ops import _build, _build_uuu, _plan
 from eqfuse.ops._form import Form, Index
 from tests.ops.cases import ELEMENTWISE, GRAPH, SMALL, TENSOR_PRODUCT, Case
 
@@ -28,7 +28,7 @@ def product(case: Case) -> Form:
     keep = None if case.keep is None else tuple(ir for _, ir in e3nn.Irreps(case.keep))
     zeros = {"zero_x": case.zero_x, "zero_y": case.zero_y}
     if case.op == "elementwise_tensor_product":
-        return _build.elementwise_tensor_product(*irreps, keep, "component", **zeros).form
+        return _build_uuu.elementwise_tensor_product(*irreps, keep, "component", **zeros).form
     return _build.tensor_product(
         *irreps,
         keep,

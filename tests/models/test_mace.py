@@ -37,7 +37,8 @@ def test_every_output_irrep_is_equivariant(graph, rotation, inversion):
     variables = variables_of(model, graph)
     apply = jax.jit(lambda v: model.apply(variables, v, graph.species, graph.edges))
     out = apply(graph.vectors)
-    assert all(np.abs(chunk).max() > 1e-4 for chunk in out.chunks)
+    # The pseudoscalar of nearly flat molecules is small, and far above what rounding would leave.
+    assert all(np.abs(chunk).max() > 1e-6 for chunk in out.chunks)
 
     matrix = -rotation if inversion else rotation
     turned = apply(graph.vectors @ matrix.T)

@@ -14,6 +14,7 @@ import optax
 from eqfuse import models
 from eqfuse.graph import Graph
 from eqfuse.ops import Edges
+from eqfuse.training.flat import Flat
 
 SIZES = ((135, 2_700), (3_000, 160_000))
 BACKENDS = {"e3nn-jax": "e3nn", "eqfuse": "triton"}
@@ -47,9 +48,13 @@ def training_step(name: str, backend: str, num_nodes: int, num_edges: int):
     model = models.build(name, **fields, **MODELS[name], backend=backend)
     potential = models.Potential(model, (1.0,) * NUM_SPECIES, (0.0,) * NUM_SPECIES)
     optimizer = optax.adam(0.01)
+    graph = batch(num_nodes, num_edges)
+    vectors = jax.ShapeDtypeStruct((num_edges, 3), jnp.float32)
+    params = jax.eval_shape(potential.init, jax.random.key(0), vectors, graph.species, graph.edges)
+    flat = Flat.of(params)
 
     def loss(params, graph, energy, forces):
-        prediction = models.predict(potential, params, graph)
+        prediction = models.predict(potential, flat.unflatten(params), graph)
         return jnp.mean((prediction.energy - energy) ** 2) + jnp.mean(
             (prediction.forces - forces) ** 2
         )
@@ -59,9 +64,7 @@ def training_step(name: str, backend: str, num_nodes: int, num_edges: int):
         updates, state = optimizer.update(gradient, state)
         return optax.apply_updates(params, updates), state, value
 
-    graph = batch(num_nodes, num_edges)
-    vectors = jax.ShapeDtypeStruct((num_edges, 3), jnp.float32)
-    params = jax.eval_shape(potential.init, jax.random.key(0), vectors, graph.species, graph.edges)
+    params = jax.ShapeDtypeStruct((flat.size,), flat.dtype)
     state = jax.eval_shape(optimizer.init, params)
     labels = [jax.ShapeDtypeStruct((NUM_GRAPHS,), jnp.float32), graph.positions]
     return step, (params, state, graph, *labels)

@@ -57,8 +57,12 @@ class Flat:
 
     def unflatten(self, array) -> object:
         """The tree of an array [size]."""
-        leaves = [
-            array[start : start + math.prod(shape)].reshape(shape)
-            for start, shape in zip(self.starts, self.shapes, strict=True)
-        ]
+        sizes = []
+        for start, stop, shape in zip(
+            self.starts, (*self.starts[1:], self.size), self.shapes, strict=True
+        ):
+            sizes += [math.prod(shape), stop - start - math.prod(shape)]
+        # not slices, whose gradient would be a sum of as many arrays, where this is one
+        parts = jax.lax.split(array, sizes)[::2]
+        leaves = [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
         return jax.tree.unflatten(self.tree, leaves)

@@ -18,8 +18,8 @@ from eqfuse.training.optimizer import (
     LearningRate,
     TrainState,
     apply_gradient,
+    flat_training,
     init_state,
-    make_optimizer,
 )
 from eqfuse.training.parallel import Devices
 from eqfuse.training.progress import Progress, duration
@@ -114,14 +114,15 @@ class Fit:
         self._loss = loss
         self._folder = folder
         self._checkpoints = checkpoints
-        self._optimizer = make_optimizer(config.training)
         self._learning_rate = LearningRate(config.training)
         self._frames, self._devices = frames, devices
         stress = loss.stress > 0
 
         @devices.summed
         def errors(params, batch: Batch):
-            prediction = predict(potential, params, batch.graph, stress=stress)
+            prediction = predict(
+                potential, self._flat.unflatten(params), batch.graph, stress=stress
+            )
             return error_sums(prediction, batch.labels, batch.graph)
 
         def loss_of(params, batch: Batch):
@@ -154,7 +155,8 @@ class Fit:
           TrainingFailed: the loss is not finite.
           Interrupted: by a signal, the checkpoint being written.
         """
-        state, at = init_state(params, self._optimizer), Position()
+        self._flat, self._optimizer = flat_training(self._config.training, params)
+        state, at = init_state(self._flat.flatten(params), self._optimizer), Position()
         if resume is not None:
             state, at = resume[0], Position(**resume[1])
             self._learning_rate.restore(at.learning_rate)
@@ -202,7 +204,8 @@ class Fit:
             progress["validation"] = validation
         plain = {**progress, "position": dataclasses.asdict(at)}
         with self._devices.together():
-            self._checkpoints.offer("last", int(state.step), state.average, plain, state=state)
+            average = self._flat.unflatten(state.average)
+            self._checkpoints.offer("last", int(state.step), average, plain, state=state)
 
     def _epoch(self, state: TrainState, at: Position, limits: Limits, stop, progress):
         """The rest of a pass over the training batches, or what a limit or a signal leaves of it.
@@ -273,7 +276,7 @@ class Fit:
             after = Position(epoch=at.epoch + 1, best=min(at.best, val_loss))
         if val_loss < at.best:
             record = {"epoch": at.epoch, "validation": errors}
-            self._checkpoints.offer("best", step, state.average, record)
+            self._checkpoints.offer("best", step, self._flat.unflatten(state.average), record)
         self._keep(state, after, limits, errors)
         validating = (time.monotonic() - start) / max(len(times), 1) if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))

@@ -22,7 +22,7 @@ from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.drawing import draw, picture_batcher
 from eqfuse.training.loop import Fit
 from eqfuse.training.metrics import Loss
-from eqfuse.training.optimizer import init_state, make_optimizer
+from eqfuse.training.optimizer import flat_training, init_state
 from eqfuse.training.parallel import Devices
 from eqfuse.training.report import report
 from eqfuse.training.resume import check_same_run
@@ -168,7 +168,8 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder):
     if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
         print("resume     from the beginning: the run ended before its first checkpoint")
         return None
-    like = init_state(params, make_optimizer(config.training))
+    flat, optimizer = flat_training(config.training, params)
+    like = init_state(flat.flatten(params), optimizer)
     _, theirs, state = read_checkpoint(folder.path, ("last",), like)
     check_same_run(config, theirs, folder.path)
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from eqfuse.training.config import MoleculeTraining
+from eqfuse.training.flat import Flat
 
 
 @flax.struct.dataclass
@@ -15,21 +16,24 @@ class TrainState:
     """What a training step changes.
 
     Attributes:
-      params: trained parameters.
+      params: trained parameters; in a run one array, see `Flat`.
       average: exponential moving average of the parameters, used for evaluation.
       optimizer: state of the optimiser.
       step: number of steps taken, int32.
     """
 
-    params: dict
-    average: dict
+    params: jax.Array | dict
+    average: jax.Array | dict
     optimizer: optax.OptState
     step: jax.Array
 
 
-def make_optimizer(config: MoleculeTraining) -> optax.GradientTransformation:
+def make_optimizer(config: MoleculeTraining, decays) -> optax.GradientTransformation:
     """Gradient to direction, for learning rate one: clipping, then Adam, AMSGrad or AdamW.
 
+    Args:
+      config: which, and how.
+      decays: pytree like the parameters, of 1 where AdamW decays them and 0 elsewhere.
     References: Kingma and Ba 2015; Reddi et al. 2018 (AMSGrad); Loshchilov and Hutter 2019 (AdamW).
     """
     parts = []
@@ -39,17 +43,32 @@ def make_optimizer(config: MoleculeTraining) -> optax.GradientTransformation:
         optax.scale_by_amsgrad() if config.optimizer == "amsgrad" else optax.scale_by_adam()
     )
     if config.optimizer == "adamw":
-        parts.append(optax.add_decayed_weights(config.weight_decay, mask=_decayed))
+        parts.append(_weight_decay(config.weight_decay, decays))
     return optax.chain(*parts, optax.scale(-1.0))
 
 
-def _decayed(params):
-    """Weights decay; the energy scale and shift of the species are physical and do not."""
+def _weight_decay(rate: float, decays) -> optax.GradientTransformation:
+    return optax.stateless(
+        lambda updates, params: jax.tree.map(
+            lambda u, p, d: u + rate * d * p, updates, params, decays
+        )
+    )
 
-    def decays(path, _):
-        return not {"scale", "shift"} & {getattr(key, "key", None) for key in path}
+
+def decays_of(params):
+    """1 for weights; 0 for the energy scale and shift of the species, which are physical."""
+
+    def decays(path, leaf):
+        physical = {"scale", "shift"} & {getattr(key, "key", None) for key in path}
+        return jnp.full_like(leaf, 0.0 if physical else 1.0)
 
     return jax.tree_util.tree_map_with_path(decays, params)
+
+
+def flat_training(config: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
+    """How the parameters lie in one array, and the optimizer of that array."""
+    flat = Flat.of(params)
+    return flat, make_optimizer(config, flat.flatten(decays_of(params)))
 
 
 def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:

@@ -7,14 +7,20 @@ import optax
 import pytest
 
 from eqfuse.training.config import MoleculeTraining
-from eqfuse.training.optimizer import LearningRate, apply_gradient, init_state, make_optimizer
+from eqfuse.training.optimizer import (
+    LearningRate,
+    apply_gradient,
+    decays_of,
+    init_state,
+    make_optimizer,
+)
 
 PARAMS = {"params": {"model": {"w": jnp.array([1.0, -2.0])}, "scale": jnp.array([3.0])}}
 GRADIENT = {"params": {"model": {"w": jnp.array([0.5, 0.25])}, "scale": jnp.array([0.0])}}
 
 
 def steps(config, count, gradient=GRADIENT, learning_rate=0.1):
-    optimizer = make_optimizer(config)
+    optimizer = make_optimizer(config, decays_of(PARAMS))
     state, history = init_state(PARAMS, optimizer), []
     for _ in range(count):
         state = apply_gradient(state, gradient, learning_rate, optimizer, config.ema_decay)

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops import _plan
+from eqfuse.ops import _fused, _mixing_primitive, _plan
+from eqfuse.ops._launch import launch_p
 from eqfuse.ops._primitive import form_p
+
+# what becomes of the primitives that consist of several kernels
+_LOWERED = {
+    _fused.fused_p: _fused._lower_fused,
+    _fused.tangent_p: _fused._tangent_function,
+    _fused.backward_p: _fused._lower_backward,
+    _mixing_primitive.mixing_p: _mixing_primitive._lowered,
+}
+
+
+def _backend(params) -> str:
+    return params["call"].backend if "call" in params else params["backend"]
 
 
 def compile_ahead(function, *args, target: str | None = None, processes: int | None = None):
@@ -44,6 +59,12 @@ def compile_ahead(function, *args, target: str | None = None, processes: int | N
 
 def _specs(jaxpr: Jaxpr):
     for equation in jaxpr.eqns:
+        if equation.primitive in _LOWERED and _backend(equation.params) == "triton":
+            lower = functools.partial(_LOWERED[equation.primitive], **equation.params)
+            avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+            yield from _specs(jax.make_jaxpr(lower)(*avals).jaxpr)
+        if equation.primitive is launch_p:
+            yield equation.params["spec"]
         if equation.primitive is form_p and equation.params["backend"] == "triton":
             dtype = equation.invars[0].aval.dtype.name
             rows, form = equation.params["num_rows"], equation.params["form"]

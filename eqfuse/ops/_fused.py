@@ -14,6 +14,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -330,6 +331,7 @@ for _p, _function in (
     (backward_p, _backward_function),
 ):
     _p.def_impl(_compiled(_p))
+    prim_requires_devices_during_lowering.add(_p)  # as the forms that they are lowered to
     batching.primitive_batchers[_p] = _batch_of(_function)
 
 

@@ -70,6 +70,18 @@ CASES = {
     "rows-many-channels": Case(
         TensorProductLinearGate, False, "140x0e+33x1o", "0e+1o", "20x0e+4x1o"
     ),
+    "graph-one-channel": Case(
+        TensorProductLinearGate, True, "1x0e+1x1o", "0e+1o+2e", "3x0e+1x1o+1x2e", weighted=False
+    ),
+    "graph-scalar-first": Case(
+        TensorProductLinear,
+        True,
+        "5x0e+3x1o",
+        "0e+1o",
+        "2x0e+3x1o",
+        weighted=False,
+        options=(("scalar_first", True),),
+    ),
 }
 
 
@@ -154,12 +166,40 @@ def worst(got, expected) -> float:
     return max(errors)
 
 
+def in_dtype(problem: Problem, dtype) -> Problem:
+    """The same problem in another dtype, on the same numbers as far as it can hold them."""
+    copy = Problem(problem.case, dtype)
+    copy.arrays, copy.params = jax.tree.map(
+        lambda a: jnp.asarray(a, dtype), (problem.arrays, problem.params)
+    )
+    return copy
+
+
+def gradients(problem: Problem, backend: str):
+    """Value and VJP along a fixed cotangent, as float64."""
+
+    def function(params, arrays):
+        return problem.apply(backend, params, arrays).array
+
+    point = (problem.params, problem.arrays)
+    shape = jax.eval_shape(function, *point).shape
+    cotangent = np.random.default_rng(1).integers(-4, 5, shape)
+
+    def everything(point):
+        value, pullback = jax.vjp(function, *point)
+        return value, pullback(jnp.asarray(cotangent, value.dtype))
+
+    found = jax.jit(everything, compiler_options=QUICK)(point)
+    assert all(a.dtype == problem.dtype for a in jax.tree.leaves(found))
+    return [np.asarray(a).astype(np.float64) for a in jax.tree.leaves(found)]
+
+
 @pytest.fixture(params=CASES)
 def case(request):
     return CASES[request.param]
 
 
-@pytest.mark.parametrize("backend", ["xla", "triton-interpret"])
+@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
 def test_all_orders_equal_e3nn(case, backend):
     """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
     from eqfuse.ops._triton.interpret import interpret_count
@@ -176,6 +216,71 @@ def test_all_orders_equal_e3nn(case, backend):
             ("value", "jvp", "vjp", "vjp of vjp"), got, orders(problem, "e3nn"), strict=True
         ):
             assert worst(a, b) < 1e-12, name
+
+
+@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
+    """No error is more than twice e3nn-jax's in the same dtype, or than eight roundings.
+
+    Four of them are those of a product (`parity.assert_parity`), as many of Linear and activation.
+    """
+    if backend == "triton-interpret":
+        pytest.importorskip("triton", reason="the interpreter is part of triton")
+    low = in_dtype(Problem(case, np.float32), dtype)
+    with jax.enable_x64(True):
+        exact = gradients(in_dtype(low, np.float64), "e3nn")
+    theirs, ours = gradients(low, "e3nn"), gradients(low, backend)
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        eight_roundings = 8 * float(jnp.finfo(dtype).eps) / 2 * np.abs(c).max(initial=0)
+        allowed = max(2 * np.abs(b - c).max(initial=0), eight_roundings)
+        assert np.abs(a - c).max(initial=0) <= allowed
+
+
+def test_kernels_are_bitwise_repeatable(case):
+    """Twice the same bits, the gradients of the parameters included, which are sums of parts."""
+    pytest.importorskip("triton", reason="the interpreter is part of triton")
+    problem = Problem(case, np.float32)
+    for a, b in zip(*(gradients(problem, "triton-interpret") for _ in range(2)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
+    """Enough rows for several sums, also where their number does not divide that of the rows."""
+    pytest.importorskip("triton", reason="the interpreter is part of triton")
+    from eqfuse.ops import _fused_run
+
+    monkeypatch.setattr(_fused_run, "STEPS", 1)
+    monkeypatch.setattr(_fused_run, "MOST_SUMS", 3)
+    x, y = (
+        e3nn.normal(irreps, jax.random.key(n), (67,))
+        for n, irreps in enumerate(("5x0e+5x1o", "0e+1o"))
+    )
+
+    def gradient(backend):
+        module = TensorProductLinear("7x0e+3x1o", backend=backend)
+        params = module.init(jax.random.key(2), x, y)
+        return jax.grad(lambda p: jnp.sum(jnp.sin(module.apply(p, x, y).array)))(params)
+
+    for a, b in zip(
+        *map(jax.tree.leaves, map(gradient, ("triton-interpret", "e3nn"))), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+def test_no_rows_and_no_channels_in_common():
+    """Zero rows give zero rows; what the Linear cannot reach is zero."""
+    for backend in ("xla", "numba", "triton-interpret"):
+        module = TensorProductLinear("3x0e+2x2o", force_irreps_out=True, backend=backend)
+        x, y = (
+            e3nn.normal("2x0e", jax.random.key(0), (4,)),
+            e3nn.normal("0e", jax.random.key(1), (4,)),
+        )
+        params = module.init(jax.random.key(2), x, y)
+        out = module.apply(params, x, y)
+        assert not out.filter(keep="2o").array.any()
+        assert out.filter(keep="0e").array.any()
+        assert module.apply(params, x[:0], y[:0]).shape == (0, 13)
 
 
 def test_launches_of_forward_and_backward(case):

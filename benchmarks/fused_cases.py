@@ -1,0 +1,64 @@
+"""The fused ops to measure: product, Linear and gate, and Linear alone."""
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse.ops import _build, _fused, _gate, _linear, _mixing_kernel
+
+BOTH_L2 = "0e+0o+1e+1o+2e+2o"
+
+
+def _times(mul: int, irreps: str) -> str:
+    return "+".join(f"{mul}x{ir}" for ir in irreps.split("+"))
+
+
+def fused(x: str, y: str, out: str, *, on_graph: bool, weighted: bool = True, gated: bool = False):
+    """A fused op, with a skip where it is gated."""
+    keep = tuple(sorted({ir for _, ir in e3nn.Irreps(out)}))
+    product = _build.tensor_product(
+        e3nn.Irreps(x),
+        e3nn.Irreps(y),
+        filter_ir_out=keep,
+        normalization="component",
+        weighted=weighted and on_graph,
+        on_graph=on_graph,
+    )
+    linear = _linear.for_product(product, out, force_irreps_out=True)
+    acts = (jax.nn.silu, jnp.tanh, jax.nn.silu, jnp.tanh)
+    gate = _gate.gate(linear, *acts, True) if gated else None
+    return _fused.Fused.build(product.form, linear, gate, gated)
+
+
+TETRIS = "32x0e+32x0o+8x1e+8x1o+8x2e+8x2o"
+CASES = {
+    "nequip-64-l2": fused(
+        _times(64, BOTH_L2),
+        "0e+1o+2e",
+        f"64x0e+64x0o+256x0e+{_times(64, '1e+1o+2e+2o')}",
+        on_graph=True,
+        gated=True,
+    ),
+    "nequip-16-l1": fused(
+        _times(16, "0e+0o+1e+1o"),
+        "0e+1o",
+        "16x0e+16x0o+32x0e+16x1e+16x1o",
+        on_graph=True,
+        gated=True,
+    ),
+    "mace-128": fused("128x0e+128x1o", "0e+1o+2e+3o", _times(128, "0e+1o+2e+3o"), on_graph=True),
+    "rows-32-l2": fused(_times(32, BOTH_L2), "0e+1o+2e", _times(32, BOTH_L2), on_graph=False),
+    "rows-16-l1": fused(
+        _times(16, "0e+0o+1e+1o"), "0e+1o", _times(16, "0e+0o+1e+1o"), on_graph=False
+    ),
+    "tetris-2": fused(TETRIS, "0e+1o+2e+3o", TETRIS, on_graph=True, weighted=False),
+}
+
+
+def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str):
+    """The kernels of a Linear from irreps to the same: forward, and backward of everything."""
+    linear = _linear.linear(irreps, (False,) * len(irreps), irreps, num_sets=num_sets)
+    mixing = linear.mixing
+    n = len(mixing.inputs)
+    backward = mixing.jvp((True,) * n).transpose((False,) * n + (True,) * n, (True,))
+    return [_mixing_kernel.generate(m, dtype, False) for m in (mixing, backward)]

@@ -1,0 +1,42 @@
+"""The example of fusing a layer: the same parameters, results and gradients."""
+
+import pathlib
+import runpy
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "fuse_a_layer.py"
+
+
+@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret", "e3nn"])
+def test_a_fused_layer_is_the_layer(backend):
+    if backend == "triton-interpret":
+        pytest.importorskip("triton", reason="the interpreter is part of triton")
+    example = runpy.run_path(str(EXAMPLE))
+    irreps = "4x0e + 3x0e + 3x1o"
+    with jax.enable_x64(True):
+        x = e3nn.normal("4x0e + 4x1o", jax.random.key(0), (5,)).astype(jnp.float64)
+        y = e3nn.normal("0e + 1o + 2e", jax.random.key(1), (5,)).astype(jnp.float64)
+        layer, fused = example["Layer"](irreps), example["FusedLayer"](irreps, backend)
+        params = layer.init(jax.random.key(2), x, y)
+        jax.tree.map(np.testing.assert_array_equal, fused.init(jax.random.key(2), x, y), params)
+        assert layer.apply(params, x, y).irreps == fused.apply(params, x, y).irreps
+
+        def results(module):
+            def loss(params, x):
+                out = module.apply(params, e3nn.IrrepsArray("4x0e + 4x1o", x), y).array
+                return jnp.sum(jnp.sin(out)), out
+
+            return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x.array)
+
+        for a, b in zip(*map(jax.tree.leaves, (results(fused), results(layer))), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_the_example_runs(capsys):
+    runpy.run_path(str(EXAMPLE))["main"]()
+    assert "32x0e+16x1o, largest difference" in capsys.readouterr().out

@@ -90,7 +90,7 @@ class TensorProductLinear(nn.Module):
             return self._reference(x, y, weights, edges, index, skip, gate, options)
         x, y, weights = self._operands(x, y, weights, edges, options)
         if self.channelwise and edges is not None and backend.startswith("triton"):
-            # the kernels have sums over the edges of a node, or rows
+            # a kernel has rows, or sums over the edges of a node
             y, edges = y[edges.receivers], None
         product = self._product(x, y, weights, edges, options)
         linear = _linear.for_product(

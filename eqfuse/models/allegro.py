@@ -27,21 +27,23 @@ def dense(width: int, name: str) -> nn.Module:
 
 
 class EnvironmentProduct(nn.Module):
-    """Edge features times the environment of their centre, channel by channel.
+    """Edge features times the environment of their centre, channel by channel, and a Linear.
 
-        T_ij = V_ij (x) env_i,    env_i = sum_k (W x_ik) Y_ik / sqrt(n)
+        out_ij = Linear(V_ij (x) env_i),    env_i = sum_k (W x_ik) Y_ik / sqrt(n)
 
-    The sum is over the edges of the centre i, so that T_ij depends on nothing further away.
+    The sum is over the edges of the centre i, so that out_ij depends on nothing further away.
 
     Attributes:
-      paths: irreps of V, env and T.
-      channels: multiplicity of each irrep.
+      paths: irreps of V, env and their product.
+      irreps_out: of the output.
+      channels: multiplicity of each irrep of V and env.
       avg_num_neighbors: n.
       backend: see `eqfuse.ops`.
     References: Musaelian et al. 2023, Nature Communications 14, 579.
     """
 
     paths: Paths
+    irreps_out: e3nn.Irreps
     channels: int
     avg_num_neighbors: float
     backend: str | None
@@ -56,7 +58,7 @@ class EnvironmentProduct(nn.Module):
           sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
           edges: `eqfuse.ops.Edges`.
         Returns:
-          IrrepsArray [n_edges, irreps], each of paths.products once for each path to it.
+          IrrepsArray [n_edges, irreps_out].
         """
         irs = self.paths.environment
         weights = dense(self.channels * len(irs), "weights")(x) / math.sqrt(self.avg_num_neighbors)
@@ -68,9 +70,14 @@ class EnvironmentProduct(nn.Module):
             edges,
             backend=self.backend,
         )  # [n_nodes, channels x irs]
-        return ops.channelwise_tensor_product(
-            v, environment, edges, filter_ir_out=self.paths.products, backend=self.backend
-        )
+        return ops.TensorProductLinear(
+            self.irreps_out,
+            force_irreps_out=True,
+            filter_ir_out=self.paths.products,
+            channelwise=True,
+            backend=self.backend,
+            name="linear",
+        )(v, environment, edges=edges)
 
 
 class AllegroLayer(nn.Module):
@@ -79,6 +86,9 @@ class AllegroLayer(nn.Module):
         T_ij = V_ij (x) env_i
         x_ij <- (x_ij + a u_ij MLP(x_ij, scalars of T_ij)) / sqrt(1 + a^2),    a = 1/2
         V_ij <- Linear(T_ij)
+
+    The first matrix of the MLP is one of x, and one of the scalars, which is part of the Linear: so
+    T itself is never in memory.
 
     Attributes:
       paths: irreps of V, env and T.
@@ -109,19 +119,34 @@ class AllegroLayer(nn.Module):
         Returns:
           The new x, [n_edges, latent_dim], and v, IrrepsArray [n_edges, channels x features].
         """
-        t = EnvironmentProduct(
-            self.paths, self.channels, self.avg_num_neighbors, self.backend, name="product"
-        )(x, v, sh, edges)
-        new = e3nn.flax.MultiLayerPerceptron(
-            (x.shape[-1],) * self.latent_layers,
-            jax.nn.silu if self.latent_activation else None,
-            output_activation=False,
-            name="latent",
-        )(jnp.concatenate([x, t.filter(keep=[SCALAR]).array], axis=1))
+        width, features = x.shape[-1], times(self.channels, self.features)
+        irreps_out = e3nn.Irreps([(width, SCALAR)]) + features
+        mixed = EnvironmentProduct(
+            self.paths,
+            irreps_out,
+            self.channels,
+            self.avg_num_neighbors,
+            self.backend,
+            name="product",
+        )(x, v, sh, edges).array  # [n_edges, irreps_out]
+        new = self._latents(x, mixed[:, :width])
         x = (x + UPDATE * envelope[:, None] * new) / math.sqrt(1 + UPDATE**2)
-        irreps = times(self.channels, self.features)
-        v = ops.Linear(irreps, backend=self.backend, name="linear")(t)
-        return x, v
+        return x, e3nn.IrrepsArray(features, mixed[:, width:])
+
+    def _latents(self, x, mixed):
+        """The MLP of x and of the scalars, of which `mixed` is the Linear, [n_edges, width]."""
+        width = x.shape[-1]
+        scalars = self.channels * self.paths.num_scalars
+        # each is normalised by its own number of columns, and the matrix by that of all
+        own, other = (math.sqrt(n / (width + scalars)) for n in (width, scalars))
+        new = own * dense(width, "latents")(x) + other * mixed
+        if self.latent_layers == 1:
+            return new
+        act = jax.nn.silu if self.latent_activation else None
+        new = e3nn.normalize_function(act)(new) if act else new
+        return e3nn.flax.MultiLayerPerceptron(
+            (width,) * (self.latent_layers - 1), act, output_activation=False, name="mlp"
+        )(new)
 
 
 class Allegro(nn.Module):
@@ -258,13 +283,15 @@ class Allegro(nn.Module):
             scalars = mlp(x)[:, :, None]
         tensors = [(mul, ir) for mul, ir in irreps_out if ir != SCALAR]
         if tensors:
-            t = EnvironmentProduct(
-                paths, self.channels, self.avg_num_neighbors, self.backend, name="product"
+            found = EnvironmentProduct(
+                paths,
+                e3nn.Irreps(tensors),
+                self.channels,
+                self.avg_num_neighbors,
+                self.backend,
+                name="tensor_readout",
             )(x, v, sh, edges)
-            linear = e3nn.flax.Linear(
-                e3nn.Irreps(tensors), force_irreps_out=True, name="tensor_readout"
-            )
-            chunks = list(linear(t).chunks)
+            chunks = list(found.chunks)
         ordered = []
         for mul, ir in irreps_out:
             if ir == SCALAR:

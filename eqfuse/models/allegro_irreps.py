@@ -21,6 +21,11 @@ class Paths:
     environment: tuple[e3nn.Irrep, ...]
     products: tuple[e3nn.Irrep, ...]
 
+    @property
+    def num_scalars(self) -> int:
+        """How many pairs of an input and a spherical harmonic give a scalar."""
+        return sum(SCALAR in ir * y for ir in self.inputs for y in self.environment)
+
 
 def tensor_paths(irreps_out: str, *, layers: int, lmax: int, parity: bool) -> list[Paths]:
     """The products of each layer, and that of the readout of irreps other than 0e.

@@ -1,5 +1,7 @@
 """`channelwise_tensor_product`: blocks of one multiplicity, each with each, channel by channel."""
 
+import functools
+
 import e3nn_jax as e3nn
 
 from eqfuse.ops import _build_uuu, _primitive, _reference
@@ -50,33 +52,45 @@ def channelwise_tensor_product(
     References: Musaelian et al. 2023 (the tensor product of Allegro); e3nn-jax 0.21.
     """
     backend = resolve(backend, "" if are_irreps(x, y) else "channelwise_tensor_product")
-    options = {
-        "filter_ir_out": irreps_filter(filter_ir_out),
-        "normalization": normalization(irrep_normalization),
-    }
+    filter_ir_out = irreps_filter(filter_ir_out)
+    irrep_normalization = normalization(irrep_normalization)
+    build = functools.partial(
+        _build_uuu.channelwise_tensor_product,
+        filter_ir_out=filter_ir_out,
+        normalization=irrep_normalization,
+    )
     if are_irreps(x, y):
-        irreps = e3nn.Irreps(x), e3nn.Irreps(y)
-        return _build_uuu.channelwise_tensor_product(*irreps, **options).irreps_out
+        return build(e3nn.Irreps(x), e3nn.Irreps(y)).irreps_out
     x, y = operands("channelwise_tensor_product", x, y)
-    product = _build_uuu.channelwise_tensor_product(
+    product = build(
         x.irreps,
         y.irreps,
-        **options,
         zero_x=x.zero_flags,
         zero_y=y.zero_flags,
         on_graph=edges is not None,
     )
     if edges is not None:
-        _check(x, y, edges)
+        check_receivers(x, y, edges)
     if backend == "e3nn":
-        return _reference.channelwise_tensor_product(x, y, edges, **options)
+        return _reference.channelwise_tensor_product(
+            x,
+            y,
+            edges,
+            filter_ir_out=filter_ir_out,
+            irrep_normalization=irrep_normalization,
+        )
     if edges is None:
         return evaluate_rows(product, x, y, backend)
     [out] = _primitive.evaluate(product.form, [x.array, y.array], edges, backend=backend)
     return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
 
 
-def _check(x, y, edges: Edges):
+def check_receivers(x, y, edges: Edges):
+    """Refuse features x that are not of the edges, or y that are not of their nodes.
+
+    Raises:
+      ValueError: x or y of another shape, naming it.
+    """
     if x.shape[:-1] != (edges.num_edges,):
         raise ValueError(f"x must be [{edges.num_edges} edges, {x.irreps}], got shape {x.shape}")
     if y.shape[:-1] != (edges.num_nodes,):

@@ -21,7 +21,7 @@ def graph_tensor_product(x, y, weights, edges, **options):
     return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
 
 
-def channelwise_tensor_product(x, y, edges, *, filter_ir_out, normalization):
+def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalization):
     """Every block with every block, by pairs; see `eqfuse.ops.channelwise_tensor_product`."""
     if edges is not None:
         y = y[edges.receivers]
@@ -31,7 +31,7 @@ def channelwise_tensor_product(x, y, edges, *, filter_ir_out, normalization):
         for a, which in zip((x, y), zip(*pairs, strict=True), strict=True)
     )
     product = e3nn.elementwise_tensor_product(
-        left, right, filter_ir_out=filter_ir_out, irrep_normalization=normalization
+        left, right, filter_ir_out=filter_ir_out, irrep_normalization=irrep_normalization
     )
     return product.regroup()
 

@@ -8,8 +8,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _build, _fused, _gate, _linear, _primitive, _reference
+from eqfuse.ops import _build, _build_uuu, _fused, _gate, _linear, _primitive, _reference
 from eqfuse.ops._backend import resolve
+from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked
@@ -21,6 +22,8 @@ class TensorProductLinear(nn.Module):
 
     Over rows: Linear(x (x) y). On a graph, with `edges`: Linear(sum over the edges of a node of
     weights * (x[senders] (x) y)). The parameters are those of `e3nn.flax.Linear` in its place.
+    With `channelwise`, the product is `eqfuse.ops.channelwise_tensor_product`, over rows or, with
+    `edges`, of features of edges and of their receivers: Linear(x (x) y[receivers]), per edge.
 
     Attributes:
       irreps_out: as in `e3nn.flax.Linear`, and so are `biases`, `path_normalization`,
@@ -29,6 +32,7 @@ class TensorProductLinear(nn.Module):
       irrep_normalization: as in `eqfuse.ops.tensor_product`.
       scalar_first: y begins with its only 0e, and what it gives comes first among the channels
         that are mixed, as in `e3nn.concatenate([x, e3nn.tensor_product(x, y)]).regroup()`.
+      channelwise: see above.
       input_precision: of the channel mixing on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
@@ -44,6 +48,7 @@ class TensorProductLinear(nn.Module):
     filter_ir_out: object = None
     irrep_normalization: str | None = None
     scalar_first: bool = False
+    channelwise: bool = False
     input_precision: str = "ieee"
     backend: str | None = None
 
@@ -54,9 +59,11 @@ class TensorProductLinear(nn.Module):
         Args:
           x: IrrepsArray [..., irreps_x]; on a graph [num_nodes, irreps_x].
           y: IrrepsArray [..., irreps_y], leading axes broadcast; on a graph [n_edges, irreps_y].
+            Channelwise on a graph, x is [n_edges, irreps_x] and y [num_nodes, irreps_y].
           weights: on a graph, [n_edges, product.num_irreps] as in `graph_tensor_product`, or None.
           edges: makes it an op on a graph.
-          index: [...] or [num_nodes] integers, which of `num_indexed_weights` to use.
+          index: [...] or, on a graph, [rows of the output] integers, which of
+            `num_indexed_weights` to use.
           skip: IrrepsArray [..., irreps of the Linear's output], added to it.
         Returns:
           IrrepsArray [..., irreps_out].
@@ -81,23 +88,11 @@ class TensorProductLinear(nn.Module):
         }
         if backend == "e3nn":
             return self._reference(x, y, weights, edges, index, skip, gate, options)
-        if edges is None:
-            if weights is not None:
-                raise ValueError("weights are for products on a graph: give edges as well")
-            x, y = operands("TensorProductLinear", x, y)
-        else:
-            x, y, weights = check_graph(x, y, weights, edges, options)
-        product = _build.tensor_product(
-            x.irreps,
-            y.irreps,
-            filter_ir_out=options["filter_ir_out"],
-            normalization=options["irrep_normalization"],
-            weighted=weights is not None,
-            zero_x=x.zero_flags,
-            zero_y=y.zero_flags,
-            on_graph=edges is not None,
-            scalar_first=self.scalar_first,
-        )
+        x, y, weights = self._operands(x, y, weights, edges, options)
+        if self.channelwise and edges is not None and backend.startswith("triton"):
+            # a kernel has rows, or sums over the edges of a node
+            y, edges = y[edges.receivers], None
+        product = self._product(x, y, weights, edges, options)
         linear = _linear.for_product(
             product,
             self.irreps_out,
@@ -121,6 +116,35 @@ class TensorProductLinear(nn.Module):
             edges,
             index,
             skip,
+        )
+
+    def _operands(self, x, y, weights, edges, options):
+        """x, y and weights, of one dtype, that fit the edges."""
+        if edges is not None and not self.channelwise:
+            return check_graph(x, y, weights, edges, options)
+        if weights is not None:
+            raise ValueError("weights are for products that are summed on a graph only")
+        x, y = operands("TensorProductLinear", x, y)
+        if edges is not None:
+            check_receivers(x, y, edges)
+        return x, y, None
+
+    def _product(self, x, y, weights, edges, options) -> _build.Product:
+        common = {
+            "filter_ir_out": options["filter_ir_out"],
+            "normalization": options["irrep_normalization"],
+            "zero_x": x.zero_flags,
+            "zero_y": y.zero_flags,
+            "on_graph": edges is not None,
+        }
+        if self.channelwise:
+            return _build_uuu.channelwise_tensor_product(x.irreps, y.irreps, **common)
+        return _build.tensor_product(
+            x.irreps,
+            y.irreps,
+            weighted=weights is not None,
+            scalar_first=self.scalar_first,
+            **common,
         )
 
     def _fused(self, product, linear, gate, backend, x, y, weights, parameters, edges, index, skip):
@@ -156,11 +180,18 @@ class TensorProductLinear(nn.Module):
         return rechunked(out, self.irreps_out) if forced else out
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
+        if self.channelwise:
+            x, y, _ = self._operands(x, y, weights, edges, options)
+            product = _reference.channelwise_tensor_product(x, y, edges, **options)
+            return self._mixed(product, index, skip, gate)
         options = options | {"scalar_first": self.scalar_first}
         if edges is None:
             product = _reference.tensor_product(x, y, **options)
         else:
             product = _reference.graph_tensor_product(x, y, weights, edges, **options)
+        return self._mixed(product, index, skip, gate)
+
+    def _mixed(self, product, index, skip, gate):
         linear = e3nn.flax.Linear(
             self.irreps_out,
             biases=self.biases,

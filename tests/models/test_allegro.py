@@ -176,13 +176,14 @@ def test_parameters_have_these_names(graph):
         "two_body/Dense_1/kernel": (4, 8),
         "first_features/Dense_0/kernel": (8, 6),
         "layer_0/product/weights/Dense_0/kernel": (8, 6),
-        "layer_0/latent/Dense_0/kernel": (14, 8),
-        "layer_0/latent/Dense_1/kernel": (8, 8),
-        "layer_0/linear/w[0,0] 6x0e,3x0e": (6, 3),
-        "layer_0/linear/w[1,1] 6x1o,3x1o": (6, 3),
+        "layer_0/product/linear/w[0,0] 6x0e,11x0e": (6, 11),
+        "layer_0/product/linear/w[1,1] 6x1o,3x1o": (6, 3),
+        "layer_0/latents/Dense_0/kernel": (8, 8),
+        "layer_0/mlp/Dense_0/kernel": (8, 8),
         "layer_1/product/weights/Dense_0/kernel": (8, 6),
-        "layer_1/latent/Dense_0/kernel": (14, 8),
-        "layer_1/latent/Dense_1/kernel": (8, 8),
+        "layer_1/product/linear/w[0,0] 6x0e,8x0e": (6, 8),
+        "layer_1/latents/Dense_0/kernel": (8, 8),
+        "layer_1/mlp/Dense_0/kernel": (8, 8),
         "readout/Dense_0/kernel": (8, 2),
         "readout/Dense_1/kernel": (2, 1),
     }
@@ -190,7 +191,10 @@ def test_parameters_have_these_names(graph):
 
 @pytest.mark.parametrize("activation", [True, False])
 def test_the_energy_is_its_definition(graph, activation):
-    """Two layers from the parameters by numpy alone, edge by edge and node by node."""
+    """Two layers from the parameters by numpy alone, edge by edge and node by node.
+
+    The first matrix of the networks of the latents is one of the latents and the scalars together.
+    """
     model = Allegro(**SMALL, latent_activation=activation)
     variables = variables_of(model, graph)
     p = variables["params"]
@@ -226,13 +230,17 @@ def test_the_energy_is_its_definition(graph, activation):
         around = [summed(a)[receivers] for a in weighted(layer["product"]["weights"], x)]
         dot = (vector * around[1]).sum(-1) / np.sqrt(3)
         scalars = np.hstack([scalar * around[0], dot])
+        linear = layer["product"]["linear"]
+        to_scalars = linear["w[0,0] 6x0e,11x0e" if k == 0 else "w[0,0] 6x0e,8x0e"]
+        first = np.vstack([layer["latents"]["Dense_0"]["kernel"], to_scalars[:, :8]])
+        kernels = {"Dense_0": {"kernel": first}, "Dense_1": layer["mlp"]["Dense_0"]}
         act = silu if activation else None
-        x = (x + u * mlp(layer["latent"], np.hstack([x, scalars]), act) / 2) / np.sqrt(5 / 4)
+        x = (x + u * mlp(kernels, np.hstack([x, scalars]), act) / 2) / np.sqrt(5 / 4)
         if k == 0:
             pair = [scalar[..., None] * around[1], vector * around[0][..., None]]
-            scalar = scalars @ layer["linear"]["w[0,0] 6x0e,3x0e"] / np.sqrt(6)
+            scalar = scalars @ to_scalars[:, 8:] / np.sqrt(6)
             vector = np.concatenate(pair, axis=1)
-            w = layer["linear"]["w[1,1] 6x1o,3x1o"]
+            w = linear["w[1,1] 6x1o,3x1o"]
             vector = np.einsum("zui,uv->zvi", vector, w) / np.sqrt(6)
     expected = summed(mlp(p["readout"], x, None))
     found = model.apply(variables, graph.vectors, graph.species, graph.edges)

@@ -21,11 +21,11 @@ def test_unknown_models_are_refused(name, message):
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("nequip", ["3 graph_tensor_product"]),
+        ("nequip", ["7 Linear", "3 TensorProductLinearGate"]),
         # two layers, and the readout of the pseudoscalar
-        ("allegro", ["3 graph_tensor_product", "3 channelwise_tensor_product"]),
-        ("mace", ["2 TensorProductLinear", "2 symmetric_contraction"]),
-        ("tetris", ["3 graph_tensor_product"]),
+        ("allegro", ["3 graph_tensor_product", "3 TensorProductLinear"]),
+        ("mace", ["8 Linear", "2 TensorProductLinear", "2 symmetric_contraction"]),
+        ("tetris", ["3 TensorProductLinearGate", "3 LinearSum"]),
     ],
 )
 def test_ops_are_counted_and_told_what_runs_them(name, kinds):

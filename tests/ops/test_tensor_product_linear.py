@@ -67,6 +67,23 @@ CASES = {
     "rows-fully-connected": Case(
         TensorProductLinear, False, "5x0e+5x1o+2x0o", "6x0e+5x1o", "7x0e+3x0o+4x1o"
     ),
+    "rows-channelwise": Case(
+        TensorProductLinear,
+        False,
+        "5x0e+5x1o",
+        "5x0e+5x1o",
+        "7x0e+3x1o+4x1e",
+        options=(("channelwise", True),),
+    ),
+    "graph-channelwise": Case(
+        TensorProductLinear,
+        True,
+        "5x0e+5x1o+5x1e",
+        "5x0e+5x1o",
+        "7x0e+3x1o+4x1e",
+        weighted=False,
+        options=(("channelwise", True), ("force_irreps_out", True)),
+    ),
     "rows-many-channels": Case(
         TensorProductLinearGate, False, "140x0e+33x1o", "0e+1o", "20x0e+4x1o"
     ),
@@ -94,9 +111,11 @@ class Problem:
         self.edges = ops.Edges.from_arrays(senders, receivers, NODES) if case.graph else None
         keep = sorted({ir for _, ir in e3nn.Irreps(case.out)})
         irreps = e3nn.tensor_product(case.x, case.y, filter_ir_out=keep)
+        rows = [NODES, EDGES if case.graph else NODES]
+        rows = rows[::-1] if dict(case.options).get("channelwise") else rows
         self.arrays = {
-            "x": self.normal(NODES, e3nn.Irreps(case.x).dim),
-            "y": self.normal(EDGES if case.graph else NODES, e3nn.Irreps(case.y).dim),
+            name: self.normal(n, e3nn.Irreps(i).dim)
+            for name, n, i in zip("xy", rows, (case.x, case.y), strict=True)
         }
         if case.graph and case.weighted:
             self.arrays["weights"] = self.normal(EDGES, irreps.num_irreps)
@@ -295,7 +314,8 @@ def test_launches_of_forward_and_backward(case):
     )
     assert interpret_count() - before == 1
     jax.block_until_ready(pullback(value))
-    assert interpret_count() - before == (4 if case.graph else 3)
+    summed = case.graph and not dict(case.options).get("channelwise")
+    assert interpret_count() - before == (4 if summed else 3)
 
 
 def test_parameters_are_e3nns(case):

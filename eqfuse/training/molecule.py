@@ -132,8 +132,8 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
         resume = _interrupted(config, params, metadata, folder) if config.resume else None
     print(report(config, dataset, batchers, folder, devices))
     print(models.summary(potential, params))
-    graph = next(batchers[0].batches(epoch=0)).graph
-    print(models.ops_summary(potential, params, graph), flush=True)
+    batch = devices.part(next(batchers[0].batches(epoch=0)))
+    print(models.ops_summary(potential, params, batch.graph), flush=True)
     checkpoints = Checkpoints(
         folder.checkpoints,
         metadata,

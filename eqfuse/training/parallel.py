@@ -66,6 +66,10 @@ class Devices:
             check_vma=False,
         )
 
+    def part(self, batch):
+        """What the first device of this process has of a batch, before it is `spread`."""
+        return batch if self._mesh is None else jax.tree.map(lambda a: a[0], batch)
+
     def spread(self, batch):
         """The parts of a batch that this process made, [own parts, ...], each put on its device."""
         if self._mesh is None:

@@ -118,8 +118,11 @@ def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     )
 
 
-def training_step(name: str = "nequip", channels: int = 64) -> Problem:
-    """The gradient of a loss on energies and forces: 3 layers, l <= 2, else the defaults."""
+def training_step(name: str = "nequip", channels: int = 64, zeros: bool = False) -> Problem:
+    """The gradient of a loss on energies and forces: 3 layers, l <= 2, else the defaults.
+
+    Parameters are initialised by e3nn-jax, or zeros, for which nothing is compiled.
+    """
     graph = _molecules()
     targets = _normal(np.random.default_rng(1), graph.positions.shape[0], 3)
 
@@ -130,7 +133,12 @@ def training_step(name: str = "nequip", channels: int = 64) -> Problem:
         return models.Potential(model=model, scale=(1.0,) * 4, shift=(0.0,) * 4)
 
     arguments = (graph.vectors, graph.species, graph.edges)
-    params = jax.jit(potential("e3nn").init)(jax.random.key(0), *arguments)
+    initialise, key = potential("e3nn").init, jax.random.key(0)
+    if zeros:
+        shapes = jax.eval_shape(initialise, key, *arguments)
+        params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    else:
+        params = jax.jit(initialise)(key, *arguments)
 
     def function(backend):
         def loss(params, graph, targets):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from eqfuse.ops._form import Form, Index
 from eqfuse.ops import _mixing
+from eqfuse.ops._form import Form, Index
 from eqfuse.ops._mixing import Mixing, Rows
 from eqfuse.ops._numba import machine
 from eqfuse.ops._numba import mixing as native_mixing

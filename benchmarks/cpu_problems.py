@@ -92,6 +92,29 @@ def row_product(irreps_x: str, irreps_y: str, rows: int, backward: bool, batch: 
     return Problem(function, (x, y, cotangent) if backward else (x, y))
 
 
+def linear(irreps: str, rows: int, backward: bool, num_sets: int = 0) -> Problem:
+    """A Linear to the same irreps; with sets of weights, rows choose one each."""
+    rng = np.random.default_rng(0)
+    size = e3nn.Irreps(irreps).dim
+    x, cotangent = (_normal(rng, rows, size) for _ in range(2))
+    index = (jnp.asarray(rng.integers(0, num_sets, rows), jnp.int32),) if num_sets else ()
+    fields = {"num_indexed_weights": num_sets or None}
+    reference = e3nn.flax.Linear(irreps, **fields)
+    params = reference.init(jax.random.key(0), *index, e3nn.IrrepsArray(irreps, x))
+
+    def function(backend):
+        module = reference if backend == "e3nn" else ops.Linear(irreps, **fields, backend=backend)
+
+        def mixed(params, x):
+            return module.apply(params, *index, e3nn.IrrepsArray(irreps, x)).array
+
+        if not backward:
+            return mixed
+        return lambda params, x, cotangent: jax.vjp(mixed, params, x)[1](cotangent)
+
+    return Problem(function, (params, x, cotangent) if backward else (params, x))
+
+
 def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     """Random molecules of the size and density of 3BPA."""
     rng = np.random.default_rng(0)
@@ -118,8 +141,11 @@ def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     )
 
 
-def training_step(name: str = "nequip", channels: int = 64) -> Problem:
-    """The gradient of a loss on energies and forces: 3 layers, l <= 2, else the defaults."""
+def training_step(name: str = "nequip", channels: int = 64, zeros: bool = False) -> Problem:
+    """The gradient of a loss on energies and forces: 3 layers, l <= 2, else the defaults.
+
+    Parameters are initialised by e3nn-jax, or zeros, for which nothing is compiled.
+    """
     graph = _molecules()
     targets = _normal(np.random.default_rng(1), graph.positions.shape[0], 3)
 
@@ -130,7 +156,12 @@ def training_step(name: str = "nequip", channels: int = 64) -> Problem:
         return models.Potential(model=model, scale=(1.0,) * 4, shift=(0.0,) * 4)
 
     arguments = (graph.vectors, graph.species, graph.edges)
-    params = jax.jit(potential("e3nn").init)(jax.random.key(0), *arguments)
+    initialise, key = potential("e3nn").init, jax.random.key(0)
+    if zeros:
+        shapes = jax.eval_shape(initialise, key, *arguments)
+        params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    else:
+        params = jax.jit(initialise)(key, *arguments)
 
     def function(backend):
         def loss(params, graph, targets):
@@ -163,6 +194,7 @@ STEPS = {
     for title in MODELS
 }
 
+LINEAR = "64x0e+64x1o+64x2e"
 OTHERS = {
     f"{name}{', backward' if backward else ''}": (
         lambda make=make, backward=backward: make(backward)
@@ -184,6 +216,11 @@ OTHERS = {
         "vmap of 16, 16x0e+16x1o (x) 0e+1o, 50 rows": lambda b: row_product(
             "16x0e+16x1o", "0e+1o", 50, b, 16
         ),
+        "Linear, 8x0e+8x1o, one row": lambda b: linear("8x0e+8x1o", 1, b),
+        "Linear, 64 each to l=2, 135 rows": lambda b: linear(LINEAR, 135, b),
+        "Linear of 4 sets, 64 each to l=2, 135 rows": lambda b: linear(LINEAR, 135, b, 4),
+        "Linear, 64 each to l=2, 3000 rows": lambda b: linear(LINEAR, 3000, b),
+        "Linear, 512x0e, 2000 rows": lambda b: linear("512x0e", 2000, b),
         "Tetris network": lambda b: graph_product(CASES["tetris-2"], b, 32, 100),
     }.items()
     for backward in (False, True)

@@ -126,6 +126,26 @@ def test_results_do_not_depend_on_the_number_of_threads(num_sets):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.mark.parametrize(
+    ("mul", "dim", "num_sets", "native"),
+    [
+        (256, 1, 0, False),
+        (255, 1, 0, True),
+        (256, 3, 0, True),
+        (512, 3, 0, False),
+        (256, 1, 2, True),
+    ],
+)
+def test_wide_matrices_are_left_to_xla(mul, dim, num_sets, native):
+    mixing = linear(mul, dim, num_sets)
+    shapes = [jax.ShapeDtypeStruct(mixing.shape(o, 3), "float32") for o in mixing.inputs]
+    index = jnp.zeros(3, jnp.int32) if num_sets else None
+    lowered = jax.jit(
+        lambda x, w: _mixing_primitive.evaluate(mixing, [x, w], index, 3, "numba")
+    ).lower(*shapes)
+    assert ("eqfuse_" in lowered.as_text()) == native
+
+
 @pytest.mark.parametrize("wrong", [-1, SETS, 2**31 - 1])
 def test_a_set_out_of_range_is_an_error(wrong):
     mixing = linear(4, 1, SETS)

@@ -1,8 +1,9 @@
 """The passes of a mixing that compute gradients of weights: sums over rows of outer products.
 
-A unit of work is some rows of one set's matrix: their sums stay in registers while the rows that
-chose the set pass by. It is the work of one thread, so that the sum is always the same. Sums are
-of `ROWS_TOGETHER` rows each, and those are added up: rounding errors grow with their number only.
+A unit of work is some lines of one set's matrix. It takes the rows that chose the set in parts that
+stay in the cache, and for each part its lines, whose sums stay in registers meanwhile. It is the
+work of one thread, so that a sum is always the same; and as sums of parts are added up, rounding
+errors grow with the length and the number of parts only.
 """
 
 from eqfuse.ops._mixing import Term
@@ -11,10 +12,19 @@ from eqfuse.ops._numba.kernel import Pass
 from eqfuse.ops._numba.layout import padded
 from eqfuse.ops._numba.mixing import Lanes, Layouts, width_of
 
-HEIGHT = 4
-"""Rows of a matrix of weights in a unit of work."""
+TOGETHER = 4
+"""Lines whose sums stay in registers at the same time."""
 
-ROWS_TOGETHER = 256
+UNITS, MOST_LINES = 8, 32
+"""Units that a matrix is cut into if it is small, and lines of a unit if it is large."""
+
+ROWS_OF_A_PART = 256
+
+
+def lines_of_unit(num_lines: int) -> int:
+    """Lines of the matrix of a set in a unit of work: a multiple of `TOGETHER`."""
+    lines = -(-num_lines // (UNITS * TOGETHER)) * TOGETHER
+    return min(MOST_LINES, lines)
 
 
 def write_pass(layouts: Layouts, o: int) -> Pass:
@@ -22,20 +32,16 @@ def write_pass(layouts: Layouts, o: int) -> Pass:
     name, weights = f"mix_weights_{o}", layouts.mixing.outputs[o]
     f = layouts.function(name)
     num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
-    height, parts = min(num_lines, HEIGHT), -(-num_lines // HEIGHT)
+    lines = lines_of_unit(num_lines)
+    units_of_set = -(-num_lines // lines)
     writer = _Writer(layouts, f, o)
     with f.loop("%end", start="%begin") as units:
-        chosen = f.value(f"sdiv i64 {units.index}, {parts}")
-        first = f.times(f.value(f"srem i64 {units.index}, {parts}"), HEIGHT)
+        chosen = f.value(f"sdiv i64 {units.index}, {units_of_set}")
+        first = f.times(f.value(f"srem i64 {units.index}, {units_of_set}"), lines)
+        last = f.minimum(f.plus(first, lines), str(num_lines))
         writer.begin_set(chosen, width_of(weights))
-        is_whole = f.value(f"icmp sle i64 {first}, {num_lines - height}")
-        with f.loop(f.value(f"zext i1 {is_whole} to i64")):
-            cost = writer.write(first, height)
-        if height > 1:
-            stop = f.value(f"select i1 {is_whole}, i64 {first}, i64 {num_lines}")
-            with f.loop(stop, start=first) as rest:
-                writer.write(rest.index, 1)
-    return Pass(name, f.text(), -parts, cost * parts, 0, 0)
+        cost = writer.write(first, last, num_lines)
+    return Pass(name, f.text(), -units_of_set, cost, 0, 0)
 
 
 class _Writer:
@@ -60,31 +66,43 @@ class _Writer:
             self.start = f.load_index(self.offsets, chosen)
             self.stop = f.load_index(self.offsets, f.plus(chosen, 1))
 
-    def write(self, first: str, count: int) -> int:
-        """`count` rows of the matrix; the vector operations that a row of the mixing costs."""
+    def write(self, first: str, last: str, num_lines: int) -> int:
+        """Lines `first` to `last`; the vector operations that a row costs in all of the lines."""
+        f = self.f
+        with f.loop(last, start=first) as lines:
+            f.zero(f.at(self.matrix, lines.index, self.mul * f.bytes), self.mul * f.bytes)
+        together = min(num_lines, TOGETHER)
+        count = f.value(f"sub nsw i64 {last}, {first}")
+        rest = f.value(f"srem i64 {count}, {together}")
+        whole = f.value(f"sub nsw i64 {last}, {rest}")
+        with f.loop(self.stop, start=self.start, step=ROWS_OF_A_PART) as parts:
+            rows = parts.index, f.minimum(self.stop, f.plus(parts.index, ROWS_OF_A_PART))
+            with f.loop(whole, start=first, step=together) as lines:
+                cost = self._add_part(lines.index, together, rows)
+            if together > 1:
+                with f.loop(last, start=whole) as lines:
+                    self._add_part(lines.index, 1, rows)
+        return cost * num_lines // together
+
+    def _add_part(self, first: str, count: int, rows: tuple[str, str]) -> int:
+        """Add the sums over some rows to `count` lines of the matrix."""
         f, cost = self.f, 0
         most = max(1, (self.layouts.registers - 8) // count)
         for vectors in self.layouts.lanes(self.mul, most):
             keys = [(u, v) for u in range(count) for v in vectors]
-            places = [
-                f.at(f.at(self.matrix, f.plus(first, u), self.mul * f.bytes), v[0] * f.bytes)
-                for u, v in keys
-            ]
             zeros = [f.constant(0.0, lanes) for _, (_, lanes) in keys]
-            for (_, (_, lanes)), zero, place in zip(keys, zeros, places, strict=True):
-                f.store(zero, place, lanes)
             kinds = [f.vector(lanes) for _, (_, lanes) in keys]
-            with f.loop(self.stop, start=self.start, step=ROWS_TOGETHER) as parts:
-                stop = f.minimum(self.stop, f.plus(parts.index, ROWS_TOGETHER))
-                with f.loop(stop, start=parts.index, carried=zeros, kinds=kinds) as rows:
-                    row = f.load_index(self.order, rows.index) if self.order else rows.index
-                    sums = dict(zip(keys, rows.carried, strict=True))
-                    for term in self.terms:
-                        self._add(term, row, first, count, vectors, sums)
-                        cost += self.layouts.block(term.z).dim * len(keys)
-                    rows.next = list(sums.values())
-                for (_, (_, n)), part, place in zip(keys, rows.carried, places, strict=True):
-                    f.store(f.add(f.load(place, n), part, n), place, n)
+            with f.loop(rows[1], start=rows[0], carried=zeros, kinds=kinds) as loop:
+                row = f.load_index(self.order, loop.index) if self.order else loop.index
+                sums = dict(zip(keys, loop.carried, strict=True))
+                for term in self.terms:
+                    self._add(term, row, first, count, vectors, sums)
+                    cost += self.layouts.block(term.z).dim * len(keys)
+                loop.next = list(sums.values())
+            for (u, (start, n)), part in zip(keys, loop.carried, strict=True):
+                line = f.at(self.matrix, f.plus(first, u), self.mul * f.bytes)
+                place = f.at(line, start * f.bytes)
+                f.store(f.add(f.load(place, n), part, n), place, n)
         return cost
 
     def _add(self, term: Term, row: str, first: str, count: int, vectors: list[Lanes], sums):

@@ -133,6 +133,14 @@ def transposed(mixing: Mixing) -> tuple[int, ...]:
     return tuple(sorted({t.w for t in mixing.terms if t.x is not None and t.x.operand >= n}))
 
 
+def is_wide(mixing: Mixing) -> bool:
+    """Whether XLA's products of matrices, which are blocked for every cache, are faster."""
+    dims = {b.dim for o in mixing.operands if isinstance(o, Rows) for b in o.blocks}
+    least = 256 if dims == {1} else 512
+    shapes = [o.shape for o in mixing.operands if isinstance(o, Weights)]
+    return not mixing.num_sets and any(len(s) == 2 and min(s) >= least for s in shapes)
+
+
 def width_of(operand: Rows | Weights) -> int:
     """Elements of a row, or of the weights of one set."""
     return operand.size if isinstance(operand, Rows) else math.prod(operand.shape)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from eqfuse.ops import _mixing
 from eqfuse.ops._form import Form, Index
 from eqfuse.ops._mixing import Mixing, Rows
 from eqfuse.ops._numba import machine
@@ -40,7 +41,12 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
 
 
 def mix(mixing: Mixing, arrays, index, num_rows: int) -> list[jax.Array]:
-    """The outputs of a mixing, computed by its native kernel; arguments as `_mixing.evaluate`."""
+    """The outputs of a mixing, computed by its native kernel; arguments as `_mixing.evaluate`.
+
+    Matrices of 256 x 256 and more for scalars, of 512 x 512 and more for others, are XLA's.
+    """
+    if native_mixing.is_wide(mixing):
+        return _mixing.evaluate(mixing, arrays, index, num_rows)
     dtype = arrays[0].dtype
     wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
     module = native_mixing.generate(mixing, wide.name, machine.machine())

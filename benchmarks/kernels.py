@@ -25,17 +25,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.cases import CASES
+from benchmarks.fused_cases import CASES as FUSED
 from eqfuse.graph import Graph
 from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict
-from eqfuse.ops import Edges, _plan
+from eqfuse.ops import Edges, _fused_backward, _fused_kernel, _plan
 from eqfuse.ops._ahead import compile_ahead
 from eqfuse.ops._triton import compile as compiler
 from eqfuse.ops._triton.parallel import available_processes, compile_many
 from eqfuse.ops.show import ORDERS
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
-OTHER_DTYPES = {"nequip-64-l2": ("float64", "bfloat16")}
+OTHER_DTYPES = dict.fromkeys(("nequip-64-l2", "fused nequip-64-l2"), ("float64", "bfloat16"))
+NAMES = [*CASES, *(f"fused {name}" for name in FUSED)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,28 +73,42 @@ def empty_cache():
             compiler._KERNELS.clear()
 
 
+def kernels_of(name: str, dtype: str):
+    """(order, terms of the product, kernels) of a case; of fused ops, their own kernels only."""
+    if name in CASES:
+        for order, form in CASES[name].forms().items():
+            kernels = _plan.kernels(form, dtype)
+            yield order, form.num_terms, [kernel.spec for kernel in kernels]
+        return
+    fused = FUSED[name.removeprefix("fused ")]
+    everything = (True,) * fused.num_floats, (True,) * len(fused.sizes)
+    backward = _fused_backward.backward(fused, *everything, dtype)
+    yield "forward", fused.form.num_terms, [_fused_kernel.forward(fused, dtype).spec]
+    yield "backward", 2 * fused.form.num_terms, [backward.spec]
+
+
 def measure(names, target: str, processes: int) -> list[Row]:
     """Compile the cases `names` for one target, all orders, `processes` kernels at a time."""
     ops = {}
     for name in names:
-        for order, form in CASES[name].forms().items():
-            for dtype in ("float32", *OTHER_DTYPES.get(name, ())):
-                ops[name, order, dtype] = form, _plan.kernels(form, dtype)
-    specs = [kernel.spec for _, kernels in ops.values() for kernel in kernels]
+        for dtype in ("float32", *OTHER_DTYPES.get(name, ())):
+            for order, terms, specs in kernels_of(name, dtype):
+                ops[name, order, dtype] = terms, specs
+    specs = [spec for _, specs in ops.values() for spec in specs]
     with empty_cache():
         compiled = dict(zip(specs, compile_many(specs, target, processes), strict=True))
     rows = []
-    for (name, order, dtype), (form, kernels) in ops.items():
-        found = [compiled[kernel.spec] for kernel in kernels]
+    for (name, order, dtype), (terms, specs) in ops.items():
+        found = [compiled[spec] for spec in specs]
         rows.append(
             Row(
                 name,
                 order,
                 dtype,
                 target,
-                len(kernels),
-                form.num_terms,
-                tuple(len(kernel.spec.source.splitlines()) for kernel in kernels),
+                len(specs),
+                terms,
+                tuple(len(spec.source.splitlines()) for spec in specs),
                 tuple(kernel.registers for kernel in found),
                 tuple(kernel.spilled_bytes for kernel in found),
                 tuple(kernel.shared_bytes for kernel in found),
@@ -182,7 +198,7 @@ def versions() -> str:
 def main() -> None:
     """Print the tables, and keep the numbers in a file."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="sm_90, gfx942, ...")
     parser.add_argument("--processes", type=int, default=available_processes())
     parser.add_argument("--json", type=pathlib.Path, help="file for the numbers")

@@ -112,7 +112,7 @@ class _Backward(OperandGradients):
                 dz[part] = self.flat(part, cotangent)
             with self.channel_chunks():
                 for source, parts in group:
-                    for segments in self._at_a_time(self.segments.get(source, [])):
+                    for segments in self.walks(self.segments.get(source, [])):
                         self._parameter_gradients(segments, parts, dz)
             self.emit("tl.debug_barrier()")  # sums in memory: the next step reads what this wrote
             self.emit("number += num_sums")
@@ -126,10 +126,6 @@ class _Backward(OperandGradients):
                 self.emit(f"place = at + tl.arange(0, {CLEARED})")
                 self.emit(f"tl.store(own{n} + place, {self.zeros(CLEARED)}, mask=place < {size})")
         self.emit("tl.debug_barrier()")
-
-    def _at_a_time(self, segments: list[int]) -> list[list[int]]:
-        """Edges are walked once for all segments of a block; over rows, one needs few registers."""
-        return [segments] if self.on_graph else [[n] for n in segments]
 
     # through the gate
 

@@ -48,7 +48,8 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
             t.emit(f"{z[part]} = {t.zeros(height, t.width(part))}")
         if source is not None:
             with t.channel_chunks():
-                _mix(t, source, parts, z)
+                for segments in t.walks(t.segments[source]):
+                    _mix(t, segments, parts, z)
         for part in parts:
             _finish(t, part, z)
         finished.update(parts)
@@ -64,9 +65,9 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
     return FusedKernel(spec, tuple(inputs), tuple(outputs), t.rows)
 
 
-def _mix(t: FusedText, source: int, parts: list[Part], z: dict[Part, str]):
-    """Add the Linear of a block of the product to the parts that are mixed from it."""
-    for segment, components in t.product(t.segments[source]).items():
+def _mix(t: FusedText, segments: list[int], parts: list[Part], z: dict[Part, str]):
+    """Add the Linear of segments of the product to the parts that are mixed from them."""
+    for segment, components in t.product(segments).items():
         s = t.out.segments[segment]
         height = t.rows * t.padded(s.dim)
         tile = t.stacked(components)

@@ -16,6 +16,8 @@ from eqfuse.ops._mixing import Term
 from eqfuse.ops._text import SLICE, WARPS, Text, power_of_two
 
 THREADS = 32 * WARPS
+COMPONENTS = 40
+"""Components of a product that a thread sums at a time, at most."""
 ELEMENTS = 4
 """Elements of a matrix product's result that a thread holds, at most."""
 
@@ -122,6 +124,18 @@ class FusedText(Text):
 
     def zeros(self, *shape: int) -> str:
         return f"tl.zeros([{', '.join(map(str, shape))}], {self.real})"
+
+    def walks(self, segments: list[int]) -> list[list[int]]:
+        """Segments of the product that are computed together, in one walk along the edges."""
+        most = COMPONENTS // (4 if self.dtype == "float64" else 1)  # products are held besides
+        walks: list[list[int]] = []
+        for n in segments:
+            together = [*walks[-1], n] if walks else []
+            if together and sum(self.out.segments[s].dim for s in together) <= most:
+                walks[-1] = together
+            else:
+                walks.append([n])
+        return walks
 
     def product(self, segments: list[int]) -> dict[int, list[str]]:
         """The components of these segments of the product, as [ROWS, CHANNELS] variables."""

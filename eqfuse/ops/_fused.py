@@ -353,7 +353,9 @@ def _lower_backward(*arrays, call, wanted, given):
 
 
 def _has_kernels(call: Call) -> bool:
-    """Whether there is work for a kernel: rows, and something to mix."""
+    """Whether there is work for a kernel: rows, and something to mix, that it owns."""
+    if call.fused.form.on_graph and call.fused.form.outputs[0].index is not Index.RECEIVER:
+        return False
     matrices = any(term.x is not None for term in call.fused.linear.mixing.terms)
     return bool(call.rows and call.num_rows and call.fused.form.paths and matrices)
 

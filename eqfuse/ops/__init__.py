@@ -12,6 +12,7 @@ from eqfuse.ops._ahead import compile_ahead
 from eqfuse.ops._backend import BACKENDS, availability, recorded, resolve
 from eqfuse.ops._channelwise_product import channelwise_tensor_product
 from eqfuse.ops._edges import Edges
+from eqfuse.ops._functions import linear, tensor_product_linear, tensor_product_linear_gate
 from eqfuse.ops._graph_product import graph_tensor_product
 from eqfuse.ops._grouped_dense import grouped_dense
 from eqfuse.ops._linear_modules import Linear, LinearSum
@@ -32,9 +33,12 @@ __all__ = [
     "elementwise_tensor_product",
     "graph_tensor_product",
     "grouped_dense",
+    "linear",
     "recorded",
     "resolve",
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",
+    "tensor_product_linear",
+    "tensor_product_linear_gate",
 ]

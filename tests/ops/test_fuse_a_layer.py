@@ -4,10 +4,13 @@ import pathlib
 import runpy
 
 import e3nn_jax as e3nn
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from eqfuse import ops
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "fuse_a_layer.py"
 
@@ -40,3 +43,30 @@ def test_a_fused_layer_is_the_layer(backend):
 def test_the_example_runs(capsys):
     runpy.run_path(str(EXAMPLE))["main"]()
     assert "32x0e+16x1o, largest difference" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("backend", ["xla", "numba"])
+def test_functions_are_the_modules(backend):
+    x, y = (
+        e3nn.normal(irreps, jax.random.key(n), (5,))
+        for n, irreps in enumerate(("4x0e + 4x1o", "0e + 1o"))
+    )
+    for function, module in (
+        (ops.tensor_product_linear, ops.TensorProductLinear),
+        (ops.tensor_product_linear_gate, ops.TensorProductLinearGate),
+    ):
+        expected = module("6x0e + 2x1o", backend="e3nn")
+        params = expected.init(jax.random.key(2), x, y)
+        got = function(x, y, params["params"], "6x0e + 2x1o", backend=backend)
+        assert got.irreps == expected.apply(params, x, y).irreps
+        np.testing.assert_allclose(
+            got.array, expected.apply(params, x, y).array, rtol=1e-5, atol=1e-5
+        )
+    linear, index = e3nn.flax.Linear("3x0e", num_indexed_weights=2), jnp.arange(5) % 2
+    params = linear.init(jax.random.key(2), index, x)
+    got = ops.linear(
+        x, params["params"], "3x0e", index=index, num_indexed_weights=2, backend=backend
+    )
+    np.testing.assert_allclose(got.array, linear.apply(params, index, x).array, rtol=1e-5)
+    with pytest.raises(flax.errors.ScopeParamShapeError):
+        ops.linear(x, {"w[0,0] 4x0e,3x0e": jnp.zeros((2, 3))}, "3x0e", backend=backend)

@@ -7,21 +7,28 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize(("order", "launches"), [("forward", 1), ("backward", 1), ("double", 2)])
-def test_the_graph_product_is_one_launch_each_way(tmp_path, monkeypatch, order, launches):
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """An H100 to compile for, and an empty cache."""
     from jaxlib import gpu_triton
 
     if not hasattr(gpu_triton, "TritonKernel"):
         pytest.skip("jaxlib's GPU plug-in, which the lowering needs, is not installed")
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2])
-    from benchmarks.graph_product_launches import CASES
-    from benchmarks.launches import PluginMissingError, count, device
+    from benchmarks.launches import PluginMissingError, device
 
     try:
-        gpu = device()
+        return device()
     except PluginMissingError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(("order", "launches"), [("forward", 1), ("backward", 1), ("double", 2)])
+def test_the_graph_product_is_one_launch_each_way(gpu, order, launches):
+    from benchmarks.graph_product_launches import CASES
+    from benchmarks.launches import count
+
     scratch = []
     for size in ("135 nodes, 2700 edges", "3000 nodes, 160000 edges"):
         found = count(*CASES[f"{order}, {size}, eqfuse"](), gpu)
@@ -29,3 +36,28 @@ def test_the_graph_product_is_one_launch_each_way(tmp_path, monkeypatch, order, 
         scratch.append(found.temp_bytes)
     # no array of edges, nodes or channels: at most a table of pointers, of one size for both
     assert scratch[0] == scratch[1] <= 64
+
+
+@pytest.mark.parametrize(
+    ("case", "forward", "backward"),
+    [("graph of 135 nodes, 2700 edges", 1, 3), ("2700 rows", 1, 2)],
+)
+def test_launches_of_product_linear_and_gate(gpu, case, forward, backward):
+    """On a graph, the backward follows the forward, which gives it the row before the gate."""
+    from benchmarks.fused_launches import CASES
+    from benchmarks.launches import count
+
+    found = count(*CASES[f"forward, {case}, eqfuse"](), gpu)
+    assert (found.launches, found.custom_calls) == (forward, forward)
+    found = count(*CASES[f"backward, {case}, eqfuse"](), gpu)
+    launches = backward + ("graph" in case)
+    assert (found.launches, found.custom_calls) == (launches, launches)
+    # far less than the product of every edge, 53 MB
+    assert found.temp_bytes < 17e6
+
+
+def test_launches_of_a_training_step_of_the_tetris_network(gpu):
+    from benchmarks.launches import count
+    from benchmarks.tetris_launches import CASES
+
+    assert count(*CASES["tetris, eqfuse"](), gpu).launches <= 40

@@ -123,7 +123,10 @@ class TensorProductLinear(nn.Module):
         if edges is not None and not self.channelwise:
             return check_graph(x, y, weights, edges, options)
         if weights is not None:
-            raise ValueError("weights are for products that are summed on a graph only")
+            raise ValueError(
+                "weights are for products that are summed on a graph: give edges as well, and not "
+                "channelwise"
+            )
         x, y = operands("TensorProductLinear", x, y)
         if edges is not None:
             check_receivers(x, y, edges)

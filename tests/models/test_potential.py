@@ -234,7 +234,7 @@ def test_second_derivatives_are_finite_at_zero_length(potential, variables, make
     hessian = np.asarray(jax.jit(jax.hessian(energy))(graph.positions)).reshape(15, 15)
     assert np.all(np.isfinite(hessian))
     assert not np.any(hessian[9:])
-    assert np.abs(hessian[:9, :9]).max() > 0.1
+    assert np.abs(hessian[:9, :9]).max() > 0.01  # untrained, but far above rounding
     # Acoustic sum rule, and symmetry of second derivatives.
     np.testing.assert_allclose(hessian, hessian.T, rtol=0, atol=1e-11)
     np.testing.assert_allclose(hessian.reshape(15, 5, 3).sum(axis=1), 0, atol=1e-11)

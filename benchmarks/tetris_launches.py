@@ -3,13 +3,15 @@
     python -m benchmarks.launches benchmarks/tetris_launches.py
 
 The network of e3nn-jax's Tetris example (`model=tetris`), cross entropy and Adam, as `train.py`
-runs it; the same network and parameters on e3nn-jax and on our kernels.
+runs it; the same network and parameters on e3nn-jax and on our kernels. Before them, the step as
+e3nn-jax's example writes it.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import e3nn_tetris
 from eqfuse import data, models
 from eqfuse.training.flat import Flat
 from eqfuse.training.tetris import training_step
@@ -32,4 +34,16 @@ def case(backend: str):
     return step, (params, state, shapes)
 
 
-CASES = {f"tetris, {label}": (lambda b=b: case(b)) for label, b in BACKENDS.items()}
+def example():
+    """The step of e3nn-jax's example, on its own network."""
+    graph, labels = data.tetris()
+    graph = jax.tree.map(jnp.asarray, graph)
+    step, optimizer = e3nn_tetris.training_step(labels, lr=0.01)
+    init = e3nn_tetris.Reference().init
+    params = jax.eval_shape(init, jax.random.key(0), graph.positions, graph.edges)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), graph)
+    return step, (params, jax.eval_shape(optimizer.init, params), shapes)
+
+
+CASES = {"tetris, e3nn-jax's example": example}
+CASES |= {f"tetris, {label}": (lambda b=b: case(b)) for label, b in BACKENDS.items()}

@@ -1,14 +1,13 @@
 import e3nn_jax as e3nn
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from benchmarks.e3nn_tetris import Reference
 from eqfuse import models
 from eqfuse.data.tetris import tetris
-from eqfuse.models.tetris_net import HIDDEN
 
 NETWORK = {
     "irreps_out": "0o + 7x0e",
@@ -33,36 +32,6 @@ def x64():
     """Tetris is trained in float32, as by its users."""
     with jax.enable_x64(False):
         yield
-
-
-class ReferenceLayer(nn.Module):
-    """Literal transcription of the layer of e3nn-jax's example: everything per edge."""
-
-    target: str
-
-    @nn.compact
-    def __call__(self, x, positions, edges):
-        vectors = positions[edges.receivers] - positions[edges.senders]
-        vectors = e3nn.IrrepsArray("1o", vectors)
-        sh = e3nn.spherical_harmonics([1, 2, 3], vectors, True, normalization="component")
-        sender = x[edges.senders]
-        m = e3nn.concatenate([sender, e3nn.tensor_product(sender, sh)]).regroup()
-        m = e3nn.scatter_sum(m, dst=edges.receivers, output_size=edges.num_nodes) / 1.5
-        target = e3nn.Irreps(self.target)
-        m = e3nn.flax.Linear(target, name="linear_pre")(m)
-        m = e3nn.scalar_activation(m)
-        m = e3nn.flax.Linear(target, name="linear_post")(m)
-        shortcut = e3nn.flax.Linear(m.irreps, name="shortcut", force_irreps_out=True)
-        return m + shortcut(x)
-
-
-class Reference(nn.Module):
-    @nn.compact
-    def __call__(self, positions, edges):
-        x = e3nn.IrrepsArray("0e", jnp.ones((len(positions), 1), positions.dtype))
-        for k, target in enumerate((HIDDEN, HIDDEN, "0o + 7x0e")):
-            x = ReferenceLayer(target, name=f"layer_{k}")(x, positions, edges)
-        return x
 
 
 def logits_of(model, variables, graph):

@@ -302,6 +302,23 @@ def test_no_rows_and_no_channels_in_common():
         assert module.apply(params, x[:0], y[:0]).shape == (0, 13)
 
 
+@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+@pytest.mark.parametrize("normalization", ["component", "norm", "none"])
+def test_normalizations_filters_and_broadcasting(backend, normalization):
+    if backend == "triton-interpret":
+        pytest.importorskip("triton", reason="the interpreter is part of triton")
+    x = e3nn.normal("3x0e+2x1o", jax.random.key(0), (2, 1))
+    y = e3nn.normal("0e+1o", jax.random.key(1), (3,))
+    options = {"irrep_normalization": normalization, "filter_ir_out": ["0e", "1o", "1e"]}
+    results = []
+    for b in (backend, "e3nn"):
+        module = TensorProductLinear("4x0e+2x1o", backend=b, **options)
+        params = module.init(jax.random.key(2), x, y)
+        results.append(module.apply(params, x, y).array)
+    assert results[0].shape == (2, 3, 10)
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+
+
 def test_launches_of_forward_and_backward(case):
     """Forward one kernel; backward one over rows, two on a graph, and the sum of the weights'."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")

@@ -151,19 +151,15 @@ class Mixing:
         known = [i for i in range(n) if not linear[i]]
         known += [n + o for o in range(len(self.outputs)) if given[o]]
         order = known + [i for i in range(n) if linear[i]]
-        place = {j: new for new, j in enumerate(order)}
-        terms = tuple(
-            t.replaced(place.__getitem__)
-            for t in self.terms
-            if all(j in place for j in t.operands())
-        )
-        operands = tuple(self.operands[j] for j in order)
-        inputs, outputs = operands[: len(known)], operands[len(known) :]
-        return dataclasses.replace(self, inputs=inputs, outputs=outputs, terms=terms)
+        return self._with(order, len(known))
 
     def restrict(self, inputs: tuple[bool, ...], outputs: tuple[bool, ...]) -> Mixing:
         """The mixing with the marked inputs and outputs, and the terms that need no others."""
         order = [n for n, keep in enumerate((*inputs, *outputs)) if keep]
+        return self._with(order, sum(inputs))
+
+    def _with(self, order: list[int], num_inputs: int) -> Mixing:
+        """The operands of these numbers, inputs first, and the terms that have no others."""
         place = {j: new for new, j in enumerate(order)}
         terms = tuple(
             t.replaced(place.__getitem__)
@@ -171,8 +167,8 @@ class Mixing:
             if all(j in place for j in t.operands())
         )
         operands = tuple(self.operands[j] for j in order)
-        given, found = operands[: sum(inputs)], operands[sum(inputs) :]
-        return dataclasses.replace(self, inputs=given, outputs=found, terms=terms)
+        inputs, outputs = operands[:num_inputs], operands[num_inputs:]
+        return dataclasses.replace(self, inputs=inputs, outputs=outputs, terms=terms)
 
 
 def evaluate(mixing: Mixing, arrays, index, num_rows: int):

@@ -142,7 +142,8 @@ class RadialNetworks(nn.Module):
 
     Each is an `e3nn.flax.MultiLayerPerceptron` with normalised silu, without bias, so that its
     output vanishes with the basis, at the cutoff and for padding. On a GPU, and for few edges, the
-    hidden layers of all of them are computed side by side.
+    hidden layers of all of them are computed side by side; for many edges, derivatives compute them
+    again instead of keeping them.
 
     Attributes:
       hidden: widths of the hidden layers.
@@ -158,27 +159,36 @@ class RadialNetworks(nn.Module):
     @nn.compact
     def __call__(self, basis):
         """basis: [n_edges, num_bessel]. Returns an array [n_edges, width] for each output."""
-        together = ops.resolve(self.backend).startswith("triton") and len(basis) <= FEW_EDGES
-        if not together:
-            return [
-                e3nn.flax.MultiLayerPerceptron(
-                    (*self.hidden, width), jax.nn.silu, output_activation=False, name=f"layer_{k}"
-                )(basis)
-                for k, width in enumerate(self.outputs)
-            ]
         networks = [
             _Kernels((*self.hidden, width), name=f"layer_{k}")(basis)
             for k, width in enumerate(self.outputs)
         ]
-        act = e3nn.normalize_function(jax.nn.silu)
-        x = basis
-        for kernels in list(zip(*networks, strict=True))[:-1]:
-            x = act(ops.grouped_dense(x, kernels, scale=_scale(kernels[0]), backend=self.backend))
-        columns = [x] * len(networks)
-        if self.hidden:
-            columns = jnp.split(x, len(networks), axis=1)
+        first = [kernels[:-1] for kernels in networks]
+        few = len(basis) <= FEW_EDGES
+        if not self.hidden:
+            hidden = [basis] * len(networks)
+        elif few and ops.resolve(self.backend).startswith("triton"):
+            hidden = _side_by_side(basis, first, self.backend)
+        else:
+            one = _hidden_layers if few else jax.checkpoint(_hidden_layers)
+            hidden = [one(basis, kernels) for kernels in first]
         last = [kernels[-1] for kernels in networks]
-        return [_scale(w) * jnp.dot(h, w) for h, w in zip(columns, last, strict=True)]
+        return [_scale(w) * jnp.dot(h, w) for h, w in zip(hidden, last, strict=True)]
+
+
+def _hidden_layers(x, kernels):
+    act = e3nn.normalize_function(jax.nn.silu)
+    for kernel in kernels:
+        x = act(_scale(kernel) * jnp.dot(x, kernel))
+    return x
+
+
+def _side_by_side(x, networks, backend):
+    """`_hidden_layers` of each network, whose matrices have the same shapes."""
+    act = e3nn.normalize_function(jax.nn.silu)
+    for kernels in zip(*networks, strict=True):
+        x = act(ops.grouped_dense(x, kernels, scale=_scale(kernels[0]), backend=backend))
+    return jnp.split(x, len(networks), axis=1)
 
 
 class _Kernels(nn.Module):

@@ -1,8 +1,10 @@
+import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqfuse.models import radial
 from eqfuse.models.radial import (
     bessel_basis,
     lengths_and_directions,
@@ -62,3 +64,44 @@ def test_spherical_harmonics_are_component_normalised_and_of_natural_parity():
     assert sh.irreps == "0e + 1o + 2e + 3o"
     for l, chunk in enumerate(sh.chunks):
         np.testing.assert_allclose(jnp.sum(chunk**2, axis=(1, 2)), 2 * l + 1, rtol=1e-13)
+
+
+@pytest.mark.parametrize("few_edges", [0, 100], ids=["many edges", "few edges"])
+@pytest.mark.parametrize("backend", ["xla", "triton-interpret"])
+@pytest.mark.parametrize("hidden", [(), (4,), (4, 6)])
+def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypatch):
+    monkeypatch.setattr(radial, "FEW_EDGES", few_edges)
+    basis = np.random.default_rng(0).normal(size=(5, 3))
+    networks = radial.RadialNetworks(hidden, (7, 2), backend)
+    params = networks.init(jax.random.key(0), basis)
+
+    def theirs(params, basis):
+        return [
+            e3nn.flax.MultiLayerPerceptron(
+                (*hidden, width), jax.nn.silu, output_activation=False
+            ).apply({"params": params["params"][f"layer_{k}"]}, basis)
+            for k, width in enumerate((7, 2))
+        ]
+
+    def forces(function, params):
+        return jax.grad(lambda b: sum(jnp.sum(jnp.sin(w)) for w in function(params, b)))(basis)
+
+    for ours, reference in zip(networks.apply(params, basis), theirs(params, basis), strict=True):
+        np.testing.assert_allclose(ours, reference, atol=1e-12)
+    gradients = [
+        jax.grad(lambda p, f=function: jnp.sum(forces(f, p) ** 2))(params)
+        for function in (networks.apply, theirs)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), *gradients)
+
+
+def test_hidden_layers_of_many_edges_are_not_kept_for_the_derivatives():
+    def kept(num_edges):
+        networks = radial.RadialNetworks((64, 64), (8,), "xla")
+        basis = jnp.ones((num_edges, 8), jnp.float32)
+        params = networks.init(jax.random.key(0), basis[:1])
+        residuals = jax.vjp(networks.apply, params, basis)[1]
+        return sum(a.nbytes for a in jax.tree.leaves(residuals)) / basis.nbytes
+
+    # the basis and the last hidden layer, of 64 / 8 times its size
+    assert kept(radial.FEW_EDGES + 1) < 10 < kept(1000)

@@ -86,12 +86,12 @@ class _Backward(OperandGradients):
     def _operands_of(self, group):
         """The cotangents of the product and of the skip; the program has one block of rows."""
         self.row_prologue("program")
-        dz: dict[Part, str] = {}
-        for part in (part for _, parts in group for part in parts):
-            cotangent = self._cotangent(part)
-            if self.wants_skip:
+        dz = self._cotangents(group)
+        if self.wants_skip:
+            for part, cotangent in dz.items():
+                shape = (self.rows, self.padded(self.dim(part)), self.width(part))
+                cotangent = f"tl.reshape({cotangent}, {shape})"
                 self.store_tile("dskip", self.linear.size_out, self.offset(part), part, cotangent)
-            dz[part] = self.flat(part, cotangent)
         sources = [(source, parts) for source, parts in group if source is not None]
         if self.on_graph and self.wants_operands:
             for source, parts in sources:
@@ -105,11 +105,9 @@ class _Backward(OperandGradients):
         self.emit("number = program")
         with self.block("while number < blocks:"):
             self.row_prologue("number")
-            dz: dict[Part, str] = {}
+            dz = self._cotangents(group)
             for part in (part for _, parts in group for part in parts):
-                cotangent = self._cotangent(part)
-                self._bias_gradients(part, cotangent)
-                dz[part] = self.flat(part, cotangent)
+                self._bias_gradients(part, dz)
             with self.channel_chunks():
                 for source, parts in group:
                     for segments in self.walks(self.segments.get(source, [])):
@@ -128,6 +126,13 @@ class _Backward(OperandGradients):
         self.emit("tl.debug_barrier()")
 
     # through the gate
+
+    def _cotangents(self, group) -> dict[Part, str]:
+        """The cotangents of the mixed row, flat; none where the row is the output, in memory."""
+        if self.fused.gate is None:
+            return {}
+        parts = [part for _, parts in group for part in parts]
+        return {part: self.flat(part, self._cotangent(part)) for part in parts}
 
     def _cotangent(self, part: Part) -> str:
         """The cotangent of a part of the mixed row, [ROWS, components, columns]."""
@@ -160,12 +165,12 @@ class _Backward(OperandGradients):
 
     # the gradients of the parameters
 
-    def _bias_gradients(self, part: Part, cotangent: str):
+    def _bias_gradients(self, part: Part, dz):
         for term in filter(self.wants, self.linear.biases(part.block)):
-            v = f"tl.arange(0, {self.width(part)})"
-            total = self.name(f"tl.sum(tl.sum({cotangent}, axis=1), axis=0)")
-            place = f"{self.parameter(term, output=True)} + {part.first} + {v}"
-            self._add_to(place, f"{v} < {part.mul}", total)
+            with self.columns(part, dz) as (tile, v):
+                total = self.name(f"tl.sum({tile}, axis=0)")
+                place = f"{self.parameter(term, output=True)} + {part.first} + {v}"
+                self._add_to(place, f"{v} < {part.mul}", total)
 
     def _add_to(self, place: str, mask: str, value: str):
         place = self.name(place)
@@ -182,12 +187,14 @@ class _Backward(OperandGradients):
                 self.emit(f"u = (chunk * {self.channels} + at + tl.arange(0, {SLICE}))[:, None]")
                 for part in parts:
                     for term in filter(self.wants, self.linear.into(part.block)):
-                        first, step = self.rows_of(segment, term)
-                        v = f"tl.arange(0, {self.width(part)})[None, :]"
-                        place = self.matrix_place(term, part, f"{first} + u * {step}", v)
-                        value = self.dot(f"tl.trans({piece})", dz[part], term.scale)
-                        mask = f"(u < {s.mul}) & ({v} < {part.mul})"
-                        self._add_to(f"{self.parameter(term, output=True)} + {place}", mask, value)
+                        with self.columns(part, dz) as (cotangent, v):
+                            first, step = self.rows_of(segment, term)
+                            v = f"{v}[None, :]"
+                            place = self.matrix_place(term, part, f"{first} + u * {step}", v)
+                            value = self.dot(f"tl.trans({piece})", cotangent, term.scale)
+                            mask = f"(u < {s.mul}) & ({v} < {part.mul})"
+                            place = f"{self.parameter(term, output=True)} + {place}"
+                            self._add_to(place, mask, value)
 
     # through the Linear, to the product of a graph
 

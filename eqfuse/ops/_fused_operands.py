@@ -1,9 +1,12 @@
 """The backward of a fused op, from the mixed row to the operands of the product, in registers."""
 
+import contextlib
+
 from eqfuse.ops._body import Body, component_name, ordered_groups
 from eqfuse.ops._form import Form
 from eqfuse.ops._fused import Fused
 from eqfuse.ops._fused_text import FusedText
+from eqfuse.ops._gate import Part
 from eqfuse.ops._text import SLICE
 
 
@@ -30,14 +33,39 @@ class OperandGradients(FusedText):
         total = self.name(self.zeros(height, self.channels))
         for part in parts:
             for term in self.linear.into(part.block):
-                with self.slices(self.width(part)):
-                    piece = self.piece(dz[part], height)
+                with self.slices(self.width(part) if dz else part.mul):
+                    piece = self.piece(dz[part], height) if dz else self.cotangent_piece(part)
                     v = f"(at + tl.arange(0, {SLICE}))[:, None]"
                     place = self.matrix_place(term, part, u, v)
                     mask = f"{has_u} & ({v} < {part.mul})"
                     matrix = self.load(f"{self.parameter(term)} + {place}", mask)
                     self.emit(f"{total} += {self.dot(piece, matrix, term.scale)}")
         return total
+
+    def parts(self) -> list[Part]:
+        """Whole where they are read from memory, some columns at a time."""
+        if self.fused.gate is not None:
+            return super().parts()
+        return [Part(n, 0, b.mul) for n, b in enumerate(self.linear.blocks_out)]
+
+    @contextlib.contextmanager
+    def columns(self, part: Part, dz):
+        """Once, or in a loop: (a tile of a part of the mixed row's cotangent, its columns)."""
+        if dz:
+            yield dz[part], f"tl.arange(0, {self.width(part)})"
+            return
+        width = min(self.width(part), self.most_columns(self.dim(part)))
+        with self.block(f"for column in tl.range(0, {part.mul}, {width}, num_stages=1):"):
+            yield (
+                self.cotangent_piece(part, "column", width),
+                f"(column + tl.arange(0, {width}))",
+            )
+
+    def cotangent_piece(self, part: Part, at: str = "at", width: int = SLICE) -> str:
+        """Columns of the mixed row's cotangent, [ROWS * components, width], from memory."""
+        height = self.rows * self.padded(self.dim(part))
+        tile = self.load_tile("ct_z", self.linear.size_out, self.offset(part), part, at, width)
+        return self.name(f"tl.reshape({tile}, ({height}, {width}))")
 
     def in_registers_of(self, sources, dz):
         """From dz to the cotangents of the product's operands, a segment at a time."""

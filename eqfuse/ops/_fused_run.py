@@ -55,6 +55,13 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     which sums over the edges of the senders; and the sums of the parameters' gradients.
     """
     fused, dtype = call.fused, floats[0].dtype
+    if fused.skip and wanted[-1] and fused.gate is None:
+        # the cotangent of a skip is that of the sum
+        others = (*wanted[:-1], False)
+        found = backward(call, others, given, floats, z, cotangents, integers)
+        return [*found, *cotangents]
+    if not any(wanted):
+        return []
     kernel = backward_kernel(fused, wanted, given, dtype.name)
     sums = num_sums(call, kernel)
     form = _fused_operands.backward_form(fused, wanted)

@@ -18,6 +18,8 @@ from eqfuse.ops._text import SLICE, WARPS, Text, power_of_two
 THREADS = 32 * WARPS
 COMPONENTS = 40
 """Components of a product that a thread sums at a time, at most."""
+LANES = 32
+"""Channels at a time of a kernel with several threads for each: few, so that it has many rows."""
 ELEMENTS = 4
 """Elements of a matrix product's result that a thread holds, at most."""
 
@@ -36,7 +38,8 @@ class FusedText(Text):
         super().__init__(dtype, fused.linear.mixing.input_precision)
         self.fused, self.form, self.linear, self.least = fused, fused.form, fused.linear, least
         self.on_graph = self.form.on_graph
-        self.channels = min(max(power_of_two(self.form.max_mul), SLICE), THREADS)
+        most = THREADS if threads == 1 else LANES
+        self.channels = min(max(power_of_two(self.form.max_mul), SLICE), most)
         self.chunks = -(-self.form.max_mul // self.channels)
         threads *= 2 if dtype == "float64" else 1  # whose values take two registers
         self.rows = 1 if fused.num_sets else max(1, THREADS // (threads * self.channels))
@@ -45,7 +48,7 @@ class FusedText(Text):
             piece
             for tile in (fused.gate.tiles if fused.gate else ())
             for dim in [blocks[tile.part.block].dim]
-            for piece in tile.cut(dim, self._most(dim))
+            for piece in tile.cut(dim, self.most_columns(dim))
         ]
         [self.out] = self.form.outputs
         written = {path.output.segment for path in self.form.paths}
@@ -259,7 +262,7 @@ class FusedText(Text):
         blocks = self.linear.blocks_out
         if self.fused.gate is None:
             whole = [Part(n, 0, b.mul) for n, b in enumerate(blocks)]
-            parts = {p for w in whole for p in w.cut(self._most(blocks[w.block].dim))}
+            parts = {p for w in whole for p in w.cut(self.most_columns(blocks[w.block].dim))}
         else:
             parts = {t.part for t in self.tiles} | {t.gate for t in self.tiles if t.gate}
         return sorted(parts, key=lambda p: (blocks[p.block].dim, p.block, p.first))
@@ -272,7 +275,7 @@ class FusedText(Text):
             groups.setdefault(source[0] if source else None, []).append(part)
         return list(groups.items())
 
-    def _most(self, dim: int) -> int:
+    def most_columns(self, dim: int) -> int:
         """Columns of a tile, at most: a thread holds rows and columns of both factors."""
         elements = ELEMENTS // (2 if self.dtype == "float64" else 1)
         return max(2 * SLICE, elements * THREADS // (self.rows * self.padded(dim)))
@@ -290,17 +293,21 @@ class FusedText(Text):
         block = self.linear.blocks_out[part.block]
         return block.offset + part.first * block.dim
 
-    def tile_place(self, size: int, offset: int, part: Part):
-        """Offsets and mask of a part of rows of `size`, as [ROWS, components, columns]."""
+    def tile_place(self, size: int, offset: int, part: Part, at: str = "", width: int = 0):
+        """Offsets and mask of a part of rows of `size`, as [ROWS, components, columns].
+
+        All of its columns, or `width` of them from variable `at` on.
+        """
         dim = self.dim(part)
         k = f"tl.arange(0, {self.padded(dim)})[None, :, None]"
-        v = f"tl.arange(0, {self.width(part)})[None, None, :]"
+        v = f"tl.arange(0, {width or self.width(part)})"
+        v = f"({at} + {v})[None, None, :]" if at else f"{v}[None, None, :]"
         place = f"row3 * {size} + {offset} + {v} * {dim} + {k}"
         return place, f"present3 & ({k} < {dim}) & ({v} < {part.mul})"
 
-    def load_tile(self, pointer: str, size: int, offset: int, part: Part) -> str:
-        """A part of rows of `size`, [ROWS, components, columns]."""
-        place, mask = self.tile_place(size, offset, part)
+    def load_tile(self, pointer: str, size: int, offset: int, part: Part, *columns) -> str:
+        """A part of rows of `size`, [ROWS, components, columns]; `columns` as in `tile_place`."""
+        place, mask = self.tile_place(size, offset, part, *columns)
         return self.load(f"{pointer}_ptr + {place}", mask)
 
     def store_tile(self, pointer: str, size: int, offset: int, part: Part, value: str):

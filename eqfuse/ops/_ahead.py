@@ -17,6 +17,7 @@ _LOWERED = {
     _fused.fused_p: _fused._lower_fused,
     _fused.tangent_p: _fused._tangent_function,
     _fused.backward_p: _fused._lower_backward,
+    _fused.second_p: _fused._second_function,
     _mixing_primitive.mixing_p: _mixing_primitive._lowered,
 }
 

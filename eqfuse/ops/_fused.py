@@ -2,10 +2,11 @@
 
     z = Linear(product(x, y, w)) + skip,    out = gate(z)
 
-Three primitives: the op; its tangent, linear in the tangents; and its backward, the transpose of
-the tangent. On a GPU the op and its backward are fused kernels. Everything else (the tangent, the
-derivatives of the backward, `vmap`) is composed by JAX itself from the definitions below: of the
-kernels of the product, of the mixing, and of the gate in jax.numpy, so that no derivative is
+Four primitives: the op; its tangent, linear in the tangents; its backward, the transpose of the
+tangent; and the tangent of the backward. On a GPU the op and its backward are fused kernels, and so
+are, over rows and without a gate, the derivatives of the backward. Everything else (the tangents,
+other derivatives of the backward, `vmap`) is composed by JAX itself from the definitions below: of
+the kernels of the product, of the mixing, and of the gate in jax.numpy, so that no derivative is
 missing at any order.
 """
 
@@ -176,9 +177,64 @@ def define_backward(call: Call, wanted, given, floats, z, cotangents, integers):
     return list(jax.linear_transpose(tangent, *shapes)(cotangents))
 
 
+def define_second(call: Call, wanted, given, active, operands, tangents, integers):
+    """Tangents of the backward, linear in those of its active operands: floats, z, cotangents."""
+    n = call.fused.num_floats
+
+    def restricted(*changed):
+        changed = iter(changed)
+        full = [next(changed) if a else x for x, a in zip(operands, active, strict=True)]
+        return define_backward(call, wanted, given, full[:n], full[n], full[n + 1 :], integers)
+
+    return jax.jvp(restricted, [x for x, a in zip(operands, active, strict=True) if a], tangents)[1]
+
+
+def is_plain(call: Call, wanted) -> bool:
+    """Whether the op is multilinear, over rows, and only the product's inputs are wanted of it.
+
+    Then the derivatives of its backward are those of another op of this kind, see
+    `second_transposed`.
+    """
+    fused = call.fused
+    _, *others = fused.operands(wanted)
+    biases = any(term.x is None for term in fused.linear.mixing.terms)
+    over_rows = fused.form.outputs[0].index is Index.ROW
+    return fused.gate is None and over_rows and not biases and not any([*others[0], others[1]])
+
+
+def second_transposed(call: Call, wanted, operands, integers, cotangents):
+    """Gradients of sum_i <c_i, backward_i> by the operands of a backward, None where it is zero.
+
+    For cotangents c of the gradients of x and y this is <ct, Linear(c_x (x) y + x (x) c_y)>, the
+    fused op of another product with the same Linear, whose own value and backward are wanted.
+    """
+    fused, n = call.fused, call.fused.num_floats
+    inputs, parameters, _ = fused.operands(operands[:n])
+    z, ct = operands[n:]
+    c = iter(cotangents)
+    c = [next(c) if w else None for w in wanted[: len(inputs)]]
+    form = fused.form.jvp(tuple(a is not None for a in c))
+    used = form.used_inputs()
+    arrays = [*inputs, *(a for a in c if a is not None)]
+    arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
+    other = Fused.build(form.drop_inputs(used), fused.linear, None, False)
+    call = dataclasses.replace(call, fused=other)
+    floats = [*arrays, *parameters]
+    of_inputs = used[: len(inputs)]
+    asked = (True,) * sum(of_inputs) + (False,) * (len(arrays) - sum(of_inputs))
+    asked += (True,) * len(parameters)
+    arrays = _primitive._vary_alike([*floats, *integers])
+    dct = fused_p.bind(*arrays, call=call)[0]
+    arrays = _primitive._vary_alike([*floats, z, ct, *integers])
+    found = iter(backward_p.bind(*arrays, call=call, wanted=asked, given=(True,)))
+    dinputs = [next(found) if keep else None for keep in of_inputs]
+    return [*dinputs, *found, *([None] if fused.skip else []), None, dct]
+
+
 fused_p = Primitive("eqfuse_fused")
 tangent_p = Primitive("eqfuse_fused_tangent")
 backward_p = Primitive("eqfuse_fused_backward")
+second_p = Primitive("eqfuse_fused_second")
 
 
 def evaluate(call: Call, floats, integers):
@@ -221,11 +277,24 @@ def _backward_function(*arrays, call, wanted, given):
     return define_backward(call, wanted, given, *_backward_arguments(arrays, call, given))
 
 
-for _p, _function in (
-    (fused_p, _fused_function),
-    (tangent_p, _tangent_function),
-    (backward_p, _backward_function),
-):
+def _second_arguments(arrays, call, given, active):
+    n = call.fused.num_floats + 1 + sum(given)
+    m = n + sum(active)
+    return arrays[:n], arrays[n:m], arrays[m:]
+
+
+def _second_function(*arrays, call, wanted, given, active):
+    parts = _second_arguments(arrays, call, given, active)
+    return define_second(call, wanted, given, active, *parts)
+
+
+FUNCTIONS = {
+    fused_p: _fused_function,
+    tangent_p: _tangent_function,
+    backward_p: _backward_function,
+    second_p: _second_function,
+}
+for _p in FUNCTIONS:
     _p.multiple_results = True
 
 
@@ -243,6 +312,11 @@ def _tangent_abstract(*arrays, call, active):
 def _backward_abstract(*arrays, call, wanted, given):
     floats = arrays[: call.fused.num_floats]
     return [a.update(weak_type=False) for a, w in zip(floats, wanted, strict=True) if w]
+
+
+@second_p.def_abstract_eval
+def _second_abstract(*arrays, call, wanted, given, active):
+    return _backward_abstract(*arrays, call=call, wanted=wanted, given=given)
 
 
 def _fused_jvp(primals, tangents, *, call):
@@ -271,6 +345,34 @@ def _tangent_transpose(cotangents, *arrays, call, active):
 
 def _backward_transpose(cotangents, *arrays, **params):
     return _transpose_of(_backward_function, _instantiated(cotangents), arrays, **params)
+
+
+def _backward_jvp(primals, tangents, *, call, wanted, given):
+    if not is_plain(call, wanted):
+        rule = _jvp_of(_backward_function)
+        return rule(primals, tangents, call=call, wanted=wanted, given=given)
+    outputs = backward_p.bind(*primals, call=call, wanted=wanted, given=given)
+    n, m = call.fused.num_floats, call.fused.num_floats + 1 + sum(given)
+    # without a gate, the backward does not depend on z
+    active = tuple(k != n and type(t) is not ad.Zero for k, t in enumerate(tangents[:m]))
+    if not any(active):
+        return outputs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outputs]
+    changed = [t for t, a in zip(tangents, active, strict=False) if a]
+    arrays = _primitive._vary_alike([*primals[:m], *changed, *primals[m:]])
+    params = {"call": call, "wanted": wanted, "given": given, "active": active}
+    return outputs, second_p.bind(*arrays, **params)
+
+
+def _second_transpose(cotangents, *arrays, call, wanted, given, active):
+    operands, tangents, integers = _second_arguments(arrays, call, given, active)
+    if any(map(ad.is_undefined_primal, operands)) or not all(map(ad.is_undefined_primal, tangents)):
+        params = {"call": call, "wanted": wanted, "given": given, "active": active}
+        return _transpose_of(_second_function, _instantiated(cotangents), arrays, **params)
+    cotangents = [None if type(c) is ad.Zero else c for c in cotangents]
+    found = second_transposed(call, wanted, operands, integers, cotangents)
+    found = [g for g, a in zip(found, active, strict=True) if a]
+    zeros = [ad.Zero(t.aval) if g is None else g for g, t in zip(found, tangents, strict=True)]
+    return [None] * len(operands) + zeros + [None] * len(integers)
 
 
 def _instantiated(cotangents):
@@ -322,14 +424,12 @@ def _batch_of(function):
 
 ad.primitive_jvps[fused_p] = _fused_jvp
 ad.primitive_jvps[tangent_p] = _jvp_of(_tangent_function)
-ad.primitive_jvps[backward_p] = _jvp_of(_backward_function)
+ad.primitive_jvps[backward_p] = _backward_jvp
+ad.primitive_jvps[second_p] = _jvp_of(_second_function)
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 ad.primitive_transposes[backward_p] = _backward_transpose
-for _p, _function in (
-    (fused_p, _fused_function),
-    (tangent_p, _tangent_function),
-    (backward_p, _backward_function),
-):
+ad.primitive_transposes[second_p] = _second_transpose
+for _p, _function in FUNCTIONS.items():
     _p.def_impl(_compiled(_p))
     prim_requires_devices_during_lowering.add(_p)  # as the forms that they are lowered to
     batching.primitive_batchers[_p] = _batch_of(_function)
@@ -361,5 +461,6 @@ def _has_kernels(call: Call) -> bool:
 
 
 mlir.register_lowering(fused_p, mlir.lower_fun(_lower_fused, multiple_results=True))
-mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent_function, multiple_results=True))
+for _p in (tangent_p, second_p):
+    mlir.register_lowering(_p, mlir.lower_fun(FUNCTIONS[_p], multiple_results=True))
 mlir.register_lowering(backward_p, mlir.lower_fun(_lower_backward, multiple_results=True))

@@ -8,16 +8,16 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops import _fused, _mixing_primitive, _plan
+from eqfuse.ops import _fused_primitive, _mixing_primitive, _plan
 from eqfuse.ops._launch import launch_p
 from eqfuse.ops._primitive import form_p
 
 # what becomes of the primitives that consist of several kernels
 _LOWERED = {
-    _fused.fused_p: _fused._lower_fused,
-    _fused.tangent_p: _fused._tangent_function,
-    _fused.backward_p: _fused._lower_backward,
-    _fused.second_p: _fused._second_function,
+    _fused_primitive.fused_p: _fused_primitive._lower_fused,
+    _fused_primitive.tangent_p: _fused_primitive._tangent_function,
+    _fused_primitive.backward_p: _fused_primitive._lower_backward,
+    _fused_primitive.second_p: _fused_primitive._second_function,
     _mixing_primitive.mixing_p: _mixing_primitive._lowered,
 }
 

@@ -8,7 +8,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _build, _build_uuu, _fused, _gate, _linear, _primitive, _reference
+from eqfuse.ops import (
+    _build,
+    _build_uuu,
+    _fused,
+    _fused_primitive,
+    _gate,
+    _gather,
+    _linear,
+    _primitive,
+    _reference,
+)
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges
@@ -91,7 +101,8 @@ class TensorProductLinear(nn.Module):
         x, y, weights = self._operands(x, y, weights, edges, options)
         if self.channelwise and edges is not None and backend.startswith("triton"):
             # a kernel has rows, or sums over the edges of a node
-            y, edges = y[edges.receivers], None
+            rows = _gather.of_receivers(y.array, edges, backend)
+            y, edges = e3nn.IrrepsArray(y.irreps, rows, zero_flags=y.zero_flags), None
         product = self._product(x, y, weights, edges, options)
         linear = _linear.for_product(
             product,
@@ -177,7 +188,7 @@ class TensorProductLinear(nn.Module):
         num_nodes = 0 if edges is None else edges.num_nodes
         call = _fused.Call(fused, num_rows, num_nodes, backend)
         irreps = linear.irreps_out if gate is None else gate.irreps_out
-        out = _fused.evaluate(call, arrays, integers).reshape(*lead, irreps.dim)
+        out = _fused_primitive.evaluate(call, arrays, integers).reshape(*lead, irreps.dim)
         out = e3nn.IrrepsArray(irreps, out)
         forced = self.force_irreps_out and gate is None
         return rechunked(out, self.irreps_out) if forced else out

@@ -45,6 +45,11 @@ class Fused:
         return cls(dataclasses.replace(form, paths=paths), linear, gate, skip)
 
     @property
+    def summed(self) -> bool:
+        """Whether the product is summed over the edges of a node; else the output has rows."""
+        return self.form.outputs[0].index is Index.RECEIVER
+
+    @property
     def num_sets(self) -> int:
         return self.linear.mixing.num_sets
 
@@ -87,8 +92,7 @@ class Call:
     @property
     def rows(self) -> int:
         """Rows of the output."""
-        over_rows = self.fused.form.outputs[0].index is Index.ROW
-        return self.num_rows if over_rows else self.num_nodes
+        return self.num_nodes if self.fused.summed else self.num_rows
 
 
 def product(call: Call, form: Form, inputs, integers):
@@ -191,5 +195,5 @@ def is_plain(call: Call, wanted) -> bool:
     fused = call.fused
     _, *others = fused.operands(wanted)
     biases = any(term.x is None for term in fused.linear.mixing.terms)
-    over_rows = fused.form.outputs[0].index is Index.ROW
-    return fused.gate is None and over_rows and not biases and not any([*others[0], others[1]])
+    multilinear = fused.gate is None and not biases
+    return multilinear and not fused.summed and not any([*others[0], others[1]])

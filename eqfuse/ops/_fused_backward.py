@@ -93,7 +93,7 @@ class _Backward(OperandGradients):
                 cotangent = f"tl.reshape({cotangent}, {shape})"
                 self.store_tile("dskip", self.linear.size_out, self.offset(part), part, cotangent)
         sources = [(source, parts) for source, parts in group if source is not None]
-        if self.on_graph and self.wants_operands:
+        if self.summed and self.wants_operands:
             for source, parts in sources:
                 self._store_dproduct(source, parts, dz)
         elif self.wants_operands:

@@ -24,7 +24,7 @@ class OperandGradients(FusedText):
 
     def __init__(self, fused: Fused, wanted, dtype: str):
         self.cotangents = backward_form(fused, wanted)
-        self.in_registers = self.cotangents is not None and not fused.form.on_graph
+        self.in_registers = self.cotangents is not None and not fused.summed
         super().__init__(fused, dtype, least=SLICE, threads=2 if self.in_registers else 1)
 
     def through_linear(self, parts, dz, dim: int, u: str, has_u: str) -> str:
@@ -76,7 +76,8 @@ class OperandGradients(FusedText):
         begun: set[str] = set()
         with self.channel_chunks():
             self.masks("present", [*self.cotangents.inputs, *self.cotangents.outputs])
-            for operand in (*self.cotangents.inputs[:-1], *self.cotangents.outputs):
+            self.row_pointers(self.cotangents.inputs[:-1])
+            for operand in self.cotangents.outputs:  # those of nodes are summed by another kernel
                 self.emit(f"{operand.name}_row = {operand.name}_ptr + row * {operand.size}")
             for source, parts in sources:
                 for segment in self.segments[source]:

@@ -280,10 +280,11 @@ def _lower_backward(*arrays, call, wanted, given):
 
 def _has_kernels(call: Call) -> bool:
     """Whether there is work for a kernel: rows, and something to mix, that it owns."""
-    if call.fused.form.on_graph and call.fused.form.outputs[0].index is not Index.RECEIVER:
+    fused = call.fused
+    if not fused.summed and any(o.index is Index.SENDER for o in fused.form.inputs):
         return False
-    matrices = any(term.x is not None for term in call.fused.linear.mixing.terms)
-    return bool(call.rows and call.num_rows and call.fused.form.paths and matrices)
+    matrices = any(term.x is not None for term in fused.linear.mixing.terms)
+    return bool(call.rows and call.num_rows and fused.form.paths and matrices)
 
 
 mlir.register_lowering(fused_p, mlir.lower_fun(_lower_fused, multiple_results=True))

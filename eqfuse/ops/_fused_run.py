@@ -3,6 +3,7 @@
 import functools
 
 from eqfuse.ops import _fused_backward, _fused_kernel, _fused_operands
+from eqfuse.ops._form import Form, Index, Operand, Path, Segment, Slot
 from eqfuse.ops._fused import Call, Fused, product
 from eqfuse.ops._fused_kernel import FusedKernel
 from eqfuse.ops._launch import launch
@@ -25,6 +26,17 @@ def _arrays(fused: Fused, floats, integers) -> dict:
     named = dict(zip([o.name for o in fused.form.inputs], inputs, strict=True))
     named |= {f"p{n}": p for n, p in enumerate(parameters)}
     return named | {"skip": skip, "which": index} | arrays
+
+
+def _of_nodes(call: Call, operand: Operand, rows, integers):
+    """A gradient that the kernel wrote for each row, summed over the rows of a node if need be."""
+    if operand.index is Index.ROW:
+        return rows
+    segment = (Segment(0, operand.size, 1, 1),)
+    identity = (Path((Slot(0, 0),), Slot(0, 0), (((0, 0), 1.0),)),)
+    source = Operand("rows", operand.size, segment, True)
+    total = Operand("total", operand.size, segment, True, operand.index)
+    return product(call, Form((source,), (total,), identity), [rows], integers)[0]
 
 
 def forward(call: Call, floats, integers):
@@ -52,7 +64,8 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
 
     Over rows: the kernel, and the sums of the parameters' gradients. On a graph: the kernel, which
     writes the cotangent of the summed product [num_nodes, size]; the product's own backward kernel,
-    which sums over the edges of the senders; and the sums of the parameters' gradients.
+    which sums over the edges of the senders; and the sums of the parameters' gradients. For rows
+    that read nodes: as over rows, and the sums over the rows of a node.
     """
     fused, dtype = call.fused, floats[0].dtype
     if fused.skip and wanted[-1] and fused.gate is None:
@@ -70,7 +83,7 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     shapes["dskip"] = (call.rows, fused.linear.size_out)
     for n, parameter in enumerate(fused.linear.parameters):
         shapes[f"d{n}"] = (sums, *sets, *parameter.shape)
-    if form is not None and not form.on_graph:
+    if form is not None and not fused.summed:
         shapes |= {o.name: (call.num_rows, o.size) for o in form.outputs}
     named = _arrays(fused, floats, integers)
     named |= {"z": z} | dict(zip(fused.cotangents(given), cotangents, strict=True))
@@ -83,7 +96,7 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
         call.backend,
     )
     found = dict(zip(kernel.outputs, results, strict=True))
-    inputs, parameters, skip = fused.operands(wanted)
+    _, parameters, skip = fused.operands(wanted)
     wanted_parameters = [n for n, want in enumerate(parameters) if want]
     operands = [Weights(fused.linear.parameters[n].shape) for n in wanted_parameters]
     parts = [found[f"d{n}"] for n in wanted_parameters]
@@ -94,5 +107,7 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
         arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
         dinputs = product(call, form.drop_inputs(used), arrays, integers)
     else:
-        dinputs = [found[o.name] for o in form.outputs] if any(inputs) else []
+        dinputs = (
+            [_of_nodes(call, o, found[o.name], integers) for o in form.outputs] if form else []
+        )
     return [*dinputs, *gradients, *([found["dskip"]] if skip else [])]

@@ -37,7 +37,8 @@ class FusedText(Text):
     def __init__(self, fused: Fused, dtype: str, least: int, threads: int = 1):
         super().__init__(dtype, fused.linear.mixing.input_precision)
         self.fused, self.form, self.linear, self.least = fused, fused.form, fused.linear, least
-        self.on_graph = self.form.on_graph
+        self.summed = fused.summed
+        self.by_receiver = not fused.summed and self.form.on_graph
         most = THREADS if threads == 1 else LANES
         self.channels = min(max(power_of_two(self.form.max_mul), SLICE), most)
         self.chunks = -(-self.form.max_mul // self.channels)
@@ -68,7 +69,8 @@ class FusedText(Text):
     def integers(self) -> list[str]:
         """The inputs that are int32."""
         names = ["which"] if self.fused.num_sets else []
-        return names + (["senders", "receiver_order", "receiver_ptr"] if self.on_graph else [])
+        names += ["receivers"] if self.by_receiver else []
+        return names + (["senders", "receiver_order", "receiver_ptr"] if self.summed else [])
 
     # rows and channels
 
@@ -82,7 +84,9 @@ class FusedText(Text):
         if self.fused.num_sets:
             self.emit("which = tl.load(which_ptr + row, mask=present, other=0).to(tl.int64)")
             self.emit("which = tl.max(which)")
-        if self.on_graph:
+        if self.by_receiver:
+            self.emit("node = tl.load(receivers_ptr + row, mask=present, other=0).to(tl.int64)")
+        if self.summed:
             for what, shift in (("start", ""), ("stop", " + 1")):
                 self.emit(f"{what} = tl.load(receiver_ptr_ptr + row{shift}, mask=present, other=0)")
             self.emit("longest = tl.max(stop - start)")
@@ -151,10 +155,9 @@ class FusedText(Text):
         }
         for name in (name for components in names.values() for name in components):
             self.emit(f"{name} = {self.zeros(self.rows, self.channels)}")
-        if not self.on_graph:
+        if not self.summed:
             self.masks("present", [*used, self.out])
-            for operand in used:
-                self.emit(f"{operand.name}_row = {operand.name}_ptr + row * {operand.size}")
+            self.row_pointers(used)
             self._statements(part, "present")
             return names
         self.emit("step = start * 0")
@@ -185,6 +188,12 @@ class FusedText(Text):
                     self.emit(f"{name} += {expression}")
 
                 body.add_path(path, accumulate)
+
+    def row_pointers(self, operands):
+        """Where the row of each operand begins, in a kernel over rows."""
+        for operand in operands:
+            row = "row" if operand.index is Index.ROW else "node"
+            self.emit(f"{operand.name}_row = {operand.name}_ptr + {row} * {operand.size}")
 
     # tiles
 

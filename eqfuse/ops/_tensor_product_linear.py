@@ -14,7 +14,6 @@ from eqfuse.ops import (
     _fused,
     _fused_primitive,
     _gate,
-    _gather,
     _linear,
     _primitive,
     _reference,
@@ -99,10 +98,6 @@ class TensorProductLinear(nn.Module):
         if backend == "e3nn":
             return self._reference(x, y, weights, edges, index, skip, gate, options)
         x, y, weights = self._operands(x, y, weights, edges, options)
-        if self.channelwise and edges is not None and backend.startswith("triton"):
-            # a kernel has rows, or sums over the edges of a node
-            rows = _gather.of_receivers(y.array, edges, backend)
-            y, edges = e3nn.IrrepsArray(y.irreps, rows, zero_flags=y.zero_flags), None
         product = self._product(x, y, weights, edges, options)
         linear = _linear.for_product(
             product,

@@ -190,7 +190,7 @@ def evaluate(call: Call, floats, integers):
 def _compiled(primitive):
     """Outside `jit`: compiled once for each call and shapes."""
 
-    @functools.partial(jax.jit, static_argnames=("call", "active", "wanted", "given"))
+    @functools.partial(jax.jit, static_argnames=("call", "active", "wanted", "given", "reached"))
     def bind(*arrays, **params):
         return primitive.bind(*arrays, **params)
 
@@ -309,6 +309,15 @@ def _jvp_of(function):
     return rule
 
 
+def _backward_jvp(primals, tangents, *, call, **params):
+    """A primitive of its own where that is a kernel of its own, too."""
+    from eqfuse.ops import _fused_native
+
+    rule = _jvp_of(_backward_function)
+    rule = _fused_native.backward_jvp if _fused_native.is_native(call) else rule
+    return rule(primals, tangents, call=call, **params)
+
+
 def _batch_of(function):
     """`vmap` of a definition: composed, not fused."""
 
@@ -322,7 +331,7 @@ def _batch_of(function):
 
 ad.primitive_jvps[fused_p] = _fused_jvp
 ad.primitive_jvps[tangent_p] = _jvp_of(_tangent_function)
-ad.primitive_jvps[backward_p] = _jvp_of(_backward_function)
+ad.primitive_jvps[backward_p] = _backward_jvp
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 ad.primitive_transposes[backward_p] = _backward_transpose
 for _p, _function in (
@@ -338,7 +347,7 @@ for _p, _function in (
 def _lower_fused(*arrays, call):
     n = call.fused.num_floats
     if not call.backend.startswith("triton") or not _has_kernels(call):
-        return _fused_function(*arrays, call=call)
+        return _composed(_fused_function, arrays, call=call)
     from eqfuse.ops import _fused_run
 
     return _fused_run.forward(call, arrays[:n], arrays[n:])
@@ -346,10 +355,17 @@ def _lower_fused(*arrays, call):
 
 def _lower_backward(*arrays, call, wanted, given):
     if not call.backend.startswith("triton") or not _has_kernels(call):
-        return _backward_function(*arrays, call=call, wanted=wanted, given=given)
+        return _composed(_backward_function, arrays, call=call, wanted=wanted, given=given)
     from eqfuse.ops import _fused_run
 
     return _fused_run.backward(call, wanted, given, *_backward_arguments(arrays, call, given))
+
+
+def _composed(function, arrays, call, **params):
+    """A definition as it is, or as one native kernel."""
+    from eqfuse.ops import _fused_native
+
+    return _fused_native.run(functools.partial(function, call=call, **params), arrays, call)
 
 
 def _has_kernels(call: Call) -> bool:

@@ -56,6 +56,8 @@ class _Writer:
     def __init__(self, layouts: Layouts, f: Function, o: int, order: str | None = None):
         self.layouts, self.f, self.terms = layouts, f, layouts.gradients[o]
         self.mul = layouts.mixing.outputs[o].shape[-1]
+        scales = {t.scale for t in self.terms}
+        self.scale = len(scales) == 1 and scales.pop() or 1.0  # of all sums, at their end
         self.matrix = self.result = layouts.array(f, "out", o)
         self.offsets, self.order, self.in_order = None, order, order is not None
         if layouts.mixing.num_sets:
@@ -115,7 +117,7 @@ class _Writer:
             for (u, (start, n)), part in zip(keys, loop.carried, strict=True):
                 line = f.at(self.matrix, f.plus(first, u), self.mul * f.bytes)
                 place = f.at(line, start * f.bytes)
-                f.store(f.add(f.load(place, n), part, n), place, n)
+                f.store(f.fma(f.constant(self.scale, n), part, f.load(place, n), n), place, n)
         return cost
 
     def _add(self, term: Term, place: Place, first: str, count: int, vectors: list[Lanes], sums):
@@ -131,10 +133,10 @@ class _Writer:
         for k in range(dim):
             z = {v: f.load(f.at(line, (k * stride + v[0]) * f.bytes), v[1]) for v in vectors}
             for u in range(count):
-                number = f.constant(term.scale)
+                number = f.constant(term.scale / self.scale)
                 if source is not None:
                     x = f.load(f.at(source, (u * channel + k * component) * f.bytes))
-                    number = x if term.scale == 1.0 else f.mul(x, number, 1)
+                    number = x if term.scale == self.scale else f.mul(x, number, 1)
                 for v in vectors:
                     sums[u, v] = f.fma(f.splat(number, v[1]), z[v], sums[u, v], v[1])
 

@@ -15,98 +15,23 @@ import functools
 
 from eqfuse.ops._chain import Chain
 from eqfuse.ops._form import Form, Index, Operand, Segment
-from eqfuse.ops._mixing import Mixing, Rows, Weights
+from eqfuse.ops._mixing import Rows
 from eqfuse.ops._numba import ir, mix_rows, mix_weights
+from eqfuse.ops._numba.chain_arrays import BLOCK, NODE, ORDER, PTR, Arrays
 from eqfuse.ops._numba.groups import Groups
 from eqfuse.ops._numba.ir import Function
 from eqfuse.ops._numba.kernel import SIGNATURE, Pass, write_block
 from eqfuse.ops._numba.layout import Copies
-from eqfuse.ops._numba.mixing import Layouts, is_wide, transposed, width_of, write_copies
-from eqfuse.ops._numba.module import DATA, DTYPES, NODES, ROWS, Entry, Module, assembled
+from eqfuse.ops._numba.mixing import Layouts, width_of, write_copies
+from eqfuse.ops._numba.module import Module, assembled
 from eqfuse.ops._numba.plan import Machine, Plan
 from eqfuse.ops._numba.rows import Rows as PassRows
 
-BLOCK = 32
-"""Rows that go through a chain together."""
-
-ORDER, PTR, NODE = "receiver_order", "receiver_ptr", "receivers"
 FIRST, LAST = ("word", "first"), ("word", "last")
 """Words of the table of pointers: the positions of the block."""
 
-FEWEST_ROWS = 256
-"""Rows from which on a chain is one kernel."""
-
 SUMMED = 4096
 """Elements of a gradient of weights whose parts are summed by one unit of work."""
-
-
-class _Arrays:
-    """The arrays of a chain, and where each is: an argument, a result, or in scratch memory.
-
-    Attributes:
-      places: numbers in the table of pointers.
-      num_arguments, num_external: arrays that XLA gives, first the arguments.
-      scratch: bytes that a thread needs.
-    """
-
-    def __init__(self, chain: Chain, parts: int):
-        self.chain, self.parts, self.scratch = chain, parts, 0
-        self.transposed = transposed_weights(chain)
-        keys = [("array", n) for n in range(chain.num_inputs)]
-        keys += [("transposed", n) for n in self.transposed]
-        self.index_arrays = (NODE, ORDER, PTR) if chain.on_graph else ()
-        keys += [("index", name) for name in self.index_arrays]
-        self.num_arguments = len(keys)
-        keys += [("array", n) for n in chain.outputs]
-        self.sums = [n for n in chain.outputs if isinstance(chain.operands[n], Weights)]
-        keys += [("sum", n) for n in self.sums]
-        self.num_external = len(keys)
-        self.places = {key: n for n, key in enumerate(keys)}
-        self.local: dict[tuple, tuple[int, int]] = {}
-
-    def add_local(self, key: tuple, row_bytes: int):
-        """An array of a block of rows in scratch memory."""
-        self.places[key] = len(self.places)
-        self.local[key] = (self.allocate(BLOCK * row_bytes), row_bytes)
-
-    def add_word(self, key: tuple):
-        self.places[key] = len(self.places)
-
-    def allocate(self, size: int) -> int:
-        place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64
-        return place
-
-    def entries(self, dtype: str) -> list[Entry]:
-        """What the runtime checks of the arguments and results."""
-        entries = []
-        for side, n in list(self.places)[: self.num_external]:
-            if side == "index":
-                entries.append(Entry.of_index(n))
-                continue
-            operand = self.chain.operands[n]
-            if isinstance(operand, Weights):
-                rows, width = -(self.parts if side == "sum" else 1), width_of(operand)
-            else:
-                by_node = getattr(operand, "index", Index.ROW) is not Index.ROW
-                rows, width = NODES if by_node else ROWS, operand.size
-            name = f"{side} {n} of a chain"
-            entries.append(Entry(DTYPES[dtype], 2, rows, width, DATA, name))
-        return entries
-
-
-def num_parts(chain: Chain, num_rows: int, num_nodes: int) -> int:
-    """Into how many parts the rows or nodes are cut; 0 where a kernel of its own does not pay."""
-    mixings = [s.what for s in chain.steps if isinstance(s.what, Mixing)]
-    if num_rows < FEWEST_ROWS or any(is_wide(mixing) for mixing in mixings):
-        return 0
-    parts = 32 if num_rows < 8192 else 128
-    return min(parts, num_nodes) if chain.on_graph else parts
-
-
-def transposed_weights(chain: Chain) -> tuple[int, ...]:
-    """The inputs, weights, that some step reads transposed."""
-    mixings = (s for s in chain.steps if isinstance(s.what, Mixing))
-    return tuple(sorted({s.reads[i] for s in mixings for i in transposed(s.what)}))
 
 
 @functools.lru_cache(maxsize=256)
@@ -123,7 +48,7 @@ class _Generator:
     def __init__(self, chain: Chain, dtype: str, machine: Machine, parts: int):
         self.chain, self.dtype, self.machine, self.parts = chain, dtype, machine, parts
         self.copies = Copies(dtype, machine.vector_bytes // ir.BYTES[dtype])
-        self.arrays = _Arrays(chain, parts)
+        self.arrays = Arrays(chain, parts)
         self.texts: list[str] = []
         self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes
         self.cost = 0
@@ -163,7 +88,7 @@ class _Generator:
         return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
 
     def _form(self, s: int, step):
-        """The function of a form: of some rows, or of nodes and those of their rows in the block."""
+        """The function of a form: of rows, or of nodes and what rows of theirs the block has."""
         form, local = self._with_channels_side_by_side(step)
         owner = Index.RECEIVER if self.chain.on_graph else Index.ROW
         outputs = range(len(form.outputs))
@@ -171,7 +96,7 @@ class _Generator:
         name = f"step_{s}"
         f = self._function(name)
         numbers = {"in": step.reads, "out": step.writes}
-        base = {(side, n): self._pointer(f, "array", numbers[side][n]) for side, n in plan.operands()}
+        base = {key: self._pointer(f, "array", numbers[key[0]][key[1]]) for key in plan.operands()}
         arrays = {n: self._pointer(f, "index", n) for n in plan.index_arrays()}
         rows = PassRows(plan, f, self.copies, base, arrays)
         groups = Groups(plan, f, rows)

@@ -57,7 +57,9 @@ class _Writer:
         """All outputs of `count` rows; the vector operations that takes."""
         f, cost = self.f, 0
         positions = [first, *(f.plus(first, r) for r in range(1, count))]
-        self.places = [Place(p, f.load_index(self.order, p) if self.order else p) for p in positions]
+        self.places = [
+            Place(p, f.load_index(self.order, p) if self.order else p) for p in positions
+        ]
         self.sets = [f.load_index(self.index, p.row) if self.index else "0" for p in self.places]
         for o, operand in enumerate(self.mixing.outputs):
             if not isinstance(operand, Rows):

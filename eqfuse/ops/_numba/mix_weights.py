@@ -57,7 +57,7 @@ class _Writer:
         self.layouts, self.f, self.terms = layouts, f, layouts.gradients[o]
         self.mul = layouts.mixing.outputs[o].shape[-1]
         scales = {t.scale for t in self.terms}
-        self.scale = len(scales) == 1 and scales.pop() or 1.0  # of all sums, at their end
+        self.scale = (len(scales) == 1 and scales.pop()) or 1.0  # of all sums, at their end
         self.matrix = self.result = layouts.array(f, "out", o)
         self.offsets, self.order, self.in_order = None, order, order is not None
         if layouts.mixing.num_sets:

@@ -10,7 +10,7 @@ from eqfuse.ops._chain import Chain
 from eqfuse.ops._form import Form, Index
 from eqfuse.ops._mixing import Mixing, Rows, Weights
 from eqfuse.ops._numba import chain as native_chain
-from eqfuse.ops._numba import machine
+from eqfuse.ops._numba import chain_arrays, machine
 from eqfuse.ops._numba import mixing as native_mixing
 from eqfuse.ops._numba.module import generate
 
@@ -87,13 +87,13 @@ def chain(chain: Chain, arrays, indices, num_rows: int, num_nodes: int) -> list[
       arrays: an array for each input, of one dtype, float32 or float64.
       indices: the index arrays by name.
     """
-    parts = native_chain.num_parts(chain, num_rows, num_nodes)
+    parts = chain_arrays.num_parts(chain, num_rows, num_nodes)
     if not parts or arrays[0].dtype.name not in ("float32", "float64"):
         return None
     module = native_chain.generate(chain, arrays[0].dtype.name, machine.machine(), parts)
     is_weights = [isinstance(chain.operands[n], Weights) for n in range(len(chain.operands))]
     inputs = [a.reshape(1, -1) if is_weights[n] else a for n, a in enumerate(arrays)]
-    inputs += [arrays[n].T.reshape(1, -1) for n in native_chain.transposed_weights(chain)]
+    inputs += [arrays[n].T.reshape(1, -1) for n in chain_arrays.transposed_weights(chain)]
     inputs += [indices[name] for name in module.index_arrays]
     shapes, final = [], []
     for n in chain.outputs:

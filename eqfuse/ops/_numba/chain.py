@@ -148,10 +148,8 @@ class _Generator:
             self._add_function(f, f"copy_{s}", 0, write_copies(layouts, f, order))
         if any(isinstance(o, Rows) for o in step.what.outputs):
             f, order = self._ordered(f"rows_{s}")
-            count = mix_rows.AT_ONCE
-            cost = mix_rows.write_rows(layouts, f, "%begin", "%end", count, order)
-            scratch = mix_rows.scratch(layouts, count) * f.bytes
-            self._add_function(f, f"rows_{s}", scratch, cost)
+            cost = mix_rows.write_rows(layouts, f, "%begin", "%end", order)
+            self._add_function(f, f"rows_{s}", mix_rows.scratch(layouts) * f.bytes, cost)
         for o in layouts.gradients:
             f, order = self._ordered(f"weights_{s}_{o}")
             cost = mix_weights.write_block(layouts, o, f, order)
@@ -243,9 +241,12 @@ class _Generator:
         with f.loop("%end", start="%begin") as pieces:
             first = f.times(pieces.index, SUMMED)
             stop = f.minimum(f.plus(first, SUMMED), str(width))
-            whole = f.value(f"srem i64 {f.value(f'sub nsw i64 {stop}, {first}')}, {lanes}")
-            whole = f.value(f"sub nsw i64 {stop}, {whole}")
-            for begin, end, count in ((first, whole, lanes), (whole, stop, 1)):
+            whole = stop
+            if width % lanes:
+                whole = f.value(f"srem i64 {f.value(f'sub nsw i64 {stop}, {first}')}, {lanes}")
+                whole = f.value(f"sub nsw i64 {stop}, {whole}")
+            ranges = [(first, whole, lanes), (whole, stop, 1)]
+            for begin, end, count in ranges[: 1 + bool(width % lanes)]:
                 with f.loop(end, start=begin, step=count) as elements:
                     offset = f.times(elements.index, f.bytes)
                     zero, kind = f.constant(0.0, count), f.vector(count)

@@ -83,7 +83,7 @@ class Function:
         text = f"0x{struct.unpack('>Q', struct.pack('>d', number))[0]:016X}"
         if lanes == 1:
             return text
-        return "<" + ", ".join([f"{self.real} {text}"] * lanes) + ">"
+        return f"splat ({self.real} {text})"
 
     def at(self, pointer: str, offset="0", unit: int = 1) -> str:
         """`pointer + offset * unit` in bytes; `offset` is a number or an i64."""

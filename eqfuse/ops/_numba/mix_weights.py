@@ -93,7 +93,7 @@ class _Writer:
         whole = f.value(f"sub nsw i64 {last}, {rest}")
         with f.loop(whole, start=first, step=together) as lines:
             cost = self._add_part(lines.index, together, rows)
-        if together > 1:
+        if num_lines % together:
             with f.loop(last, start=whole) as lines:
                 self._add_part(lines.index, 1, rows)
         return cost * num_lines // together

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.cases import BOTH2, BOTH3, CASES, SH2, SH3, Case, times
+from benchmarks.step_work import step_work
 from eqfuse import models, ops
 from eqfuse.graph import Graph
 
@@ -115,6 +116,30 @@ def linear(irreps: str, rows: int, backward: bool, num_sets: int = 0) -> Problem
     return Problem(function, (params, x, cotangent) if backward else (params, x))
 
 
+def product_linear(irreps: str, rows: int, backward: bool) -> Problem:
+    """A Linear to the same irreps of the product, channel by channel, with another such row."""
+    rng = np.random.default_rng(0)
+    size = e3nn.Irreps(irreps).dim
+    x, y, cotangent = (_normal(rng, rows, size) for _ in range(3))
+
+    def module(backend):
+        return ops.TensorProductLinear(irreps, channelwise=True, backend=backend)
+
+    arrays = [e3nn.IrrepsArray(irreps, a) for a in (x, y)]
+    params = module("e3nn").init(jax.random.key(0), *arrays)
+
+    def function(backend):
+        def product(params, x, y):
+            x, y = (e3nn.IrrepsArray(irreps, a) for a in (x, y))
+            return module(backend).apply(params, x, y).array
+
+        if not backward:
+            return product
+        return lambda *args: jax.vjp(product, *args[:3])[1](args[3])
+
+    return Problem(function, (params, x, y, cotangent) if backward else (params, x, y))
+
+
 def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     """Random molecules of the size and density of 3BPA."""
     rng = np.random.default_rng(0)
@@ -141,10 +166,13 @@ def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     )
 
 
-def training_step(name: str = "nequip", channels: int = 64, zeros: bool = False) -> Problem:
+def training_step(
+    name: str = "nequip", channels: int = 64, zeros: bool = False, counted: bool = False
+) -> Problem:
     """The gradient of a loss on energies and forces: 3 layers, l <= 2, else the defaults.
 
-    Parameters are initialised by e3nn-jax, or zeros, for which nothing is compiled.
+    Parameters are initialised by e3nn-jax, or zeros, for which nothing is compiled. The work is
+    `counted` by `step_work`.
     """
     graph = _molecules()
     targets = _normal(np.random.default_rng(1), graph.positions.shape[0], 3)
@@ -170,7 +198,9 @@ def training_step(name: str = "nequip", channels: int = 64, zeros: bool = False)
 
         return jax.value_and_grad(loss)
 
-    return Problem(function, (params, graph, targets))
+    args = (params, graph, targets)
+    moved, operations = step_work(function("numba"), args) if counted else (0, 0)
+    return Problem(function, args, moved, operations)
 
 
 def _scaled(mul: int) -> dict[str, Case]:
@@ -190,7 +220,7 @@ PRODUCTS = {
 
 MODELS = ("NequIP", "Allegro", "MACE")
 STEPS = {
-    f"{title} training step, 64": (lambda title=title: training_step(title.lower()))
+    f"{title} training step, 64": (lambda title=title: training_step(title.lower(), counted=True))
     for title in MODELS
 }
 
@@ -221,6 +251,12 @@ OTHERS = {
         "Linear of 4 sets, 64 each to l=2, 135 rows": lambda b: linear(LINEAR, 135, b, 4),
         "Linear, 64 each to l=2, 3000 rows": lambda b: linear(LINEAR, 3000, b),
         "Linear, 512x0e, 2000 rows": lambda b: linear("512x0e", 2000, b),
+        "product and Linear, 8 each to l=1, 4 rows": lambda b: product_linear("8x0e+8x1o", 4, b),
+        "product and Linear, 8 each to l=1, 256 rows": lambda b: product_linear(
+            "8x0e+8x1o", 256, b
+        ),
+        "product and Linear, 64 each to l=2, 256 rows": lambda b: product_linear(LINEAR, 256, b),
+        "product and Linear, 64 each to l=2, 3000 rows": lambda b: product_linear(LINEAR, 3000, b),
         "Tetris network": lambda b: graph_product(CASES["tetris-2"], b, 32, 100),
     }.items()
     for backward in (False, True)

@@ -183,7 +183,8 @@ def define_second(call: Call, wanted, given, active, operands, tangents, integer
         full = [next(changed) if a else x for x, a in zip(operands, active, strict=True)]
         return define_backward(call, wanted, given, full[:n], full[n], full[n + 1 :], integers)
 
-    return jax.jvp(restricted, [x for x, a in zip(operands, active, strict=True) if a], tangents)[1]
+    changed = [x for x, a in zip(operands, active, strict=True) if a]
+    return jax.jvp(restricted, changed, list(tangents))[1]
 
 
 def is_plain(call: Call, wanted) -> bool:

@@ -11,12 +11,11 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from eqfuse.ops import _primitive
+from eqfuse.ops import _primitive, _rules
 from eqfuse.ops._form import Index
 from eqfuse.ops._fused import (
     Call,
@@ -38,16 +37,6 @@ def evaluate(call: Call, floats, integers):
     """The output of a fused op. `floats`, `integers`: its operands, as in `Fused`."""
     arrays = _primitive._vary_alike([*floats, *integers])
     return fused_p.bind(*arrays, call=call)[0]
-
-
-def _compiled(primitive):
-    """Outside `jit`: compiled once for each call and shapes."""
-
-    @functools.partial(jax.jit, static_argnames=("call", "active", "wanted", "given"))
-    def bind(*arrays, **params):
-        return primitive.bind(*arrays, **params)
-
-    return bind
 
 
 def _fused_function(*arrays, call):
@@ -160,8 +149,8 @@ def _tangent_transpose(cotangents, *arrays, call, active):
         map(ad.is_undefined_primal, tangents)
     ):
         # linear in some of the tangents only
-        cotangents = _instantiated(cotangents)
-        return _transpose_of(_tangent_function, cotangents, arrays, call=call, active=active)
+        cotangents = _rules.instantiated(cotangents)
+        return _rules.transpose_of(_tangent_function, cotangents, arrays, call=call, active=active)
     given = tuple(type(c) is not ad.Zero for c in cotangents)
     cotangents = [c for c in cotangents if type(c) is not ad.Zero]
     arrays = _primitive._vary_alike([*floats, z, *cotangents, *integers])
@@ -170,12 +159,16 @@ def _tangent_transpose(cotangents, *arrays, call, active):
 
 
 def _backward_transpose(cotangents, *arrays, **params):
-    return _transpose_of(_backward_function, _instantiated(cotangents), arrays, **params)
+    return _rules.transpose_of(
+        _backward_function, _rules.instantiated(cotangents), arrays, **params
+    )
 
 
 def _backward_jvp(primals, tangents, *, call, wanted, given):
-    if not is_plain(call, wanted):
-        rule = _jvp_of(_backward_function)
+    from eqfuse.ops import _fused_native
+
+    if not is_plain(call, wanted) and not _fused_native.is_native(call):
+        rule = _rules.jvp_of(_backward_function)
         return rule(primals, tangents, call=call, wanted=wanted, given=given)
     outputs = backward_p.bind(*primals, call=call, wanted=wanted, given=given)
     n, m = call.fused.num_floats, call.fused.num_floats + 1 + sum(given)
@@ -193,78 +186,39 @@ def _second_transpose(cotangents, *arrays, call, wanted, given, active):
     operands, tangents, integers = _second_arguments(arrays, call, given, active)
     if any(map(ad.is_undefined_primal, operands)) or not all(map(ad.is_undefined_primal, tangents)):
         params = {"call": call, "wanted": wanted, "given": given, "active": active}
-        return _transpose_of(_second_function, _instantiated(cotangents), arrays, **params)
+        return _rules.transpose_of(
+            _second_function, _rules.instantiated(cotangents), arrays, **params
+        )
+    from eqfuse.ops import _fused_native
+
     cotangents = [None if type(c) is ad.Zero else c for c in cotangents]
+    if _fused_native.is_native(call):
+        params = {"call": call, "wanted": wanted, "given": given, "active": active}
+        found = _fused_native.double(operands, cotangents, integers, **params)
+        return [None] * len(operands) + found + [None] * len(integers)
     found = second_transposed(call, wanted, operands, integers, cotangents)
     found = [g for g, a in zip(found, active, strict=True) if a]
     zeros = [ad.Zero(t.aval) if g is None else g for g, t in zip(found, tangents, strict=True)]
     return [None] * len(operands) + zeros + [None] * len(integers)
 
 
-def _instantiated(cotangents):
-    return [jnp.zeros(c.aval.shape, c.aval.dtype) if type(c) is ad.Zero else c for c in cotangents]
-
-
-def _transpose_of(function, cotangents, arrays, **params):
-    """The transpose of a definition with respect to the operands that are unknown."""
-    linear = [n for n, a in enumerate(arrays) if ad.is_undefined_primal(a)]
-
-    def restricted(*unknown):
-        full = list(arrays)
-        for n, a in zip(linear, unknown, strict=True):
-            full[n] = a
-        return function(*full, **params)
-
-    shapes = [jax.ShapeDtypeStruct(arrays[n].aval.shape, arrays[n].aval.dtype) for n in linear]
-    found = iter(jax.linear_transpose(restricted, *shapes)(list(cotangents)))
-    return [next(found) if ad.is_undefined_primal(a) else None for a in arrays]
-
-
-def _jvp_of(function):
-    """The JVP of a definition, along the operands whose tangents are not zero."""
-
-    def rule(primals, tangents, **params):
-        active = [n for n, t in enumerate(tangents) if type(t) is not ad.Zero]
-
-        def restricted(*arrays):
-            full = list(primals)
-            for n, a in zip(active, arrays, strict=True):
-                full[n] = a
-            return function(*full, **params)
-
-        return jax.jvp(restricted, [primals[n] for n in active], [tangents[n] for n in active])
-
-    return rule
-
-
-def _batch_of(function):
-    """`vmap` of a definition: composed, not fused."""
-
-    def rule(arrays, dims, **params):
-        axes = list(dims)
-        results = jax.vmap(functools.partial(function, **params), in_axes=axes)(*arrays)
-        return results, [0] * len(results)
-
-    return rule
-
-
 ad.primitive_jvps[fused_p] = _fused_jvp
-ad.primitive_jvps[tangent_p] = _jvp_of(_tangent_function)
+ad.primitive_jvps[tangent_p] = _rules.jvp_of(_tangent_function)
 ad.primitive_jvps[backward_p] = _backward_jvp
-ad.primitive_jvps[second_p] = _jvp_of(_second_function)
+ad.primitive_jvps[second_p] = _rules.jvp_of(_second_function)
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 ad.primitive_transposes[backward_p] = _backward_transpose
 ad.primitive_transposes[second_p] = _second_transpose
 for _p, _function in FUNCTIONS.items():
-    _p.def_impl(_compiled(_p))
+    _p.def_impl(_rules.compiled(_p))
     prim_requires_devices_during_lowering.add(_p)  # as the forms that they are lowered to
-    batching.primitive_batchers[_p] = _batch_of(_function)
+    batching.primitive_batchers[_p] = _rules.batch_of(_function)
 
 
 def _lower_fused(*arrays, call):
     n = call.fused.num_floats
     if not call.backend.startswith("triton") or not _has_kernels(call):
-        return _fused_function(*arrays, call=call)
+        return _composed(_fused_function, arrays, call=call)
     from eqfuse.ops import _fused_run
 
     return _fused_run.forward(call, arrays[:n], arrays[n:])
@@ -272,10 +226,17 @@ def _lower_fused(*arrays, call):
 
 def _lower_backward(*arrays, call, wanted, given):
     if not call.backend.startswith("triton") or not _has_kernels(call):
-        return _backward_function(*arrays, call=call, wanted=wanted, given=given)
+        return _composed(_backward_function, arrays, call=call, wanted=wanted, given=given)
     from eqfuse.ops import _fused_run
 
     return _fused_run.backward(call, wanted, given, *_backward_arguments(arrays, call, given))
+
+
+def _composed(function, arrays, call, **params):
+    """A definition as it is, or as one native kernel."""
+    from eqfuse.ops import _fused_native
+
+    return _fused_native.run(functools.partial(function, call=call, **params), arrays, call)
 
 
 def _has_kernels(call: Call) -> bool:

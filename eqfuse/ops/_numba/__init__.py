@@ -5,4 +5,5 @@ Read in this order: `contract` (the arithmetic of paths), `layout` (where channe
 `runtime` (the handler that XLA calls), `threads`, `machine` (compile, keep, load), `run`
 (inside JAX). `ir` writes LLVM IR for kernels, `builder` for the runtime. `mixing`, with `mix_rows`
 and `mix_weights`, writes the modules of Linears and of their derivatives for the same runtime.
+`chain` and `chain_arrays` make products, mixings and their derivatives one kernel, block by block.
 """

@@ -6,6 +6,8 @@ for each (i, k). `Contraction` writes what is left, for a vector of channels: ou
 s_ik x_i, with inner sums named once for all paths that need them.
 """
 
+import functools
+
 from eqfuse.ops._form import Form, Path, Slot
 from eqfuse.ops._numba.ir import Function
 
@@ -157,6 +159,7 @@ class Contraction:
         return slot, inner
 
 
+@functools.lru_cache(maxsize=4096)
 def split(form: Form, path: Path):
     """A path as (vectors, factors, entries).
 

@@ -83,7 +83,7 @@ class Function:
         text = f"0x{struct.unpack('>Q', struct.pack('>d', number))[0]:016X}"
         if lanes == 1:
             return text
-        return "<" + ", ".join([f"{self.real} {text}"] * lanes) + ">"
+        return f"splat ({self.real} {text})"
 
     def at(self, pointer: str, offset="0", unit: int = 1) -> str:
         """`pointer + offset * unit` in bytes; `offset` is a number or an i64."""
@@ -157,7 +157,14 @@ class Function:
             value = self.value(f"fptrunc double {value} to float")
         return value
 
-    def zero(self, pointer: str, num_bytes: int):
+    def maximum(self, a: str, b) -> str:
+        more = self.value(f"icmp sgt i64 {a}, {b}")
+        return self.value(f"select i1 {more}, i64 {a}, i64 {b}")
+
+    def zero(self, pointer: str, num_bytes: int, times: str = "1"):
+        """Clear memory, or leave it as it is where `times` (i64) is 0."""
+        if times != "1":
+            num_bytes = self.times(times, num_bytes)
         self.do(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {num_bytes}, i1 false)")
 
     def _suffix(self, lanes: int) -> str:

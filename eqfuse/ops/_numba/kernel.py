@@ -28,6 +28,8 @@ class Pass:
       block: rows of a unit; 0 where a unit is a node; -n where it is the n-th part of a node.
       row_cost, node_cost: vector operations of a row, and of a node.
       scratch: bytes of memory that a thread needs.
+      units: how many there are, whatever the rows; 0 where `block` tells. Such a function is given
+        the number of nodes for `rows` if `block` is 0.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Pass:
     row_cost: int
     node_cost: int
     scratch: int
+    units: int = 0
 
 
 class Buffers:
@@ -75,7 +78,7 @@ def write_pass(plan: Plan, buffers: Buffers, copies: Copies, name: str) -> Pass:
         rows.begin_unit(units.index)
         with f.loop(stop, start=start, step=plan.block) as blocks:
             left = f.value(f"sub nsw i64 {stop}, {blocks.index}")
-            _write_block(plan, f, rows, groups, units.index, blocks.index, left)
+            write_block(plan, f, rows, groups, units.index, blocks.index, left)
         rows.finish_unit(units.index)
     block = plan.block if plan.owner is Index.ROW else 0
     return Pass(name, f.text(), block, groups.cost, 0, plan.scratch)
@@ -89,7 +92,8 @@ def _rows_of_unit(plan: Plan, f: Function, arrays, unit: str) -> tuple[str, str]
     return f.load_index(ptr, unit), f.load_index(ptr, f.plus(unit, 1))
 
 
-def _write_block(plan: Plan, f: Function, rows: Rows, groups: Groups, unit, start, left):
+def write_block(plan: Plan, f: Function, rows: Rows, groups: Groups, unit, start, left):
+    """The rows of a unit from `start` on: `left` of them, but at most a block."""
     count = f.minimum(left, str(plan.block))
     with f.loop(count) as loop:
         rows.begin_row(unit, start, loop.index)

@@ -4,14 +4,14 @@ For each block of an output, sums for some rows, all components and some vectors
 in registers, while the channels of what is mixed pass by, each number in all lanes.
 """
 
-from eqfuse.ops._mixing import Block, Rows
+from eqfuse.ops._mixing import Block, Mixing, Rows
 from eqfuse.ops._numba.ir import Function
 from eqfuse.ops._numba.kernel import Pass
 from eqfuse.ops._numba.layout import padded
-from eqfuse.ops._numba.mixing import Lanes, Layouts, Product, width_of
+from eqfuse.ops._numba.mixing import Lanes, Layouts, Place, Product, width_of
 
 AT_ONCE = 4
-"""Rows of a unit of work; one where each row has weights of its own."""
+"""Rows of a unit of work, and the most that are mixed together."""
 
 MOST_NUMBERS, MOST_VECTORS = 8, 4
 """Numbers (rows times components) and vectors of channels whose products are summed together."""
@@ -19,53 +19,76 @@ MOST_NUMBERS, MOST_VECTORS = 8, 4
 
 def write_pass(layouts: Layouts) -> Pass:
     f = layouts.function("mix_rows")
-    count = 1 if layouts.mixing.num_sets else AT_ONCE
-    writer = _Writer(layouts, f)
-    whole = f.value(f"sdiv i64 %rows, {count}")
-    with f.loop("%end", start="%begin") as units:
-        first = f.times(units.index, count)
-        is_whole = f.value(f"icmp slt i64 {units.index}, {whole}")
-        with f.loop(f.value(f"zext i1 {is_whole} to i64")):
-            cost = writer.write(first, count)
-        if count > 1:
-            stop = f.value(f"select i1 {is_whole}, i64 {first}, i64 %rows")
-            with f.loop(stop, start=first) as rest:
-                writer.write(rest.index, 1)
+    stop = f.minimum(f.times("%end", AT_ONCE), "%rows")
+    cost = write_rows(layouts, f, f.times("%begin", AT_ONCE), stop)
+    return Pass("mix_rows", f.text(), AT_ONCE, cost, 0, scratch(layouts) * f.bytes)
+
+
+def write_rows(
+    layouts: Layouts, f: Function, first: str, stop: str, order: str | None = None
+) -> int:
+    """Rows `first` to `stop`, or what `order` has there; what one costs."""
+    writer, cost = _Writer(layouts, f, order), 0
+    for o, operand in enumerate(layouts.mixing.outputs):
+        if isinstance(operand, Rows):
+            cost += writer.write(o, operand.size, first, stop)
+    return cost
+
+
+def scratch(layouts: Layouts) -> int:
+    """Elements of scratch memory that `write_rows` needs."""
     blocks = [block for found in layouts.products.values() for block in found]
-    scratch = max((layouts.copy_width(b) for b in blocks), default=0) * f.bytes * count
-    return Pass("mix_rows", f.text(), count, cost // count, 0, scratch)
+    return max((layouts.copy_width(b) for b in blocks), default=0) * AT_ONCE
+
+
+def rows_together(mixing: Mixing, block: Block) -> int:
+    """Rows that are mixed together; one where each has weights of its own."""
+    return 1 if mixing.num_sets else max(1, min(AT_ONCE, MOST_NUMBERS // block.dim))
 
 
 class _Writer:
-    def __init__(self, layouts: Layouts, f: Function):
-        self.layouts, self.mixing, self.f = layouts, layouts.mixing, f
+    def __init__(self, layouts: Layouts, f: Function, order: str | None):
+        self.layouts, self.mixing, self.f, self.order = layouts, layouts.mixing, f, order
         wanted = [key for key in layouts.places if key[0] in ("in", "transposed", "out")]
         self.arrays = {key: layouts.array(f, *key) for key in wanted}
         self.index = layouts.array(f, "index", "index") if self.mixing.num_sets else None
 
-    def write(self, first: str, count: int) -> int:
-        """All outputs of `count` rows; the vector operations that takes."""
-        f, cost = self.f, 0
-        self.numbers = [first, *(f.plus(first, r) for r in range(1, count))]
-        self.sets = [f.load_index(self.index, n) if self.index else "0" for n in self.numbers]
-        for o, operand in enumerate(self.mixing.outputs):
-            if not isinstance(operand, Rows):
-                continue
-            blocks = self.layouts.products.get(o, {})
-            rows = [f.at(self.arrays["out", o], n, operand.size * f.bytes) for n in self.numbers]
-            if sum(b.mul * b.dim for b in blocks) < operand.size:
-                for row in rows:
-                    f.zero(row, operand.size * f.bytes)
-            for block, products in blocks.items():
-                together = max(1, min(count, MOST_NUMBERS // block.dim))
-                for r in range(0, count, together):
-                    chosen = range(r, min(count, r + together))
-                    cost += self._block(block, products, chosen, rows, operand.size)
+    def write(self, o: int, size: int, first: str, stop: str) -> int:
+        """Output o of rows `first` to `stop`; the vector operations that one row takes."""
+        f, cost, n = self.f, 0, len(self.mixing.inputs) + o
+        blocks = self.layouts.products.get(o, {})
+        if sum(b.mul * b.dim for b in blocks) < size:
+            with f.loop(stop, start=first) as loop:
+                self._begin(n, loop.index, 1)
+                f.zero(self.rows[0], size * f.bytes)
+        for block, products in blocks.items():
+            together = rows_together(self.mixing, block)
+            rest = f.value(f"srem i64 {f.value(f'sub nsw i64 {stop}, {first}')}, {together}")
+            whole = f.value(f"sub nsw i64 {stop}, {rest}")
+            with f.loop(whole, start=first, step=together) as loop:
+                self._begin(n, loop.index, together)
+                cost += self._block(block, products, n) // together
+            if together > 1:
+                with f.loop(stop, start=whole) as loop:
+                    self._begin(n, loop.index, 1)
+                    self._block(block, products, n)
         return cost
 
-    def _block(self, block: Block, products: list[Product], chosen, rows, size: int) -> int:
-        """One block of some rows of an output."""
+    def _begin(self, n: int, first: str, count: int):
+        """Find `count` rows: their places, their sets, and where those of output n are."""
+        f = self.f
+        positions = [first, *(f.plus(first, r) for r in range(1, count))]
+        self.places = [
+            Place(p, f.load_index(self.order, p) if self.order else p) for p in positions
+        ]
+        self.sets = [f.load_index(self.index, p.row) if self.index else "0" for p in self.places]
+        array = self.arrays["out", n - len(self.mixing.inputs)]
+        self.rows = [self.layouts.start(f, n, array, place) for place in self.places]
+
+    def _block(self, block: Block, products: list[Product], n: int) -> int:
+        """One block of the rows of output n; the vector operations that takes."""
         f, cost, stride = self.f, 0, padded(block.mul, self.layouts.widest)
+        chosen, direct = range(len(self.rows)), block.dim == 1 or n in self.layouts.local
         most = (self.layouts.registers - 6) // (len(chosen) * block.dim)
         for vectors in self.layouts.lanes(block.mul, max(1, min(most, MOST_VECTORS))):
             keys = [(r, k, v) for r in chosen for k in range(block.dim) for v in vectors]
@@ -74,16 +97,18 @@ class _Writer:
                 sums = self._add(block, product, vectors, sums)
                 cost += len(keys) * (product.source[1].mul if product.source else 1)
             for (r, k, (start, lanes)), value in sums.items():
-                if block.dim == 1:
-                    place = f.at(rows[r], (block.offset + start) * f.bytes)
+                if direct:
+                    element = block.offset + k * block.mul + start
+                    place = f.at(self.rows[r], element * f.bytes)
                 else:
-                    element = (r - chosen[0]) * block.dim * stride + k * stride + start
+                    element = (r * block.dim + k) * stride + start
                     place = f.at("%scratch", element * f.bytes)
                 f.store(value, place, lanes)
-        if block.dim > 1:
+        if not direct:
+            size = self.mixing.operands[n].size
             for r in chosen:
-                copy = f.at("%scratch", (r - chosen[0]) * block.dim * stride * f.bytes)
-                self.layouts.copies.unpack(f, self.layouts.layout(block, size), rows[r], copy)
+                copy = f.at("%scratch", r * block.dim * stride * f.bytes)
+                self.layouts.copies.unpack(f, self.layouts.layout(block, size), self.rows[r], copy)
         return cost
 
     def _add(self, block: Block, product: Product, vectors: list[Lanes], sums: dict) -> dict:
@@ -100,9 +125,10 @@ class _Writer:
             }
         first = [f.constant(0.0, lanes) for _, _, (_, lanes) in sums]
         kinds = [f.vector(lanes) for _, _, (_, lanes) in sums]
+        channel, component = self.layouts.strides(*product.source)
         rows = self._sources(product, sums)
         with f.loop(str(product.source[1].mul), carried=first, kinds=kinds) as channels:
-            numbers = {r: f.at(row, channels.index, block.dim * f.bytes) for r, row in rows.items()}
+            numbers = {r: f.at(row, channels.index, channel * f.bytes) for r, row in rows.items()}
             weights, loaded, found = {}, {}, []
             for (r, k, v), total in zip(sums, channels.carried, strict=True):
                 matrix = matrices[r]  # one name for all rows, unless they have sets
@@ -110,7 +136,7 @@ class _Writer:
                     line = f.at(matrix, channels.index, block.mul * f.bytes)
                     weights[matrix, v] = f.load(f.at(line, v[0] * f.bytes), v[1])
                 if (r, k) not in loaded:
-                    loaded[r, k] = f.load(f.at(numbers[r], k * f.bytes))
+                    loaded[r, k] = f.load(f.at(numbers[r], k * component * f.bytes))
                 number = f.splat(loaded[r, k], v[1])
                 found.append(f.fma(number, weights[matrix, v], total, v[1]))
             channels.next = found
@@ -122,8 +148,7 @@ class _Writer:
     def _sources(self, product: Product, sums: dict) -> dict[int, str]:
         """Where the block that is mixed starts, by row."""
         f, (n, block) = self.f, product.source
-        step = self.mixing.operands[n].size * f.bytes
+        array, offset = self.arrays["in", n], block.offset * f.bytes
         return {
-            r: f.at(f.at(self.arrays["in", n], self.numbers[r], step), block.offset * f.bytes)
-            for r, _, _ in sums
+            r: f.at(self.layouts.start(f, n, array, self.places[r]), offset) for r, _, _ in sums
         }

@@ -10,7 +10,7 @@ from eqfuse.ops._mixing import Term
 from eqfuse.ops._numba.ir import Function
 from eqfuse.ops._numba.kernel import Pass
 from eqfuse.ops._numba.layout import padded
-from eqfuse.ops._numba.mixing import Lanes, Layouts, width_of
+from eqfuse.ops._numba.mixing import Lanes, Layouts, Place, width_of
 
 TOGETHER = 4
 """Lines whose sums stay in registers at the same time."""
@@ -44,12 +44,22 @@ def write_pass(layouts: Layouts, o: int) -> Pass:
     return Pass(name, f.text(), -units_of_set, cost, 0, 0)
 
 
+def write_block(layouts: Layouts, o: int, f: Function, order: str | None) -> int:
+    """Add the sum over rows `%begin` to `%end`, or what `order` has there; what a row costs."""
+    weights = layouts.mixing.outputs[o]
+    num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
+    writer = _Writer(layouts, f, o, order)
+    return writer.add("0", str(num_lines), num_lines, ("%begin", "%end"))
+
+
 class _Writer:
-    def __init__(self, layouts: Layouts, f: Function, o: int):
+    def __init__(self, layouts: Layouts, f: Function, o: int, order: str | None = None):
         self.layouts, self.f, self.terms = layouts, f, layouts.gradients[o]
         self.mul = layouts.mixing.outputs[o].shape[-1]
-        self.result = layouts.array(f, "out", o)
-        self.offsets = self.order = None
+        scales = {t.scale for t in self.terms}
+        self.scale = (len(scales) == 1 and scales.pop()) or 1.0  # of all sums, at their end
+        self.matrix = self.result = layouts.array(f, "out", o)
+        self.offsets, self.order, self.in_order = None, order, order is not None
         if layouts.mixing.num_sets:
             self.offsets = layouts.array(f, "index", "offsets")
             self.order = layouts.array(f, "index", "order")
@@ -71,17 +81,21 @@ class _Writer:
         f = self.f
         with f.loop(last, start=first) as lines:
             f.zero(f.at(self.matrix, lines.index, self.mul * f.bytes), self.mul * f.bytes)
-        together = min(num_lines, TOGETHER)
-        count = f.value(f"sub nsw i64 {last}, {first}")
-        rest = f.value(f"srem i64 {count}, {together}")
-        whole = f.value(f"sub nsw i64 {last}, {rest}")
         with f.loop(self.stop, start=self.start, step=ROWS_OF_A_PART) as parts:
             rows = parts.index, f.minimum(self.stop, f.plus(parts.index, ROWS_OF_A_PART))
-            with f.loop(whole, start=first, step=together) as lines:
-                cost = self._add_part(lines.index, together, rows)
-            if together > 1:
-                with f.loop(last, start=whole) as lines:
-                    self._add_part(lines.index, 1, rows)
+            cost = self.add(first, last, num_lines, rows)
+        return cost
+
+    def add(self, first: str, last: str, num_lines: int, rows: tuple[str, str]) -> int:
+        """Add the sums over some rows to lines `first` to `last`; as `write`."""
+        f, together = self.f, min(num_lines, TOGETHER)
+        rest = f.value(f"srem i64 {f.value(f'sub nsw i64 {last}, {first}')}, {together}")
+        whole = f.value(f"sub nsw i64 {last}, {rest}")
+        with f.loop(whole, start=first, step=together) as lines:
+            cost = self._add_part(lines.index, together, rows)
+        if num_lines % together:
+            with f.loop(last, start=whole) as lines:
+                self._add_part(lines.index, 1, rows)
         return cost * num_lines // together
 
     def _add_part(self, first: str, count: int, rows: tuple[str, str]) -> int:
@@ -94,45 +108,44 @@ class _Writer:
             kinds = [f.vector(lanes) for _, (_, lanes) in keys]
             with f.loop(rows[1], start=rows[0], carried=zeros, kinds=kinds) as loop:
                 row = f.load_index(self.order, loop.index) if self.order else loop.index
+                place = Place(loop.index if self.in_order else row, row)
                 sums = dict(zip(keys, loop.carried, strict=True))
                 for term in self.terms:
-                    self._add(term, row, first, count, vectors, sums)
+                    self._add(term, place, first, count, vectors, sums)
                     cost += self.layouts.block(term.z).dim * len(keys)
                 loop.next = list(sums.values())
             for (u, (start, n)), part in zip(keys, loop.carried, strict=True):
                 line = f.at(self.matrix, f.plus(first, u), self.mul * f.bytes)
                 place = f.at(line, start * f.bytes)
-                f.store(f.add(f.load(place, n), part, n), place, n)
+                f.store(f.fma(f.constant(self.scale, n), part, f.load(place, n), n), place, n)
         return cost
 
-    def _add(self, term: Term, row: str, first: str, count: int, vectors: list[Lanes], sums):
+    def _add(self, term: Term, place: Place, first: str, count: int, vectors: list[Lanes], sums):
         """The outer product of x and z of one row, with `count` channels of x."""
         f, dim = self.f, self.layouts.block(term.z).dim
-        line, stride = self._channels(term, row)
+        line, stride = self._channels(term, place)
         source = None
         if term.x is not None:
-            size = self.layouts.mixing.operands[term.x.operand].size
-            source = f.at(self.operands[term.x.operand], row, size * f.bytes)
-            source = f.at(source, self.layouts.block(term.x).offset * f.bytes)
-            source = f.at(source, first, dim * f.bytes)
+            n, block = term.x.operand, self.layouts.block(term.x)
+            channel, component = self.layouts.strides(n, block)
+            source = self.layouts.start(f, n, self.operands[n], place)
+            source = f.at(f.at(source, block.offset * f.bytes), first, channel * f.bytes)
         for k in range(dim):
             z = {v: f.load(f.at(line, (k * stride + v[0]) * f.bytes), v[1]) for v in vectors}
             for u in range(count):
-                number = f.constant(term.scale)
+                number = f.constant(term.scale / self.scale)
                 if source is not None:
-                    x = f.load(f.at(source, (u * dim + k) * f.bytes))
-                    number = x if term.scale == 1.0 else f.mul(x, number, 1)
+                    x = f.load(f.at(source, (u * channel + k * component) * f.bytes))
+                    number = x if term.scale == self.scale else f.mul(x, number, 1)
                 for v in vectors:
                     sums[u, v] = f.fma(f.splat(number, v[1]), z[v], sums[u, v], v[1])
 
-    def _channels(self, term: Term, row: str) -> tuple[str, int]:
+    def _channels(self, term: Term, place: Place) -> tuple[str, int]:
         """Where the channels of z lie side by side, and how far its components are apart."""
-        f, block = self.f, self.layouts.block(term.z)
-        key = (term.z.operand, block)
-        if key not in self.layouts.packed:
-            size = self.layouts.mixing.operands[term.z.operand].size
-            place = f.at(self.operands[term.z.operand], row, size * f.bytes)
-            return f.at(place, block.offset * f.bytes), 0
-        copy = self.copies[self.layouts.packed.index(key)]
+        f, n, block = self.f, term.z.operand, self.layouts.block(term.z)
+        if (n, block) not in self.layouts.packed:
+            start = self.layouts.start(f, n, self.operands[n], place)
+            return f.at(start, block.offset * f.bytes), self.layouts.strides(n, block)[1]
+        copy = self.copies[self.layouts.packed.index((n, block))]
         width = self.layouts.copy_width(block)
-        return f.at(copy, row, width * f.bytes), padded(block.mul, self.layouts.widest)
+        return f.at(copy, place.position, width * f.bytes), padded(block.mul, self.layouts.widest)

@@ -22,6 +22,17 @@ from eqfuse.ops._numba.plan import Machine
 Lanes = tuple[int, int]
 """A vector of channels: the first, and how many."""
 
+Key = tuple[str, int | str]
+"""An array of a kernel: "in", "transposed", "index", "out" or "copy", and which."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A row, and its position in the order in which a kernel takes them; i64."""
+
+    position: str
+    row: str
+
 
 @dataclasses.dataclass(frozen=True)
 class Product:
@@ -43,10 +54,14 @@ class Layouts:
     Arguments of the kernel: the inputs, weights as [sets, elements]; those of `transposed`; index
     arrays. Results: the outputs, alike; copies, [rows, elements], of the blocks of rows that
     gradients of weights read with their channels side by side. All by number in `places`.
+
+    Rows of `local` inputs and outputs, by number, are those of a block that a chain works on: by
+    position, not by row, and each component with its channels side by side.
     """
 
-    def __init__(self, mixing: Mixing, dtype: str, machine: Machine):
+    def __init__(self, mixing: Mixing, dtype: str, machine: Machine, local=()):
         self.mixing, self.dtype, self.registers = mixing, dtype, machine.registers
+        self.local = frozenset(local)
         self.widest = machine.vector_bytes // ir.BYTES[dtype]
         self.copies = Copies(dtype, self.widest)
         self.gradients: dict[int, list[Term]] = {}
@@ -54,7 +69,8 @@ class Layouts:
         for term in mixing.terms:
             self._sort(term)
         read = [(t.z.operand, self.block(t.z)) for terms in self.gradients.values() for t in terms]
-        self.packed = [key for key in dict.fromkeys(read) if key[1].dim > 1]
+        apart = (key for key in dict.fromkeys(read) if key[0] not in self.local)
+        self.packed = [key for key in apart if key[1].dim > 1]
         self.index_arrays = ("index",) * bool(mixing.num_sets)
         self.index_arrays += ("order", "offsets") * bool(mixing.num_sets and self.gradients)
         keys = [("in", i) for i in range(len(mixing.inputs))]
@@ -101,6 +117,15 @@ class Layouts:
             found.append((start, min(self.widest, 1 << ((mul - start).bit_length() - 1))))
             start += found[-1][1]
         return [found[n : n + most] for n in range(0, len(found), most)]
+
+    def start(self, f: Function, n: int, array: str, place: Place) -> str:
+        """Where the row at a place of an input or an output starts."""
+        index = place.position if n in self.local else place.row
+        return f.at(array, index, self.mixing.operands[n].size * f.bytes)
+
+    def strides(self, n: int, block: Block) -> tuple[int, int]:
+        """Elements from a channel to the next, and from a component to the next."""
+        return (1, block.mul) if n in self.local else (block.dim, 1)
 
     def copy_width(self, block: Block) -> int:
         """Elements of a block with its channels side by side, padded to whole vectors."""
@@ -164,15 +189,25 @@ def generate(mixing: Mixing, dtype: str, machine: Machine) -> Module:
 
 
 def _copy_pass(layouts: Layouts) -> Pass:
-    """The blocks of `packed`, to [dim, mul]."""
-    f, cost = layouts.function("mix_copy"), 0
+    f = layouts.function("mix_copy")
+    cost = write_copies(layouts, f)
+    return Pass("mix_copy", f.text(), 1, cost, 0, 0)
+
+
+def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int:
+    """Copy the blocks of `packed` to [dim, mul]; what that costs a row.
+
+    Rows `%begin` to `%end`, or what `order` has there; copies are in that order.
+    """
+    cost = 0
     sources = [layouts.operand(f, n) for n, _ in layouts.packed]
     targets = [layouts.array(f, "copy", n) for n in range(len(layouts.packed))]
     with f.loop("%end", start="%begin") as rows:
+        row = f.load_index(order, rows.index) if order else rows.index
         for (n, block), source, target in zip(layouts.packed, sources, targets, strict=True):
             size, width = layouts.mixing.operands[n].size, layouts.copy_width(block)
-            row = f.at(source, rows.index, size * f.bytes)
             copy = f.at(target, rows.index, width * f.bytes)
-            layouts.copies.pack(f, layouts.layout(block, size), row, copy)
+            row_start = layouts.start(f, n, source, Place(rows.index, row))
+            layouts.copies.pack(f, layouts.layout(block, size), row_start, copy)
             cost += 4 * width // layouts.widest
-    return Pass("mix_copy", f.text(), 1, cost, 0, 0)
+    return cost

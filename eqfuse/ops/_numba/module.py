@@ -10,7 +10,7 @@ from eqfuse.ops._numba.kernel import SIGNATURE, Buffers, Pass, owners, write_pas
 from eqfuse.ops._numba.layout import Copies, Layout
 from eqfuse.ops._numba.plan import Machine, Plan
 
-VERSION = 1
+VERSION = 2
 """Of the generated code and its interface to the runtime; part of every kernel's name."""
 
 DTYPES = {"float32": 11, "float64": 12, "int32": 4}  # XLA_FFI_DataType
@@ -35,7 +35,7 @@ class Entry:
 
     Attributes:
       dtype, rank: of the array.
-      rows: what its rows are.
+      rows: what its rows are; -n where there are n, whatever the call.
       width: elements of a row.
       role: what it holds.
       name: for errors.
@@ -152,8 +152,9 @@ def assembled(texts, entries: list[Entry], num_arguments: int, passes) -> tuple[
         numbers = ", ".join(f"i64 {w}" for w in words)
         checks.append(f"{{i64, i64, i64, i64, i64, ptr}} {{{numbers}, ptr @name{n}}}")
     runs = [
-        "{ptr, i64, i64, i64, i64} "
-        f"{{ptr @{p.name}, i64 {p.block}, i64 {p.row_cost}, i64 {p.node_cost}, i64 {p.scratch}}}"
+        "{ptr, i64, i64, i64, i64, i64} {"
+        f"ptr @{p.name}, i64 {p.block}, i64 {p.row_cost}, i64 {p.node_cost}, i64 {p.scratch}, "
+        f"i64 {p.units}}}"
         for p in passes
     ]
     counts = f"i64 {num_arguments}, i64 {len(entries) - num_arguments}, i64 {len(passes)}"
@@ -163,7 +164,7 @@ def assembled(texts, entries: list[Entry], num_arguments: int, passes) -> tuple[
             *names,
             f"@buffers = internal constant [{len(checks)} x {{i64, i64, i64, i64, i64, ptr}}] "
             f"[{', '.join(checks)}]",
-            f"@passes = internal constant [{len(runs)} x {{ptr, i64, i64, i64, i64}}] "
+            f"@passes = internal constant [{len(runs)} x {{ptr, i64, i64, i64, i64, i64}}] "
             f"[{', '.join(runs)}]",
             "@spec = internal constant {i64, i64, i64, ptr, ptr} "
             f"{{{counts}, ptr @buffers, ptr @passes}}\n",

@@ -35,6 +35,7 @@ class Plan:
       form, owner, outputs: the outputs (numbers) of the form that this pass computes.
       copied: inputs that an earlier pass has packed, with the layout of the copy.
       dtype: "float32" or "float64".
+      local: operands whose rows lie in the order in which the owner takes them.
 
     Attributes:
       paths: the paths to the outputs.
@@ -46,8 +47,11 @@ class Plan:
         rows that are read and written) and `results` (to the rows of outputs in their arrays).
     """
 
-    def __init__(self, form: Form, owner: Index, outputs, copied, machine: Machine, dtype: str):
+    def __init__(
+        self, form: Form, owner: Index, outputs, copied, machine: Machine, dtype: str, local=()
+    ):
         self.form, self.owner, self.outputs, self.copied = form, owner, sorted(outputs), copied
+        self.local = frozenset(local)
         self.machine, self.bytes = machine, ir.BYTES[dtype]
         self.widest = machine.vector_bytes // self.bytes
         self.paths = [p for p in form.paths if p.output.operand in outputs]

@@ -21,8 +21,11 @@ class Rows:
         self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
         self.own: dict[Key, str] = {}
 
-    def begin_unit(self, unit: str):
-        """Find the rows of the owner's operands, copy what needs it, zero what is added to."""
+    def begin_unit(self, unit: str, is_first: str = "1"):
+        """Find the rows of the owner's operands, copy what needs it, zero what is added to.
+
+        Where a unit comes in several pieces, `is_first` (i64) is 1 for its first one, otherwise 0.
+        """
         f, self.own = self.f, {}
         for key in self.plan.operands():
             if not self.plan.is_owned(key):
@@ -36,11 +39,11 @@ class Rows:
                 if key[0] == "in":
                     self.copies.pack(f, layout, row, copy)
                 else:
-                    f.zero(copy, self.plan.scratch_size(*key))
+                    f.zero(copy, self.plan.scratch_size(*key), is_first)
                 self.own[key] = copy
             else:
                 if key[0] == "out":
-                    f.zero(row, operand.size * f.bytes)
+                    f.zero(row, operand.size * f.bytes, is_first)
                 self.own[key] = row
 
     def finish_unit(self, unit: str):
@@ -55,9 +58,9 @@ class Rows:
     def begin_row(self, unit: str, start: str, b: str):
         """The same for row b of the block at `start`."""
         f = self.f
-        row = f.plus(start, b)
+        row = position = f.plus(start, b)
         if self.plan.owner is not Index.ROW:
-            row = f.load_index(self.arrays[OWNER_ARRAYS[self.plan.owner][0]], row)
+            row = f.load_index(self.arrays[OWNER_ARRAYS[self.plan.owner][0]], position)
         places = {Index.ROW: row, self.plan.owner: row if self.plan.owner is Index.ROW else unit}
         for index, name in NODE_ARRAYS.items():
             if name in self.arrays and index not in places:
@@ -66,9 +69,8 @@ class Rows:
             operand, layout = self.plan.operand(*key), self.plan.layouts.get(key)
             if key in self.own:
                 continue
-            pointer = f.at(
-                self.base[key], places[operand.index], self.plan.row_elements(key) * f.bytes
-            )
+            place = position if key in self.plan.local else places[operand.index]
+            pointer = f.at(self.base[key], place, self.plan.row_elements(key) * f.bytes)
             if key[0] == "in" and layout is None:
                 self._read_shared(key[1], pointer, b)
                 continue

@@ -6,9 +6,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from eqfuse.ops import _mixing
+from eqfuse.ops._chain import Chain
 from eqfuse.ops._form import Form, Index
-from eqfuse.ops._mixing import Mixing, Rows
-from eqfuse.ops._numba import machine
+from eqfuse.ops._mixing import Mixing, Rows, Weights
+from eqfuse.ops._numba import chain as native_chain
+from eqfuse.ops._numba import chain_arrays, machine
 from eqfuse.ops._numba import mixing as native_mixing
 from eqfuse.ops._numba.module import generate
 
@@ -75,6 +77,37 @@ def mix(mixing: Mixing, arrays, index, num_rows: int) -> list[jax.Array]:
         r.astype(dtype).reshape(mixing.shape(o, num_rows))
         for o, r in zip(mixing.outputs, results, strict=False)
     ]
+
+
+def chain(chain: Chain, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array] | None:
+    """The outputs of a chain, computed by its native kernel; None where its steps are better alone.
+
+    Args:
+      chain: what to compute; one that `is_runnable`.
+      arrays: an array for each input, of one dtype, float32 or float64.
+      indices: the index arrays by name.
+    """
+    parts = chain_arrays.num_parts(chain, num_rows, num_nodes)
+    if not parts or arrays[0].dtype.name not in ("float32", "float64"):
+        return None
+    module = native_chain.generate(chain, arrays[0].dtype.name, machine.machine(), parts)
+    is_weights = [isinstance(chain.operands[n], Weights) for n in range(len(chain.operands))]
+    inputs = [a.reshape(1, -1) if is_weights[n] else a for n, a in enumerate(arrays)]
+    inputs += [arrays[n].T.reshape(1, -1) for n in chain_arrays.transposed_weights(chain)]
+    inputs += [indices[name] for name in module.index_arrays]
+    shapes, final = [], []
+    for n in chain.outputs:
+        operand = chain.operands[n]
+        if is_weights[n]:
+            final.append(operand.shape)
+            shapes.append((1, native_mixing.width_of(operand)))
+        else:
+            by_row = isinstance(operand, Rows) or operand.index is Index.ROW
+            final.append((num_rows if by_row else num_nodes, operand.size))
+            shapes.append(final[-1])
+    shapes += [(parts, width) for width in module.copies]
+    results = native_p.bind(*inputs, module=module, shapes=tuple(shapes))
+    return [r.reshape(shape) for r, shape in zip(results, final, strict=False)]
 
 
 @native_p.def_abstract_eval

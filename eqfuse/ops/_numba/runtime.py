@@ -98,7 +98,7 @@ class Runtime:
                 buffer = b.pointer(b.pointer(frame, SIDES[1][3]), k)
                 self._ask_for_large_pages(b, buffer)
         with b.each(b.word(spec, 2)) as k:
-            self._run_pass(b, frame, b.word_at(passes, b.mul(k, b.number(5))), buffers, rows, nodes)
+            self._run_pass(b, frame, b.word_at(passes, b.mul(k, b.number(6))), buffers, rows, nodes)
         b.ret(null)
 
     def _check_buffer(self, b: Builder, frame, entry, kind, buffer, rows, nodes):
@@ -129,11 +129,14 @@ class Runtime:
         more = b.zext(b.icmp_signed("==", what, b.number(NODES_AND_ONE)), I64)
         length = b.sub(b.word(dims, 0), more)
         known = b.select(is_rows, rows, nodes)
-        with b.if_then(b.icmp_signed("<", b.now(known), b.number(0))):
+        is_fixed = b.icmp_signed("<", what, b.number(0))
+        is_first = b.icmp_signed("<", b.now(known), b.number(0))
+        with b.if_then(b.and_(is_first, b.not_(is_fixed))):
             b.store(length, known)
-        with b.if_then(b.icmp_signed("!=", b.now(known), length)):
+        expected = b.select(is_fixed, b.neg(what), b.now(known))
+        with b.if_then(b.icmp_signed("!=", expected, length)):
             text = "eqfuse: %s must have %lld rows, got %lld"
-            values = [name, b.add(b.now(known), more), b.word(dims, 0)]
+            values = [name, b.add(expected, more), b.word(dims, 0)]
             self._fail(b, frame, INVALID_ARGUMENT, text, *values)
 
     def _ask_for_large_pages(self, b: Builder, result):
@@ -202,7 +205,8 @@ class Runtime:
             b.store(item(k), before)
 
     def _run_pass(self, b: Builder, frame, entry, buffers, rows, nodes):
-        """entry: function, rows of a unit or 0 for nodes, cost of a row and of a node, scratch."""
+        """entry: function, rows of a unit or 0 for nodes, cost of a row and of a node, scratch,
+        units or 0."""
         block, rows, nodes = b.word(entry, 1), b.now(rows), b.now(nodes)
         by_node = b.icmp_signed("<=", block, b.number(0))
         safe = b.select(by_node, b.number(1), block)
@@ -210,11 +214,16 @@ class Runtime:
         parts = b.sub(b.number(0), block)
         parts = b.select(b.icmp_signed("==", block, b.number(0)), b.number(1), parts)
         count = b.select(by_node, b.mul(nodes, parts), blocks)
+        units = b.word(entry, 5)
+        is_fixed = b.icmp_signed(">", units, b.number(0))
+        count = b.select(is_fixed, units, count)
         work = b.mul(
             b.word(entry, 2), b.select(b.icmp_signed("<", rows, b.number(0)), b.number(0), rows)
         )
         work = b.add(work, b.select(by_node, b.mul(b.word(entry, 3), nodes), b.number(0)))
-        arguments = [b.pointer(entry, 0), buffers, count, rows, b.word(entry, 4), work]
+        of_nodes = b.and_(is_fixed, b.icmp_signed("==", block, b.number(0)))
+        size = b.select(of_nodes, nodes, rows)
+        arguments = [b.pointer(entry, 0), buffers, count, size, b.word(entry, 4), work]
         failures = b.call(self.parallel, [frame, *arguments])
         with b.if_then(b.icmp_signed(">", failures, b.number(0))):
             text = "eqfuse: no memory for %lld bytes of scratch"

@@ -1,0 +1,65 @@
+"""The least work of a whole training step, counted from its forms, mixings and matrix products."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.interpreters import partial_eval as pe
+
+from eqfuse.ops import _fused_native, _fused_primitive, _mixing_primitive, _primitive
+from eqfuse.ops._mixing import Mixing
+
+DEFINITIONS = _fused_primitive.FUNCTIONS | {_fused_native.double_p: _fused_native._double}
+"""What the parts of fused ops are made of. Arrays inside of them need not be moved."""
+
+
+def step_work(function, args) -> tuple[int, int]:
+    """Bytes that products, mixings and matrix products read and write, and operations in all.
+
+    Args:
+      function: of `args`, with eqfuse's ops on any backend but "e3nn".
+    """
+    traced = jax.jit(function).trace(*args).jaxpr.jaxpr
+    used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
+    return _work(used)
+
+
+def _work(jaxpr: Jaxpr) -> tuple[int, int]:
+    found = [_work_of(equation) for equation in jaxpr.eqns]
+    return sum(b for b, _ in found), sum(o for _, o in found)
+
+
+def _work_of(equation) -> tuple[int, int]:
+    primitive, params = equation.primitive, equation.params
+    moved = sum(v.aval.size * v.aval.dtype.itemsize for v in (*equation.invars, *equation.outvars))
+    if primitive in DEFINITIONS:
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+        inner = jax.make_jaxpr(lambda *a: DEFINITIONS[primitive](*a, **params))(*avals)
+        used, _ = pe.dce_jaxpr(inner.jaxpr, [True] * len(inner.jaxpr.outvars))
+        return moved, _work(used)[1]
+    if primitive is _primitive.form_p:
+        work = params["form"].counts(params["num_rows"], params["num_nodes"])
+        return work.bytes, work.operations
+    if primitive is _mixing_primitive.mixing_p:
+        return moved, mixing_operations(params["mixing"], params["num_rows"])
+    if primitive is jax.lax.dot_general_p:
+        contracted = params["dimension_numbers"][0][0]
+        length = math.prod(equation.invars[0].aval.shape[d] for d in contracted)
+        return moved, 2 * length * equation.outvars[0].aval.size
+    leaves = jax.tree.leaves(
+        list(params.values()), is_leaf=lambda p: isinstance(p, Jaxpr | ClosedJaxpr)
+    )
+    inner = [_work(getattr(p, "jaxpr", p)) for p in leaves if isinstance(p, Jaxpr | ClosedJaxpr)]
+    return sum(b for b, _ in inner), sum(o for _, o in inner)
+
+
+def mixing_operations(mixing: Mixing, num_rows: int) -> int:
+    """A multiplication and an addition for each row, component and element of a matrix."""
+    total = 0
+    for term in mixing.terms:
+        block = mixing.operands[term.z.operand].blocks[term.z.block]
+        source = term.x and mixing.operands[term.x.operand].blocks[term.x.block]
+        total += 2 * num_rows * block.mul * block.dim * (source.mul if source else 1)
+    return total

@@ -1,0 +1,65 @@
+"""Rules of JAX primitives that have a definition in terms of others."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+
+def compiled(primitive):
+    """Outside `jit`: compiled once for each call and shapes."""
+
+    @functools.partial(jax.jit, static_argnames=("call", "active", "wanted", "given", "reached"))
+    def bind(*arrays, **params):
+        return primitive.bind(*arrays, **params)
+
+    return bind
+
+
+def instantiated(cotangents):
+    """The cotangents as arrays, also those that JAX knows to be zero."""
+    return [jnp.zeros(c.aval.shape, c.aval.dtype) if type(c) is ad.Zero else c for c in cotangents]
+
+
+def transpose_of(function, cotangents, arrays, **params):
+    """The transpose of a definition with respect to the operands that are unknown."""
+    linear = [n for n, a in enumerate(arrays) if ad.is_undefined_primal(a)]
+
+    def restricted(*unknown):
+        full = list(arrays)
+        for n, a in zip(linear, unknown, strict=True):
+            full[n] = a
+        return function(*full, **params)
+
+    shapes = [jax.ShapeDtypeStruct(arrays[n].aval.shape, arrays[n].aval.dtype) for n in linear]
+    found = iter(jax.linear_transpose(restricted, *shapes)(list(cotangents)))
+    return [next(found) if ad.is_undefined_primal(a) else None for a in arrays]
+
+
+def jvp_of(function):
+    """The JVP of a definition, along the operands whose tangents are not zero."""
+
+    def rule(primals, tangents, **params):
+        active = [n for n, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+        def restricted(*arrays):
+            full = list(primals)
+            for n, a in zip(active, arrays, strict=True):
+                full[n] = a
+            return function(*full, **params)
+
+        return jax.jvp(restricted, [primals[n] for n in active], [tangents[n] for n in active])
+
+    return rule
+
+
+def batch_of(function):
+    """`vmap` of a definition: composed, not fused."""
+
+    def rule(arrays, dims, **params):
+        axes = list(dims)
+        results = jax.vmap(functools.partial(function, **params), in_axes=axes)(*arrays)
+        return results, [0] * len(results)
+
+    return rule

@@ -12,13 +12,14 @@ both sides run as `train.py` does, with memory that is not given back to the sys
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
 
+from benchmarks import record
+from benchmarks.record import ParityError, parity
 from eqfuse.training.memory import keep_freed_memory
 
 GROUPS = ("products", "steps", "others")
@@ -26,9 +27,6 @@ GROUPS = ("products", "steps", "others")
 
 def measure(problem, seconds: float) -> dict:
     """Times, ratios, compile times and scratch memory of one problem on both backends."""
-    import jax
-    import numpy as np
-
     from benchmarks.timing import compiled, interleaved
 
     functions, compile_s, scratch = {}, {}, {}
@@ -36,14 +34,12 @@ def measure(problem, seconds: float) -> dict:
         functions[backend], compile_s[backend], scratch[backend] = compiled(
             problem.function(backend), problem.args
         )
-    expected, found = (jax.tree.leaves(f(*problem.args)) for f in functions.values())
-    for a, b in zip(expected, found, strict=True):
-        difference = np.abs(np.asarray(a) - np.asarray(b)).max(initial=0)
-        if not difference <= 1e-4 * np.abs(np.asarray(a)).max(initial=0) + 1e-30:
-            return {"error": f"results differ by {difference:.1e}"}
+    try:
+        difference = parity(*(f(*problem.args) for f in functions.values()), tolerance=1e-4)
+    except ParityError as error:
+        return {"error": str(error)}
     times = interleaved(functions, problem.args, seconds)
-    flat = {k: {n: dataclasses.asdict(s) for n, s in times[k].items()} for k in ("ms", "ratio")}
-    return {**flat, "turns": times["turns"], "compile_s": compile_s, "scratch": scratch}
+    return {**times, "parity": difference, "compile_s": compile_s, "scratch": scratch}
 
 
 def child(threads: int, only: str, seconds: float, keep_memory: bool) -> None:
@@ -65,7 +61,7 @@ def child(threads: int, only: str, seconds: float, keep_memory: bool) -> None:
             ideal = 1e3 * max(problem.bytes / bandwidth, problem.operations / rate)
             result = {"threads": threads, "group": group, "case": name, "ideal_ms": ideal}
             result |= {"bytes": problem.bytes, "operations": problem.operations}
-            print(json.dumps(result | measure(problem, seconds)), flush=True)
+            print(record.to_json(result | measure(problem, seconds)), flush=True)
 
 
 def row(result: dict) -> str:
@@ -96,36 +92,42 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cases whose group or name holds this")
     parser.add_argument("--seconds", type=float, default=6.0, help="to time each case")
     parser.add_argument("--keep-memory", action="store_true", help="as train.py does")
-    parser.add_argument("--json", help="a file for all numbers")
+    record.add_json_option(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(options.threads[0], options.only, options.seconds, options.keep_memory)
         return
-    results = []
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    kept = record.Record(options.json)
     for threads in options.threads:
         command = [sys.executable, "-m", "benchmarks.cpu", "--child", "--threads", str(threads)]
         command += ["--only", options.only, "--seconds", str(options.seconds)]
         command += ["--keep-memory"] * options.keep_memory
-        with (
-            tempfile.TemporaryDirectory() as cache
-        ):  # so that compile times are those of a first run
-            environment = {**os.environ, "JAX_PLATFORMS": "cpu", "EQFUSE_CACHE_DIR": cache}
-            with subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, text=True
-            ) as process:
-                machine = json.loads(process.stdout.readline() or "{}")
-                results.append(machine)
-                print(f"\n{threads} threads: {machine['bandwidth'] / 1e9:.1f} GB/s, ", end="")
+        run_child(command, kept)
+    kept.finish()
+
+
+def run_child(command: list[str], kept: record.Record) -> None:
+    """Measure in a process of its own, from an empty cache: compile times are of a first run."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "EQFUSE_CACHE_DIR": cache}
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            machine = json.loads(process.stdout.readline() or "{}")
+            if machine:
+                kept.add(machine)
+                print(
+                    f"\n{machine['threads']} threads: {machine['bandwidth'] / 1e9:.1f} GB/s, ",
+                    end="",
+                )
                 print(f"{machine['rate'] / 1e9:.0f} GFLOP/s{HEADER}", flush=True)
-                for line in process.stdout:
-                    results.append(json.loads(line))
-                    print(row(results[-1]), flush=True)
-        if process.returncode:
-            sys.exit(f"the measurement on {threads} threads failed")
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(results, file, indent=1)
+            for line in process.stdout:
+                kept.add(json.loads(line))
+                print(row(json.loads(line)), flush=True)
+    if process.returncode:
+        sys.exit(f"{' '.join(command[1:])} failed")
 
 
 if __name__ == "__main__":

@@ -65,13 +65,10 @@ def milliseconds(step, args, turns: int) -> dict[str, float]:
     return {name: min(t) * len(t) / turns for name, t in times.items()}
 
 
-def breakdown(problem, backend: str, turns: int) -> dict[str, float]:
-    """Milliseconds of a step, by part."""
-    import jax
-
-    step = jax.jit(problem.function(backend)).lower(*problem.args).compile()
+def breakdown(step, args, turns: int) -> dict[str, float]:
+    """Milliseconds of a compiled step, by part."""
     origins, parts = named(step.as_text()), dict.fromkeys(PARTS, 0.0)
-    for name, time in milliseconds(step, problem.args, turns).items():
+    for name, time in milliseconds(step, args, turns).items():
         if name in origins:
             text = f"{name} {origins[name]}"
             parts[next(p for p, pattern in PARTS.items() if re.search(pattern, text))] += time

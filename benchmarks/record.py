@@ -10,7 +10,9 @@ import json
 import os
 import pathlib
 import platform
+import shlex
 import subprocess
+import sys
 
 import numpy as np
 
@@ -163,13 +165,18 @@ def git_commit() -> str | None:
 def write_json(path: str | os.PathLike, value) -> None:
     """Write a file that is there as a whole or not at all; dataclasses become dicts."""
     path = pathlib.Path(path)
-    text = json.dumps(value, indent=1, default=_plain) + "\n"
+    text = to_json(value, indent=1) + "\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def to_json(value, indent: int | None = None) -> str:
+    """JSON of plain values, NumPy's arrays and numbers, and dataclasses."""
+    return json.dumps(value, indent=indent, default=_plain)
 
 
 def _plain(value):
@@ -186,12 +193,13 @@ class Record:
 
     Args:
       path: the file; None to write nothing.
-      command: as it was typed, for the reader.
+      command: as it was typed; None for that of this process.
       commit: as for `environment`.
     """
 
-    def __init__(self, path, command: str, commit: str | None = None):
+    def __init__(self, path, command: str | None = None, commit: str | None = None):
         self._path = path
+        command = command or shlex.join(["python", *sys.orig_argv[1:]])
         self._content = {"command": command, "environment": environment(commit), "results": []}
 
     @property
@@ -202,6 +210,11 @@ class Record:
     def failed(self) -> list[dict]:
         """The results that are errors, of parity or others."""
         return [result for result in self._content["results"] if "error" in result]
+
+    def finish(self) -> None:
+        """End the process with an error if a result is one."""
+        if self.failed:
+            sys.exit("\n".join(f"error: {result}" for result in self.failed))
 
     def add(self, result: dict) -> None:
         """Keep a result: a dict of plain values and `Spread`s; one with "error" has no times."""

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.record import Spread
 
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """Median and quartiles of a number that was measured several times."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, numbers) -> Spread:
-        low, median, high = np.percentile(numbers, (25, 50, 75))
-        return cls(float(median), float(low), float(high))
+WARM_UP = 2
 
 
 def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) -> dict:
@@ -36,12 +25,11 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
       args: their arguments.
       seconds, most: how long to go on, and how many turns at most; five at least.
     Returns:
-      {"ms": {name: Spread}, "ratio": {name: Spread of first / name, turn by turn}, "turns": count}.
+      {"ms": {name: Spread}, "ratio": {name: Spread of first / name, turn by turn}}.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        for _ in range(2):
-            jax.block_until_ready(function(*args))
+    for name, function in functions.items():
+        times[name] += [_seconds(function, args) for _ in range(WARM_UP)]
     end, pause = time.perf_counter() + seconds, 0.0
     for turn in range(most):
         if turn >= 5 and time.perf_counter() > end:
@@ -49,16 +37,20 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
         for name, function in functions.items():
             time.sleep(pause)
             jax.block_until_ready(function(*args))
-            start = time.perf_counter()
-            jax.block_until_ready(function(*args))
-            times[name].append(time.perf_counter() - start)
+            times[name].append(_seconds(function, args))
             pause = times[name][-1] / 2
     first = np.array(next(iter(times.values())))
     return {
-        "ms": {name: Spread.of(1e3 * np.array(t)) for name, t in times.items()},
-        "ratio": {name: Spread.of(first / np.array(t)) for name, t in times.items()},
-        "turns": len(first),
+        "ms": {name: Spread.of(t, WARM_UP).scaled(1e3) for name, t in times.items()},
+        "ratio": {name: Spread.of(first / np.array(t), WARM_UP) for name, t in times.items()},
     }
+
+
+def _seconds(function, args) -> float:
+    """Of one call."""
+    start = time.perf_counter()
+    jax.block_until_ready(function(*args))
+    return time.perf_counter() - start
 
 
 def compiled(function, args) -> tuple[object, float, int]:

@@ -207,9 +207,13 @@ class Record:
         return self._content["environment"]
 
     @property
+    def results(self) -> list[dict]:
+        return self._content["results"]
+
+    @property
     def failed(self) -> list[dict]:
         """The results that are errors, of parity or others."""
-        return [result for result in self._content["results"] if "error" in result]
+        return [result for result in self.results if "error" in result]
 
     def finish(self) -> None:
         """End the process with an error if a result is one."""
@@ -218,7 +222,7 @@ class Record:
 
     def add(self, result: dict) -> None:
         """Keep a result: a dict of plain values and `Spread`s; one with "error" has no times."""
-        self._content["results"].append(result)
+        self.results.append(result)
         if self._path is not None:
             write_json(self._path, self._content)
 

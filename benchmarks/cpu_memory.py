@@ -38,7 +38,7 @@ def child(title: str, backend: str, molecules: str, results: str) -> None:
     from benchmarks import cpu_problems
     from benchmarks.timing import compiled
 
-    problem = cpu_problems.training_step(title.lower(), molecules=int(molecules))
+    problem = cpu_problems.training_step(title.lower(), num_molecules=int(molecules))
     start = peak()
     step = compiled(problem.function(backend), problem.args)[0]
     after_compile = peak()

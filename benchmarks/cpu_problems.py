@@ -33,7 +33,7 @@ class Problem:
     operations: int = 0
 
 
-def _normal(rng, *shape):
+def normal(rng, *shape):
     return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
 
@@ -46,9 +46,9 @@ def graph_product(case: Case, backward: bool, nodes: int = NODES, edges: int = E
     rng = np.random.default_rng(0)
     graph = _random_edges(rng, nodes, edges)
     irreps = e3nn.tensor_product(case.irreps_x, case.irreps_y, filter_ir_out=case.filter_ir_out)
-    x = _normal(rng, nodes, e3nn.Irreps(case.irreps_x).dim)
-    y = _normal(rng, edges, e3nn.Irreps(case.irreps_y).dim)
-    w, cotangent = _normal(rng, edges, irreps.num_irreps), _normal(rng, nodes, irreps.dim)
+    x = normal(rng, nodes, e3nn.Irreps(case.irreps_x).dim)
+    y = normal(rng, edges, e3nn.Irreps(case.irreps_y).dim)
+    w, cotangent = normal(rng, edges, irreps.num_irreps), normal(rng, nodes, irreps.dim)
 
     def function(backend):
         def product(x, y, w):
@@ -75,7 +75,7 @@ def row_product(irreps_x: str, irreps_y: str, rows: int, backward: bool, batch: 
     irreps = e3nn.tensor_product(irreps_x, irreps_y)
     shape = (batch, rows) if batch else (rows,)
     sizes = (e3nn.Irreps(irreps_x).dim, e3nn.Irreps(irreps_y).dim, irreps.dim)
-    x, y, cotangent = (_normal(rng, *shape, size) for size in sizes)
+    x, y, cotangent = (normal(rng, *shape, size) for size in sizes)
 
     def function(backend):
         def product(x, y):
@@ -96,7 +96,7 @@ def linear(irreps: str, rows: int, backward: bool, num_sets: int = 0) -> Problem
     """A Linear to the same irreps; with sets of weights, rows choose one each."""
     rng = np.random.default_rng(0)
     size = e3nn.Irreps(irreps).dim
-    x, cotangent = (_normal(rng, rows, size) for _ in range(2))
+    x, cotangent = (normal(rng, rows, size) for _ in range(2))
     index = (jnp.asarray(rng.integers(0, num_sets, rows), jnp.int32),) if num_sets else ()
     fields = {"num_indexed_weights": num_sets or None}
     reference = e3nn.flax.Linear(irreps, **fields)
@@ -115,7 +115,7 @@ def linear(irreps: str, rows: int, backward: bool, num_sets: int = 0) -> Problem
     return Problem(function, (params, x, cotangent) if backward else (params, x))
 
 
-def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
+def molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     """Random molecules of the size and density of 3BPA."""
     rng = np.random.default_rng(0)
     positions, senders, receivers = [], [], []
@@ -141,13 +141,13 @@ def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     )
 
 
-def training_step(name: str = "nequip", channels: int = 64, molecules: int = 5) -> Problem:
+def training_step(name: str = "nequip", channels: int = 64, num_molecules: int = 5) -> Problem:
     """The gradient of a loss on energies and forces: 3 layers, l <= 2, else the defaults.
 
     Parameters are normal numbers, as most of e3nn-jax's are, for which nothing is compiled.
     """
-    graph = _molecules(molecules)
-    targets = _normal(np.random.default_rng(1), graph.positions.shape[0], 3)
+    graph = molecules(num_molecules)
+    targets = normal(np.random.default_rng(1), graph.positions.shape[0], 3)
 
     def potential(backend):
         fields = {"irreps_out": "0e", "num_species": 4, "layers": 3, "channels": channels}
@@ -158,7 +158,7 @@ def training_step(name: str = "nequip", channels: int = 64, molecules: int = 5) 
     arguments = (graph.vectors, graph.species, graph.edges)
     shapes = jax.eval_shape(potential("e3nn").init, jax.random.key(0), *arguments)
     rng = np.random.default_rng(2)
-    params = jax.tree.map(lambda s: _normal(rng, *s.shape), shapes)
+    params = jax.tree.map(lambda s: normal(rng, *s.shape), shapes)
 
     def function(backend):
         def loss(params, graph, targets):

@@ -31,18 +31,27 @@ def check(name: str) -> float:
     Raises:
       record.ParityError: it is more than `TOLERANCE`.
     """
+    if name not in CASES:
+        return check_fused(SPECS[name.removeprefix("fused ")])
+    return _compare(functools.partial(_function, CASES[name]), second_order=True)
+
+
+def check_fused(spec: dict) -> float:
+    """As `check`, for the arguments of `fused_cases.fused`."""
+    return _compare(functools.partial(_fused, **spec), second_order=False)
+
+
+def _compare(make, second_order: bool) -> float:
+    """Of `make(backend, rng)`, which gives a function and its arguments."""
     with jax.default_matmul_precision("highest"):
-        sides = [_passes(name, backend) for backend in ("e3nn", "triton-interpret")]
-    return parity(*sides, TOLERANCE)
+        sides = (_passes(make, name, second_order) for name in ("e3nn", "triton-interpret"))
+        return parity(*sides, TOLERANCE)
 
 
-def _passes(name: str, backend: str) -> dict:
-    """The results of all orders of derivatives that a case has kernels for."""
+def _passes(make, backend: str, second_order: bool) -> dict:
+    """The results of a function, of its backward pass, and of the backward pass of that."""
     rng = np.random.default_rng(0)
-    if name in CASES:
-        function, args = _function(CASES[name], backend, rng)
-    else:
-        function, args = _fused(**SPECS[name.removeprefix("fused ")], backend=backend, rng=rng)
+    function, args = make(backend=backend, rng=rng)
 
     def backward(cotangent, *args):
         return jax.vjp(function, *args)[1](cotangent)
@@ -52,7 +61,7 @@ def _passes(name: str, backend: str) -> dict:
 
     cotangent = _normal(rng, *jax.eval_shape(function, *args).shape)
     found = {"forward": jax.jit(function)(*args), "backward": jax.jit(backward)(cotangent, *args)}
-    if name in CASES:
+    if second_order:
         cotangents = jax.tree.map(lambda a: _normal(rng, *a.shape), found["backward"])
         found["double"] = jax.jit(double)(cotangents, cotangent, *args)
     return found

@@ -141,18 +141,50 @@ def molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     )
 
 
-def training_step(name: str = "nequip", channels: int = 64, num_molecules: int = 5) -> Problem:
-    """The gradient of a loss on energies and forces: 3 layers, l <= 2, else the defaults.
+def random_graph(num_edges: int, neighbours: int = 20) -> Graph:
+    """One graph of `num_edges / neighbours` atoms, with edges between any two of them."""
+    rng = np.random.default_rng(0)
+    nodes = max(num_edges // neighbours, 2)
+    return Graph(
+        positions=2 * normal(rng, nodes, 3),
+        species=jnp.asarray(rng.integers(0, 4, nodes), jnp.int32),
+        edges=_random_edges(rng, nodes, num_edges),
+        shifts=jnp.zeros((num_edges, 3), jnp.float32),
+        graph_index=jnp.zeros(nodes, jnp.int32),
+        cells=jnp.zeros((1, 3, 3), jnp.float32),
+        node_mask=jnp.ones(nodes, bool),
+        graph_mask=jnp.ones(1, bool),
+    )
+
+
+def training_step(
+    name: str = "nequip", channels: int = 64, num_molecules: int = 5, layers: int = 3
+) -> Problem:
+    """The gradient of a loss on energies and forces of molecules of 27 atoms.
+
+    Args:
+      name: of the model; l <= 2, else the defaults.
+      channels, layers: of it.
+      num_molecules: in the batch.
+    """
+    return step_on(molecules(num_molecules), name, channels=channels, layers=layers)
+
+
+def step_on(graph: Graph, name: str, **fields) -> Problem:
+    """The gradient of a loss on energies and forces.
 
     Parameters are normal numbers, as most of e3nn-jax's are, for which nothing is compiled.
+
+    Args:
+      graph: a batch.
+      name, fields: of the model.
     """
-    graph = molecules(num_molecules)
     targets = normal(np.random.default_rng(1), graph.positions.shape[0], 3)
 
     def potential(backend):
-        fields = {"irreps_out": "0e", "num_species": 4, "layers": 3, "channels": channels}
         neighbours = graph.edges.num_edges / graph.positions.shape[0]
-        model = models.build(name, **fields, avg_num_neighbors=neighbours, backend=backend)
+        common = {"irreps_out": "0e", "num_species": 4, "avg_num_neighbors": neighbours}
+        model = models.build(name, **common, **fields, backend=backend)
         return models.Potential(model=model, scale=(1.0,) * 4, shift=(0.0,) * 4)
 
     arguments = (graph.vectors, graph.species, graph.edges)

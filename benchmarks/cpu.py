@@ -3,10 +3,11 @@
     python -m benchmarks.cpu [--threads 2 4] [--only TEXT] [--keep-memory] [--json FILE]
 
 For each number of threads a process of its own is bound to that many processors. Each case is first
-compared (float32, 1e-4 of the largest element), and not timed where the results differ. "ideal" is
-the time that the bytes and operations of the form take at the bandwidth and the rate measured on
-the same processors. Scratch memory is what XLA allocates for intermediates. With --keep-memory
-both sides run as `train.py` does, with memory that is not given back to the system between calls.
+compared (float32, 1e-4 of the largest element), and not timed where the results differ; where one
+side does not fit in memory, the other is timed alone. "ideal" is the time that the bytes and
+operations of the form take at the bandwidth and the rate measured on the same processors. Scratch
+memory is what XLA allocates for intermediates. With --keep-memory both sides run as `train.py`
+does, with memory that is not given back to the system between calls.
 """
 
 from __future__ import annotations
@@ -22,24 +23,32 @@ from benchmarks import record
 from benchmarks.record import ParityError, parity
 from eqfuse.training.memory import keep_freed_memory
 
-GROUPS = ("products", "steps", "others")
+GROUPS = ("products", "steps", "large", "others")
 
 
 def measure(problem, seconds: float) -> dict:
-    """Times, ratios, compile times and scratch memory of one problem on both backends."""
-    from benchmarks.timing import compiled, interleaved
+    """Times, ratios, compile times and scratch memory of one problem on both backends.
+
+    A backend whose scratch memory does not fit in what is free is compiled, and not run.
+    """
+    from benchmarks.timing import compiled, fits, interleaved
 
     functions, compile_s, scratch = {}, {}, {}
     for backend in ("e3nn", "numba"):
         functions[backend], compile_s[backend], scratch[backend] = compiled(
             problem.function(backend), problem.args
         )
-    try:
-        difference = parity(*(f(*problem.args) for f in functions.values()), tolerance=1e-4)
-    except ParityError as error:
-        return {"error": str(error)}
-    times = interleaved(functions, problem.args, seconds)
-    return {**times, "parity": difference, "compile_s": compile_s, "scratch": scratch}
+    functions = {name: f for name, f in functions.items() if fits(scratch[name])}
+    result = {"compile_s": compile_s, "scratch": scratch, "parity": None}
+    if not functions:
+        return {**result, "error": f"scratch memory does not fit: {scratch}"}
+    if len(functions) == 2:
+        try:
+            sides = (f(*problem.args) for f in functions.values())
+            result["parity"] = parity(*sides, tolerance=1e-4)
+        except ParityError as error:
+            return {"error": str(error)}
+    return {**result, **interleaved(functions, problem.args, seconds)}
 
 
 def child(threads: int, only: str, seconds: float, keep_memory: bool) -> None:
@@ -68,13 +77,17 @@ def row(result: dict) -> str:
     """A line of the table of one case."""
     if "error" in result:
         return f"| {result['case']} | {result['threads']} | {result['error']} | | | | | |"
-    slow, fast = (result["ms"][name] for name in ("e3nn", "numba"))
-    ratio = result["ratio"]["numba"]
+    times = result["ms"]
+    slow, fast = (
+        f"{times[name]['median']:.3g}" if name in times else "does not fit"
+        for name in ("e3nn", "numba")
+    )
+    ratio = result["ratio"]["numba"] if len(times) == 2 else None
+    spread = f"{ratio['median']:.1f} ({ratio['low']:.1f} to {ratio['high']:.1f})" if ratio else ""
     ideal = f"{result['ideal_ms']:.2f}" if result["ideal_ms"] else ""
     compile_s, scratch = result["compile_s"], result["scratch"]
     return (
-        f"| {result['case']} | {result['threads']} | {slow['median']:.3g} | {fast['median']:.3g} | "
-        f"{ratio['median']:.1f} ({ratio['low']:.1f} to {ratio['high']:.1f}) | {ideal} | "
+        f"| {result['case']} | {result['threads']} | {slow} | {fast} | {spread} | {ideal} | "
         f"{compile_s['e3nn']:.2f} / {compile_s['numba']:.2f} | "
         f"{scratch['e3nn'] / 1e6:.2f} / {scratch['numba'] / 1e6:.2f} |"
     )

@@ -36,12 +36,14 @@ def child(title: str, backend: str, molecules: str, results: str) -> None:
     import numpy as np
 
     from benchmarks import cpu_problems
-    from benchmarks.timing import compiled
+    from benchmarks.timing import compiled, fits
 
     problem = cpu_problems.training_step(title.lower(), num_molecules=int(molecules))
     start = peak()
-    step = compiled(problem.function(backend), problem.args)[0]
+    step, _, scratch = compiled(problem.function(backend), problem.args)
     after_compile = peak()
+    if not fits(scratch):
+        sys.exit(f"{title} on {backend} needs {scratch / 1e9:.1f} GB of scratch memory, too much")
     for _ in range(5):
         out = jax.block_until_ready(step(*problem.args))
     print(json.dumps([start, after_compile, peak()]))
@@ -94,10 +96,10 @@ def main() -> None:
 def compare(title: str, molecules: int, repeats: int) -> list[dict]:
     """The peaks of each backend; one error where their results differ."""
     case = {"case": title, "molecules": molecules}
-    found = {name: measure(title, name, molecules, repeats) for name in BACKENDS}
     try:
+        found = {name: measure(title, name, molecules, repeats) for name in BACKENDS}
         difference = record.parity(*(results for _, results in found.values()), tolerance=1e-4)
-    except record.ParityError as error:
+    except (record.ParityError, subprocess.CalledProcessError) as error:
         return [{**case, "error": str(error)}]
     return [
         {**case, "backend": name, "parity": difference, "peak_mb": peaks}

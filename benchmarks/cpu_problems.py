@@ -223,6 +223,13 @@ STEPS = {
     for title in MODELS
 }
 
+LARGE = {
+    f"{title} training step, 64, 2 997 atoms": (
+        lambda title=title: training_step(title.lower(), num_molecules=111)
+    )
+    for title in MODELS
+}
+
 LINEAR = "64x0e+64x1o+64x2e"
 OTHERS = {
     f"{name}{', backward' if backward else ''}": (

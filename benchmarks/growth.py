@@ -41,8 +41,6 @@ E3NN_UP_TO = {"edges": 100_000, "channels": 128, "lmax": 3, "layers": 8}
 """e3nn-jax takes too long, or too much memory, beyond."""
 
 BACKENDS = ("e3nn", "numba")
-MEMORY_SHARE = 0.7
-"""Of the free memory, that a step may take."""
 
 
 def points(sweeps) -> list[tuple[str, int, str]]:

@@ -5,7 +5,6 @@
 Prints a line of JSON.
 """
 
-import pathlib
 import sys
 import time
 
@@ -16,8 +15,9 @@ from jax.interpreters import partial_eval as pe
 from benchmarks import record
 from benchmarks.cpu_memory import peak
 from benchmarks.cpu_problems import random_graph, step_on
-from benchmarks.growth import BASE, MEMORY_SHARE
+from benchmarks.growth import BASE
 from benchmarks.launches import count
+from benchmarks.timing import fits
 from eqfuse.ops._ahead import _specs
 from eqfuse.training.hlo import Program
 from eqfuse.training.memory import keep_freed_memory
@@ -31,13 +31,6 @@ def triton_kernels(problem) -> int:
     traced = jax.jit(problem.function("triton")).trace(*problem.args).jaxpr.jaxpr
     used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
     return len(set(_specs(used)))
-
-
-def available_bytes() -> int:
-    """Memory that is free, or that the system can free."""
-    lines = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
-    return 1024 * int(kilobytes)
 
 
 def step_times(step, args, results: str) -> record.Spread:
@@ -63,8 +56,7 @@ def measure(model: str, sweep: str, value: str, backend: str, results: str, h100
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     calls = [i for i in Program(step.as_text()).entry if i.target.startswith("eqfuse")]
     scratch = step.memory_analysis().temp_size_in_bytes
-    fits = scratch < MEMORY_SHARE * available_bytes()
-    times = step_times(step, problem.args, results) if fits else None
+    times = step_times(step, problem.args, results) if fits(scratch) else None
     return {
         "ms": times,
         "compile_s": wall,

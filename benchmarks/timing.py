@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import time
 
 import jax
@@ -10,7 +11,9 @@ import numpy as np
 
 from benchmarks.record import Spread
 
-WARM_UP = 2
+WARM_UP, LEAST = 2, 3
+MEMORY_SHARE = 0.7
+"""Of the free memory, that a step may take."""
 
 
 def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) -> dict:
@@ -23,7 +26,7 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
     Args:
       functions: compiled, by name; the first is the one that others are compared with.
       args: their arguments.
-      seconds, most: how long to go on, and how many turns at most; five at least.
+      seconds, most: how long to go on, and how many turns at most; three at least.
     Returns:
       {"ms": {name: Spread}, "ratio": {name: Spread of first / name, turn by turn}}.
     """
@@ -32,7 +35,7 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
         times[name] += [_seconds(function, args) for _ in range(WARM_UP)]
     end, pause = time.perf_counter() + seconds, 0.0
     for turn in range(most):
-        if turn >= 5 and time.perf_counter() > end:
+        if turn >= LEAST and time.perf_counter() > end:
             break
         for name, function in functions.items():
             time.sleep(pause)
@@ -51,6 +54,18 @@ def _seconds(function, args) -> float:
     start = time.perf_counter()
     jax.block_until_ready(function(*args))
     return time.perf_counter() - start
+
+
+def fits(scratch_bytes: int) -> bool:
+    """Whether a step with that scratch memory can run without taking all that is free."""
+    return scratch_bytes < MEMORY_SHARE * available_bytes()
+
+
+def available_bytes() -> int:
+    """Memory that is free, or that the system can free."""
+    lines = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
+    return 1024 * int(kilobytes)
 
 
 def compiled(function, args) -> tuple[object, float, int]:

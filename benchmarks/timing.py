@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.record import Spread
 
 WARM_UP, LEAST = 2, 3
-MEMORY_SHARE = 0.7
-"""Of the free memory, that a step may take."""
+MEMORY_SHARE = 0.35
+"""Of the free memory, for scratch: that of a call is often freed when the next has begun."""
 
 
 def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) -> dict:

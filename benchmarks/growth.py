@@ -1,7 +1,7 @@
 """How time, memory and compile time of a training step on this CPU grow, and the kernels with them.
 
-    python -m benchmarks.growth [--model nequip] [--sweeps edges layers] [--h100] [--json FILE]
-        [--png FILE]
+    python -m benchmarks.growth [--model nequip] [--sweeps edges layers] [--values 4 8]
+        [--h100] [--json FILE] [--png FILE]
 
 The step is the gradient of a loss on energies and forces, and each point a process of its own, from
 an empty cache: seconds and processor seconds to compile, distinct native kernels and calls of them,
@@ -43,17 +43,6 @@ E3NN_UP_TO = {"edges": 100_000, "channels": 128, "lmax": 3, "layers": 8}
 BACKENDS = ("e3nn", "numba")
 
 
-def points(sweeps) -> list[tuple[str, int, str]]:
-    """(sweep, value, backend) of all measurements, e3nn-jax before numba."""
-    return [
-        (sweep, value, backend)
-        for sweep in sweeps
-        for value in SWEEPS[sweep]
-        for backend in BACKENDS
-        if backend != "e3nn" or value <= E3NN_UP_TO[sweep]
-    ]
-
-
 def measure(model: str, sweep: str, value: int, backend: str, folder, h100: bool) -> dict:
     """A point, in a process of its own; its results stay in `folder`."""
     arguments = [model, sweep, str(value), backend, str(folder / f"{backend}.npz")]
@@ -82,13 +71,13 @@ def compare(folder: pathlib.Path) -> float | None:
     return record.parity(*sides, tolerance=1e-4)
 
 
-def sweep(model: str, name: str, kept: record.Record, h100: bool) -> None:
-    """Measure and print the points of a sweep."""
-    for value in SWEEPS[name]:
+def sweep(model: str, name: str, values, kept: record.Record, h100: bool) -> None:
+    """Measure and print the points of a sweep, all of them if no values are given."""
+    for value in values or SWEEPS[name]:
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
-            wanted = [p for p in points([name]) if p[1] == value]
-            found = [measure(model, *point, folder, h100) for point in wanted]
+            backends = BACKENDS[value > E3NN_UP_TO[name] :]
+            found = [measure(model, name, value, b, folder, h100) for b in backends]
             try:
                 difference = compare(folder)
             except record.ParityError as error:
@@ -144,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="nequip", choices=("nequip", "allegro", "mace"))
     parser.add_argument("--sweeps", nargs="+", default=list(SWEEPS), choices=list(SWEEPS))
+    parser.add_argument("--values", nargs="+", type=int, help="instead of those of the sweep")
     parser.add_argument("--h100", action="store_true", help="compile for one too, ahead of time")
     parser.add_argument("--png", type=pathlib.Path, help="draw the sweeps")
     record.add_json_option(parser)
@@ -152,7 +142,7 @@ def main() -> None:
     kept = record.Record(options.json)
     for name in options.sweeps:
         print(header(options.model, name), flush=True)
-        sweep(options.model, name, kept, options.h100)
+        sweep(options.model, name, options.values, kept, options.h100)
     if options.png:
         from benchmarks.plots import growth
 

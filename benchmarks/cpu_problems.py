@@ -224,9 +224,10 @@ STEPS = {
 }
 
 LARGE = {
-    f"{title} training step, 64, 2 997 atoms": (
-        lambda title=title: training_step(title.lower(), num_molecules=111)
+    f"{title} training step, 64, {27 * count} atoms": (
+        lambda title=title, count=count: training_step(title.lower(), num_molecules=count)
     )
+    for count in (37, 111)
     for title in MODELS
 }
 

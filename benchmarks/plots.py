@@ -17,14 +17,14 @@ import matplotlib
 matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 COLOURS = {"e3nn": "#8c8c8c", "numba": "#1f6fb4", "triton": "#d1731f"}
 LABELS = {"e3nn": "e3nn-jax", "numba": "eqfuse (numba)", "triton": "eqfuse (triton)"}
 QUANTITIES = {
     "time of a step, ms": lambda r: r["ms"] and r["ms"]["median"],
     "scratch memory, MB": lambda r: r["scratch_bytes"] / 1e6,
-    "processor time to compile, s": lambda r: r["compile_cpu_s"],
+    "to compile, processor s": lambda r: r["compile_cpu_s"],
 }
 
 
@@ -46,17 +46,20 @@ def growth(results: list[dict], path) -> None:
         for axis, (title, value) in zip(axes[:, column], QUANTITIES.items(), strict=True):
             _lines(axis, here, value)
             axis.set_yscale("log")
-            if sweep == "lmax":
+            if sweep != "lmax":
+                axis.set_xscale("log")
+            if sweep != "edges":
                 axis.set_xticks(sorted({result["value"] for result in here}))
-            else:
-                axis.set_xscale("log", base=10 if sweep == "edges" else 2)
-            if sweep in ("channels", "layers"):
-                axis.xaxis.set_major_formatter(ScalarFormatter())
+                axis.xaxis.set_major_formatter("{x:g}")
+                axis.xaxis.set_minor_formatter(NullFormatter())
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter(NullFormatter())
             if column == 0:
                 axis.set_ylabel(title)
         axes[-1, column].set_xlabel(sweep)
     axes[0, 0].legend(frameon=False)
-    figure.suptitle(f"A training step of {results[0]['model']} on this CPU")
+    figure.suptitle(f"A training step of {results[0]['model']} on a CPU")
     _save(figure, path)
 
 
@@ -89,7 +92,7 @@ def steps(results: list[dict], path) -> None:
         ],
     }
     threads = {r["threads"] for r in results}
-    title = f"Training steps on {' and '.join(map(str, sorted(threads)))} threads of this CPU"
+    title = f"Training steps on {' and '.join(map(str, sorted(threads)))} threads of a CPU"
     _bars(values, names, title, path)
 
 

@@ -32,10 +32,11 @@ def growth(results: list[dict], path) -> None:
     """Time, memory and compile time against each of the sweeps of `benchmarks.growth`.
 
     Args:
-      results: of `benchmarks.growth`.
+      results: of `benchmarks.growth`; of a point that was measured again, the last.
       path: of the picture.
     """
-    results = [result for result in results if "error" not in result]
+    last = {(r["sweep"], r["value"], r["backend"]): r for r in results}
+    results = [result for result in last.values() if "error" not in result]
     sweeps = list(dict.fromkeys(result["sweep"] for result in results))
     shape = len(QUANTITIES), len(sweeps)
     figure, axes = plt.subplots(

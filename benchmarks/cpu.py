@@ -3,47 +3,52 @@
     python -m benchmarks.cpu [--threads 2 4] [--only TEXT] [--keep-memory] [--json FILE]
 
 For each number of threads a process of its own is bound to that many processors. Each case is first
-compared (float32, 1e-4 of the largest element), and not timed where the results differ. "ideal" is
-the time that the bytes and operations of the form take at the bandwidth and the rate measured on
-the same processors. Scratch memory is what XLA allocates for intermediates. With --keep-memory
-both sides run as `train.py` does, with memory that is not given back to the system between calls.
+compared (float32, 1e-4 of the largest element), and not timed where the results differ; where one
+side does not fit in memory, the other is timed alone. "ideal" is the time that the bytes and
+operations of the form take at the bandwidth and the rate measured on the same processors. Scratch
+memory is what XLA allocates for intermediates. With --keep-memory both sides run as `train.py`
+does, with memory that is not given back to the system between calls.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
 
+from benchmarks import record
+from benchmarks.record import ParityError, parity
 from eqfuse.training.memory import keep_freed_memory
 
-GROUPS = ("products", "steps", "others")
+GROUPS = ("products", "steps", "large", "others")
 
 
 def measure(problem, seconds: float) -> dict:
-    """Times, ratios, compile times and scratch memory of one problem on both backends."""
-    import jax
-    import numpy as np
+    """Times, ratios, compile times and scratch memory of one problem on both backends.
 
-    from benchmarks.timing import compiled, interleaved
+    A backend whose scratch memory does not fit in what is free is compiled, and not run.
+    """
+    from benchmarks.timing import compiled, fits, interleaved
 
     functions, compile_s, scratch = {}, {}, {}
     for backend in ("e3nn", "numba"):
         functions[backend], compile_s[backend], scratch[backend] = compiled(
             problem.function(backend), problem.args
         )
-    expected, found = (jax.tree.leaves(f(*problem.args)) for f in functions.values())
-    for a, b in zip(expected, found, strict=True):
-        difference = np.abs(np.asarray(a) - np.asarray(b)).max(initial=0)
-        if not difference <= 1e-4 * np.abs(np.asarray(a)).max(initial=0) + 1e-30:
-            return {"error": f"results differ by {difference:.1e}"}
-    times = interleaved(functions, problem.args, seconds)
-    flat = {k: {n: dataclasses.asdict(s) for n, s in times[k].items()} for k in ("ms", "ratio")}
-    return {**flat, "turns": times["turns"], "compile_s": compile_s, "scratch": scratch}
+    functions = {name: f for name, f in functions.items() if fits(scratch[name])}
+    result = {"compile_s": compile_s, "scratch": scratch, "parity": None}
+    if not functions:
+        return {**result, "ms": {}, "ratio": {}}
+    if len(functions) == 2:
+        try:
+            sides = (f(*problem.args) for f in functions.values())
+            result["parity"] = parity(*sides, tolerance=1e-4)
+        except ParityError as error:
+            return {"error": str(error)}
+    return {**result, **interleaved(functions, problem.args, seconds)}
 
 
 def child(threads: int, only: str, seconds: float, keep_memory: bool) -> None:
@@ -65,20 +70,24 @@ def child(threads: int, only: str, seconds: float, keep_memory: bool) -> None:
             ideal = 1e3 * max(problem.bytes / bandwidth, problem.operations / rate)
             result = {"threads": threads, "group": group, "case": name, "ideal_ms": ideal}
             result |= {"bytes": problem.bytes, "operations": problem.operations}
-            print(json.dumps(result | measure(problem, seconds)), flush=True)
+            print(record.to_json(result | measure(problem, seconds)), flush=True)
 
 
 def row(result: dict) -> str:
     """A line of the table of one case."""
     if "error" in result:
         return f"| {result['case']} | {result['threads']} | {result['error']} | | | | | |"
-    slow, fast = (result["ms"][name] for name in ("e3nn", "numba"))
-    ratio = result["ratio"]["numba"]
+    times = result["ms"]
+    slow, fast = (
+        f"{times[name]['median']:.3g}" if name in times else "does not fit"
+        for name in ("e3nn", "numba")
+    )
+    ratio = result["ratio"]["numba"] if len(times) == 2 else None
+    spread = f"{ratio['median']:.1f} ({ratio['low']:.1f} to {ratio['high']:.1f})" if ratio else ""
     ideal = f"{result['ideal_ms']:.2f}" if result["ideal_ms"] else ""
     compile_s, scratch = result["compile_s"], result["scratch"]
     return (
-        f"| {result['case']} | {result['threads']} | {slow['median']:.3g} | {fast['median']:.3g} | "
-        f"{ratio['median']:.1f} ({ratio['low']:.1f} to {ratio['high']:.1f}) | {ideal} | "
+        f"| {result['case']} | {result['threads']} | {slow} | {fast} | {spread} | {ideal} | "
         f"{compile_s['e3nn']:.2f} / {compile_s['numba']:.2f} | "
         f"{scratch['e3nn'] / 1e6:.2f} / {scratch['numba'] / 1e6:.2f} |"
     )
@@ -96,36 +105,42 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cases whose group or name holds this")
     parser.add_argument("--seconds", type=float, default=6.0, help="to time each case")
     parser.add_argument("--keep-memory", action="store_true", help="as train.py does")
-    parser.add_argument("--json", help="a file for all numbers")
+    record.add_json_option(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(options.threads[0], options.only, options.seconds, options.keep_memory)
         return
-    results = []
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    kept = record.Record(options.json)
     for threads in options.threads:
         command = [sys.executable, "-m", "benchmarks.cpu", "--child", "--threads", str(threads)]
         command += ["--only", options.only, "--seconds", str(options.seconds)]
         command += ["--keep-memory"] * options.keep_memory
-        with (
-            tempfile.TemporaryDirectory() as cache
-        ):  # so that compile times are those of a first run
-            environment = {**os.environ, "JAX_PLATFORMS": "cpu", "EQFUSE_CACHE_DIR": cache}
-            with subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, text=True
-            ) as process:
-                machine = json.loads(process.stdout.readline() or "{}")
-                results.append(machine)
-                print(f"\n{threads} threads: {machine['bandwidth'] / 1e9:.1f} GB/s, ", end="")
+        run_child(command, kept)
+    kept.finish()
+
+
+def run_child(command: list[str], kept: record.Record) -> None:
+    """Measure in a process of its own, from an empty cache: compile times are of a first run."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "EQFUSE_CACHE_DIR": cache}
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            machine = json.loads(process.stdout.readline() or "{}")
+            if machine:
+                kept.add(machine)
+                print(
+                    f"\n{machine['threads']} threads: {machine['bandwidth'] / 1e9:.1f} GB/s, ",
+                    end="",
+                )
                 print(f"{machine['rate'] / 1e9:.0f} GFLOP/s{HEADER}", flush=True)
-                for line in process.stdout:
-                    results.append(json.loads(line))
-                    print(row(results[-1]), flush=True)
-        if process.returncode:
-            sys.exit(f"the measurement on {threads} threads failed")
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(results, file, indent=1)
+            for line in process.stdout:
+                kept.add(json.loads(line))
+                print(row(json.loads(line)), flush=True)
+    if process.returncode:
+        sys.exit(f"{' '.join(command[1:])} failed")
 
 
 if __name__ == "__main__":

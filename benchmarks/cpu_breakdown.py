@@ -1,6 +1,6 @@
 """What a training step on this CPU spends its time on, by part of the model, for both backends.
 
-    python -m benchmarks.cpu_breakdown [--threads 1] [--only TEXT] [--turns 15]
+    python -m benchmarks.cpu_breakdown [--threads 1] [--only TEXT] [--turns 15] [--json FILE]
 
 XLA's profiler times every operation of the compiled step; each counts with its shortest run, so
 that other programs on the machine do not enter, and goes to the part that its name tells. On more
@@ -18,8 +18,10 @@ import re
 import sys
 import tempfile
 
+from benchmarks import record
 from eqfuse.training.memory import keep_freed_memory
 
+BACKENDS = ("e3nn", "numba")
 PARTS = {
     "native kernels": r"eqfuse_native",
     "radial networks": r"/radial/",
@@ -65,17 +67,40 @@ def milliseconds(step, args, turns: int) -> dict[str, float]:
     return {name: min(t) * len(t) / turns for name, t in times.items()}
 
 
-def breakdown(problem, backend: str, turns: int) -> dict[str, float]:
-    """Milliseconds of a step, by part."""
-    import jax
-
-    step = jax.jit(problem.function(backend)).lower(*problem.args).compile()
+def breakdown(step, args, turns: int) -> dict[str, float]:
+    """Milliseconds of a compiled step, by part."""
     origins, parts = named(step.as_text()), dict.fromkeys(PARTS, 0.0)
-    for name, time in milliseconds(step, problem.args, turns).items():
+    for name, time in milliseconds(step, args, turns).items():
         if name in origins:
             text = f"{name} {origins[name]}"
             parts[next(p for p, pattern in PARTS.items() if re.search(pattern, text))] += time
     return parts
+
+
+def compare(title: str, threads: int, turns: int) -> dict:
+    """Milliseconds of a step by part for both backends; an error where their results differ."""
+    from benchmarks.cpu_problems import training_step
+    from benchmarks.timing import compiled
+
+    problem, case = training_step(title.lower()), {"case": title, "threads": threads}
+    steps = [compiled(problem.function(backend), problem.args)[0] for backend in BACKENDS]
+    try:
+        difference = record.parity(*(step(*problem.args) for step in steps), tolerance=1e-4)
+    except record.ParityError as error:
+        return {**case, "error": str(error)}
+    parts = [breakdown(step, problem.args, turns) for step in steps]
+    return {**case, "parity": difference, "ms": dict(zip(BACKENDS, parts, strict=True))}
+
+
+def table(result: dict) -> str:
+    """The parts of a step in Markdown."""
+    title = f"{result['case']}, {result['threads']} threads"
+    if "error" in result:
+        return f"\n{title}: {result['error']}"
+    slow, fast = result["ms"].values()
+    lines = [f"\n| {title} | e3nn, ms | numba, ms |", "|---|---|---|"]
+    lines += [f"| {part} | {slow[part]:.1f} | {fast[part]:.1f} |" for part in PARTS]
+    return "\n".join([*lines, f"| sum | {sum(slow.values()):.1f} | {sum(fast.values()):.1f} |"])
 
 
 def main() -> None:
@@ -84,23 +109,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="", help="only models whose name holds this")
     parser.add_argument("--turns", type=int, default=15)
+    record.add_json_option(parser)
     options = parser.parse_args()
+    os.environ["JAX_PLATFORMS"] = "cpu"
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     if not keep_freed_memory():
         print("the C library is not glibc: memory is given back between calls", file=sys.stderr)
-    from benchmarks.cpu_problems import MODELS, training_step
+    from benchmarks.cpu_problems import MODELS
 
-    for title in MODELS:
-        if options.only not in title:
-            continue
-        problem = training_step(title.lower())
-        slow, fast = (breakdown(problem, backend, options.turns) for backend in ("e3nn", "numba"))
-        print(f"\n| {title}, {options.threads} threads | e3nn, ms | numba, ms |\n|---|---|---|")
-        for part in PARTS:
-            print(f"| {part} | {slow[part]:.1f} | {fast[part]:.1f} |")
-        total = sum(slow.values()), sum(fast.values())
-        print(f"| sum | {total[0]:.1f} | {total[1]:.1f} |", flush=True)
+    kept = record.Record(options.json)
+    for title in filter(lambda title: options.only in title, MODELS):
+        kept.add(compare(title, options.threads, options.turns))
+        print(table(kept.results[-1]), flush=True)
+    kept.finish()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Peak memory of a process that compiles and runs a training step on this CPU, for both backends.
 
-    python -m benchmarks.cpu_memory [--only TEXT] [--repeats 3]
+    python -m benchmarks.cpu_memory [--only TEXT] [--molecules 5] [--repeats 3] [--json FILE]
 
 Each number is of processes of their own: resident memory after all imports and with the data
-("start"), and the most until the step is compiled and until it has run five times. Medians in MB.
+("start"), and the most until the step is compiled and until it has run five times. Medians in MB,
+of a model whose backends give the same (1e-4 of the largest element of each result).
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pathlib
 import resource
-import statistics
 import subprocess
 import sys
+import tempfile
+
+from benchmarks import record
 
 BACKENDS = ("e3nn", "numba")
+MOMENTS = ("start", "compiled", "after five steps")
 
 
 def peak() -> float:
@@ -25,51 +30,89 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def child(title: str, backend: str) -> None:
-    """One line of JSON: peaks in MB."""
+def child(title: str, backend: str, molecules: str, results: str) -> None:
+    """One line of JSON, peaks in MB; the results of the step into a file."""
     import jax
+    import numpy as np
 
     from benchmarks import cpu_problems
-    from benchmarks.timing import compiled
+    from benchmarks.timing import compiled, fits
 
-    problem = cpu_problems.training_step(title.lower(), zeros=True)
+    problem = cpu_problems.training_step(title.lower(), num_molecules=int(molecules))
     start = peak()
-    step = compiled(problem.function(backend), problem.args)[0]
+    step, _, scratch = compiled(problem.function(backend), problem.args)
     after_compile = peak()
+    if not fits(scratch):
+        sys.exit(f"{title} on {backend} needs {scratch / 1e9:.1f} GB of scratch memory, too much")
     for _ in range(5):
-        jax.block_until_ready(step(*problem.args))
+        out = jax.block_until_ready(step(*problem.args))
     print(json.dumps([start, after_compile, peak()]))
+    np.savez(results, *jax.tree.leaves(out))
 
 
-def measure(title: str, backend: str, repeats: int) -> list[float]:
-    """Medians of the three peaks over processes."""
-    command = [sys.executable, "-m", "benchmarks.cpu_memory", "--child", title, backend]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    runs = [
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
-        for _ in range(repeats)
-    ]
-    return [statistics.median(values) for values in zip(*map(json.loads, runs), strict=True)]
+def measure(title: str, backend: str, molecules: int, repeats: int):
+    """(the three peaks as `Spread`s over processes, the results of the step)."""
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "results.npz"
+        arguments = [title, backend, str(molecules), str(file)]
+        command = [sys.executable, "-m", "benchmarks.cpu_memory", "--child", *arguments]
+        runs = [
+            subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+            for _ in range(repeats)
+        ]
+        with np.load(file) as arrays:
+            results = [arrays[name] for name in arrays.files]
+    peaks = zip(MOMENTS, zip(*map(json.loads, runs), strict=True), strict=True)
+    return {moment: record.Spread.of(values) for moment, values in peaks}, results
 
 
 def main() -> None:
     """Measure and print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="only models whose name holds this")
+    parser.add_argument("--molecules", type=int, default=5, help="of 27 atoms, in a batch")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    record.add_json_option(parser)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    os.environ["JAX_PLATFORMS"] = "cpu"
     if options.child:
         child(*options.child)
         return
     from benchmarks.cpu_problems import MODELS
 
-    print("| training step | backend | start, MB | compiled, MB | after five steps, MB |")
+    kept = record.Record(options.json)
+    print(f"| training step | backend | {', MB | '.join(MOMENTS)}, MB |")
     print("|---|---|---|---|---|")
-    for title in MODELS:
-        for backend in BACKENDS if options.only in title else ():
-            numbers = " | ".join(f"{n:.0f}" for n in measure(title, backend, options.repeats))
-            print(f"| {title} | {backend} | {numbers} |", flush=True)
+    for title in filter(lambda title: options.only in title, MODELS):
+        for result in compare(title, options.molecules, options.repeats):
+            kept.add(result)
+            print(row(result), flush=True)
+    kept.finish()
+
+
+def compare(title: str, molecules: int, repeats: int) -> list[dict]:
+    """The peaks of each backend; one error where their results differ."""
+    case = {"case": title, "molecules": molecules}
+    try:
+        found = {name: measure(title, name, molecules, repeats) for name in BACKENDS}
+        difference = record.parity(*(results for _, results in found.values()), tolerance=1e-4)
+    except (record.ParityError, subprocess.CalledProcessError) as error:
+        return [{**case, "error": str(error)}]
+    return [
+        {**case, "backend": name, "parity": difference, "peak_mb": peaks}
+        for name, (peaks, _) in found.items()
+    ]
+
+
+def row(result: dict) -> str:
+    """A line of the table."""
+    if "error" in result:
+        return f"| {result['case']} | {result['error']} | | | |"
+    numbers = " | ".join(f"{peak.median:.0f}" for peak in result["peak_mb"].values())
+    return f"| {result['case']} | {result['backend']} | {numbers} |"
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Problem:
     operations: int = 0
 
 
-def _normal(rng, *shape):
+def normal(rng, *shape):
     return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
 
@@ -47,9 +47,9 @@ def graph_product(case: Case, backward: bool, nodes: int = NODES, edges: int = E
     rng = np.random.default_rng(0)
     graph = _random_edges(rng, nodes, edges)
     irreps = e3nn.tensor_product(case.irreps_x, case.irreps_y, filter_ir_out=case.filter_ir_out)
-    x = _normal(rng, nodes, e3nn.Irreps(case.irreps_x).dim)
-    y = _normal(rng, edges, e3nn.Irreps(case.irreps_y).dim)
-    w, cotangent = _normal(rng, edges, irreps.num_irreps), _normal(rng, nodes, irreps.dim)
+    x = normal(rng, nodes, e3nn.Irreps(case.irreps_x).dim)
+    y = normal(rng, edges, e3nn.Irreps(case.irreps_y).dim)
+    w, cotangent = normal(rng, edges, irreps.num_irreps), normal(rng, nodes, irreps.dim)
 
     def function(backend):
         def product(x, y, w):
@@ -76,7 +76,7 @@ def row_product(irreps_x: str, irreps_y: str, rows: int, backward: bool, batch: 
     irreps = e3nn.tensor_product(irreps_x, irreps_y)
     shape = (batch, rows) if batch else (rows,)
     sizes = (e3nn.Irreps(irreps_x).dim, e3nn.Irreps(irreps_y).dim, irreps.dim)
-    x, y, cotangent = (_normal(rng, *shape, size) for size in sizes)
+    x, y, cotangent = (normal(rng, *shape, size) for size in sizes)
 
     def function(backend):
         def product(x, y):
@@ -97,7 +97,7 @@ def linear(irreps: str, rows: int, backward: bool, num_sets: int = 0) -> Problem
     """A Linear to the same irreps; with sets of weights, rows choose one each."""
     rng = np.random.default_rng(0)
     size = e3nn.Irreps(irreps).dim
-    x, cotangent = (_normal(rng, rows, size) for _ in range(2))
+    x, cotangent = (normal(rng, rows, size) for _ in range(2))
     index = (jnp.asarray(rng.integers(0, num_sets, rows), jnp.int32),) if num_sets else ()
     fields = {"num_indexed_weights": num_sets or None}
     reference = e3nn.flax.Linear(irreps, **fields)
@@ -120,7 +120,7 @@ def product_linear(irreps: str, rows: int, backward: bool) -> Problem:
     """A Linear to the same irreps of the product, channel by channel, with another such row."""
     rng = np.random.default_rng(0)
     size = e3nn.Irreps(irreps).dim
-    x, y, cotangent = (_normal(rng, rows, size) for _ in range(3))
+    x, y, cotangent = (normal(rng, rows, size) for _ in range(3))
 
     def module(backend):
         return ops.TensorProductLinear(irreps, channelwise=True, backend=backend)
@@ -140,7 +140,7 @@ def product_linear(irreps: str, rows: int, backward: bool) -> Problem:
     return Problem(function, (params, x, y, cotangent) if backward else (params, x, y))
 
 
-def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
+def molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     """Random molecules of the size and density of 3BPA."""
     rng = np.random.default_rng(0)
     positions, senders, receivers = [], [], []
@@ -166,30 +166,63 @@ def _molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
     )
 
 
-def training_step(
-    name: str = "nequip", channels: int = 64, zeros: bool = False, counted: bool = False
-) -> Problem:
-    """The gradient of a loss on energies and forces: 3 layers, l <= 2, else the defaults.
+def random_graph(num_edges: int, neighbours: int = 20) -> Graph:
+    """One graph of `num_edges / neighbours` atoms, with edges between any two of them."""
+    rng = np.random.default_rng(0)
+    nodes = max(num_edges // neighbours, 2)
+    return Graph(
+        positions=2 * normal(rng, nodes, 3),
+        species=jnp.asarray(rng.integers(0, 4, nodes), jnp.int32),
+        edges=_random_edges(rng, nodes, num_edges),
+        shifts=jnp.zeros((num_edges, 3), jnp.float32),
+        graph_index=jnp.zeros(nodes, jnp.int32),
+        cells=jnp.zeros((1, 3, 3), jnp.float32),
+        node_mask=jnp.ones(nodes, bool),
+        graph_mask=jnp.ones(1, bool),
+    )
 
-    Parameters are initialised by e3nn-jax, or zeros, for which nothing is compiled. The work is
-    `counted` by `step_work`.
+
+def training_step(
+    name: str = "nequip",
+    channels: int = 64,
+    num_molecules: int = 5,
+    layers: int = 3,
+    counted: bool = False,
+) -> Problem:
+    """The gradient of a loss on energies and forces of molecules of 27 atoms.
+
+    Args:
+      name: of the model; l <= 2, else the defaults.
+      channels, layers: of it.
+      num_molecules: in the batch.
+      counted: see `step_on`.
     """
-    graph = _molecules()
-    targets = _normal(np.random.default_rng(1), graph.positions.shape[0], 3)
+    graph = molecules(num_molecules)
+    return step_on(graph, name, counted, channels=channels, layers=layers)
+
+
+def step_on(graph: Graph, name: str, counted: bool = False, **fields) -> Problem:
+    """The gradient of a loss on energies and forces.
+
+    Parameters are normal numbers, as most of e3nn-jax's are, for which nothing is compiled.
+
+    Args:
+      graph: a batch.
+      counted: whether its work is counted, by `step_work`.
+      name, fields: of the model.
+    """
+    targets = normal(np.random.default_rng(1), graph.positions.shape[0], 3)
 
     def potential(backend):
-        fields = {"irreps_out": "0e", "num_species": 4, "layers": 3, "channels": channels}
         neighbours = graph.edges.num_edges / graph.positions.shape[0]
-        model = models.build(name, **fields, avg_num_neighbors=neighbours, backend=backend)
+        common = {"irreps_out": "0e", "num_species": 4, "avg_num_neighbors": neighbours}
+        model = models.build(name, **common, **fields, backend=backend)
         return models.Potential(model=model, scale=(1.0,) * 4, shift=(0.0,) * 4)
 
     arguments = (graph.vectors, graph.species, graph.edges)
-    initialise, key = potential("e3nn").init, jax.random.key(0)
-    if zeros:
-        shapes = jax.eval_shape(initialise, key, *arguments)
-        params = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    else:
-        params = jax.jit(initialise)(key, *arguments)
+    shapes = jax.eval_shape(potential("e3nn").init, jax.random.key(0), *arguments)
+    rng = np.random.default_rng(2)
+    params = jax.tree.map(lambda s: normal(rng, *s.shape), shapes)
 
     def function(backend):
         def loss(params, graph, targets):
@@ -221,6 +254,14 @@ PRODUCTS = {
 MODELS = ("NequIP", "Allegro", "MACE")
 STEPS = {
     f"{title} training step, 64": (lambda title=title: training_step(title.lower(), counted=True))
+    for title in MODELS
+}
+
+LARGE = {
+    f"{title} training step, 64, {27 * count} atoms": (
+        lambda title=title, count=count: training_step(title.lower(), num_molecules=count)
+    )
+    for count in (37, 111)
     for title in MODELS
 }
 

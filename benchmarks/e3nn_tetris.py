@@ -65,7 +65,8 @@ def training_step(labels, *, lr: float):
 
     def step(params, state, graph):
         (loss, accuracy), gradient = jax.value_and_grad(loss_of, has_aux=True)(params, graph)
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(params, updates), state, loss, accuracy
+        with jax.named_scope("optimizer"):
+            updates, state = optimizer.update(gradient, state)
+            return optax.apply_updates(params, updates), state, loss, accuracy
 
     return step, optimizer

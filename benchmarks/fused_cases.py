@@ -31,28 +31,50 @@ def fused(x: str, y: str, out: str, *, on_graph: bool, weighted: bool = True, ga
 
 
 TETRIS = "32x0e+32x0o+8x1e+8x1o+8x2e+8x2o"
-CASES = {
-    "nequip-64-l2": fused(
-        _times(64, BOTH_L2),
-        "0e+1o+2e",
-        f"64x0e+64x0o+256x0e+{_times(64, '1e+1o+2e+2o')}",
-        on_graph=True,
-        gated=True,
-    ),
-    "nequip-16-l1": fused(
-        _times(16, "0e+0o+1e+1o"),
-        "0e+1o",
-        "16x0e+16x0o+32x0e+16x1e+16x1o",
-        on_graph=True,
-        gated=True,
-    ),
-    "mace-128": fused("128x0e+128x1o", "0e+1o+2e+3o", _times(128, "0e+1o+2e+3o"), on_graph=True),
-    "rows-32-l2": fused(_times(32, BOTH_L2), "0e+1o+2e", _times(32, BOTH_L2), on_graph=False),
-    "rows-16-l1": fused(
-        _times(16, "0e+0o+1e+1o"), "0e+1o", _times(16, "0e+0o+1e+1o"), on_graph=False
-    ),
-    "tetris-2": fused(TETRIS, "0e+1o+2e+3o", TETRIS, on_graph=True, weighted=False),
+SPECS = {
+    "nequip-64-l2": {
+        "x": _times(64, BOTH_L2),
+        "y": "0e+1o+2e",
+        "out": f"64x0e+64x0o+256x0e+{_times(64, '1e+1o+2e+2o')}",
+        "on_graph": True,
+        "gated": True,
+    },
+    "nequip-16-l1": {
+        "x": _times(16, "0e+0o+1e+1o"),
+        "y": "0e+1o",
+        "out": "16x0e+16x0o+32x0e+16x1e+16x1o",
+        "on_graph": True,
+        "gated": True,
+    },
+    "mace-128": {
+        "x": "128x0e+128x1o",
+        "y": "0e+1o+2e+3o",
+        "out": _times(128, "0e+1o+2e+3o"),
+        "on_graph": True,
+    },
+    "rows-32-l2": {
+        "x": _times(32, BOTH_L2),
+        "y": "0e+1o+2e",
+        "out": _times(32, BOTH_L2),
+        "on_graph": False,
+    },
+    "rows-16-l1": {
+        "x": _times(16, "0e+0o+1e+1o"),
+        "y": "0e+1o",
+        "out": _times(16, "0e+0o+1e+1o"),
+        "on_graph": False,
+    },
+    "tetris-2": {
+        "x": TETRIS,
+        "y": "0e+1o+2e+3o",
+        "out": TETRIS,
+        "on_graph": True,
+        "weighted": False,
+    },
 }
+"""Arguments of `fused`."""
+
+CASES = {name: fused(**spec) for name, spec in SPECS.items()}
 
 
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str):

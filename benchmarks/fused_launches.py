@@ -6,11 +6,14 @@ NequIP, 64 channels, l <= 2 of both parities, on graphs of two sizes, and Allegr
 features, over rows; the same definition on e3nn-jax and on our kernels.
 """
 
+import functools
+
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import interpreted
 from eqfuse import ops
 
 SIZES = ((135, 2_700), (3_000, 160_000))
@@ -95,3 +98,14 @@ CASES = {
     for order in ("forward", "backward")
     for label, backend in BACKENDS.items()
 }
+
+
+@functools.cache
+def _difference(rows: bool) -> float:
+    spec = {"x": FEATURES, "y": HARMONICS, "on_graph": not rows, "gated": not rows}
+    return interpreted.check_fused({**spec, "out": FEATURES if rows else GATED})
+
+
+def parity(name: str) -> float:
+    """Of the kernels of both orders from e3nn-jax, in Triton's interpreter."""
+    return _difference("rows" in name)

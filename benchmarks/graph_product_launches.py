@@ -6,11 +6,14 @@
 backward (gradients of those, and of the cotangent), at two sizes.
 """
 
+import functools
+
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import interpreted
 from benchmarks.cases import CASES as PRODUCTS
 from eqfuse import ops
 
@@ -61,3 +64,13 @@ CASES = {
     for order in ("forward", "backward", "double")
     for name, backend in BACKENDS.items()
 }
+
+
+@functools.cache
+def _difference() -> float:
+    return interpreted.check("nequip-64-l2")
+
+
+def parity(name: str) -> float:
+    """Of the kernels of all orders from e3nn-jax, in Triton's interpreter."""
+    return _difference()

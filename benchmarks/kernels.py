@@ -4,7 +4,8 @@
 
 Prints tables in Markdown: kernels per op, terms, lines of Triton, registers per thread, bytes that
 are spilled (AMD: scratch memory), shared memory, seconds to compile; then the time that all kernels
-of a NequIP take. Fails if a kernel for NVIDIA spills.
+of a NequIP take. Before that every case runs in Triton's interpreter, and one that does not give
+what e3nn-jax gives is left out. Fails if there is one, or if a kernel for NVIDIA spills.
 """
 
 from __future__ import annotations
@@ -12,10 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import importlib.metadata
-import json
 import os
-import pathlib
 import sys
 import tempfile
 import time
@@ -24,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import interpreted, record
 from benchmarks.cases import CASES
 from benchmarks.fused_cases import CASES as FUSED
 from eqfuse.graph import Graph
@@ -33,7 +32,6 @@ from eqfuse.ops import Edges, _fused_backward, _fused_kernel, _plan
 from eqfuse.ops._ahead import compile_ahead
 from eqfuse.ops._triton import compile as compiler
 from eqfuse.ops._triton.parallel import available_processes, compile_many
-from eqfuse.ops.show import ORDERS
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 OTHER_DTYPES = dict.fromkeys(("nequip-64-l2", "fused nequip-64-l2"), ("float64", "bfloat16"))
@@ -188,11 +186,18 @@ def _each(numbers) -> str:
     return ", ".join(map(str, numbers))
 
 
-def versions() -> str:
-    """The packages that decide what is measured."""
-    names = ("eqfuse", "jax", "triton", "e3nn-jax")
-    found = [f"{name} {importlib.metadata.version(name)}" for name in names]
-    return ", ".join([f"Python {sys.version.split()[0]}", *found])
+def compared(names, kept: record.Record) -> list[str]:
+    """The cases whose kernels give what e3nn-jax gives, in Triton's interpreter; keeps errors."""
+    alike = []
+    for name in names:
+        try:
+            difference = interpreted.check(name)
+        except record.ParityError as error:
+            kept.add({"case": name, "error": str(error)})
+            continue
+        kept.add({"case": name, "parity": difference})
+        alike.append(name)
+    return alike
 
 
 def main() -> None:
@@ -201,30 +206,28 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="sm_90, gfx942, ...")
     parser.add_argument("--processes", type=int, default=available_processes())
-    parser.add_argument("--json", type=pathlib.Path, help="file for the numbers")
+    record.add_json_option(parser)
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
 
-    print(f"{versions()}; {options.processes} kernels at a time; orders: {', '.join(ORDERS)}\n")
-    rows, networks = [], []
+    kept = record.Record(options.json)
+    print(f"{kept.environment['versions']}; {options.processes} kernels at a time\n", flush=True)
+    names = compared(options.cases, kept)
+    spilling = []
     for target in options.targets:
-        found = measure(options.cases, target, options.processes)
-        print(f"### {target}\n\n{table(found)}\n", flush=True)
-        rows += found
-    for target in options.targets:
-        networks.append(measure_network(target, options.processes))
-        print("NequIP, 3 layers, 64 channels, l <= 2, both parities:", networks[-1], flush=True)
-    if options.json:
-        numbers = {
-            "versions": versions(),
-            "processes": options.processes,
-            "ops": [dataclasses.asdict(row) for row in rows],
-            "nequip": networks,
-        }
-        options.json.write_text(json.dumps(numbers, indent=1))
-    spilling = [r for r in rows if r.target.startswith("sm_") and any(r.spilled_bytes)]
-    if spilling or any(n["spilled_bytes"] and n["target"].startswith("sm_") for n in networks):
-        sys.exit(f"kernels spill: {[(r.case, r.order, r.dtype, r.target) for r in spilling]}")
+        rows = measure(names, target, options.processes)
+        print(f"### {target}\n\n{table(rows)}\n", flush=True)
+        for row in rows:
+            kept.add(dataclasses.asdict(row))
+        network = measure_network(target, options.processes)
+        print("NequIP, 3 layers, 64 channels, l <= 2, both parities:", network, flush=True)
+        kept.add(network)
+        if target.startswith("sm_"):
+            spilling += [(r.case, r.order, r.dtype, target) for r in rows if any(r.spilled_bytes)]
+            spilling += [("NequIP", target)] * bool(network["spilled_bytes"])
+    if spilling:
+        sys.exit(f"kernels spill: {spilling}")
+    kept.finish()
 
 
 if __name__ == "__main__":

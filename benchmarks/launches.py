@@ -1,10 +1,13 @@
 """Count the GPU launches of JAX functions on an H100, compiled ahead of time: no GPU is needed.
 
-    python -m benchmarks.launches FILE.py [NAME ...]
+    python -m benchmarks.launches FILE.py [NAME ...] [--account] [--json FILE]
 
 FILE.py defines CASES, a dict {name: () -> (function, args)}; `function` is what would be jitted and
-`args` its arrays or jax.ShapeDtypeStructs. One line of JSON is printed for each case. Needs jax's
-CUDA plug-in (`pip install jax-cuda13-plugin jax-cuda13-pjrt`, of jax's own version).
+`args` its arrays or jax.ShapeDtypeStructs. It may define `parity(name)`, which gives the difference
+of what the case computes from its reference, or raises record.ParityError: then nothing is
+reported, and without it no time. One line of JSON is printed for each case, and with --account a
+table of where its launches come from. Needs jax's CUDA plug-in (`pip install jax-cuda13-plugin
+jax-cuda13-pjrt`, of jax's own version).
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
-import json
 import pathlib
 import re
 import runpy
@@ -23,6 +25,8 @@ import time
 import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from benchmarks import account, record
 
 H100 = pathlib.Path(__file__).with_name("h100.txtpb")
 
@@ -69,8 +73,36 @@ def device(description: pathlib.Path = H100):
     return topology.devices[0]
 
 
-def count(function, args, gpu=None) -> Launches:
-    """Compile `function` for one GPU, an H100 if none is given, and count its launches.
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A function compiled for a GPU.
+
+    Attributes:
+      text: of its HLO after all passes.
+      thunks: the sequence of what it launches, as XLA writes it.
+      temp_bytes, compile_s: see `Launches`.
+    """
+
+    text: str
+    thunks: str
+    temp_bytes: int
+    compile_s: float
+
+    @property
+    def launches(self) -> Launches:
+        kinds = collections.Counter(re.findall(r"^\s*\d+: (k\w+)", self.thunks, re.MULTILINE))
+        del kinds["kDynamicSliceFusion"]  # issues nothing itself: the call that it holds is listed
+        return Launches(
+            launches=kinds.total(),
+            custom_calls=kinds["kCustomCall"],
+            temp_bytes=self.temp_bytes,
+            compile_s=self.compile_s,
+            kinds=dict(kinds),
+        )
+
+
+def compiled(function, args, gpu=None) -> Compiled:
+    """Compile `function` for one GPU, an H100 if none is given.
 
     Args:
       function: what would be jitted.
@@ -84,19 +116,32 @@ def count(function, args, gpu=None) -> Launches:
     start = time.perf_counter()
     lowered = jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",))
     with tempfile.TemporaryDirectory() as folder:
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder})
+        result = lowered.compile(compiler_options={"xla_dump_to": folder})
         seconds = time.perf_counter() - start
         dumps = pathlib.Path(folder).glob("*thunk_sequence.txt")
         thunks = max((path.read_text() for path in dumps), key=len)
-    kinds = collections.Counter(re.findall(r"^\s*\d+: (k\w+)", thunks, re.MULTILINE))
-    del kinds["kDynamicSliceFusion"]  # issues nothing itself: the call that it holds is listed
-    return Launches(
-        launches=kinds.total(),
-        custom_calls=kinds["kCustomCall"],
-        temp_bytes=compiled.memory_analysis().temp_size_in_bytes,
-        compile_s=round(seconds, 1),
-        kinds=dict(kinds),
-    )
+    memory = result.memory_analysis()
+    return Compiled(result.as_text(), thunks, memory.temp_size_in_bytes, round(seconds, 1))
+
+
+def count(function, args, gpu=None) -> Launches:
+    """The launches of `function`; arguments as of `compiled`."""
+    return compiled(function, args, gpu).launches
+
+
+def measure(name: str, case, parity, gpu, with_account: bool) -> dict:
+    """The numbers of a case, or only an error where its parity is red."""
+    try:
+        difference = None if parity is None else parity(name)
+    except record.ParityError as error:
+        return {"case": name, "error": str(error)}
+    found = compiled(*case(), gpu)
+    result = {"case": name, **dataclasses.asdict(found.launches), "parity": difference}
+    if parity is None:
+        del result["compile_s"]
+    if with_account:
+        result["account"] = account.account(found.text, result["launches"])
+    return result
 
 
 def main() -> None:
@@ -104,18 +149,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", help="a Python file that defines CASES")
     parser.add_argument("names", nargs="*", help="cases to count; all of them if none is named")
+    parser.add_argument("--account", action="store_true", help="say where launches come from")
+    record.add_json_option(parser)
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
-    cases = runpy.run_path(options.file)["CASES"]
+    module = runpy.run_path(options.file)
+    cases = module["CASES"]
     if unknown := set(options.names) - set(cases):
         sys.exit(f"no case {', '.join(sorted(unknown))} in {options.file}; it has {list(cases)}")
+    kept = record.Record(options.json)
     try:
         gpu = device()
         for name in options.names or cases:
-            result = dataclasses.asdict(count(*cases[name](), gpu))
-            print(json.dumps({"case": name, **result}), flush=True)
+            kept.add(measure(name, cases[name], module.get("parity"), gpu, options.account))
+            show(kept.results[-1])
     except PluginMissingError as error:
         sys.exit(str(error))
+    kept.finish()
+
+
+def show(result: dict) -> None:
+    """Print a result."""
+    plain = {name: value for name, value in result.items() if name != "account"}
+    print(record.to_json(plain), flush=True)
+    if "account" in result:
+        print(account.table(result["case"], result["account"]) + "\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,15 @@
 sizes. The same model and parameters run on e3nn-jax and on our kernels.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks import record
+from benchmarks.cpu_problems import molecules, normal
 from eqfuse import models
 from eqfuse.graph import Graph
 from eqfuse.ops import Edges
@@ -42,32 +46,67 @@ def batch(num_nodes: int, num_edges: int) -> Graph:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), graph)
 
 
-def training_step(name: str, backend: str, num_nodes: int, num_edges: int):
-    """A step of Adam on energies and forces, and the shapes of its arguments."""
+def potential_of(name: str, backend: str) -> models.Potential:
+    """A model with energies and forces."""
     fields = {"channels": 64, "num_species": NUM_SPECIES, "avg_num_neighbors": 20.0}
     model = models.build(name, **fields, **MODELS[name], backend=backend)
-    potential = models.Potential(model, (1.0,) * NUM_SPECIES, (0.0,) * NUM_SPECIES)
+    return models.Potential(model, (1.0,) * NUM_SPECIES, (0.0,) * NUM_SPECIES)
+
+
+def shapes_of(potential: models.Potential, graph: Graph):
+    """Shapes of the parameters."""
+    vectors = jax.ShapeDtypeStruct((graph.edges.num_edges, 3), jnp.float32)
+    key = jax.random.key(0)
+    return jax.eval_shape(potential.init, key, vectors, graph.species, graph.edges)
+
+
+def loss(potential, params, graph, energy, forces):
+    """Squared errors of energies and forces."""
+    prediction = models.predict(potential, params, graph)
+    energies = jnp.mean((prediction.energy - energy) ** 2)
+    return energies + jnp.mean((prediction.forces - forces) ** 2)
+
+
+def training_step(name: str, backend: str, num_nodes: int, num_edges: int):
+    """A step of Adam on energies and forces, and the shapes of its arguments."""
+    potential, graph = potential_of(name, backend), batch(num_nodes, num_edges)
     optimizer = optax.adam(0.01)
-    graph = batch(num_nodes, num_edges)
-    vectors = jax.ShapeDtypeStruct((num_edges, 3), jnp.float32)
-    params = jax.eval_shape(potential.init, jax.random.key(0), vectors, graph.species, graph.edges)
-    flat = Flat.of(params)
+    flat = Flat.of(shapes_of(potential, graph))
 
-    def loss(params, graph, energy, forces):
-        prediction = models.predict(potential, flat.unflatten(params), graph)
-        return jnp.mean((prediction.energy - energy) ** 2) + jnp.mean(
-            (prediction.forces - forces) ** 2
-        )
+    def loss_of(params, *args):
+        return loss(potential, flat.unflatten(params), *args)
 
-    def step(params, state, graph, energy, forces):
-        value, gradient = jax.value_and_grad(loss)(params, graph, energy, forces)
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(params, updates), state, value
+    def step(params, state, *args):
+        value, gradient = jax.value_and_grad(loss_of)(params, *args)
+        with jax.named_scope("optimizer"):
+            updates, state = optimizer.update(gradient, state)
+            return optax.apply_updates(params, updates), state, value
 
     params = jax.ShapeDtypeStruct((flat.size,), flat.dtype)
     state = jax.eval_shape(optimizer.init, params)
     labels = [jax.ShapeDtypeStruct((NUM_GRAPHS,), jnp.float32), graph.positions]
     return step, (params, state, graph, *labels)
+
+
+@functools.cache
+def _difference(name: str) -> float:
+    graph, rng = molecules(1, atoms=4, cutoff=3.0), np.random.default_rng(0)
+    potentials = [potential_of(name, backend) for backend in ("e3nn", "triton-interpret")]
+    shapes = shapes_of(potentials[0], graph)
+    params = jax.tree.map(lambda s: normal(rng, *s.shape), shapes)
+    args = params, graph, normal(rng, 1), normal(rng, *graph.positions.shape)
+    with jax.default_matmul_precision("highest"):
+        sides = [
+            jax.jit(jax.value_and_grad(functools.partial(loss, potential)))(*args)
+            for potential in potentials
+        ]
+    # three layers of products of products, each with the roundings of its sums
+    return record.parity(*sides, tolerance=1e-4)
+
+
+def parity(name: str) -> float:
+    """Of loss and gradient from e3nn-jax, in Triton's interpreter, on a molecule of four atoms."""
+    return _difference(name.split(",")[0])
 
 
 CASES = {

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+import pathlib
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.record import Spread
 
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """Median and quartiles of a number that was measured several times."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, numbers) -> Spread:
-        low, median, high = np.percentile(numbers, (25, 50, 75))
-        return cls(float(median), float(low), float(high))
+WARM_UP, LEAST = 2, 3
+MEMORY_SHARE = 0.35
+"""Of the free memory, for scratch: that of a call is often freed when the next has begun."""
 
 
 def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) -> dict:
@@ -29,36 +21,53 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
 
     XLA gives memory back to the system after the results are there, for up to a fifth of the time
     of a call. So that each function meets what it has left itself, as in a loop, and not what
-    another one has, it is called twice after a pause, and the second call is timed.
+    another one has, it is called twice after a pause, and the second call is timed; but for those
+    that take more than a second.
 
     Args:
       functions: compiled, by name; the first is the one that others are compared with.
       args: their arguments.
-      seconds, most: how long to go on, and how many turns at most; five at least.
+      seconds, most: how long to go on, and how many turns at most; three at least.
     Returns:
-      {"ms": {name: Spread}, "ratio": {name: Spread of first / name, turn by turn}, "turns": count}.
+      {"ms": {name: Spread}, "ratio": {name: Spread of first / name, turn by turn}}.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        for _ in range(2):
-            jax.block_until_ready(function(*args))
+    for name, function in functions.items():
+        times[name] += [_seconds(function, args) for _ in range(WARM_UP)]
     end, pause = time.perf_counter() + seconds, 0.0
     for turn in range(most):
-        if turn >= 5 and time.perf_counter() > end:
+        if turn >= LEAST and time.perf_counter() > end:
             break
         for name, function in functions.items():
-            time.sleep(pause)
-            jax.block_until_ready(function(*args))
-            start = time.perf_counter()
-            jax.block_until_ready(function(*args))
-            times[name].append(time.perf_counter() - start)
+            if times[name][-1] < 1.0:
+                time.sleep(pause)
+                jax.block_until_ready(function(*args))
+            times[name].append(_seconds(function, args))
             pause = times[name][-1] / 2
     first = np.array(next(iter(times.values())))
     return {
-        "ms": {name: Spread.of(1e3 * np.array(t)) for name, t in times.items()},
-        "ratio": {name: Spread.of(first / np.array(t)) for name, t in times.items()},
-        "turns": len(first),
+        "ms": {name: Spread.of(t, WARM_UP).scaled(1e3) for name, t in times.items()},
+        "ratio": {name: Spread.of(first / np.array(t), WARM_UP) for name, t in times.items()},
     }
+
+
+def _seconds(function, args) -> float:
+    """Of one call."""
+    start = time.perf_counter()
+    jax.block_until_ready(function(*args))
+    return time.perf_counter() - start
+
+
+def fits(scratch_bytes: int) -> bool:
+    """Whether a step with that scratch memory can run without taking all that is free."""
+    return scratch_bytes < MEMORY_SHARE * available_bytes()
+
+
+def available_bytes() -> int:
+    """Memory that is free, or that the system can free."""
+    lines = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
+    return 1024 * int(kilobytes)
 
 
 def compiled(function, args) -> tuple[object, float, int]:

@@ -205,6 +205,9 @@ class Config:
     steps: int | None = setting(None, "stop after so many steps; null: 100 for tetris")
     epochs: int | None = setting(None, "stop after so many epochs; null: 100 for molecules")
     max_minutes: float | None = setting(None, "stop after so long, minutes")
+    profile: bool = setting(
+        False, "trace a few steps before the training, and print what they launch and how long"
+    )
     run: str | None = setting(None, "folder of the run; null: runs/<date-time>_<model>_<data>")
     resume: str | None = setting(
         None, "folder of an interrupted run to go on with; see Options. Nothing else is needed"

@@ -22,6 +22,7 @@ from eqfuse.training.optimizer import (
     init_state,
 )
 from eqfuse.training.parallel import Devices
+from eqfuse.training.profiling import profile
 from eqfuse.training.progress import Progress, duration
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
@@ -161,6 +162,8 @@ class Fit:
             state, at = resume[0], Position(**resume[1])
             self._learning_rate.restore(at.learning_rate)
         state = self._devices.replicated(state)
+        if self._config.profile:
+            self._profile(state, at)
         limits = Limits(self._config, len(self._train), at.elapsed)
         if resume is None:
             self._keep(state, at, limits)
@@ -180,6 +183,14 @@ class Fit:
                 f"{reason} after {duration(limits.elapsed)}; results in {self._folder.path}"
             )
         return state
+
+    def _profile(self, state: TrainState, at: Position):
+        """Trace the step on the next batch, and print what it launched; nothing is trained."""
+        batch = next(self._train.batches(at.epoch, shuffle=True, start=at.batch))
+        args = state, self._devices.spread(batch), self._learning_rate(int(state.step), 0.0)
+        writes = self._devices.is_main
+        with self._devices.together():
+            print(profile(self._train_step, args, self._folder.profile, writes), flush=True)
 
     def _signal(self, stop: StopRequest, limits: Limits) -> int | None:
         """The signal to stop at, if there was one; sets the time too, for all processes alike."""

@@ -75,6 +75,7 @@ def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
     return TrainState(params, params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
 
+@jax.named_scope("optimizer")
 def apply_gradient(
     state: TrainState,
     gradient,

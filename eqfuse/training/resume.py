@@ -11,7 +11,7 @@ from yaml import YAMLError
 from eqfuse.training.config import GROUPS, Config, ConfigError
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
-CHANGEABLE = ("steps", "epochs", "max_minutes", "devices")
+CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
 
 
 def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:

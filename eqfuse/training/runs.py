@@ -59,6 +59,15 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def profile(self) -> Path:
+        """For the trace of `profile=true`; of a resumed run, another one."""
+        name, count = "profile", 1
+        while (self.path / name).exists():
+            count += 1
+            name = f"profile_{count}"
+        return self.path / name
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.csv"
 

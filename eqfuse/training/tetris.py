@@ -16,6 +16,7 @@ from eqfuse.training.checkpoint import Checkpoints
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.flat import Flat
 from eqfuse.training.parallel import Devices
+from eqfuse.training.profiling import profile
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
 
@@ -108,8 +109,10 @@ def training_step(module, flat: Flat, labels, *, lr: float):
 
     def step(params, state, graph):
         gradient, values = jax.grad(loss, has_aux=True)(params, graph)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, values
+        with jax.named_scope("optimizer"):
+            updates, state = optimizer.update(gradient, state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state, values
 
     return step, optimizer
 
@@ -213,6 +216,8 @@ def _fit(config, module, params, graph, labels, folder, checkpoints, limit):
     step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
     step, params = jax.jit(step), flat.flatten(params)
     state = optimizer.init(params)
+    if config.profile:
+        print(profile(step, (params, state, graph), folder.profile), flush=True)
     deadline = time.monotonic() + 60 * (config.max_minutes or np.inf)
     with StopRequest() as stop:
         for count in range(limit + 1):

@@ -29,8 +29,10 @@ Examples
 
 Options
   resume=FOLDER  go on with an interrupted run, with its own settings; only steps=, epochs=,
-                 max_minutes= and devices= can be given besides. The result is that of a run never
-                 interrupted
+                 max_minutes=, devices= and profile= can be given besides. The result is that of a
+                 run never interrupted
+  profile=true   trace a few steps before the training, print what they launch and how long, and
+                 keep the trace in the folder of the run, for Perfetto or TensorBoard
   devices=all    share every batch between the devices of this machine: the same training, faster
   devices=distributed
                  the same between the devices of several processes, on one machine or several,

@@ -57,7 +57,15 @@ def test_launches_of_product_linear_and_gate(gpu, case, forward, backward):
 
 
 def test_launches_of_a_training_step_of_the_tetris_network(gpu):
-    from benchmarks.launches import count
+    from benchmarks.account import NOT_SCHEDULED, account
+    from benchmarks.launches import compiled
     from benchmarks.tetris_launches import CASES
+    from eqfuse.training.hlo import NOT_ATTRIBUTED
 
-    assert count(*CASES["tetris, eqfuse"](), gpu).launches <= 40
+    found = compiled(*CASES["tetris, eqfuse"](), gpu)
+    assert found.launches.launches <= 40
+    told = account(found.text, found.launches.launches)
+    assert sum(sum(kinds.values()) for kinds in told.values()) == found.launches.launches
+    assert sum(kinds.get("eqfuse", 0) for kinds in told.values()) == found.launches.custom_calls
+    assert {"layer/linear_pre", "layer/LinearSum", "optimizer"} < set(told)
+    assert not {NOT_ATTRIBUTED, NOT_SCHEDULED} & set(told)

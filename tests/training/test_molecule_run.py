@@ -26,7 +26,7 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
     folder = tmp_path / "run"
     if model == "allegro":
         tiny = [s for s in tiny if not s.startswith("model.radial")] + ["model.latent_dim=16"]
-    assert train(folder, water, tiny, "epochs=40", "lr=0.05", f"model={model}") == 0
+    assert train(folder, water, tiny, "epochs=40", "lr=0.05", f"model={model}", "profile=true") == 0
 
     rows = rows_of(folder)
     assert [int(row["epoch"]) for row in rows] == list(range(1, 41))
@@ -65,8 +65,11 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
         "backend    ",
         "parameters",
         "  ops      ",
+        "launches per step",
+        "eqfuse_native",
     ):
         assert part in report
+    assert (folder / "profile" / "operations.csv").exists()
     header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
     assert [line.split()[0] for line in lines[header + 1 :][:40]] == [str(n) for n in range(1, 41)]
     assert max(len(line) for line in lines[header:]) < 100 or str(folder) in report

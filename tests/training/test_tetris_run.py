@@ -63,10 +63,15 @@ def test_the_demonstration_fails_for_a_network_that_is_not_equivariant(tmp_path)
     assert not broken.holds
 
 
-def test_too_few_steps_fail_and_say_so(tmp_path, capsys):
-    assert main(["model=tetris", "steps=2", f"run={tmp_path / 'run'}"]) == 1
-    assert "did not reach 100% in 2 steps" in capsys.readouterr().err
-    load_run(tmp_path / "run")
+def test_too_few_steps_fail_and_are_profiled(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert main(["model=tetris", "steps=2", "profile=true", f"run={folder}"]) == 1
+    captured = capsys.readouterr()
+    assert "did not reach 100% in 2 steps" in captured.err
+    for part in ("launches per step", "eqfuse_native", "  optimizer"):
+        assert part in captured.out
+    assert (folder / "profile" / "operations.csv").exists()
+    load_run(folder)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -29,7 +30,8 @@ class Problem:
       integers: edges or indices, numpy arrays in any pytree.
       forms: of each of `ORDERS`, where the op is a form and nothing more; empty elsewhere.
       rows: over which the forms run.
-      summands: the most rows that are summed into one.
+      summands: the most rows (or, without forms, products) that are summed into one.
+      composed: whether an array of the op's dtype lies between kernels.
       case: the irreps, where the op is a product on a graph.
     """
 
@@ -39,6 +41,7 @@ class Problem:
     forms: dict[str, Form] = dataclasses.field(default_factory=dict)
     rows: int = 0
     summands: int = 1
+    composed: bool = False
     case: Case | None = None
 
     def indices(self, integers) -> list:
@@ -48,6 +51,22 @@ class Problem:
             return [None, integers, None]  # a contraction: weights of each species
         nodes = {Index.SENDER: integers.senders, Index.RECEIVER: integers.receivers}
         return [nodes.get(operand.index) for operand in form.inputs + form.outputs]
+
+    def products(self, order: str) -> int:
+        """The most products that are summed into one number by an order of derivative."""
+        if not self.forms:
+            return self.summands
+        form = self.forms[order]
+        terms = collections.Counter(
+            (path.output, components[-1]) for path in form.paths for components, _ in path.terms
+        )
+        most = 1
+        for (slot, _), count in terms.items():
+            output = form.outputs[slot.operand]
+            channels = 1 if output.channels else form.max_mul
+            rows = self.summands if self.composed or output.index is not Index.ROW else 1
+            most = max(most, count * channels * rows)
+        return most
 
 
 def random_edges(nodes: int, edges: int) -> ops.Edges:
@@ -80,7 +99,9 @@ def graph_product(case: Case, nodes: int, edges: int) -> Problem:
     graph = random_edges(nodes, edges)
     shapes = [(nodes, irreps_x.dim), (edges, irreps_y.dim)]
     shapes += [(edges, weights)] * case.weighted
-    return Problem(function, tuple(shapes), graph, case.forms(), edges, _degree(graph), case)
+    return Problem(
+        function, tuple(shapes), graph, case.forms(), edges, _degree(graph), case=case
+    )
 
 
 def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
@@ -101,7 +122,7 @@ def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
 
     species = np.random.default_rng(0).integers(0, SPECIES, nodes).astype(np.int32)
     shapes = ((nodes, irreps.dim), (SPECIES, paths * CONTRACTION_MUL))
-    return Problem(function, shapes, species, case.forms(), nodes, nodes)
+    return Problem(function, shapes, species, case.forms(), nodes, nodes, composed=True)
 
 
 def channelwise(case: Channelwise, nodes: int, edges: int) -> Problem:
@@ -154,8 +175,8 @@ def _with_parameters(module, irreps, shapes, graph, extra=None) -> Problem:
         lambda *a: module("e3nn").init(jax.random.key(0), *operands(a, graph)), *structs
     )
     params = jax.tree.map(lambda leaf: leaf.shape, params)
-    summands = 1 if graph is None else _degree(graph)
-    return Problem(function, (params, *shapes), graph, summands=summands)
+    summands = max(size for shape in shapes for size in shape)  # the gradient of a parameter
+    return Problem(function, (params, *shapes), graph, summands=summands, composed=True)
 
 
 GATED = f"64x0e+64x0o+256x0e+{times(64, '1e+1o+2e+2o')}"

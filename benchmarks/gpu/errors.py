@@ -6,6 +6,7 @@ from benchmarks.peers import MissingError
 from benchmarks.record import ParityError
 
 LENGTH = 200
+DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 
 
 def first_line(error: BaseException) -> str:
@@ -18,7 +19,8 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"[:LENGTH]
 
 
-def spoils_process(error: BaseException) -> bool:
-    """Whether what failed may leave the process, and the device, in a state that fails others."""
-    harmless = isinstance(error, ParityError | MissingError)
-    return not harmless and not first_line(error).startswith("out of memory")
+def spoiled(result: dict) -> bool:
+    """Whether a result tells of an error of the device, which may fail all that comes after it."""
+    sides = result.get("sides", {}).values()
+    messages = [part.get("error", "") for part in (result, *sides)]
+    return any(name in message for message in messages for name in DEVICE_ERRORS)

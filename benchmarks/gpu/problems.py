@@ -1,4 +1,4 @@
-"""The ops that are checked and timed, each at any size, as a function of arrays on every backend."""
+"""The ops that are checked and timed, each at any size, as functions of arrays and a backend."""
 
 from __future__ import annotations
 
@@ -52,21 +52,38 @@ class Problem:
         nodes = {Index.SENDER: integers.senders, Index.RECEIVER: integers.receivers}
         return [nodes.get(operand.index) for operand in form.inputs + form.outputs]
 
-    def products(self, order: str) -> int:
-        """The most products that are summed into one number by an order of derivative."""
+    def products(self, order: str) -> list[int]:
+        """The most products that are summed into one number, for each result of a derivative."""
         if not self.forms:
-            return self.summands
+            return [self.summands] * len(jax.tree.leaves(self.results(order)))
         form = self.forms[order]
         terms = collections.Counter(
             (path.output, components[-1]) for path in form.paths for components, _ in path.terms
         )
-        most = 1
+        most = [1] * len(form.outputs)
         for (slot, _), count in terms.items():
             output = form.outputs[slot.operand]
             channels = 1 if output.channels else form.max_mul
             rows = self.summands if self.composed or output.index is not Index.ROW else 1
-            most = max(most, count * channels * rows)
+            most[slot.operand] = max(most[slot.operand], count * channels * rows)
         return most
+
+    def arguments(self, order: str, dtype: str):
+        """jax.ShapeDtypeStructs of the arguments of a derivative, all of one dtype."""
+        floats = jax.tree.map(
+            lambda shape: jax.ShapeDtypeStruct(shape, dtype), self.shapes, is_leaf=_is_shape
+        )
+        out = jax.eval_shape(self.function("e3nn"), floats, self.integers)
+        return (floats, out, floats)[: 1 + ORDERS.index(order)]
+
+    def results(self, order: str, dtype: str = "float32"):
+        """jax.ShapeDtypeStructs of the results of a derivative."""
+        function = derivative(self.function("e3nn"), order)
+        return jax.eval_shape(function, self.arguments(order, dtype), self.integers)
+
+
+def _is_shape(value) -> bool:
+    return isinstance(value, tuple) and all(isinstance(n, int) for n in value)
 
 
 def random_edges(nodes: int, edges: int) -> ops.Edges:
@@ -99,9 +116,7 @@ def graph_product(case: Case, nodes: int, edges: int) -> Problem:
     graph = random_edges(nodes, edges)
     shapes = [(nodes, irreps_x.dim), (edges, irreps_y.dim)]
     shapes += [(edges, weights)] * case.weighted
-    return Problem(
-        function, tuple(shapes), graph, case.forms(), edges, _degree(graph), case=case
-    )
+    return Problem(function, tuple(shapes), graph, case.forms(), edges, _degree(graph), case=case)
 
 
 def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
@@ -201,9 +216,7 @@ def fused_linear(nodes: int, edges: int) -> Problem:
     width = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps
     shapes = ((nodes, irreps_x.dim), (edges, irreps_y.dim), (edges, width))
     module = functools.partial(_module, ops.TensorProductLinear, out)
-    return _with_parameters(
-        module, (irreps_x, irreps_y, None), shapes, random_edges(nodes, edges)
-    )
+    return _with_parameters(module, (irreps_x, irreps_y, None), shapes, random_edges(nodes, edges))
 
 
 def fused_rows(nodes: int, edges: int) -> Problem:
@@ -272,14 +285,3 @@ def derivative(function, order: str):
         "backward": lambda arguments, integers: (backward(*arguments, integers),),
         "double": lambda arguments, integers: double(*arguments, integers),
     }[order]
-
-
-def argument_shapes(problem: Problem, order: str, dtype: str):
-    """Of the arguments of a derivative, jax.ShapeDtypeStructs of one dtype."""
-    floats = jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, dtype),
-        problem.shapes,
-        is_leaf=lambda s: isinstance(s, tuple) and all(isinstance(n, int) for n in s),
-    )
-    out = jax.eval_shape(problem.function("e3nn"), floats, problem.integers)
-    return (floats, out, floats)[: 1 + ORDERS.index(order)]

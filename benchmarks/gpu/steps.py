@@ -81,12 +81,17 @@ def _box(rng, atoms: int, bonds: int):
     return positions, pairs, np.concatenate([shift, -shift])
 
 
-def arguments(model: str, nodes: int, edges: int):
-    """A step of Adam as functions of a backend, and its arguments, made on the device."""
+def shapes(model: str, nodes: int, edges: int):
+    """A step of Adam as a function of a backend, and the shapes of its arguments."""
     functions = functools.partial(
         model_launches.training_step, model, num_nodes=nodes, num_edges=edges
     )
-    _, (params, state, _, *labels) = functions(backend="e3nn")
+    return functions, functions(backend="e3nn")[1]
+
+
+def arguments(model: str, nodes: int, edges: int):
+    """A step of Adam as a function of a backend, and its arguments, made on the device."""
+    functions, (params, state, _, *labels) = shapes(model, nodes, edges)
     params, labels = random_arrays(params), random_arrays(tuple(labels))
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state)
     graph = jax.tree.map(jnp.asarray, batch(nodes, edges))
@@ -128,8 +133,8 @@ def measure(request: Request) -> Iterator[dict]:
             yield row | _measure(sides, args, request.seconds)
 
 
-def _compile_ahead(step, backend: str, args) -> dict | str | None:
-    """Seconds to compile the kernels in parallel, how many there are; why they do not compile."""
+def _compile_ahead(step, backend: str, args) -> dict | None:
+    """Seconds to compile the kernels in parallel, and how many there are."""
     if backend != "triton":
         return None
     start = time.perf_counter()

@@ -149,8 +149,8 @@ class _Order:
             return row | {"error": f"{OURS}: {self.errors[OURS]}"}
         calls = {OURS: calls.pop(OURS), **calls}
         sides = {name: {"error": error} for name, error in self.errors.items()}
-        for name, (ms, ratio) in interleaved(calls, self.request.seconds).items():
-            sides[name] = numbers[name] | {"ms": ms, "ratio": ratio} | self._shares(ms.median)
+        for name, times in interleaved(calls, self.request.seconds).items():
+            sides[name] = numbers[name] | times | self._shares(times["ms"].median)
         return row | {"sides": sides}
 
     def _checked(self, compiled: dict):

@@ -46,6 +46,7 @@ KERNELS = [
     ("mixed", LARGE, "float32"),
     ("allegro-64-l2", LARGE, "float32"),
     ("tetris-2", MIDDLE, "float32"),
+    ("linear-64-l2", LARGE, "float32"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -18,7 +19,9 @@ BATCH_S, MOST_CALLS = 0.01, 64
 WARM_UP = 3
 
 
-def interleaved(calls: dict[str, Callable], seconds: float, least: int = 5, most: int = 100):
+def interleaved(
+    calls: dict[str, Callable], seconds: float, least: int = 5, most: int = 100
+) -> dict[str, dict]:
     """Milliseconds of each call, measured in turns, so that a change of clocks meets all alike.
 
     In a turn each function is called so often, without waiting in between, that the calls take
@@ -29,7 +32,8 @@ def interleaved(calls: dict[str, Callable], seconds: float, least: int = 5, most
       calls: functions without arguments; the first is the one that the others are compared with.
       seconds, least, most: how long to go on, and how many turns at least and at most.
     Returns:
-      {name: (ms as `Spread`, name / first turn by turn as `Spread`)}.
+      For each name "ms" and, turn by turn, "ratio" to the first, as `Spread`s, and "calls" in a
+      turn.
     """
     repeats = {}
     for name, call in calls.items():
@@ -46,13 +50,17 @@ def interleaved(calls: dict[str, Callable], seconds: float, least: int = 5, most
             times[name].append(_seconds(call, repeats[name]))
     first = np.array(next(iter(times.values())))
     return {
-        name: (_spread(1e3 * np.array(t)), _spread(np.array(t) / first))
+        name: {
+            "ms": _spread(1e3 * np.array(t)),
+            "ratio": _spread(np.array(t) / first),
+            "calls": repeats[name],
+        }
         for name, t in times.items()
     }
 
 
 def _spread(numbers) -> Spread:
-    return Spread.of([*[np.nan] * WARM_UP, *numbers], warm_up=WARM_UP)
+    return dataclasses.replace(Spread.of(numbers), warm_up=WARM_UP)
 
 
 def _seconds(call: Callable, repeats: int) -> float:
@@ -99,8 +107,8 @@ def machine(small: bool = False) -> dict:
     array = jnp.ones(size, jnp.float32)
     found = {"copy_bytes_per_s": 2 * array.nbytes / _best(lambda a: a + 1.0, array)}
     del array
-    n = 256 if small else 8192
-    for dtype in ("float32", "float64"):
+    for dtype, n in (("float32", 8192), ("float64", 4096)):  # many GPUs are slow in float64
+        n = 256 if small else n
         with precision(dtype):
             matrix = jnp.ones((n, n), dtype) / n
             found[f"{dtype}_per_s"] = 2 * n**3 / _best(lambda a: a @ a, matrix)

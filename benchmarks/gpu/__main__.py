@@ -16,6 +16,7 @@ Without a GPU: --dry-run runs all of it in tiny sizes on the CPU, where no numbe
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import pathlib
 import shlex
@@ -25,7 +26,7 @@ import time
 
 from benchmarks.gpu import plan
 from benchmarks.gpu.tables import Tables
-from benchmarks.gpu.worker import Worker, serve
+from benchmarks.gpu.worker import Job, Worker, serve
 from benchmarks.record import write_json
 
 PEERS = ("cuequivariance", "openequivariance")
@@ -53,18 +54,13 @@ class Run:
         self._end = time.monotonic() + 60 * minutes - RESERVE_S
         self._parity: dict[tuple[str, str], str] = {}  # what is wrong, or ""
 
-    def describe(self, arguments: dict) -> None:
-        """Write what runs this; on no GPU, an error.
-
-        Raises:
-          RuntimeError: the machine cannot be described, saying why.
-        """
-        job = plan.Job("describe", arguments, {}, cost_s=0)
+    def describe(self, arguments: dict) -> str:
+        """Write what this runs on. Returns why nothing can be measured on it, or ""."""
+        job = Job("describe", arguments, {}, cost_s=0)
         [found] = self._worker.run(job, self._left())
-        if "error" in found:
-            raise RuntimeError(found["error"])
         self._content["environment"] = found
         self._write()
+        return found.get("error", "")
 
     def all(self, jobs) -> dict:
         """Run jobs as far as the minutes go; the content of the file."""
@@ -77,25 +73,24 @@ class Run:
     def _left(self) -> float:
         return self._end - time.monotonic()
 
-    def _job(self, job: plan.Job) -> None:
+    def _job(self, job: Job) -> None:
         if self._left() < job.cost_s / 2:
             self._add(job.label | {"skipped": f"{max(0, self._left()):.0f} s were left"})
             return
-        arguments = job.arguments
         if job.function == "kernels":
             if wrong := self._red(job):
                 self._add(job.label | {"error": f"not timed: {wrong}"})
                 return
-            arguments = arguments | {"machine": self._content["environment"]["machine"]}
-        prepared = plan.Job(job.function, arguments, job.label, job.cost_s, job.fresh)
+            machine = {"machine": self._content["environment"]["machine"]}
+            job = dataclasses.replace(job, arguments=job.arguments | machine)
         most = min(self._left(), PATIENCE * job.cost_s + 30)
-        for result in self._worker.run(prepared, most):
+        for result in self._worker.run(job, most):
             self._add(job.label | result)
             if job.function == "parity":
                 key = job.label["case"], job.label["dtype"]
                 self._parity[key] = result.get("error", "")
 
-    def _red(self, job: plan.Job) -> str:
+    def _red(self, job: Job) -> str:
         """What is wrong with the results of the same op in a reduced size, or ""."""
         key = job.label["case"], job.label["dtype"]
         if key not in self._parity:
@@ -136,7 +131,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def jobs_of(options: argparse.Namespace) -> list[plan.Job]:
+def jobs_of(options: argparse.Namespace) -> list[Job]:
     """What the options ask for."""
     if options.compile_only:
         return plan.selected(plan.ahead("sm_90"), options.only)
@@ -173,10 +168,9 @@ def main(arguments: list[str] | None = None) -> None:
         worker = Worker(serve, environment)
         try:
             run = Run(worker, options.out, content, options.minutes)
-            run.describe({"commit": options.commit, "small": on_cpu})
+            if wrong := run.describe({"commit": options.commit, "small": on_cpu}):
+                sys.exit(f"cannot measure here: {wrong}; without a GPU: --dry-run, --compile-only")
             run.all(jobs)
-        except RuntimeError as error:
-            sys.exit(f"cannot measure here: {error}; without a GPU see --dry-run, --compile-only")
         finally:
             worker.stop()
 

@@ -16,6 +16,7 @@ from benchmarks.gpu.errors import first_line
 from benchmarks.gpu.kernels import OURS, REFERENCE, largest_difference, random_arrays, scratch
 from benchmarks.gpu.parity import precision
 from benchmarks.gpu.timing import compile_all, interleaved
+from benchmarks.kernels import empty_cache
 from benchmarks.record import ParityError
 from eqfuse import ops
 from eqfuse.graph import Graph
@@ -107,17 +108,18 @@ def measure(request: Request) -> Iterator[dict]:
     """Time the training steps of one model: one result for each size.
 
     The loss and its gradient (the first moment of Adam after a step from zero) of both sides are
-    compared, and nothing is timed where they differ. eqfuse is compiled alone, e3nn-jax for all
-    sizes at the same time, in threads. Peaks of memory are those of the whole process, so exact
+    compared, and nothing is timed where they differ. eqfuse is compiled alone, the second size with
+    the kernels of the first, e3nn-jax for all sizes at the same time, in threads. Peaks of memory are those of the whole process, so exact
     where they grow from one run to the next, and null where they do not; best in a fresh process.
     """
     with precision("float32"):
         steps = [arguments(request.model, *size) for size in request.sizes]
         compiled, ahead = {}, {}
-        for size, (functions, args) in zip(request.sizes, steps, strict=True):
-            ours = functions(backend=request.backend)[0]
-            ahead[size] = _compile_ahead(ours, request.backend, args)
-            compiled |= compile_all({(size, OURS): (ours, args)}, "float32")
+        with empty_cache():  # of kernels that other jobs have compiled
+            for size, (functions, args) in zip(request.sizes, steps, strict=True):
+                ours = functions(backend=request.backend)[0]
+                ahead[size] = _compile_ahead(ours, request.backend, args)
+                compiled |= compile_all({(size, OURS): (ours, args)}, "float32")
         compiled |= compile_all(
             {
                 (size, REFERENCE): (functions(backend="e3nn")[0], args)

@@ -109,8 +109,9 @@ def measure(request: Request) -> Iterator[dict]:
 
     The loss and its gradient (the first moment of Adam after a step from zero) of both sides are
     compared, and nothing is timed where they differ. eqfuse is compiled alone, the second size with
-    the kernels of the first, e3nn-jax for all sizes at the same time, in threads. Peaks of memory are those of the whole process, so exact
-    where they grow from one run to the next, and null where they do not; best in a fresh process.
+    the kernels of the first; e3nn-jax for all sizes at the same time, in threads. Peaks of memory
+    are those of the whole process: exact where they grow from one run to the next, null where they
+    do not; best in a fresh process.
     """
     with precision("float32"):
         steps = [arguments(request.model, *size) for size in request.sizes]

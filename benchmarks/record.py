@@ -25,10 +25,14 @@ PACKAGES = (
     "numpy",
     "llvmlite",
     "triton",
+    "jax-triton",
     "jax-cuda12-plugin",
     "jax-cuda13-plugin",
     "cuequivariance-jax",
+    "cuequivariance-ops-jax-cu12",
+    "cuequivariance-ops-jax-cu13",
     "openequivariance",
+    "openequivariance-extjax",
 )
 """Those of which the installed versions are written."""
 

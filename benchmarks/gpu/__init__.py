@@ -1,0 +1,1 @@
+"""Parity, kernels and training steps on one GPU: see `__main__`."""

@@ -1,0 +1,26 @@
+"""What went wrong, in one line of a table."""
+
+from __future__ import annotations
+
+from benchmarks.peers import MissingError
+from benchmarks.record import ParityError
+
+LENGTH = 200
+DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an exception and the first line of its message; memory that ran out is named."""
+    message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, ParityError | MissingError):
+        return message[:LENGTH]
+    if "RESOURCE_EXHAUSTED" in message or "Out of memory" in message:
+        return f"out of memory: {message}"[:LENGTH]
+    return f"{type(error).__name__}: {message}"[:LENGTH]
+
+
+def spoiled(result: dict) -> bool:
+    """Whether a result tells of an error of the device, which may fail all that comes after it."""
+    sides = result.get("sides", {}).values()
+    messages = [part.get("error", "") for part in (result, *sides)]
+    return any(name in message for message in messages for name in DEVICE_ERRORS)

@@ -1,0 +1,123 @@
+"""What is measured, in the order of its worth."""
+
+from __future__ import annotations
+
+from benchmarks.gpu.worker import Job
+
+LARGE, MIDDLE = (3_000, 160_000), (1_000, 50_000)
+REDUCED = (24, 400)
+STEPS = ((135, 2_700), LARGE)
+TINY, TINY_STEPS = (5, 12), ((20, 40),)
+
+PARITY = (
+    "nequip-64-l2",
+    "mace-large",
+    "nequip-32-l2",
+    "nequip-benzene-64-l3",
+    "mixed",
+    "mace-contraction-l2",
+    "allegro-64-l2",
+    "fused-gate-64-l2",
+    "fused-linear-128",
+    "fused-rows-32-l2",
+    "linear-64-l2",
+    "tetris-2",
+    "product-rows",
+    "elementwise-rows",
+    "mace-contraction-l0",
+    "allegro-128-l3",
+)
+OTHER_DTYPES = ("float64", "bfloat16")
+MAIN = ("nequip-64-l2", "mace-large")
+MODELS = ("nequip", "mace", "allegro")
+FIRST_KERNELS = [(name, LARGE, "float32") for name in MAIN]
+KERNELS = [
+    *((name, MIDDLE, "float32") for name in MAIN),
+    ("fused-gate-64-l2", LARGE, "float32"),
+    ("mace-contraction-l2", LARGE, "float32"),
+    ("nequip-benzene-64-l3", MIDDLE, "float32"),
+    ("mixed", MIDDLE, "float32"),
+    ("allegro-64-l2", MIDDLE, "float32"),
+    *((name, MIDDLE, dtype) for dtype in OTHER_DTYPES for name in MAIN),
+    ("nequip-32-l2", MIDDLE, "float32"),
+    ("fused-linear-128", LARGE, "float32"),
+    ("fused-rows-32-l2", MIDDLE, "float32"),
+    ("nequip-benzene-64-l3", LARGE, "float32"),
+    ("mixed", LARGE, "float32"),
+    ("allegro-64-l2", LARGE, "float32"),
+    ("tetris-2", MIDDLE, "float32"),
+    ("linear-64-l2", LARGE, "float32"),
+]
+
+
+def parity(name: str, dtype: str, backend: str, dry: bool) -> Job:
+    """A comparison with e3nn-jax in a reduced size."""
+    size = TINY if dry else REDUCED
+    arguments = {"name": name, "dtype": dtype, "backend": backend, "size": size}
+    label = {"group": "parity", "case": name, "dtype": dtype}
+    return Job("parity", arguments, label, cost_s=10)
+
+
+def jobs(backend: str, peers: dict[str, dict], seconds: float, dry: bool) -> list[Job]:
+    """All jobs of a run.
+
+    Args:
+      backend: of eqfuse.
+      peers: names of `benchmarks.peers.PEERS`, with options.
+      seconds: to time each function.
+      dry: tiny sizes.
+    """
+
+    def kernels(name, size, dtype):
+        arguments = {"name": name, "size": TINY if dry else size, "dtype": dtype}
+        arguments |= {"backend": backend, "peers": peers, "seconds": seconds}
+        label = {"group": "kernels", "case": name, "dtype": dtype, "size": arguments["size"]}
+        return Job("kernels", arguments, label, cost_s=40)
+
+    def steps(model):
+        arguments = {"model": model, "sizes": TINY_STEPS if dry else STEPS}
+        arguments |= {"backend": backend, "seconds": seconds}
+        label = {"group": "steps", "case": model, "dtype": "float32"}
+        return Job("steps", arguments, label, cost_s=100, fresh=True)
+
+    def compiled(dtype):
+        if backend != "triton":
+            return []
+        arguments = {"names": PARITY, "dtype": dtype, "size": REDUCED}
+        label = {"group": "compile", "case": "all kernels", "dtype": dtype}
+        return [Job("compile", arguments, label, cost_s=60)]
+
+    found = [
+        *compiled("float32"),
+        *(parity(name, "float32", backend, dry) for name in PARITY),
+        *(kernels(*case) for case in FIRST_KERNELS),
+        *(steps(model) for model in MODELS),
+    ]
+    for dtype in OTHER_DTYPES:
+        found += [*compiled(dtype), *(parity(name, dtype, backend, dry) for name in PARITY)]
+    found += [kernels(*case) for case in KERNELS]
+    # in a dry run sizes are alike
+    return [job for n, job in enumerate(found) if job not in found[:n]]
+
+
+def ahead(target: str) -> list[Job]:
+    """Compilations of all of it for a GPU that need not be here."""
+    found = []
+    sizes = {name: size for name, size, _ in reversed([*FIRST_KERNELS, *KERNELS])}
+    for dtype in ("float32", *OTHER_DTYPES):
+        for name in PARITY:
+            arguments = {"name": name, "dtype": dtype, "size": sizes.get(name, MIDDLE)}
+            label = {"group": "ahead", "case": name, "dtype": dtype}
+            found.append(Job("ahead", arguments | {"target": target}, label, cost_s=60))
+    for model in MODELS:
+        for size in STEPS:
+            arguments = {"model": model, "size": size, "target": target}
+            label = {"group": "ahead", "case": model, "dtype": "float32"}
+            found.append(Job("ahead_step", arguments, label, cost_s=60))
+    return found
+
+
+def selected(found: list[Job], only: str) -> list[Job]:
+    """Those whose group, case and dtype hold a text."""
+    names = ("group", "case", "dtype")
+    return [job for job in found if only in " ".join(job.label[name] for name in names)]

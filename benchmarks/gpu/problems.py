@@ -1,0 +1,287 @@
+"""The ops that are checked and timed, each at any size, as functions of arrays and a backend."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.cases import BOTH2, CASES, SH2, SH3, Case, Channelwise, Contraction, times
+from eqfuse import ops
+from eqfuse.ops._form import Form, Index
+
+ORDERS = ("forward", "backward", "double")
+SPECIES, CONTRACTION_MUL = 4, 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One op at one size.
+
+    Attributes:
+      function: backend -> function(floats, integers) that gives one array.
+      shapes: of what it is differentiated by, a tuple of pytrees of tuples of integers.
+      integers: edges or indices, numpy arrays in any pytree.
+      forms: of each of `ORDERS`, where the op is a form and nothing more; empty elsewhere.
+      rows: over which the forms run.
+      summands: the most rows (or, without forms, products) that are summed into one.
+      composed: whether an array of the op's dtype lies between kernels.
+      case: the irreps, where the op is a product on a graph.
+    """
+
+    function: Callable
+    shapes: tuple
+    integers: object
+    forms: dict[str, Form] = dataclasses.field(default_factory=dict)
+    rows: int = 0
+    summands: int = 1
+    composed: bool = False
+    case: Case | None = None
+
+    def indices(self, integers) -> list:
+        """For each operand of the form, inputs then outputs: the index of its rows, or None."""
+        form = self.forms["forward"]
+        if not form.on_graph:
+            return [None, integers, None]  # a contraction: weights of each species
+        nodes = {Index.SENDER: integers.senders, Index.RECEIVER: integers.receivers}
+        return [nodes.get(operand.index) for operand in form.inputs + form.outputs]
+
+    def products(self, order: str) -> list[int]:
+        """The most products that are summed into one number, for each result of a derivative."""
+        if not self.forms:
+            return [self.summands] * len(jax.tree.leaves(self.results(order)))
+        form = self.forms[order]
+        terms = collections.Counter(
+            (path.output, components[-1]) for path in form.paths for components, _ in path.terms
+        )
+        most = [1] * len(form.outputs)
+        for (slot, _), count in terms.items():
+            output = form.outputs[slot.operand]
+            channels = 1 if output.channels else form.max_mul
+            rows = self.summands if self.composed or output.index is not Index.ROW else 1
+            most[slot.operand] = max(most[slot.operand], count * channels * rows)
+        return most
+
+    def arguments(self, order: str, dtype: str):
+        """jax.ShapeDtypeStructs of the arguments of a derivative, all of one dtype."""
+        floats = jax.tree.map(
+            lambda shape: jax.ShapeDtypeStruct(shape, dtype), self.shapes, is_leaf=_is_shape
+        )
+        out = jax.eval_shape(self.function("e3nn"), floats, self.integers)
+        return (floats, out, floats)[: 1 + ORDERS.index(order)]
+
+    def results(self, order: str, dtype: str = "float32"):
+        """jax.ShapeDtypeStructs of the results of a derivative."""
+        function = derivative(self.function("e3nn"), order)
+        return jax.eval_shape(function, self.arguments(order, dtype), self.integers)
+
+
+def _is_shape(value) -> bool:
+    return isinstance(value, tuple) and all(isinstance(n, int) for n in value)
+
+
+def random_edges(nodes: int, edges: int) -> ops.Edges:
+    """Edges grouped by receiver, as neighbour lists are."""
+    pairs = np.random.default_rng(0).integers(0, nodes, (2, edges))
+    senders, receivers = pairs[:, np.lexsort(pairs)]
+    return ops.Edges.from_arrays(senders, receivers, nodes)
+
+
+def _degree(edges: ops.Edges) -> int:
+    """The most edges of one node."""
+    counts = [np.diff(pointers) for pointers in (edges.receiver_ptr, edges.sender_ptr)]
+    return int(max(count.max(initial=1) for count in counts))
+
+
+def graph_product(case: Case, nodes: int, edges: int) -> Problem:
+    """`ops.graph_tensor_product`; on e3nn-jax by its definition."""
+    irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
+    keep = {"filter_ir_out": case.filter_ir_out}
+    weights = e3nn.tensor_product(irreps_x, irreps_y, **keep).num_irreps
+
+    def function(backend):
+        def product(floats, graph):
+            x, y = e3nn.IrrepsArray(irreps_x, floats[0]), e3nn.IrrepsArray(irreps_y, floats[1])
+            w = floats[2] if case.weighted else None
+            return ops.graph_tensor_product(x, y, w, graph, **keep, backend=backend).array
+
+        return product
+
+    graph = random_edges(nodes, edges)
+    shapes = [(nodes, irreps_x.dim), (edges, irreps_y.dim)]
+    shapes += [(edges, weights)] * case.weighted
+    return Problem(function, tuple(shapes), graph, case.forms(), edges, _degree(graph), case=case)
+
+
+def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
+    """`ops.symmetric_contraction` of features of nodes, with weights of their species."""
+    irreps, irreps_out = (
+        e3nn.Irreps(times(CONTRACTION_MUL, i)) for i in (case.irreps, case.irreps_out)
+    )
+    paths = sum(count for *_, count in ops.symmetric_contraction_paths(irreps, irreps_out, 3))
+
+    def function(backend):
+        def contracted(floats, species):
+            x = e3nn.IrrepsArray(irreps, floats[0])
+            w = floats[1].reshape(-1, paths, CONTRACTION_MUL)
+            options = {"irreps_out": irreps_out, "correlation": 3, "backend": backend}
+            return ops.symmetric_contraction(x, w, species, **options).array
+
+        return contracted
+
+    species = np.random.default_rng(0).integers(0, SPECIES, nodes).astype(np.int32)
+    shapes = ((nodes, irreps.dim), (SPECIES, paths * CONTRACTION_MUL))
+    return Problem(function, shapes, species, case.forms(), nodes, nodes, composed=True)
+
+
+def channelwise(case: Channelwise, nodes: int, edges: int) -> Problem:
+    """`ops.channelwise_tensor_product` of features of edges and of their receivers."""
+    irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
+    keep = {"filter_ir_out": tuple(ir for _, ir in e3nn.Irreps(case.keep))}
+
+    def function(backend):
+        def product(floats, graph):
+            x, y = e3nn.IrrepsArray(irreps_x, floats[0]), e3nn.IrrepsArray(irreps_y, floats[1])
+            return ops.channelwise_tensor_product(x, y, graph, **keep, backend=backend).array
+
+        return product
+
+    graph = random_edges(nodes, edges)
+    shapes = ((edges, irreps_x.dim), (nodes, irreps_y.dim))
+    return Problem(function, shapes, graph, case.forms(), edges, _degree(graph))
+
+
+def _with_parameters(module, irreps, shapes, graph, extra=None) -> Problem:
+    """A flax module whose first operands are IrrepsArrays; its parameters are operands too.
+
+    Args:
+      module: backend -> module.
+      irreps: of the operands, None for one that is no IrrepsArray.
+      shapes: of the operands.
+      graph: what follows them, or None.
+      extra: irreps of a last operand, the skip.
+    """
+
+    def operands(arrays, integers):
+        sides = [*irreps, *([extra] if extra else [])]
+        arrays = [
+            a if i is None else e3nn.IrrepsArray(i, a) for i, a in zip(sides, arrays, strict=True)
+        ]
+        if graph is None:
+            return arrays
+        middle = [*arrays[: len(irreps)], *([None] * (3 - len(irreps))), integers, None]
+        return [*middle, *arrays[len(irreps) :]]
+
+    def function(backend):
+        def apply(floats, integers):
+            params, *arrays = floats
+            return module(backend).apply(params, *operands(arrays, integers)).array
+
+        return apply
+
+    structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    params = jax.eval_shape(
+        lambda *a: module("e3nn").init(jax.random.key(0), *operands(a, graph)), *structs
+    )
+    params = jax.tree.map(lambda leaf: leaf.shape, params)
+    summands = max(size for shape in shapes for size in shape)  # the gradient of a parameter
+    return Problem(function, (params, *shapes), graph, summands=summands, composed=True)
+
+
+GATED = f"64x0e+64x0o+256x0e+{times(64, '1e+1o+2e+2o')}"
+
+
+def fused_gate(nodes: int, edges: int) -> Problem:
+    """A convolution of NequIP with the skip before its gate, `ops.TensorProductLinearGate`."""
+    irreps_x, irreps_y, irreps_z = (e3nn.Irreps(i) for i in (times(64, BOTH2), SH2, GATED))
+    keep = sorted({ir for _, ir in irreps_z})
+    width = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps
+    shapes = ((nodes, irreps_x.dim), (edges, irreps_y.dim), (edges, width), (nodes, irreps_z.dim))
+    module = functools.partial(_module, ops.TensorProductLinearGate, GATED, force_irreps_out=True)
+    graph = random_edges(nodes, edges)
+    return _with_parameters(module, (irreps_x, irreps_y, None), shapes, graph, irreps_z)
+
+
+def fused_linear(nodes: int, edges: int) -> Problem:
+    """The product and the Linear of MACE on a graph, `ops.TensorProductLinear`."""
+    irreps_x, irreps_y = e3nn.Irreps("128x0e+128x1o"), e3nn.Irreps(SH3)
+    out = times(128, SH3)
+    keep = sorted({ir for _, ir in e3nn.Irreps(out)})
+    width = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps
+    shapes = ((nodes, irreps_x.dim), (edges, irreps_y.dim), (edges, width))
+    module = functools.partial(_module, ops.TensorProductLinear, out)
+    return _with_parameters(module, (irreps_x, irreps_y, None), shapes, random_edges(nodes, edges))
+
+
+def fused_rows(nodes: int, edges: int) -> Problem:
+    """The product and the Linear of each edge, `ops.TensorProductLinear` without a graph."""
+    irreps_x, irreps_y = e3nn.Irreps(times(32, BOTH2)), e3nn.Irreps(SH2)
+    shapes = ((edges, irreps_x.dim), (edges, irreps_y.dim))
+    module = functools.partial(_module, ops.TensorProductLinear, times(32, BOTH2))
+    return _with_parameters(module, (irreps_x, irreps_y), shapes, None)
+
+
+def linear(nodes: int, edges: int) -> Problem:
+    """`ops.Linear` of the features of nodes."""
+    irreps = e3nn.Irreps(times(64, BOTH2))
+    module = functools.partial(_module, ops.Linear, times(64, BOTH2))
+    return _with_parameters(module, (irreps,), ((nodes, irreps.dim),), None)
+
+
+def _module(kind, irreps, backend, **fields):
+    return kind(irreps, **fields, backend=backend)
+
+
+def row_product(name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int) -> Problem:
+    """`ops.tensor_product` or `ops.elementwise_tensor_product`, of each edge."""
+    irreps = e3nn.Irreps(irreps_x), e3nn.Irreps(irreps_y)
+
+    def function(backend):
+        def product(floats, _):
+            x, y = (e3nn.IrrepsArray(i, a) for i, a in zip(irreps, floats, strict=True))
+            return getattr(ops, name)(x, y, backend=backend).array
+
+        return product
+
+    return Problem(function, tuple((edges, i.dim) for i in irreps), None)
+
+
+_KINDS = {Case: graph_product, Contraction: contraction, Channelwise: channelwise}
+
+PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
+    **{name: functools.partial(_KINDS[type(case)], case) for name, case in CASES.items()},
+    "fused-gate-64-l2": fused_gate,
+    "fused-linear-128": fused_linear,
+    "fused-rows-32-l2": fused_rows,
+    "linear-64-l2": linear,
+    "product-rows": functools.partial(row_product, "tensor_product", times(32, BOTH2), SH2),
+    "elementwise-rows": functools.partial(
+        row_product, "elementwise_tensor_product", times(32, BOTH2), times(32, BOTH2)
+    ),
+}
+
+
+def derivative(function, order: str):
+    """An order of derivative, as a function(arguments, integers) that gives a tuple.
+
+    Arguments and results: forward (floats) and (out); backward (floats, cotangent) and (gradients);
+    double (floats, cotangent, cotangents of the gradients) and (gradients of floats, of cotangent).
+    """
+
+    def backward(floats, cotangent, integers):
+        return jax.vjp(lambda f: function(f, integers), floats)[1](cotangent)[0]
+
+    def double(floats, cotangent, cotangents, integers):
+        return jax.vjp(lambda f, c: backward(f, c, integers), floats, cotangent)[1](cotangents)
+
+    return {
+        "forward": lambda arguments, integers: (function(*arguments, integers),),
+        "backward": lambda arguments, integers: (backward(*arguments, integers),),
+        "double": lambda arguments, integers: double(*arguments, integers),
+    }[order]

@@ -342,6 +342,27 @@ def test_launches_of_forward_and_backward(case):
     assert interpret_count() - before == (4 if case.graph else 3)
 
 
+@pytest.mark.parametrize("name", ["rows-linear", "graph-channelwise"])
+def test_second_order_over_rows_has_no_array_of_the_product(name):
+    """The gradient of a loss on forces: a backward, and the value and backward of another op."""
+    pytest.importorskip("triton", reason="the interpreter is part of triton")
+    from eqfuse.ops._triton.interpret import interpret_count
+
+    problem = Problem(CASES[name], np.float32)
+
+    def loss(params, arrays):
+        def energy(arrays):
+            return jnp.sum(problem.apply("triton-interpret", params, arrays).array ** 3)
+
+        return sum(jnp.sum(force**2) for force in jax.tree.leaves(jax.grad(energy)(arrays)))
+
+    before = interpret_count()
+    jax.block_until_ready(jax.jit(jax.grad(loss, (0, 1)))(problem.params, problem.arrays))
+    # one for each value and backward of the two ops, two sums of weights' gradients, and the
+    # backward inside of the loss; on a graph each backward has a sum over the edges of nodes, too
+    assert interpret_count() - before == (10 if problem.case.graph else 7)
+
+
 def test_parameters_are_e3nns(case):
     """Same tree, names, shapes and initial values, whatever the backend; same output irreps."""
     problem = Problem(case, np.float32)

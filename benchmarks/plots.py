@@ -79,11 +79,12 @@ def steps(results: list[dict], path) -> None:
     """Time and scratch memory of training steps on the CPU, by model and size.
 
     Args:
-      results: those of `benchmarks.cpu` that are training steps.
+      results: of `benchmarks.cpu`; of a training step that was measured again, the last.
       path: of the picture.
     """
-    results = [r for r in results if "training step" in r.get("case", "") and "error" not in r]
-    results.sort(key=lambda r: _atoms(r["case"]))
+    last = {r["case"]: r for r in results if "training step" in r.get("case", "")}
+    results = [result for result in last.values() if "error" not in result]
+    results.sort(key=lambda r: (_atoms(r["case"]), r["case"]))
     names = [f"{r['case'].split()[0]}\n{_atoms(r['case'])} atoms" for r in results]
     values = {
         "time of a step, ms": [

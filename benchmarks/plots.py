@@ -79,11 +79,13 @@ def steps(results: list[dict], path) -> None:
     """Time and scratch memory of training steps on the CPU, by model and size.
 
     Args:
-      results: those of `benchmarks.cpu` that are training steps.
+      results: of `benchmarks.cpu`; of a training step that was measured again, the last.
       path: of the picture.
     """
-    results = [r for r in results if "training step" in r.get("case", "") and "error" not in r]
-    names = [r["case"].replace(" training step, 64", "").replace(", ", "\n") for r in results]
+    last = {r["case"]: r for r in results if "training step" in r.get("case", "")}
+    results = [result for result in last.values() if "error" not in result]
+    results.sort(key=lambda r: (_atoms(r["case"]), r["case"]))
+    names = [f"{r['case'].split()[0]}\n{_atoms(r['case'])} atoms" for r in results]
     values = {
         "time of a step, ms": [
             {name: spread["median"] for name, spread in r["ms"].items()} for r in results
@@ -95,6 +97,12 @@ def steps(results: list[dict], path) -> None:
     threads = {r["threads"] for r in results}
     title = f"Training steps on {' and '.join(map(str, sorted(threads)))} threads of a CPU"
     _bars(values, names, title, path)
+
+
+def _atoms(case: str) -> int:
+    """Of "NequIP training step, 64, 999 atoms"; five molecules of 27 where it does not say."""
+    size = case.rpartition(", ")[2]
+    return int(size.removesuffix(" atoms")) if size.endswith(" atoms") else 135
 
 
 def launches(results: list[dict], path) -> None:
@@ -125,9 +133,7 @@ def launches(results: list[dict], path) -> None:
 
 def _bars(values: dict, names: list[str], title: str, path, logarithmic=(True, True)) -> None:
     """A panel for each quantity, bars side by side for the backends."""
-    figure, axes = plt.subplots(
-        1, len(values), figsize=(1.1 * len(names) * len(values) + 1, 3.6), layout="constrained"
-    )
+    figure, axes = plt.subplots(len(values), 1, figsize=(len(names) + 1.5, 6), layout="constrained")
     for axis, (label, bars), log in zip(axes, values.items(), logarithmic, strict=True):
         backends = [b for b in COLOURS if any(b in bar for bar in bars)]
         for k, backend in enumerate(backends):

@@ -19,8 +19,8 @@ def test_bars_where_a_backend_does_not_fit(tmp_path):
     results = [
         {"threads": 4, "bandwidth": 1.0},
         {"case": "MACE training step, 64", **common, "ms": {"e3nn": {"median": 9.0}}},
-        {"case": "MACE training step, 64, large", **common, "ms": {"numba": {"median": 2.0}}},
-        {"case": "NequIP training step, 64, large", **common, "ms": {}},
+        {"case": "MACE training step, 64, 2997 atoms", **common, "ms": {"numba": {"median": 2.0}}},
+        {"case": "NequIP training step, 64, 2997 atoms", **common, "ms": {}},
         {"case": "Allegro training step, 64", **common, "error": "results differ"},
     ]
     plots.steps(results, tmp_path / "steps.png")

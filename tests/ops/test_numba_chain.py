@@ -92,10 +92,13 @@ class Graph:
 
 RANDOM = np.random.default_rng(1)
 GRAPHS = {
-    "more edges of a node than a block": Graph(RANDOM.integers(0, 3, 3 * chain_arrays.BLOCK), 3),
+    "more edges of a node than a block": Graph(
+        RANDOM.integers(0, 3, 3 * chain_arrays.MOST_ROWS), 3
+    ),
     "isolated nodes everywhere": Graph(2 * RANDOM.integers(5, 40, 101), 90),
-    "whole blocks": Graph(np.repeat(np.arange(4), chain_arrays.BLOCK), 4),
+    "whole blocks": Graph(np.repeat(np.arange(4), chain_arrays.MOST_ROWS), 4),
     "sorted": Graph(np.sort(RANDOM.integers(0, 70, 333)), 70),
+    "small blocks": Graph(RANDOM.integers(0, 9, 70), 9, "128x0e+128x1o+128x1e", "8x0e+8x1o+8x1e"),
     "one node": Graph(np.zeros(7, int), 1),
     "many channels": Graph(RANDOM.integers(0, 9, 80), 9, "64x0e+64x1o", "33x0e+64x1o+16x1e"),
 }

@@ -67,6 +67,38 @@ print(machine.threads())
     assert run(code, OMP_NUM_THREADS="", NUMBA_NUM_THREADS="") == "1"
 
 
+def test_kernels_obey_and_start_no_threads(monkeypatch):
+    """The limit reaches them; their threads are XLA's, even where it runs several calls at once."""
+    code = """
+import ctypes, os
+import e3nn_jax as e3nn, jax, jax.numpy as jnp
+from eqfuse import ops
+from eqfuse.ops._numba import machine
+
+def count():
+    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
+
+def products(x):
+    arrays = [e3nn.IrrepsArray("16x0e+16x1o", x + k) for k in range(4)]
+    return [ops.tensor_product(a, a[:, :1], backend="numba").array for a in arrays]
+
+x = jnp.ones((20_000, 64))
+jax.block_until_ready(jax.jit(lambda x: [(x + k) @ x.T[:, :64] for k in range(4)])(x))
+compiled = jax.jit(products).lower(x).compile()
+before = count()
+for _ in range(5):
+    jax.block_until_ready(compiled(x))
+limit = ctypes.c_int64.from_address(machine._runtime()["eqfuse_limit"]).value
+active = ctypes.c_int64.from_address(machine._runtime()["eqfuse_active"]).value
+print(limit, active, count() - before)
+"""
+    for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        monkeypatch.delenv(variable, raising=False)
+    assert run(code, OMP_NUM_THREADS="1") == "1 0 0"
+    many = run(code).split()
+    assert many == [str(machine.threads()), "0", "0"]
+
+
 @pytest.mark.parametrize(
     ("files", "quota"),
     [

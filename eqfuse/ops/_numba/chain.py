@@ -17,7 +17,7 @@ from eqfuse.ops._chain import Chain
 from eqfuse.ops._form import Form, Index, Operand, Segment
 from eqfuse.ops._mixing import Rows
 from eqfuse.ops._numba import ir, mix_rows, mix_weights
-from eqfuse.ops._numba.chain_arrays import BLOCK, NODE, ORDER, PTR, Arrays
+from eqfuse.ops._numba.chain_arrays import NODE, ORDER, PTR, Arrays
 from eqfuse.ops._numba.groups import Groups
 from eqfuse.ops._numba.ir import Function
 from eqfuse.ops._numba.kernel import SIGNATURE, Pass, write_block
@@ -48,7 +48,7 @@ class _Generator:
     def __init__(self, chain: Chain, dtype: str, machine: Machine, parts: int):
         self.chain, self.dtype, self.machine, self.parts = chain, dtype, machine, parts
         self.copies = Copies(dtype, machine.vector_bytes // ir.BYTES[dtype])
-        self.arrays = Arrays(chain, parts)
+        self.arrays = Arrays(chain, parts, dtype)
         self.texts: list[str] = []
         self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes
         self.cost = 0
@@ -190,8 +190,8 @@ class _Generator:
             if self.chain.on_graph:
                 self._part_of_nodes(f, first, last)
             else:
-                with f.loop(last, start=first, step=BLOCK) as blocks:
-                    stop = f.minimum(f.plus(blocks.index, BLOCK), last)
+                with f.loop(last, start=first, step=self.arrays.block) as blocks:
+                    stop = f.minimum(f.plus(blocks.index, self.arrays.block), last)
                     self._block(f, blocks.index, stop, None)
         block = 0 if self.chain.on_graph else 1
         return Pass("chain", f.text(), block, self.cost, 0, self.arrays.scratch, self.parts)
@@ -202,9 +202,9 @@ class _Generator:
         start, stop = f.load_index(ptr, first), f.load_index(ptr, last)
         at_least_one = f.maximum(stop, f.plus(start, 1))
         with f.loop(
-            at_least_one, start=start, step=BLOCK, carried=[first], kinds=["i64"]
+            at_least_one, start=start, step=self.arrays.block, carried=[first], kinds=["i64"]
         ) as blocks:
-            end_of_block = f.minimum(f.plus(blocks.index, BLOCK), stop)
+            end_of_block = f.minimum(f.plus(blocks.index, self.arrays.block), stop)
             is_last = f.value(f"icmp eq i64 {end_of_block}, {stop}")
             position = f.maximum(f.plus(end_of_block, -1), "0")
             row = f.load_index(self._pointer(f, "index", ORDER), position)

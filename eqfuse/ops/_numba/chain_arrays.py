@@ -3,11 +3,12 @@
 from eqfuse.ops._chain import Chain
 from eqfuse.ops._form import Index
 from eqfuse.ops._mixing import Mixing, Weights
+from eqfuse.ops._numba import ir
 from eqfuse.ops._numba.mixing import is_wide, transposed, width_of
 from eqfuse.ops._numba.module import DATA, DTYPES, NODES, ROWS, Entry
 
-BLOCK = 32
-"""Rows that go through a chain together."""
+MOST_ROWS, FEWEST_TOGETHER, CACHE = 32, 8, 1 << 20
+"""Rows that go through a chain together, and the bytes of all that lies between the steps."""
 
 FEWEST_ROWS = 256
 """Rows from which on a chain is one kernel."""
@@ -21,11 +22,15 @@ class Arrays:
     Attributes:
       places: numbers in the table of pointers.
       num_arguments, num_external: arrays that XLA gives, first the arguments.
+      block: rows that go through the chain together.
       scratch: bytes that a thread needs.
     """
 
-    def __init__(self, chain: Chain, parts: int):
+    def __init__(self, chain: Chain, parts: int, dtype: str):
         self.chain, self.parts, self.scratch = chain, parts, 0
+        row_bytes = ir.BYTES[dtype] * sum(chain.operands[n].size for n in chain.local)
+        fitting = CACHE // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
+        self.block = max(FEWEST_TOGETHER, min(MOST_ROWS, fitting))
         self.transposed = transposed_weights(chain)
         keys = [("array", n) for n in range(chain.num_inputs)]
         keys += [("transposed", n) for n in self.transposed]
@@ -42,7 +47,7 @@ class Arrays:
     def add_local(self, key: tuple, row_bytes: int):
         """An array of a block of rows in scratch memory."""
         self.places[key] = len(self.places)
-        self.local[key] = (self.allocate(BLOCK * row_bytes), row_bytes)
+        self.local[key] = (self.allocate(self.block * row_bytes), row_bytes)
 
     def add_word(self, key: tuple):
         self.places[key] = len(self.places)

@@ -26,11 +26,11 @@ SECONDS, FEWEST, MOST = 3.0, 3, 50
 WARM_UP = 1
 
 
-def triton_kernels(problem) -> int:
+def triton_kernels(problem) -> set:
     """Distinct Triton kernels of the same step on a GPU, none of them compiled."""
     traced = jax.jit(problem.function("triton")).trace(*problem.args).jaxpr.jaxpr
     used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
-    return len(set(_specs(used)))
+    return set(_specs(used))
 
 
 def step_times(step, args, results: str) -> record.Spread:
@@ -66,7 +66,7 @@ def measure(model: str, sweep: str, value: str, backend: str, results: str, h100
         "native_kernels": len({call.target for call in calls}),
         "native_calls": len(calls),
         "h100": count(problem.function("triton"), problem.args) if h100 else None,
-        "triton_kernels": triton_kernels(problem) if backend == "numba" else 0,
+        "triton_kernels": len(triton_kernels(problem)) if backend == "numba" else 0,
     }
 
 

@@ -13,6 +13,8 @@ from eqfuse import ops
 
 FEW_EDGES = 16384
 """Up to so many, launches cost more than arithmetic, which XLA does faster for many rows."""
+TOGETHER = 3
+"""Networks side by side in a kernel, at most: kernels do not grow with the number of layers."""
 
 
 def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Array:
@@ -168,7 +170,8 @@ class RadialNetworks(nn.Module):
         if not self.hidden:
             hidden = [basis] * len(networks)
         elif few and ops.resolve(self.backend).startswith("triton"):
-            hidden = _side_by_side(basis, first, self.backend)
+            groups = [first[k : k + TOGETHER] for k in range(0, len(first), TOGETHER)]
+            hidden = [h for group in groups for h in _side_by_side(basis, group, self.backend)]
         else:
             one = _hidden_layers if few else jax.checkpoint(_hidden_layers)
             hidden = [one(basis, kernels) for kernels in first]

@@ -23,9 +23,10 @@ def step_of(name, layers):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_three_and_six_layers_have_the_same_number_of_triton_kernels(name):
+def test_three_and_six_layers_have_the_same_triton_kernels(name):
     few, many = (triton_kernels(step_of(name, layers)) for layers in (3, 6))
-    assert 10 < few == many
+    assert len(few) > 10
+    assert few == many
 
 
 def test_three_and_six_layers_have_the_same_number_of_native_kernels():

@@ -71,8 +71,10 @@ def test_spherical_harmonics_are_component_normalised_and_of_natural_parity():
 @pytest.mark.parametrize("hidden", [(), (4,), (4, 6)])
 def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypatch):
     monkeypatch.setattr(radial, "FEW_EDGES", few_edges)
+    monkeypatch.setattr(radial, "TOGETHER", 2)
     basis = np.random.default_rng(0).normal(size=(5, 3))
-    networks = radial.RadialNetworks(hidden, (7, 2), backend)
+    widths = (7, 2, 5)
+    networks = radial.RadialNetworks(hidden, widths, backend)
     params = networks.init(jax.random.key(0), basis)
 
     def theirs(params, basis):
@@ -80,7 +82,7 @@ def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypat
             e3nn.flax.MultiLayerPerceptron(
                 (*hidden, width), jax.nn.silu, output_activation=False
             ).apply({"params": params["params"][f"layer_{k}"]}, basis)
-            for k, width in enumerate((7, 2))
+            for k, width in enumerate(widths)
         ]
 
     def forces(function, params):

@@ -7,7 +7,8 @@ float64. Then kernels: the cases of the peers' benchmarks, forward, backward and
 backward, against e3nn-jax jitted, cuEquivariance-JAX and OpenEquivariance-JAX, as times, ratios,
 and shares of the bandwidth and of the arithmetic measured on the same machine. Then training steps
 of the three models. No time is given of what is not right. What fails, is missing, or does not fit
-into the minutes is a result that says so. Results are printed, and written to FILE as they come.
+into the minutes is a result that says so; an error of eqfuse fails the command when all is done.
+Results are printed, and written to FILE as they come.
 
 Without a GPU: --dry-run runs all of it in tiny sizes on the CPU, where no number means anything;
 --compile-only compiles every kernel, and every computation, for an H100.
@@ -27,7 +28,7 @@ import time
 from benchmarks.gpu import plan
 from benchmarks.gpu.tables import Tables
 from benchmarks.gpu.worker import Job, Worker, serve
-from benchmarks.record import write_json
+from benchmarks.record import to_json, write_json
 
 PEERS = ("cuequivariance", "openequivariance")
 RESERVE_S = 5
@@ -114,7 +115,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results.json"))
+    parser.add_argument("--out", "--json", type=pathlib.Path, default=pathlib.Path("results.json"))
     parser.add_argument("--minutes", type=float, default=9, help="after which nothing runs")
     parser.add_argument(
         "--only", default="", help="only what holds this in '<group> <case> <dtype>'"
@@ -170,9 +171,11 @@ def main(arguments: list[str] | None = None) -> None:
             run = Run(worker, options.out, content, options.minutes)
             if wrong := run.describe({"commit": options.commit, "small": on_cpu}):
                 sys.exit(f"cannot measure here: {wrong}; without a GPU: --dry-run, --compile-only")
-            run.all(jobs)
+            results = run.all(jobs)["results"]
         finally:
             worker.stop()
+    if failed := [result for result in results if "error" in result]:
+        sys.exit("\n".join(f"error: {to_json(result)}" for result in failed))
 
 
 if __name__ == "__main__":

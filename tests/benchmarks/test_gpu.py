@@ -4,24 +4,15 @@ import json
 import sys
 import time
 
-import e3nn_jax as e3nn
 import jax
 import numpy as np
 import pytest
 
 from benchmarks import peers
-from benchmarks.cases import Case, Channelwise, Contraction
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import kernels, measure, parity, plan, steps
 from benchmarks.gpu.errors import first_line, spoiled
-from benchmarks.gpu.problems import (
-    ORDERS,
-    PROBLEMS,
-    channelwise,
-    contraction,
-    derivative,
-    graph_product,
-)
+from benchmarks.gpu.problems import ORDERS, PROBLEMS
 from benchmarks.gpu.tables import Tables
 from benchmarks.gpu.worker import Job, Worker
 from benchmarks.record import ParityError
@@ -244,6 +235,17 @@ def test_the_command_writes_all_of_its_results(tmp_path, capsys):
     assert "a dry run on the CPU" in capsys.readouterr().out
 
 
+def test_the_command_fails_where_a_result_is_an_error(tmp_path, monkeypatch, capsys):
+    wrong(monkeypatch, 1.001)
+    monkeypatch.setattr(program, "Worker", lambda *_: InProcess())
+    monkeypatch.setattr(
+        program.plan, "jobs", lambda *_: [plan.parity("tetris-1", "float32", "numba", True)]
+    )
+    monkeypatch.setattr(measure, "FUNCTIONS", measure.FUNCTIONS | {"describe": lambda **_: [{}]})
+    with pytest.raises(SystemExit, match=r'error: \{"group": "parity", "case": "tetris-1"'):
+        program.main(["--dry-run", "--out", str(tmp_path / "out.json")])
+
+
 def test_what_is_asked_for():
     jobs = program.jobs_of(program.options_of(["--peers", "--minutes", "3"]))
     groups = [job.label["group"] for job in jobs]
@@ -271,49 +273,3 @@ def test_results_that_stopped_early_fit_into_the_tables():
         assert empty == ""
         assert header.count("|") == rule.count("|") == line.count("|")
         assert "skipped: 0 s were left" in line
-
-
-def test_instructions_for_openequivariance_are_the_product_of_e3nn(rng):
-    case = Case("6x0e+3x1o+3x1e", "0e+1o+2e", "0e+1o+1e+2o")
-    problem = graph_product(case, *TINY)
-    irreps, instructions = peers.uvu_instructions(case)
-    x, y, w = (rng.normal(size=shape) for shape in problem.shapes)
-    sides = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y), irreps
-    graph, messages, start = problem.integers, [], 0
-    for i, j, k, mode, weighted in instructions:
-        assert (mode, weighted) == ("uvu", True)
-        (mul, ir_x), (one, ir_y), (mul_out, ir_out) = sides[0][i], sides[1][j], sides[2][k]
-        assert (one, mul_out) == (1, mul)
-        a = x[graph.senders][:, sides[0].slices()[i]].reshape(-1, mul, ir_x.dim)
-        b, c = y[:, sides[1].slices()[j]], w[:, start : start + mul]
-        cg = np.sqrt(ir_out.dim) * e3nn.clebsch_gordan(ir_x.l, ir_y.l, ir_out.l)
-        messages.append(np.einsum("eui,ej,ijk,eu->euk", a, b, cg, c).reshape(len(b), -1))
-        start += mul
-    out = np.zeros((graph.num_nodes, irreps.dim))
-    np.add.at(out, graph.receivers, np.concatenate(messages, -1))
-    with jax.enable_x64(True):
-        expected = jax.jit(problem.function("e3nn"))((x, y, w), graph)
-    np.testing.assert_allclose(out, expected, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        graph_product(Case("6x0e+2x1o+4x1e", "0e+1o", "0e+1o"), *TINY),
-        channelwise(Channelwise("3x0e+3x1o", "3x0e+3x1o", "0e+1o"), *TINY),
-        contraction(Contraction("0e+1o", "0e+1o"), *TINY),
-    ],
-    ids=["graph", "channelwise", "contraction"],
-)
-def test_polynomials_of_cuequivariance_are_the_op(problem):
-    pytest.importorskip("cuequivariance_jax", reason="cuEquivariance is not installed")
-    side = peers.cuequivariance(problem, "float64", method="naive")
-    with parity.precision("float64"):
-        arguments = kernels.random_arrays(problem.arguments("double", "float64"))
-        for number, order in enumerate(ORDERS, 1):
-            given = arguments[:number]
-            reference = jax.jit(derivative(problem.function("e3nn"), order))
-            expected = reference(given, problem.integers)
-            function = jax.jit(derivative(side.function, order))
-            found = function(side.arguments(order, given), problem.integers)
-            assert kernels.largest_difference(expected, side.results(order, found)) < 1e-12

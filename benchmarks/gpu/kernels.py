@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -92,7 +93,8 @@ def _compile_ahead(function, backend: str, shapes, integers) -> float | None:
             for n, order in enumerate(ORDERS, 1)
         ]
 
-    ops.compile_ahead(everything, shapes, integers)
+    with contextlib.suppress(RuntimeError):  # the order that does not compile says so itself
+        ops.compile_ahead(everything, shapes, integers)
     return time.perf_counter() - start
 
 
@@ -156,15 +158,17 @@ class _Order:
     def _checked(self, compiled: dict):
         """Calls of the sides whose results are right, what else is known of them, and the judge."""
         judge = expected = None
-        if compiled.get(EXACT) is not None:
-            wide = jax.tree.map(lambda a: a.astype(jnp.float32), self.arguments)
-            judge, expected = EXACT, compiled[EXACT][0](wide, self.integers)
+        if compiled[EXACT] is not None:
+            try:
+                wide = jax.tree.map(lambda a: a.astype(jnp.float32), self.arguments)
+                expected = jax.block_until_ready(_function(compiled[EXACT])(wide, self.integers))
+                judge = EXACT
+            except Exception as error:
+                self.errors[EXACT] = first_line(error)
         calls, numbers = {}, {}
         for name, side in self.sides.items():
             try:
-                if isinstance(compiled[name], Exception):
-                    raise compiled[name]
-                function, seconds = compiled[name]
+                function, seconds = _function(compiled[name]), compiled[name][1]
                 inputs = side.arguments(self.order, self.arguments)
                 call = functools.partial(function, inputs, self.integers)
                 results = side.results(self.order, jax.block_until_ready(call()))
@@ -213,6 +217,13 @@ class _Order:
             "bandwidth_share": self.bytes() / seconds / machine["copy_bytes_per_s"],
             "rate_share": self.operations() / seconds / machine[f"{arithmetic}_per_s"],
         }
+
+
+def _function(compiled):
+    """The function of what `compile_all` gives; its exception is raised."""
+    if isinstance(compiled, Exception):
+        raise compiled
+    return compiled[0]
 
 
 def scratch(function) -> int | None:

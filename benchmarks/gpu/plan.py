@@ -55,7 +55,7 @@ def parity(name: str, dtype: str, backend: str, dry: bool) -> Job:
     size = TINY if dry else REDUCED
     arguments = {"name": name, "dtype": dtype, "backend": backend, "size": size}
     label = {"group": "parity", "case": name, "dtype": dtype}
-    return Job("parity", arguments, label, cost_s=10)
+    return Job("parity", arguments, label, cost_s=20)
 
 
 def jobs(backend: str, peers: dict[str, dict], seconds: float, dry: bool) -> list[Job]:

@@ -108,12 +108,12 @@ def ahead(target: str) -> list[Job]:
         for name in PARITY:
             arguments = {"name": name, "dtype": dtype, "size": sizes.get(name, MIDDLE)}
             label = {"group": "ahead", "case": name, "dtype": dtype}
-            found.append(Job("ahead", arguments | {"target": target}, label, cost_s=60))
+            found.append(Job("ahead", arguments | {"target": target}, label, cost_s=120))
     for model in MODELS:
         for size in STEPS:
             arguments = {"model": model, "size": size, "target": target}
             label = {"group": "ahead", "case": model, "dtype": "float32"}
-            found.append(Job("ahead_step", arguments, label, cost_s=60))
+            found.append(Job("ahead_step", arguments, label, cost_s=120))
     return found
 
 

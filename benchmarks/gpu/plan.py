@@ -21,6 +21,7 @@ PARITY = (
     "fused-linear-128",
     "fused-rows-32-l2",
     "linear-64-l2",
+    "tetris-1",
     "tetris-2",
     "product-rows",
     "elementwise-rows",

@@ -21,6 +21,7 @@ PARITY = (
     "fused-linear-128",
     "fused-rows-32-l2",
     "linear-64-l2",
+    "tetris-1",
     "tetris-2",
     "product-rows",
     "elementwise-rows",
@@ -108,12 +109,12 @@ def ahead(target: str) -> list[Job]:
         for name in PARITY:
             arguments = {"name": name, "dtype": dtype, "size": sizes.get(name, MIDDLE)}
             label = {"group": "ahead", "case": name, "dtype": dtype}
-            found.append(Job("ahead", arguments | {"target": target}, label, cost_s=60))
+            found.append(Job("ahead", arguments | {"target": target}, label, cost_s=120))
     for model in MODELS:
         for size in STEPS:
             arguments = {"model": model, "size": size, "target": target}
             label = {"group": "ahead", "case": model, "dtype": "float32"}
-            found.append(Job("ahead_step", arguments, label, cost_s=60))
+            found.append(Job("ahead_step", arguments, label, cost_s=120))
     return found
 
 

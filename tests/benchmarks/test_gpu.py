@@ -221,7 +221,7 @@ def test_a_process_that_dies_or_hangs_is_replaced():
 
 def test_the_command_writes_all_of_its_results(tmp_path, capsys):
     out = tmp_path / "results.json"
-    arguments = ["--dry-run", "--only", "parity linear-64-l2 float32", "--out", str(out)]
+    arguments = ["--dry-run", "--only", "parity tetris-1 float32", "--out", str(out)]
     program.main([*arguments, "--commit", "abc"])
     content = json.loads(out.read_text())
     assert content["dry_run"]

@@ -4,7 +4,7 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _build, _fused, _gate, _linear, _mixing_kernel
+from eqfuse.ops import _build, _build_uuu, _fused, _gate, _linear, _mixing_kernel
 
 BOTH_L2 = "0e+0o+1e+1o+2e+2o"
 
@@ -13,17 +13,25 @@ def _times(mul: int, irreps: str) -> str:
     return "+".join(f"{mul}x{ir}" for ir in irreps.split("+"))
 
 
-def fused(x: str, y: str, out: str, *, on_graph: bool, weighted: bool = True, gated: bool = False):
+def fused(
+    x: str,
+    y: str,
+    out: str,
+    *,
+    on_graph: bool,
+    weighted: bool = True,
+    gated: bool = False,
+    channelwise: bool = False,
+):
     """A fused op, with a skip where it is gated."""
     keep = tuple(sorted({ir for _, ir in e3nn.Irreps(out)}))
-    product = _build.tensor_product(
-        e3nn.Irreps(x),
-        e3nn.Irreps(y),
-        filter_ir_out=keep,
-        normalization="component",
-        weighted=weighted and on_graph,
-        on_graph=on_graph,
-    )
+    options = {"filter_ir_out": keep, "normalization": "component", "on_graph": on_graph}
+    if channelwise:
+        build = _build_uuu.channelwise_tensor_product
+    else:
+        build = _build.tensor_product
+        options["weighted"] = weighted and on_graph
+    product = build(e3nn.Irreps(x), e3nn.Irreps(y), **options)
     linear = _linear.for_product(product, out, force_irreps_out=True)
     acts = (jax.nn.silu, jnp.tanh, jax.nn.silu, jnp.tanh)
     gate = _gate.gate(linear, *acts, True) if gated else None
@@ -70,6 +78,21 @@ SPECS = {
         "out": TETRIS,
         "on_graph": True,
         "weighted": False,
+    },
+    # the second layer of three: of features with the environment, to latents and features
+    "allegro-64-l2": {
+        "x": _times(64, "0e+1o+1e+2e+2o"),
+        "y": _times(64, "0e+1o+2e"),
+        "out": f"128x0e+{_times(64, '1o+2e')}",
+        "on_graph": True,
+        "channelwise": True,
+    },
+    "allegro-128-l3": {
+        "x": _times(128, "0e+1o+1e+2e+2o+3o+3e"),
+        "y": _times(128, "0e+1o+2e+3o"),
+        "out": f"1024x0e+{_times(128, '1o+2e+3o')}",
+        "on_graph": True,
+        "channelwise": True,
     },
 }
 """Arguments of `fused`."""

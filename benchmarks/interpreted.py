@@ -137,16 +137,17 @@ def _operands(case, backend: str):
     return x, y, {"filter_ir_out": keep, "backend": backend}
 
 
-def _fused(x, y, out, on_graph, weighted=True, gated=False, *, backend, rng):
+def _fused(x, y, out, on_graph, weighted=True, gated=False, channelwise=False, *, backend, rng):
     """As `_function`, of a product and a Linear, and a gate with a skip before it."""
     x, y, z = (_Typed(e3nn.Irreps(i)) for i in (x, y, out))
-    rows = NODES if on_graph else EDGES
+    rows = NODES if on_graph and not channelwise else EDGES
+    of_y = NODES if channelwise else EDGES
     keep = sorted({ir for _, ir in z.irreps})
-    width = ops.graph_tensor_product(x.irreps, y.irreps, filter_ir_out=keep).num_irreps
     kind = ops.TensorProductLinearGate if gated else ops.TensorProductLinear
-    module = kind(out, force_irreps_out=True, backend=backend)
-    args = {"x": _normal(rng, rows, x.irreps.dim), "y": _normal(rng, EDGES, y.irreps.dim)}
-    if on_graph and weighted:
+    module = kind(out, force_irreps_out=True, channelwise=channelwise, backend=backend)
+    args = {"x": _normal(rng, rows, x.irreps.dim), "y": _normal(rng, of_y, y.irreps.dim)}
+    if on_graph and weighted and not channelwise:
+        width = ops.graph_tensor_product(x.irreps, y.irreps, filter_ir_out=keep).num_irreps
         args["weights"] = _normal(rng, EDGES, width)
     if gated:
         args["skip"] = _normal(rng, rows, z.irreps.dim)

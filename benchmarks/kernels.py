@@ -30,6 +30,7 @@ from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict
 from eqfuse.ops import Edges, _fused_backward, _fused_kernel, _plan
 from eqfuse.ops._ahead import compile_ahead
+from eqfuse.ops._fused_primitive import second_op
 from eqfuse.ops._triton import compile as compiler
 from eqfuse.ops._triton.parallel import available_processes, compile_many
 
@@ -83,6 +84,11 @@ def kernels_of(name: str, dtype: str):
     backward = _fused_backward.backward(fused, *everything, dtype)
     yield "forward", fused.form.num_terms, [_fused_kernel.forward(fused, dtype).spec]
     yield "backward", 2 * fused.form.num_terms, [backward.spec]
+    if not fused.summed and fused.gate is None:
+        other, _, asked = second_op(fused, [True] * len(fused.form.inputs))
+        backward = _fused_backward.backward(other, asked, (True,), dtype)
+        specs = [_fused_kernel.forward(other, dtype).spec, backward.spec]
+        yield "double", other.form.num_terms, specs
 
 
 def measure(names, target: str, processes: int) -> list[Row]:

@@ -105,6 +105,22 @@ def _second_abstract(*arrays, call, wanted, given, active):
     return _backward_abstract(*arrays, call=call, wanted=wanted, given=given)
 
 
+def second_op(fused: Fused, given):
+    """The op of `second_transposed`, for cotangents of the product's inputs that are given.
+
+    Returns:
+      (the op; which of the inputs and cotangents it reads; of which operands its backward is
+      wanted).
+    """
+    form = fused.form.jvp(tuple(given))
+    used = form.used_inputs()
+    num_inputs = len(fused.form.inputs)
+    of_inputs, of_tangents = used[:num_inputs], used[num_inputs:]
+    asked = (True,) * sum(of_inputs) + (False,) * sum(of_tangents)
+    asked += (True,) * len(fused.linear.parameters)
+    return Fused.build(form.drop_inputs(used), fused.linear, None, False), used, asked
+
+
 def second_transposed(call: Call, wanted, operands, integers, cotangents):
     """Gradients of sum_i <c_i, backward_i> by the operands of a backward, None where it is zero.
 
@@ -116,16 +132,12 @@ def second_transposed(call: Call, wanted, operands, integers, cotangents):
     z, ct = operands[n:]
     c = iter(cotangents)
     c = [next(c) if w else None for w in wanted[: len(inputs)]]
-    form = fused.form.jvp(tuple(a is not None for a in c))
-    used = form.used_inputs()
+    other, used, asked = second_op(fused, [a is not None for a in c])
     arrays = [*inputs, *(a for a in c if a is not None)]
     arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
-    other = Fused.build(form.drop_inputs(used), fused.linear, None, False)
     call = dataclasses.replace(call, fused=other)
     floats = [*arrays, *parameters]
     of_inputs = used[: len(inputs)]
-    asked = (True,) * sum(of_inputs) + (False,) * (len(arrays) - sum(of_inputs))
-    asked += (True,) * len(parameters)
     arrays = _primitive._vary_alike([*floats, *integers])
     dct = fused_p.bind(*arrays, call=call)[0]
     arrays = _primitive._vary_alike([*floats, z, ct, *integers])

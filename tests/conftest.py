@@ -25,3 +25,10 @@ def shared_data() -> Path:
 def rng() -> np.random.Generator:
     """Random numbers, the same in every run."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_what_was_compiled():
+    """Thousands of small programs of JAX take gigabytes, which the next file does not need."""
+    yield
+    jax.clear_caches()

@@ -342,28 +342,6 @@ def test_launches_of_forward_and_backward(case):
     assert interpret_count() - before == (4 if case.graph else 3)
 
 
-@pytest.mark.parametrize("name", ["rows-linear", "rows-channelwise", "graph-channelwise"])
-def test_training_on_forces_writes_no_product_over_rows(name):
-    pytest.importorskip("triton", reason="the interpreter is part of triton")
-    case = CASES[name]
-    problem = Problem(case, np.float32)
-
-    def loss(params, arrays):
-        def energy(arrays):
-            return jnp.sum(problem.apply("triton-interpret", params, arrays).array ** 3)
-
-        return sum(jnp.sum(force**2) for force in jax.tree.leaves(jax.grad(energy)(arrays)))
-
-    keep = sorted({ir for _, ir in e3nn.Irreps(case.out)})
-    channelwise = dict(case.options).get("channelwise")
-    product = ops.channelwise_tensor_product if channelwise else ops.tensor_product
-    size = product(case.x, case.y, filter_ir_out=keep).dim
-    rows = EDGES if case.graph else NODES
-    text = jax.jit(jax.grad(loss, (0, 1))).lower(problem.params, problem.arrays).as_text()
-    assert f"tensor<{rows}x{problem.arrays['x'].shape[1]}xf32>" in text
-    assert f"tensor<{rows}x{size}xf32>" not in text
-
-
 def test_parameters_are_e3nns(case):
     """Same tree, names, shapes and initial values, whatever the backend; same output irreps."""
     problem = Problem(case, np.float32)

@@ -5,7 +5,8 @@ Read in this order: `_form` (what a product is, and its derivatives), `_build` a
 `_plan` (forms as Triton kernels), `_triton` (kernels compiled, kept and launched), then the public
 functions.
 The dense part is `_mixing` (what a Linear is, and its derivatives), `_mixing_kernel` (as a kernel),
-and `_fused` with `_fused_kernel` and `_fused_backward` (product, Linear and gate in one).
+and `_fused` (product, Linear and gate in one, by definition) with `_fused_primitive` (their
+derivatives), `_fused_kernel` and `_fused_backward` (as Triton kernels), and `_chain` (natively).
 """
 
 from eqfuse.ops._ahead import compile_ahead

@@ -7,7 +7,23 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops.test_tensor_product_linear import CASES, EDGES, NODES, Problem
+from tests.ops.test_tensor_product_linear import CASES, EDGES, NODES, Case, Problem
+
+OTHERS = {
+    "indexed": Case(
+        ops.TensorProductLinear, False, "5x0e+5x1o", "2x0e+1o", "7x0e+4x1o", indexed=True
+    ),
+    "skip": Case(
+        ops.TensorProductLinear,
+        False,
+        "5x0e+5x1o",
+        "0e+1o",
+        "7x0e+4x1o",
+        skip=True,
+        options=(("force_irreps_out", True),),
+    ),
+}
+"""Linears without biases, whose second derivatives are fused, that are not in `CASES`."""
 
 
 @pytest.mark.parametrize("name", ["rows-linear", "rows-channelwise", "graph-channelwise"])
@@ -30,3 +46,28 @@ def test_training_on_forces_writes_no_product_over_rows(name):
     text = jax.jit(jax.grad(loss, (0, 1))).lower(problem.params, problem.arrays).as_text()
     assert f"tensor<{rows}x{problem.arrays['x'].shape[1]}xf32>" in text
     assert f"tensor<{rows}x{size}xf32>" not in text
+
+
+@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_gradients_of_a_loss_on_forces_equal_e3nns(name, backend, x64):
+    if backend == "triton-interpret":
+        pytest.importorskip("triton", reason="the interpreter is part of triton")
+    problem = Problem(OTHERS[name])
+
+    def gradients(backend):
+        def energy(operands, params, arrays):
+            return jnp.sum(jnp.sin(problem.apply(backend, params, arrays | operands).array))
+
+        def loss(params, arrays):
+            operands = {name: arrays[name] for name in "xy"}
+            forces = jax.grad(energy)(operands, params, arrays)
+            return sum(jnp.sum(jnp.cos(force)) for force in jax.tree.leaves(forces))
+
+        return jax.jit(jax.grad(loss, (0, 1)))(problem.params, problem.arrays)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12),
+        gradients(backend),
+        gradients("e3nn"),
+    )

@@ -4,7 +4,7 @@ import ctypes
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # of malloc.h
-NEVER = 2**31 - 1
+NEVER = -1  # for M_TRIM_THRESHOLD; the largest int would be 2 GB, which a large step frees
 
 
 def keep_freed_memory() -> bool:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from eqfuse import ops
 from eqfuse.models.allegro_irreps import Paths, tensor_paths
+from eqfuse.models.mlp import MLP, normalized
 from eqfuse.models.radial import edge_geometry
 
 SCALAR = e3nn.Irrep("0e")
@@ -19,11 +20,6 @@ UPDATE = 0.5
 def times(channels: int, irs) -> e3nn.Irreps:
     """Each irrep `channels` times."""
     return e3nn.Irreps([(channels, ir) for ir in irs])
-
-
-def dense(width: int, name: str) -> nn.Module:
-    """A matrix without bias, normalised so that it keeps the variance."""
-    return e3nn.flax.MultiLayerPerceptron((width,), name=name)
 
 
 class EnvironmentProduct(nn.Module):
@@ -61,7 +57,9 @@ class EnvironmentProduct(nn.Module):
           IrrepsArray [n_edges, irreps_out].
         """
         irs = self.paths.environment
-        weights = dense(self.channels * len(irs), "weights")(x) / math.sqrt(self.avg_num_neighbors)
+        widths = (self.channels * len(irs),)
+        weights = MLP(widths, None, self.backend, name="weights")(x)
+        weights = weights / math.sqrt(self.avg_num_neighbors)
         ones = jnp.ones((edges.num_nodes, self.channels), x.dtype)
         environment = ops.graph_tensor_product(
             e3nn.IrrepsArray(times(self.channels, [SCALAR]), ones),
@@ -139,14 +137,12 @@ class AllegroLayer(nn.Module):
         scalars = self.channels * self.paths.num_scalars
         # each is normalised by its own number of columns, and the matrix by that of all
         own, other = (math.sqrt(n / (width + scalars)) for n in (width, scalars))
-        new = own * dense(width, "latents")(x) + other * mixed
+        new = own * MLP((width,), None, self.backend, name="latents")(x) + other * mixed
         if self.latent_layers == 1:
             return new
         act = jax.nn.silu if self.latent_activation else None
-        new = e3nn.normalize_function(act)(new) if act else new
-        return e3nn.flax.MultiLayerPerceptron(
-            (width,) * (self.latent_layers - 1), act, output_activation=False, name="mlp"
-        )(new)
+        widths = (width,) * (self.latent_layers - 1)
+        return MLP(widths, act, self.backend, name="mlp")(normalized(act)(new))
 
 
 class Allegro(nn.Module):
@@ -258,17 +254,15 @@ class Allegro(nn.Module):
         """x of the two atoms of each edge, [n_edges, latent_dim]."""
         z = jax.nn.one_hot(species, self.num_species, dtype=basis.dtype)
         widths = [self.latent_dim >> k for k in reversed(range(self.two_body_layers))]
-        x = e3nn.flax.MultiLayerPerceptron(
-            tuple(max(1, width) for width in widths),
-            jax.nn.silu,
-            output_activation=False,
-            name="two_body",
-        )(jnp.concatenate([z[edges.receivers], z[edges.senders], basis], axis=1))
+        widths = tuple(max(1, width) for width in widths)
+        x = jnp.concatenate([z[edges.receivers], z[edges.senders], basis], axis=1)
+        x = MLP(widths, jax.nn.silu, self.backend, name="two_body")(x)
         return envelope[:, None] * x
 
     def _first_features(self, x, sh, irs):
         """V: spherical harmonics, weighted, IrrepsArray [n_edges, channels x irs]."""
-        weights = dense(self.channels * len(irs), "first_features")(x)
+        widths = (self.channels * len(irs),)
+        weights = MLP(widths, None, self.backend, name="first_features")(x)
         weights = weights.reshape(-1, len(irs), self.channels, 1)
         chunks = [weights[:, k] * y for k, y in enumerate(sh.filter(keep=irs).chunks)]
         return e3nn.from_chunks(times(self.channels, irs), chunks, (len(x),), x.dtype)
@@ -279,7 +273,7 @@ class Allegro(nn.Module):
         count = irreps_out.count(SCALAR)
         scalars, chunks = None, []
         if count:
-            mlp = e3nn.flax.MultiLayerPerceptron((self.readout_hidden, count), name="readout")
+            mlp = MLP((self.readout_hidden, count), None, self.backend, name="readout")
             scalars = mlp(x)[:, :, None]
         tensors = [(mul, ir) for mul, ir in irreps_out if ir != SCALAR]
         if tensors:

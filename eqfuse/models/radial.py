@@ -1,6 +1,5 @@
 """What a model knows of an edge: its direction, its length, and smooth functions of the length."""
 
-import itertools
 import math
 from typing import NamedTuple
 
@@ -10,9 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse import ops
+from eqfuse.models import mlp
 
-FEW_EDGES = 16384
-"""Up to so many, launches cost more than arithmetic, which XLA does faster for many rows."""
 TOGETHER = 3
 """Networks side by side in a kernel, at most: kernels do not grow with the number of layers."""
 
@@ -143,9 +141,9 @@ class RadialNetworks(nn.Module):
     """The radial network of every layer: from the basis to weights of tensor products.
 
     Each is an `e3nn.flax.MultiLayerPerceptron` with normalised silu, without bias, so that its
-    output vanishes with the basis, at the cutoff and for padding. On a GPU, and for few edges, the
-    hidden layers of all of them are computed side by side; for many edges, derivatives compute them
-    again instead of keeping them.
+    output vanishes with the basis, at the cutoff and for padding. For few edges, the kernels of
+    eqfuse compute the hidden layers of some of them side by side; for many, derivatives compute
+    them again instead of keeping them.
 
     Attributes:
       hidden: widths of the hidden layers.
@@ -162,67 +160,34 @@ class RadialNetworks(nn.Module):
     def __call__(self, basis):
         """basis: [n_edges, num_bessel]. Returns an array [n_edges, width] for each output."""
         networks = [
-            _Kernels((*self.hidden, width), name=f"layer_{k}")(basis)
+            mlp.Kernels((*self.hidden, width), name=f"layer_{k}")(basis)
             for k, width in enumerate(self.outputs)
         ]
         first = [kernels[:-1] for kernels in networks]
-        few = len(basis) <= FEW_EDGES
+        few = len(basis) <= mlp.FEW_ROWS
         if not self.hidden:
             hidden = [basis] * len(networks)
-        elif few and ops.resolve(self.backend).startswith("triton"):
+        elif few and ops.resolve(self.backend) not in ("xla", "e3nn"):
             groups = [first[k : k + TOGETHER] for k in range(0, len(first), TOGETHER)]
             hidden = [h for group in groups for h in _side_by_side(basis, group, self.backend)]
         else:
             one = _hidden_layers if few else jax.checkpoint(_hidden_layers)
             hidden = [one(basis, kernels) for kernels in first]
         last = [kernels[-1] for kernels in networks]
-        return [_scale(w) * jnp.dot(h, w) for h, w in zip(hidden, last, strict=True)]
+        return [mlp.dense(h, w, self.backend) for h, w in zip(hidden, last, strict=True)]
 
 
 def _hidden_layers(x, kernels):
-    act = e3nn.normalize_function(jax.nn.silu)
+    act = mlp.normalized(jax.nn.silu)
     for kernel in kernels:
-        x = act(_scale(kernel) * jnp.dot(x, kernel))
+        x = act(mlp.dense(x, kernel, "xla"))
     return x
 
 
 def _side_by_side(x, networks, backend):
     """`_hidden_layers` of each network, whose matrices have the same shapes."""
-    act = e3nn.normalize_function(jax.nn.silu)
+    act = mlp.normalized(jax.nn.silu)
     for kernels in zip(*networks, strict=True):
-        x = act(ops.grouped_dense(x, kernels, scale=_scale(kernels[0]), backend=backend))
+        scale = mlp.scale(kernels[0])
+        x = act(ops.grouped_dense(x, kernels, scale=scale, backend=backend))
     return jnp.split(x, len(networks), axis=1)
-
-
-class _Kernels(nn.Module):
-    """The parameters of an `e3nn.flax.MultiLayerPerceptron` without bias."""
-
-    widths: tuple[int, ...]
-
-    @nn.compact
-    def __call__(self, x):
-        sizes = [x.shape[1], *self.widths]
-        return [
-            _Kernel((n_in, n_out), name=f"Dense_{i}")(x.dtype)
-            for i, (n_in, n_out) in enumerate(itertools.pairwise(sizes))
-        ]
-
-
-class _Kernel(nn.Module):
-    shape: tuple[int, int]
-
-    @nn.compact
-    def __call__(self, dtype):
-        exponent = 1 - _gradient_normalization()
-        init = nn.initializers.normal(stddev=math.sqrt(1 / self.shape[0]) ** exponent)
-        return self.param("kernel", init, self.shape, dtype)
-
-
-def _scale(kernel) -> float:
-    """What e3nn-jax multiplies a dense layer with."""
-    return math.sqrt(1 / kernel.shape[0]) ** _gradient_normalization()
-
-
-def _gradient_normalization() -> float:
-    value = e3nn.config("gradient_normalization")
-    return {"element": 0.0, "path": 1.0}[value] if isinstance(value, str) else value

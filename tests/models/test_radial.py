@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.models import radial
+from eqfuse.models import mlp, radial
 from eqfuse.models.radial import (
     bessel_basis,
     lengths_and_directions,
@@ -67,10 +67,10 @@ def test_spherical_harmonics_are_component_normalised_and_of_natural_parity():
 
 
 @pytest.mark.parametrize("few_edges", [0, 100], ids=["many edges", "few edges"])
-@pytest.mark.parametrize("backend", ["xla", "triton-interpret"])
+@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
 @pytest.mark.parametrize("hidden", [(), (4,), (4, 6)])
 def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypatch):
-    monkeypatch.setattr(radial, "FEW_EDGES", few_edges)
+    monkeypatch.setattr(mlp, "FEW_ROWS", few_edges)
     monkeypatch.setattr(radial, "TOGETHER", 2)
     basis = np.random.default_rng(0).normal(size=(5, 3))
     widths = (7, 2, 5)
@@ -106,4 +106,4 @@ def test_hidden_layers_of_many_edges_are_not_kept_for_the_derivatives():
         return sum(a.nbytes for a in jax.tree.leaves(residuals)) / basis.nbytes
 
     # the basis and the last hidden layer, of 64 / 8 times its size
-    assert kept(radial.FEW_EDGES + 1) < 10 < kept(1000)
+    assert kept(mlp.FEW_ROWS + 1) < 10 < kept(1000)

@@ -1,0 +1,100 @@
+"""Dense layers without bias, as in `e3nn.flax.MultiLayerPerceptron`, on the backend of the ops."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import e3nn_jax as e3nn
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse import ops
+
+FEW_ROWS = 16384
+"""Up to so many, launches and threads cost more than arithmetic, which XLA does well for more."""
+
+
+class MLP(nn.Module):
+    """`e3nn.flax.MultiLayerPerceptron` without bias: the same parameters, the same results.
+
+    Attributes:
+      widths: of the layers.
+      act: between layers, normalised; None for nothing.
+      backend: see `eqfuse.ops`; the parameters are the same for all.
+    """
+
+    widths: tuple[int, ...]
+    act: Callable | None
+    backend: str | None
+
+    @nn.compact
+    def __call__(self, x):
+        """x: [rows, columns]. Returns [rows, widths[-1]]."""
+        *hidden, last = kernels(self, x)
+        act = normalized(self.act)
+        for kernel in hidden:
+            x = act(dense(x, kernel, self.backend))
+        return dense(x, last, self.backend)
+
+
+class Kernels(nn.Module):
+    """The parameters of an `MLP`, for those who compute it otherwise."""
+
+    widths: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        """x: [rows, columns]. Returns a matrix for each layer."""
+        return kernels(self, x)
+
+
+def kernels(module: nn.Module, x) -> list[jax.Array]:
+    """The matrices of a module's layers of its `widths`, its parameters, which read x at first."""
+    sizes = [x.shape[1], *module.widths]
+    return [
+        _Kernel(shape, name=f"Dense_{i}")(x.dtype)
+        for i, shape in enumerate(itertools.pairwise(sizes))
+    ]
+
+
+def normalized(act: Callable | None) -> Callable:
+    """The activation scaled to keep the variance of normal numbers, as e3nn-jax does."""
+    return e3nn.normalize_function(act) if act else lambda x: x
+
+
+def dense(x, kernel, backend: str | None):
+    """A layer: x times a matrix, normalised.
+
+    On a CPU natively for few rows: XLA's threads take longer to begin than such a product takes.
+
+    Args:
+      x: [rows, columns].
+      kernel: [columns, width].
+      backend: see `eqfuse.ops`.
+    Returns:
+      [rows, width].
+    """
+    if len(x) <= FEW_ROWS and ops.resolve(backend) == "numba":
+        return ops.grouped_dense(x, [kernel], scale=scale(kernel), backend=backend)
+    return scale(kernel) * jnp.dot(x, kernel)
+
+
+def scale(kernel) -> float:
+    """What e3nn-jax multiplies a dense layer with."""
+    return math.sqrt(1 / kernel.shape[0]) ** _gradient_normalization()
+
+
+class _Kernel(nn.Module):
+    shape: tuple[int, int]
+
+    @nn.compact
+    def __call__(self, dtype):
+        exponent = 1 - _gradient_normalization()
+        init = nn.initializers.normal(stddev=math.sqrt(1 / self.shape[0]) ** exponent)
+        return self.param("kernel", init, self.shape, dtype)
+
+
+def _gradient_normalization() -> float:
+    value = e3nn.config("gradient_normalization")
+    return {"element": 0.0, "path": 1.0}[value] if isinstance(value, str) else value

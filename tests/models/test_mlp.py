@@ -1,0 +1,46 @@
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.models import mlp
+
+
+@pytest.mark.parametrize("few_rows", [0, 100], ids=["many rows", "few rows"])
+@pytest.mark.parametrize("backend", ["xla", "numba"])
+@pytest.mark.parametrize(
+    ("widths", "act"), [((7,), None), ((4, 1), None), ((4, 6, 5), jax.nn.silu)], ids=str
+)
+def test_the_layers_are_those_of_e3nn(few_rows, backend, widths, act, monkeypatch):
+    monkeypatch.setattr(mlp, "FEW_ROWS", few_rows)
+    x = np.random.default_rng(0).normal(size=(9, 3))
+    ours = mlp.MLP(widths, act, backend)
+    theirs = e3nn.flax.MultiLayerPerceptron(widths, act, output_activation=False)
+    params = ours.init(jax.random.key(0), x)
+    jax.tree.map(np.testing.assert_array_equal, params, theirs.init(jax.random.key(0), x))
+    np.testing.assert_allclose(ours.apply(params, x), theirs.apply(params, x), atol=1e-12)
+
+    def of_slopes(module):
+        def loss(params):
+            slopes = jax.grad(lambda x: jnp.sum(jnp.sin(module.apply(params, x))))(x)
+            return jnp.sum(slopes**2)
+
+        return jax.grad(loss)(params)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11),
+        of_slopes(ours),
+        of_slopes(theirs),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "backend", "native"), [(16384, "numba", 1), (16385, "numba", 0), (9, "xla", 0)]
+)
+def test_few_rows_are_multiplied_natively(rows, backend, native, monkeypatch):
+    calls = []
+    monkeypatch.setattr(ops, "grouped_dense", lambda x, kernels, **_: calls.append(len(x)))
+    mlp.dense(jnp.ones((rows, 2)), jnp.ones((2, 3)), backend)
+    assert len(calls) == native

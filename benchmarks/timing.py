@@ -12,6 +12,8 @@ import numpy as np
 from benchmarks.record import Spread
 
 WARM_UP, LEAST = 2, 3
+CALLS = 3
+"""Calls of a turn, of which the last is timed: from the third on they take the same time."""
 MEMORY_SHARE = 0.35
 """Of the free memory, for scratch: that of a call is often freed when the next has begun."""
 
@@ -20,9 +22,9 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
     """Run the functions in turn, so that a change of load meets all of them alike.
 
     XLA gives memory back to the system after the results are there, for up to a fifth of the time
-    of a call. So that each function meets what it has left itself, as in a loop, and not what
-    another one has, it is called twice after a pause, and the second call is timed; but for those
-    that take more than a second.
+    of a call, and threads and memory that another function has used are cold. So that each
+    function meets what it has left itself, as in a loop, it is called `CALLS` times after a pause,
+    and the last call is timed; but for those that take more than a second.
 
     Args:
       functions: compiled, by name; the first is the one that others are compared with.
@@ -41,7 +43,8 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
         for name, function in functions.items():
             if times[name][-1] < 1.0:
                 time.sleep(pause)
-                jax.block_until_ready(function(*args))
+                for _ in range(CALLS - 1):
+                    jax.block_until_ready(function(*args))
             times[name].append(_seconds(function, args))
             pause = times[name][-1] / 2
     first = np.array(next(iter(times.values())))

@@ -263,9 +263,7 @@ class Allegro(nn.Module):
         """V: spherical harmonics, weighted, IrrepsArray [n_edges, channels x irs]."""
         widths = (self.channels * len(irs),)
         weights = MLP(widths, None, self.backend, name="first_features")(x)
-        weights = weights.reshape(-1, len(irs), self.channels, 1)
-        chunks = [weights[:, k] * y for k, y in enumerate(sh.filter(keep=irs).chunks)]
-        return e3nn.from_chunks(times(self.channels, irs), chunks, (len(x),), x.dtype)
+        return ops.weighted_channels(sh.filter(keep=irs), weights, backend=self.backend)
 
     def _readout(self, x, v, sh, edges, paths: Paths):
         """The parts of the output that each edge gives, IrrepsArray [n_edges, irreps_out]."""

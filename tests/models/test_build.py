@@ -23,7 +23,10 @@ def test_unknown_models_are_refused(name, message):
     [
         ("nequip", ["7 Linear", "3 TensorProductLinearGate"]),
         # two layers, and the readout of the pseudoscalar
-        ("allegro", ["3 graph_tensor_product", "3 TensorProductLinear"]),
+        (
+            "allegro",
+            ["1 weighted_channels", "3 graph_tensor_product", "3 TensorProductLinear"],
+        ),
         ("mace", ["8 Linear", "2 TensorProductLinear", "2 symmetric_contraction"]),
         ("tetris", ["3 TensorProductLinearGate", "3 LinearSum"]),
     ],

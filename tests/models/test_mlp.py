@@ -11,7 +11,9 @@ from eqfuse.models import mlp
 @pytest.mark.parametrize("few_rows", [0, 100], ids=["many rows", "few rows"])
 @pytest.mark.parametrize("backend", ["xla", "numba"])
 @pytest.mark.parametrize(
-    ("widths", "act"), [((7,), None), ((4, 1), None), ((4, 6, 5), jax.nn.silu)], ids=str
+    ("widths", "act"),
+    [((7,), None), ((4, 1), None), ((4, 6, 5), jax.nn.silu)],
+    ids=["one", "linear", "silu"],
 )
 def test_the_layers_are_those_of_e3nn(few_rows, backend, widths, act, monkeypatch):
     monkeypatch.setattr(mlp, "FEW_ROWS", few_rows)

@@ -31,7 +31,7 @@ def measure(problem, seconds: float) -> dict:
 
     A backend whose scratch memory does not fit in what is free is compiled, and not run.
     """
-    from benchmarks.timing import compiled, fits, interleaved
+    from benchmarks.timing import compiled, fits, interleaved, waited
 
     functions, compile_s, scratch = {}, {}, {}
     for backend in ("e3nn", "numba"):
@@ -44,7 +44,7 @@ def measure(problem, seconds: float) -> dict:
         return {**result, "ms": {}, "ratio": {}}
     if len(functions) == 2:
         try:
-            sides = (f(*problem.args) for f in functions.values())
+            sides = [waited(f, problem.args)[0] for f in functions.values()]
             result["parity"] = parity(*sides, tolerance=1e-4)
         except ParityError as error:
             return {"error": str(error)}

@@ -14,8 +14,10 @@ from benchmarks.record import Spread
 WARM_UP, LEAST = 2, 3
 CALLS = 3
 """Calls of a turn, of which the last is timed: from the third on they take the same time."""
-MEMORY_SHARE = 0.35
-"""Of the free memory, for scratch: that of a call is often freed when the next has begun."""
+LARGE = 1.0
+"""Seconds of a call that is timed without others before it."""
+MEMORY_SHARE = 0.7
+"""Of the free memory, for scratch: of one call, if there is a pause after it."""
 
 
 def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) -> dict:
@@ -24,7 +26,7 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
     XLA gives memory back to the system after the results are there, for up to a fifth of the time
     of a call, and threads and memory that another function has used are cold. So that each
     function meets what it has left itself, as in a loop, it is called `CALLS` times after a pause,
-    and the last call is timed; but for those that take more than a second.
+    and the last call is timed; for those that take more than `LARGE`, it is the only one.
 
     Args:
       functions: compiled, by name; the first is the one that others are compared with.
@@ -33,20 +35,18 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
     Returns:
       {"ms": {name: Spread}, "ratio": {name: Spread of first / name, turn by turn}}.
     """
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for name, function in functions.items():
-        times[name] += [_seconds(function, args) for _ in range(WARM_UP)]
-    end, pause = time.perf_counter() + seconds, 0.0
+    times = {
+        name: [waited(function, args)[1] for _ in range(WARM_UP)]
+        for name, function in functions.items()
+    }
+    end = time.perf_counter() + seconds
     for turn in range(most):
         if turn >= LEAST and time.perf_counter() > end:
             break
         for name, function in functions.items():
-            if times[name][-1] < 1.0:
-                time.sleep(pause)
-                for _ in range(CALLS - 1):
-                    jax.block_until_ready(function(*args))
-            times[name].append(_seconds(function, args))
-            pause = times[name][-1] / 2
+            for _ in range(CALLS - 1 if times[name][-1] < LARGE else 0):
+                jax.block_until_ready(function(*args))
+            times[name].append(waited(function, args)[1])
     first = np.array(next(iter(times.values())))
     return {
         "ms": {name: Spread.of(t, WARM_UP).scaled(1e3) for name, t in times.items()},
@@ -54,11 +54,13 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
     }
 
 
-def _seconds(function, args) -> float:
-    """Of one call."""
+def waited(function, args) -> tuple[object, float]:
+    """The results of a call and its seconds, once its scratch memory must be free again."""
     start = time.perf_counter()
-    jax.block_until_ready(function(*args))
-    return time.perf_counter() - start
+    results = jax.block_until_ready(function(*args))
+    seconds = time.perf_counter() - start
+    time.sleep(seconds / 2)
+    return results, seconds
 
 
 def fits(scratch_bytes: int) -> bool:

@@ -23,8 +23,8 @@ from eqfuse.training.memory import keep_freed_memory
 
 BACKENDS = ("e3nn", "numba")
 PARTS = {
-    "native kernels": r"eqfuse_native",
-    "radial networks": r"/radial/",
+    "networks of edges": r"/(radial|two_body|first_features|weights|latents|mlp)/",
+    "native products and Linears": r"eqfuse_native",
     "products and sums": r"ijk|abck?,|ak,|\.\.\.pu|layer_\d+/(gather|scatter|split|concatenate)",
     "linears of nodes": r"/(linear_\w+|skip|readout\w*)/",
     "the rest of the layers": r"/layer_\d+/",

@@ -39,12 +39,24 @@ def make_optimizer(config: MoleculeTraining, decays) -> optax.GradientTransforma
     parts = []
     if config.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(config.clip_norm))
-    parts.append(
-        optax.scale_by_amsgrad() if config.optimizer == "amsgrad" else optax.scale_by_adam()
-    )
+    parts.append(_amsgrad() if config.optimizer == "amsgrad" else optax.scale_by_adam())
     if config.optimizer == "adamw":
         parts.append(_weight_decay(config.weight_decay, decays))
     return optax.chain(*parts, optax.scale(-1.0))
+
+
+def _amsgrad(b2: float = 0.999) -> optax.GradientTransformation:
+    """AMSGrad as in PyTorch, with which the published potentials were trained.
+
+    The largest second moment is that of moments that are not yet corrected for their bias, and is
+    corrected when it is used. By optax's default they are corrected before: then the gradients of
+    the first steps, which are large and of a random network, keep all steps small (optax's issue
+    1389).
+    """
+    return optax.chain(
+        optax.scale_by_amsgrad(b2=b2, bias_correction_nu=False),
+        optax.scale_by_schedule(lambda step: jnp.sqrt(1 - b2 ** (step + 1.0))),
+    )
 
 
 def _weight_decay(rate: float, decays) -> optax.GradientTransformation:

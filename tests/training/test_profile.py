@@ -80,6 +80,58 @@ def test_a_trace_without_operations_is_an_error(step, tmp_path):
         profiling.summarise(tmp_path, program)
 
 
+GPU_TRACE = """
+planes {
+  name: "/device:GPU:1"
+  event_metadata { key: 1 value { id: 1 name: "of_another_device" } }
+  lines { name: "Stream #13(Compute)" events { metadata_id: 1 duration_ps: 9000000000 } }
+}
+planes {
+  name: "/device:GPU:0"
+  stat_metadata { key: 1 value { id: 1 name: "hlo_op" } }
+  stat_metadata { key: 2 value { id: 2 name: "custom-call.7" } }
+  event_metadata { key: 1 value { id: 1 name: "eqfuse_fused_5c1e" } }
+  event_metadata { key: 2 value { id: 2 name: "loop_fusion_3" } }
+  event_metadata { key: 3 value { id: 3 name: "MemcpyD2D" } }
+  lines {
+    name: "Stream #13(Compute)"
+    events { metadata_id: 1 duration_ps: 3000000000 stats { metadata_id: 1 ref_value: 2 } }
+    events { metadata_id: 1 duration_ps: 1000000000 stats { metadata_id: 1 ref_value: 2 } }
+    events { metadata_id: 2 duration_ps: 500000000 stats { metadata_id: 1 str_value: "tanh.1" } }
+  }
+  lines { name: "Stream #14(MemcpyD2D)" events { metadata_id: 3 duration_ps: 20000000 } }
+  lines { name: "XLA Ops" events { metadata_id: 2 duration_ps: 500000000 } }
+}
+planes { name: "/host:CPU" lines { name: "python" } }
+"""
+
+
+def test_the_streams_of_the_first_gpu_are_summarised(tmp_path):
+    """A trace as XLA writes it for NVIDIA GPUs, for whoever has none."""
+    program = Program(
+        """HloModule jit_step
+
+ENTRY %main (a: f32[4]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  %custom-call.7 = f32[4]{0} custom-call(%a), custom_call_target="triton_kernel_call", \
+metadata={op_name="jit(step)/layer_1/product/eqfuse_form"}
+  ROOT %tanh.1 = f32[4]{0} tanh(%custom-call.7), metadata={op_name="jit(step)/layer_1/mlp/tanh"}
+}
+""".replace("\\\n", "")
+    )
+    folder = tmp_path / "plugins" / "profile" / "now"
+    folder.mkdir(parents=True)
+    trace = jax.profiler.ProfileData.text_proto_to_serialized_xspace(GPU_TRACE)
+    (folder / "host.xplane.pb").write_bytes(trace)
+    rows = profiling.summarise(tmp_path, program, steps=2)
+    assert [(row.launches, row.milliseconds, row.source) for row in rows] == [
+        (1.0, 2.0, "layer/product"),
+        (0.5, 0.25, "layer/mlp"),
+        (0.5, 0.01, NOT_ATTRIBUTED),
+    ]
+    assert [row.kernel for row in rows] == ["eqfuse_fused_5c1e", "loop_fusion", "MemcpyD2D"]
+
+
 def test_no_trace_is_an_error(tmp_path):
     with pytest.raises(TrainingFailed, match="wrote no trace"):
         profiling.summarise(tmp_path, Program("ENTRY %main () -> f32[] {\n}"))

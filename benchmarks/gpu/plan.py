@@ -25,6 +25,8 @@ PARITY = (
     "tetris-2",
     "product-rows",
     "elementwise-rows",
+    "weighted-channels-64-l2",
+    "grouped-dense-64",
     "mace-contraction-l0",
     "allegro-128-l3",
 )

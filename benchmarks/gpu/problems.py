@@ -252,6 +252,35 @@ def row_product(name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int)
     return Problem(function, tuple((edges, i.dim) for i in irreps), None)
 
 
+def weighted_channels(nodes: int, edges: int) -> Problem:
+    """The first features of Allegro, `ops.weighted_channels` of each edge."""
+    irreps = e3nn.Irreps(SH2)
+
+    def function(backend):
+        def channels(floats, _):
+            y, weights = floats
+            return ops.weighted_channels(
+                e3nn.IrrepsArray(irreps, y), weights, backend=backend
+            ).array
+
+        return channels
+
+    return Problem(function, ((edges, irreps.dim), (edges, 64 * len(irreps))), None, summands=64)
+
+
+def grouped_dense(nodes: int, edges: int) -> Problem:
+    """A hidden layer of three radial networks, `ops.grouped_dense` of each edge."""
+
+    def function(backend):
+        def layers(floats, _):
+            return ops.grouped_dense(floats[0], floats[1:], scale=0.125, backend=backend)
+
+        return layers
+
+    shapes = ((edges, 192), *[(64, 64)] * 3)
+    return Problem(function, shapes, None, summands=max(edges, 64), composed=True)
+
+
 _KINDS = {Case: graph_product, Contraction: contraction, Channelwise: channelwise}
 
 PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
@@ -264,6 +293,8 @@ PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
     "elementwise-rows": functools.partial(
         row_product, "elementwise_tensor_product", times(32, BOTH2), times(32, BOTH2)
     ),
+    "weighted-channels-64-l2": weighted_channels,
+    "grouped-dense-64": grouped_dense,
 }
 
 

@@ -1,7 +1,7 @@
 """How time, memory and compile time of a training step on this CPU grow, and the kernels with them.
 
     python -m benchmarks.growth [--model nequip] [--sweeps edges layers] [--values 4 8]
-        [--h100] [--json FILE] [--png FILE]
+        [--h100] [--give-back] [--json FILE] [--png FILE]
 
 The step is the gradient of a loss on energies and forces, and each point a process of its own, from
 an empty cache: seconds and processor seconds to compile, distinct native kernels and calls of them,
@@ -43,10 +43,10 @@ E3NN_UP_TO = {"edges": 100_000, "channels": 128, "lmax": 3, "layers": 8}
 BACKENDS = ("e3nn", "numba")
 
 
-def measure(model: str, sweep: str, value: int, backend: str, folder, h100: bool) -> dict:
+def measure(model: str, sweep: str, value: int, backend: str, folder, flags: list[str]) -> dict:
     """A point, in a process of its own; its results stay in `folder`."""
     arguments = [model, sweep, str(value), backend, str(folder / f"{backend}.npz")]
-    arguments += ["h100"] * (h100 and backend == "numba")
+    arguments += [flag for flag in flags if flag != "h100" or backend == "numba"]
     command = [sys.executable, "-m", "benchmarks.growth_point", *arguments]
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "EQFUSE_CACHE_DIR": cache}
@@ -71,13 +71,13 @@ def compare(folder: pathlib.Path) -> float | None:
     return record.parity(*sides, tolerance=1e-4)
 
 
-def sweep(model: str, name: str, values, kept: record.Record, h100: bool) -> None:
+def sweep(model: str, name: str, values, kept: record.Record, flags: list[str]) -> None:
     """Measure and print the points of a sweep, all of them if no values are given."""
     for value in values or SWEEPS[name]:
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             backends = BACKENDS[value > E3NN_UP_TO[name] :]
-            found = [measure(model, name, value, b, folder, h100) for b in backends]
+            found = [measure(model, name, value, b, folder, flags) for b in backends]
             try:
                 difference = compare(folder)
             except record.ParityError as error:
@@ -135,14 +135,18 @@ def main() -> None:
     parser.add_argument("--sweeps", nargs="+", default=list(SWEEPS), choices=list(SWEEPS))
     parser.add_argument("--values", nargs="+", type=int, help="instead of those of the sweep")
     parser.add_argument("--h100", action="store_true", help="compile for one too, ahead of time")
+    parser.add_argument(
+        "--give-back", action="store_true", help="give memory back after each step: slow, but less"
+    )
     parser.add_argument("--png", type=pathlib.Path, help="draw the sweeps")
     record.add_json_option(parser)
     options = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     kept = record.Record(options.json)
+    flags = ["h100"] * options.h100 + ["give-back"] * options.give_back
     for name in options.sweeps:
         print(header(options.model, name), flush=True)
-        sweep(options.model, name, options.values, kept, options.h100)
+        sweep(options.model, name, options.values, kept, flags)
     if options.png:
         from benchmarks.plots import growth
 

@@ -1,6 +1,6 @@
 """A point of `benchmarks.growth`: compile a step, count its kernels, and run it if it fits.
 
-    python -m benchmarks.growth_point MODEL SWEEP VALUE BACKEND RESULTS.npz [h100]
+    python -m benchmarks.growth_point MODEL SWEEP VALUE BACKEND RESULTS.npz [h100] [give-back]
 
 Prints a line of JSON.
 """
@@ -48,8 +48,8 @@ def step_times(step, args, results: str) -> record.Spread:
     return record.Spread.of(times, WARM_UP)
 
 
-def measure(model: str, sweep: str, value: str, backend: str, results: str, h100="") -> dict:
-    """The numbers of the point; with `h100`, those of the step compiled for one too."""
+def measure(model: str, sweep: str, value: str, backend: str, results: str, *flags) -> dict:
+    """The numbers of the point; with "h100", those of the step compiled for one too."""
     fields = {**BASE[sweep], sweep: int(value)}
     graph = random_graph(fields.pop("edges"))
     problem = step_on(graph, model, **fields)
@@ -67,11 +67,12 @@ def measure(model: str, sweep: str, value: str, backend: str, results: str, h100
         "resident_mb": peak(),
         "native_kernels": len({call.target for call in calls}),
         "native_calls": len(calls),
-        "h100": count(problem.function("triton"), problem.args) if h100 else None,
+        "h100": count(problem.function("triton"), problem.args) if "h100" in flags else None,
         "triton_kernels": len(triton_kernels(problem)) if backend == "numba" else 0,
     }
 
 
 if __name__ == "__main__":
-    keep_freed_memory()
+    if "give-back" not in sys.argv:
+        keep_freed_memory()
     print(record.to_json(measure(*sys.argv[1:])))

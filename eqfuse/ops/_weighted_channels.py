@@ -27,7 +27,7 @@ def weighted_channels(y, weights, *, backend: str | None = None):
     Raises:
       ValueError: multiplicities other than 1, shapes that do not fit, a backend that cannot run
         here, or a dtype that is not a real floating type.
-    References: Musaelian et al. 2023, eq. 7 (the first features of Allegro).
+    References: Musaelian et al. 2023 (the first features of Allegro).
     """
     backend = resolve(backend, "weighted_channels")
     scalars = e3nn.Irreps([(jnp.shape(weights)[-1], "0e")])

@@ -117,7 +117,7 @@ ENTRY %main (a: f32[4]) -> f32[4] {
 metadata={op_name="jit(step)/layer_1/product/eqfuse_form"}
   ROOT %tanh.1 = f32[4]{0} tanh(%custom-call.7), metadata={op_name="jit(step)/layer_1/mlp/tanh"}
 }
-""".replace("\\\n", "")
+"""
     )
     folder = tmp_path / "plugins" / "profile" / "now"
     folder.mkdir(parents=True)

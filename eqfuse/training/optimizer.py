@@ -9,6 +9,7 @@ import optax
 
 from eqfuse.training.config import MoleculeTraining
 from eqfuse.training.flat import Flat
+from eqfuse.training.muon import muon
 
 
 @flax.struct.dataclass
@@ -28,17 +29,20 @@ class TrainState:
     step: jax.Array
 
 
-def make_optimizer(config: MoleculeTraining, decays) -> optax.GradientTransformation:
-    """Gradient to direction, for learning rate one: clipping, then Adam, AMSGrad or AdamW.
+def make_optimizer(config: MoleculeTraining, flat: Flat, decays) -> optax.GradientTransformation:
+    """Gradient to direction, for learning rate one: clipping, then what `optimizer` names.
 
     Args:
       config: which, and how.
-      decays: pytree like the parameters, of 1 where AdamW decays them and 0 elsewhere.
-    References: Kingma and Ba 2015; Reddi et al. 2018 (AMSGrad); Loshchilov and Hutter 2019 (AdamW).
+      flat: how the parameters lie in the array that is optimized.
+      decays: array like that one, of 1 where AdamW decays the parameters and 0 elsewhere.
+    References: Kingma and Ba 2015; Reddi et al. 2018 (AMSGrad); Loshchilov and Hutter 2019 (AdamW);
+      for Muon see `eqfuse.training.muon`.
     """
-    parts = []
-    if config.clip_norm is not None:
-        parts.append(optax.clip_by_global_norm(config.clip_norm))
+    clip = config.clip_norm
+    parts = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    if config.optimizer == "muon":
+        return optax.chain(*parts, muon(flat))
     parts.append(_amsgrad() if config.optimizer == "amsgrad" else optax.scale_by_adam())
     if config.optimizer == "adamw":
         parts.append(_weight_decay(config.weight_decay, decays))
@@ -80,7 +84,7 @@ def decays_of(params):
 def flat_training(config: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
     """How the parameters lie in one array, and the optimizer of that array."""
     flat = Flat.of(params)
-    return flat, make_optimizer(config, flat.flatten(decays_of(params)))
+    return flat, make_optimizer(config, flat, flat.flatten(decays_of(params)))
 
 
 def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:

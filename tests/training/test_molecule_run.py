@@ -161,7 +161,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, wate
 
 
 def test_float64_and_every_optimizer(tmp_path, water, tiny):
-    for name in ("adam", "amsgrad", "adamw"):
+    for name in ("adam", "amsgrad", "adamw", "muon"):
         folder = tmp_path / name
         more = ("epochs=1", "dtype=float64", f"training.optimizer={name}")
         assert train(folder, water, tiny, *more) == 0

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +8,13 @@ import optax
 import pytest
 
 from eqfuse.training.config import MoleculeTraining
+from eqfuse.training.flat import Flat
+from eqfuse.training.muon import RMS, is_matrix
 from eqfuse.training.optimizer import (
     LearningRate,
     apply_gradient,
     decays_of,
+    flat_training,
     init_state,
     make_optimizer,
 )
@@ -20,7 +24,7 @@ GRADIENT = {"params": {"model": {"w": jnp.array([0.5, 0.25])}, "scale": jnp.arra
 
 
 def steps(config, count, gradient=GRADIENT, learning_rate=0.1):
-    optimizer = make_optimizer(config, decays_of(PARAMS))
+    optimizer = make_optimizer(config, Flat.of(PARAMS), decays_of(PARAMS))
     state, history = init_state(PARAMS, optimizer), []
     for _ in range(count):
         state = apply_gradient(state, gradient, learning_rate, optimizer, config.ema_decay)
@@ -40,7 +44,7 @@ def test_steps_of_adam_are_those_of_optax():
 def test_amsgrad_is_that_of_pytorch():
     """torch.optim.Adam(amsgrad=True): the largest second moment is corrected for bias when used."""
     config = MoleculeTraining(optimizer="amsgrad", clip_norm=None)
-    optimizer = make_optimizer(config, decays_of(PARAMS))
+    optimizer = make_optimizer(config, Flat.of(PARAMS), decays_of(PARAMS))
     state = init_state(PARAMS, optimizer)
     w, m, v, largest = np.array([1.0, -2.0]), 0.0, 0.0, 0.0
     rng = np.random.default_rng(0)
@@ -53,6 +57,58 @@ def test_amsgrad_is_that_of_pytorch():
         gradient = {"params": {"model": {"w": jnp.asarray(g)}, "scale": jnp.zeros(1)}}
         state = apply_gradient(state, gradient, 0.1, optimizer, 0.0)
         np.testing.assert_allclose(state.params["params"]["model"]["w"], w, rtol=1e-5)
+
+
+def test_muon_makes_matrices_orthogonal():
+    """Against the singular vectors of the momentum; five iterations leave singular values near 1."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "w[0,0] 6x0e,4x0e": (6, 4),  # like the next, and in one stack with it
+        "w[1,1] 6x1o,4x1o": (6, 4),
+        "w[2,2] 4x2e,8x2e": (3, 4, 8),  # one matrix for each of three species
+        "embedding": (3, 8),
+        "w[0,0] 8x0e,1x0e": (8, 1),
+        "scale": (3,),
+    }
+    params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    config = MoleculeTraining(optimizer="muon", clip_norm=None)
+    flat, optimizer = flat_training(config, params)
+    state, momenta = init_state(flat.flatten(params), optimizer), []
+    for step in range(1, 4):
+        gradient = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+        before = flat.unflatten(state.params)
+        given = flat.flatten(jax.tree.map(jnp.float32, gradient))
+        state = apply_gradient(state, given, 0.1, optimizer, 0.0)
+        after = flat.unflatten(state.params)
+        momenta.append(gradient)
+        for name, shape in shapes.items():
+            moved = np.asarray(before[name] - after[name]) / 0.1
+            average = sum(
+                0.05 * 0.95 ** (step - i) * g[name] for i, g in enumerate(momenta, start=1)
+            )
+            # Nesterov: the average as it will be, after the next gradient, were it this one.
+            ahead = 0.95 * average / (1 - 0.95 ** (step + 1))
+            ahead = ahead + 0.05 * gradient[name] / (1 - 0.95**step)
+            if is_matrix(name, shape):
+                u, _, vh = np.linalg.svd(ahead, full_matrices=False)
+                singular = np.swapaxes(u, -1, -2) @ moved @ np.swapaxes(vh, -1, -2)
+                singular = singular / (RMS * math.sqrt(max(shape[-2:])))
+                values = np.diagonal(singular, axis1=-2, axis2=-1)
+                np.testing.assert_array_less(0.6, values)
+                np.testing.assert_array_less(values, 1.3)
+                off = singular - values[..., None] * np.eye(values.shape[-1])
+                np.testing.assert_allclose(off, 0.0, atol=1e-3)
+            else:
+                assert np.abs(moved).max() < 3.0  # of Adam: about one for each element
+                assert np.abs(moved).min() > 0.0
+
+
+def test_what_muon_takes_for_a_matrix():
+    assert is_matrix("kernel", (8, 64))
+    assert is_matrix("w[0,0] 4x0e,8x0e", (3, 4, 8))
+    assert not is_matrix("w[0,0] 16x0e,1x0e", (16, 1))
+    assert not is_matrix("contraction", (4, 29, 64))
+    assert not is_matrix("embedding", (4, 64))
 
 
 def test_adamw_decays_weights_but_not_scale_and_shift():

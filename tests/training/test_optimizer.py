@@ -60,7 +60,7 @@ def test_amsgrad_is_that_of_pytorch():
 
 
 def test_muon_makes_matrices_orthogonal():
-    """Against the singular vectors of the momentum; five iterations leave singular values near 1."""
+    """Against the singular vectors of the momentum; five iterations leave values near one."""
     rng = np.random.default_rng(0)
     shapes = {
         "w[0,0] 6x0e,4x0e": (6, 4),  # like the next, and in one stack with it

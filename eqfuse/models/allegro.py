@@ -127,9 +127,11 @@ class AllegroLayer(nn.Module):
             self.backend,
             name="product",
         )(x, v, sh, edges).array  # [n_edges, irreps_out]
-        new = self._latents(x, mixed[:, :width])
+        # not slices, whose gradients would be padded and added, where this only joins them
+        scalars, v = jax.lax.split(mixed, (width, features.dim), axis=1)
+        new = self._latents(x, scalars)
         x = (x + UPDATE * envelope[:, None] * new) / math.sqrt(1 + UPDATE**2)
-        return x, e3nn.IrrepsArray(features, mixed[:, width:])
+        return x, e3nn.IrrepsArray(features, v)
 
     def _latents(self, x, mixed):
         """The MLP of x and of the scalars, of which `mixed` is the Linear, [n_edges, width]."""

@@ -52,8 +52,8 @@ class Builder(ir.IRBuilder):
         value = self.number(value) if isinstance(value, int) else value
         return self.atomic_rmw("add", self.word_at(pointer, k), value, "seq_cst")
 
-    def observe(self, pointer, k):
-        return self.load_atomic(self.word_at(pointer, k), "seq_cst", 8, typ=I64)
+    def observe(self, pointer, k, kind=I64):
+        return self.load_atomic(self.word_at(pointer, k), "seq_cst", 8, typ=kind)
 
     def smaller(self, a, b):
         return self.select(self.icmp_signed("<", a, b), a, b)
@@ -103,6 +103,7 @@ class Module:
         self.calloc = self._external("calloc", PTR, [I64, I64])
         self.free = self._external("free", ir.VoidType(), [PTR])
         self.sched_yield = self._external("sched_yield", I32, [])
+        self.usleep = self._external("usleep", I32, [I32])
         if linux:
             self.madvise = self._external("madvise", I32, [PTR, I64, I32])
         self.snprintf = self._external("snprintf", I32, [PTR, I64, PTR], var_arg=True)

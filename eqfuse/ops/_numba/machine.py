@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import functools
 import hashlib
@@ -14,6 +15,7 @@ import threading
 
 import jax
 
+from eqfuse.ops._numba import handlers
 from eqfuse.ops._numba.plan import Machine
 from eqfuse.ops._triton import cache
 
@@ -21,7 +23,10 @@ API_VERSIONS = {(0, minor) for minor in range(3, 6)}
 """Of XLA's FFI, major and minor, whose structures `runtime.py` reads: jaxlib 0.10 to 0.12."""
 
 _lock = threading.RLock()
+_compiling = threading.Lock()
 _libraries: list = []
+_kernels: dict[str, concurrent.futures.Future] = {}
+_slots: list[handlers.Slot] = []
 
 
 def unavailable() -> str:
@@ -79,7 +84,7 @@ def compiled(text: str) -> bytes:
     """Object code of a module of LLVM IR, from disk if this machine has compiled it before."""
     import llvmlite.binding as llvm
 
-    with _lock:
+    with _compiling:
         target, features = _target()
         host = [
             llvm.llvm_version_info,
@@ -110,12 +115,17 @@ def _compiler():
     return llvm.create_lljit_compiler(_target()[0])
 
 
-@functools.cache
 def _runtime() -> dict[str, int]:
     """Addresses of what `runtime.py` exports."""
+    with _lock:
+        return _linked_runtime()
+
+
+@functools.cache
+def _linked_runtime() -> dict[str, int]:
     from eqfuse.ops._numba.runtime import Runtime
 
-    names = ("eqfuse_call", "eqfuse_limit", "eqfuse_active")
+    names = ("eqfuse_call", "eqfuse_enter", "eqfuse_limit", "eqfuse_active")
     runtime = Runtime(api_version(), large_pages=sys.platform == "linux")
     addresses = _link("eqfuse_runtime", runtime.text(), names, {})
     ctypes.c_int64.from_address(addresses["eqfuse_limit"]).value = threads()
@@ -135,22 +145,65 @@ def _link(library: str, text: str, exported, imported) -> dict[str, int]:
     return {name: tracker[name] for name in exported}
 
 
-@functools.cache
-def _register(name: str, text: str) -> None:
-    imported = {"eqfuse_call": _runtime()["eqfuse_call"]}
-    address = _link(name, text, [name], imported)[name]
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = (
-        ctypes.py_object,
-        [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
-    )
-    jax.ffi.register_ffi_target(name, new(address, None, None), platform="cpu")
-
-
 def register(name: str, text: str) -> None:
-    """Compile a module and tell XLA of its handler, once in a process."""
+    """Tell XLA of a module's handler, and have the module compiled, once in a process.
+
+    A thread compiles; calls wait for it, see `handlers.py`.
+
+    Raises:
+      RuntimeError: the module was registered before and does not compile.
+    """
     with _lock:
-        _register(name, text)
+        if name in _kernels:
+            if _kernels[name].done():
+                _kernels[name].result()
+            return
+        slot = _free_slot()
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        jax.ffi.register_ffi_target(name, new(slot.handler, None, None), platform="cpu")
+        _kernels[name] = _compile_thread().submit(_fill, slot, name, text)
+
+
+def finish() -> None:
+    """Wait until every kernel that was asked for is compiled.
+
+    Raises:
+      RuntimeError: one does not compile.
+    """
+    for kernel in list(_kernels.values()):
+        kernel.result()
+
+
+def _fill(slot: handlers.Slot, name: str, text: str) -> None:
+    try:
+        slot.fill(_link(name, text, [name], {"eqfuse_call": _runtime()["eqfuse_call"]})[name])
+    except BaseException as error:
+        slot.fail(f"the kernel {name} did not compile: {error}")
+        raise
+
+
+def _free_slot() -> handlers.Slot:
+    if not _slots:
+        imported = {"eqfuse_enter": _runtime()["eqfuse_enter"]}
+        library = f"eqfuse_handlers_{len(_libraries)}"
+        tables = _link(library, handlers.page(), ["eqfuse_slots", "eqfuse_handlers"], imported)
+        _slots.extend(handlers.Slot.all_of(tables))
+    return _slots.pop()
+
+
+@functools.cache
+def _compile_thread() -> concurrent.futures.ThreadPoolExecutor:
+    # One: LLVM, as llvmlite calls it, does one thing at a time.
+    return concurrent.futures.ThreadPoolExecutor(1, "eqfuse-compile")
+
+
+if hasattr(os, "register_at_fork"):  # a child has no such thread, and finds all kernels compiled
+    os.register_at_fork(
+        before=lambda: concurrent.futures.wait(_kernels.values()),
+        after_in_child=_compile_thread.cache_clear,
+    )
 
 
 def threads() -> int:

@@ -1,7 +1,9 @@
 """The handler that XLA calls, as LLVM IR: it checks the call and runs the passes of a kernel.
 
-`eqfuse_call(frame, spec)` is called by XLA through a kernel's own handler. It compares the buffers
-of the call with the kernel's description, looks through the index arrays, and runs the passes.
+`eqfuse_enter(frame, slot)` is what XLA calls, through one of `handlers.py`; it waits for the kernel
+and goes on to the kernel's own handler. That calls `eqfuse_call(frame, spec)`, which compares the
+buffers of the call with the kernel's description, looks through the index arrays, and runs the
+passes.
 """
 
 from llvmlite import ir
@@ -16,6 +18,10 @@ FRAME_WORDS, API_WORDS, BUFFER_WORDS = 21, 19, 6
 ERROR_CREATE = 6
 METADATA_EXTENSION, BUFFER_TYPE, FLOAT64 = 1, 1, 12
 INVALID_ARGUMENT, OUT_OF_RANGE, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 3, 11, 8, 9
+INTERNAL = 13
+
+WAIT = 100
+"""Microseconds between two looks for a kernel that is being compiled."""
 
 # rows of a buffer, and what an index array may hold
 ROWS, NODES, NODES_AND_ONE = 0, 1, 2
@@ -37,6 +43,7 @@ class Runtime:
         self.module = Module("eqfuse_runtime", large_pages)
         self.version, self.large_pages = version, large_pages
         self.parallel = Threads(self.module).parallel
+        self._enter()
         self._call()
 
     def text(self) -> str:
@@ -53,18 +60,30 @@ class Runtime:
         create = b.pointer(b.pointer(frame, API), ERROR_CREATE)
         b.ret(b.call(b.callable(create, ir.FunctionType(PTR, [PTR])), [structure]))
 
-    def _call(self):
-        """The handler; `spec` is what `module.py` writes."""
-        arguments = [("frame", PTR), ("spec", PTR)]
-        _, b, (frame, spec) = self.module.function("eqfuse_call", PTR, arguments, "external")
-        null = NULL
+    def _enter(self):
+        """What XLA calls: it says which version it is of, or waits for the kernel and runs it."""
+        arguments = [("frame", PTR), ("slot", PTR)]
+        _, b, (frame, slot) = self.module.function("eqfuse_enter", PTR, arguments, "external")
         extension = b.pointer(frame, EXTENSION)
-        with b.if_then(b.icmp_unsigned("!=", extension, null)):
+        with b.if_then(b.icmp_unsigned("!=", extension, NULL)):
             kind = b.low_half(extension, 1)
             with b.if_then(b.icmp_unsigned("==", kind, b.number(METADATA_EXTENSION))):
                 major, minor = self.version
                 b.set_word(b.pointer(extension, 3), 3, (minor << 32) | major)
-                b.ret(null)
+                b.ret(NULL)
+        with b.forever():
+            kernel, message = b.observe(slot, 0, PTR), b.observe(slot, 1, PTR)
+            with b.if_then(b.icmp_unsigned("!=", kernel, NULL)):
+                b.ret(b.call(b.callable(kernel, ir.FunctionType(PTR, [PTR])), [frame]))
+            with b.if_then(b.icmp_unsigned("!=", message, NULL)):
+                self._fail(b, frame, INTERNAL, "eqfuse: %s", message)
+            b.call(self.module.usleep, [ir.Constant(I32, WAIT)])
+        b.unreachable()
+
+    def _call(self):
+        """A kernel's handler; `spec` is what `module.py` writes."""
+        arguments = [("frame", PTR), ("spec", PTR)]
+        _, b, (frame, spec) = self.module.function("eqfuse_call", PTR, arguments, "external")
         api = b.pointer(frame, API)
         small = b.icmp_unsigned("<", b.word(frame, 0), b.number(8 * FRAME_WORDS))
         small = b.or_(small, b.icmp_unsigned("<", b.word(api, 0), b.number(8 * API_WORDS)))
@@ -99,7 +118,7 @@ class Runtime:
                 self._ask_for_large_pages(b, buffer)
         with b.each(b.word(spec, 2)) as k:
             self._run_pass(b, frame, b.word_at(passes, b.mul(k, b.number(6))), buffers, rows, nodes)
-        b.ret(null)
+        b.ret(NULL)
 
     def _check_buffer(self, b: Builder, frame, entry, kind, buffer, rows, nodes):
         """entry: dtype, rank, what its rows are, width, role, name."""

@@ -70,6 +70,8 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 class _Stacks:
     """Matrices of one shape as one array, so that few kernels make all of them orthogonal.
 
+    The transpose of an orthogonal matrix is orthogonal: tall matrices are transposed.
+
     Attributes:
       flat: where the parameters lie.
       matrices: name of the stack, to numbers of the leaves whose matrices are in it.
@@ -87,17 +89,17 @@ class _Stacks:
         for path, number in jax.tree_util.tree_leaves_with_path(numbered):
             shape = flat.shapes[number]
             if is_matrix(str(getattr(path[-1], "key", "")), shape):
-                rows, columns = shape[-2:]
+                rows, columns = sorted(shape[-2:])
                 matrices.setdefault(f"{rows}x{columns}", []).append(number)
             else:
                 others.append(number)
         return cls(flat, matrices, others)
 
     def split(self, array) -> dict:
-        """Stacks [matrices, rows, columns] by name, and the `others` as one vector."""
+        """Stacks [matrices, rows, columns] by name, and one vector of all `others`."""
         leaves = jax.tree.leaves(self.flat.unflatten(array))
         parts = {
-            name: jnp.concatenate([_stack(leaves[number]) for number in numbers])
+            name: jnp.concatenate([_wide(leaves[number]) for number in numbers])
             for name, numbers in self.matrices.items()
         }
         others = [jnp.ravel(leaves[number]) for number in self.others]
@@ -110,12 +112,16 @@ class _Stacks:
             shapes = [self.flat.shapes[number] for number in numbers]
             part = parts[name]
             sizes = [math.prod(s) // math.prod(part.shape[1:]) for s in shapes]
-            for number, shape, piece in zip(
-                numbers, shapes, jax.lax.split(part, sizes), strict=True
-            ):
+            pieces = jax.lax.split(part, sizes)
+            for number, shape, piece in zip(numbers, shapes, pieces, strict=True):
+                if name != "others" and shape[-2] > shape[-1]:
+                    piece = jnp.swapaxes(piece, 1, 2)
                 leaves[number] = piece.reshape(shape)
         return self.flat.flatten(jax.tree.unflatten(self.flat.tree, leaves))
 
 
-def _stack(leaf):
-    return leaf.reshape(-1, *leaf.shape[-2:])
+def _wide(leaf):
+    """The matrices of a leaf, [matrices, rows, columns], not more rows than columns."""
+    rows, columns = leaf.shape[-2:]
+    stack = leaf.reshape(-1, rows, columns)
+    return jnp.swapaxes(stack, 1, 2) if rows > columns else stack

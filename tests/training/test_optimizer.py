@@ -65,6 +65,7 @@ def test_muon_makes_matrices_orthogonal():
     shapes = {
         "w[0,0] 6x0e,4x0e": (6, 4),  # like the next, and in one stack with it
         "w[1,1] 6x1o,4x1o": (6, 4),
+        "w[3,3] 4x1e,6x1e": (4, 6),  # and this one, which lies across
         "w[2,2] 4x2e,8x2e": (3, 4, 8),  # one matrix for each of three species
         "embedding": (3, 8),
         "w[0,0] 8x0e,1x0e": (8, 1),

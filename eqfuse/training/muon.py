@@ -1,6 +1,7 @@
 """Muon for equivariant networks: every matrix of a Linear or of an MLP moves orthogonally."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -17,6 +18,10 @@ A common choice is 0.2, about what Adam's updates have. Weights of this package,
 e3nn-jax, have a standard deviation of one (their layers divide by sqrt(fan-in) instead), and were
 trained best with 0.5: see benchmarks/RESULTS.md.
 """
+
+
+PADDING = 0.25
+"""Operations with zeros that fewer kernels are worth, as a part of all operations."""
 
 
 def muon(flat: Flat) -> optax.GradientTransformation:
@@ -68,60 +73,109 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Stacks:
-    """Matrices of one shape as one array, so that few kernels make all of them orthogonal.
+    """Matrices of similar shapes as one array, so that few kernels make all of them orthogonal.
 
-    The transpose of an orthogonal matrix is orthogonal: tall matrices are transposed.
+    The transpose of an orthogonal matrix is orthogonal, so tall matrices are transposed; rows and
+    columns of zeros stay zero, so smaller ones are padded.
 
     Attributes:
       flat: where the parameters lie.
-      matrices: name of the stack, to numbers of the leaves whose matrices are in it.
+      matrices: name of the stack, to its rows and columns, and to the numbers of the leaves whose
+        matrices are in it.
       others: numbers of all other leaves.
     """
 
     flat: Flat
-    matrices: dict[str, list[int]]
+    matrices: dict[str, tuple[tuple[int, int], list[int]]]
     others: list[int]
 
     @classmethod
     def of(cls, flat: Flat) -> "_Stacks":
         numbered = jax.tree.unflatten(flat.tree, range(len(flat.shapes)))
-        matrices, others = {}, []
+        numbers, others = {}, []
         for path, number in jax.tree_util.tree_leaves_with_path(numbered):
             shape = flat.shapes[number]
             if is_matrix(str(getattr(path[-1], "key", "")), shape):
-                rows, columns = sorted(shape[-2:])
-                matrices.setdefault(f"{rows}x{columns}", []).append(number)
+                numbers.setdefault(tuple(sorted(shape[-2:])), []).append(number)
             else:
                 others.append(number)
+        counts = {
+            shape: sum(math.prod(flat.shapes[n][:-2]) for n in leaves)
+            for shape, leaves in numbers.items()
+        }
+        matrices = {
+            f"{rows}x{columns}": ((rows, columns), [n for s in shapes for n in numbers[s]])
+            for (rows, columns), shapes in merged(counts).items()
+        }
         return cls(flat, matrices, others)
 
     def split(self, array) -> dict:
-        """Stacks [matrices, rows, columns] by name, and one vector of all `others`."""
+        """Stacks [matrices, rows, columns] by name, rows <= columns, and one vector of `others`."""
         leaves = jax.tree.leaves(self.flat.unflatten(array))
-        parts = {
-            name: jnp.concatenate([_wide(leaves[number]) for number in numbers])
-            for name, numbers in self.matrices.items()
-        }
+        parts = {}
+        for name, (shape, numbers) in self.matrices.items():
+            parts[name] = jnp.concatenate([_padded(leaves[n], shape) for n in numbers])
         others = [jnp.ravel(leaves[number]) for number in self.others]
         return {**parts, "others": jnp.concatenate([jnp.zeros(0, self.flat.dtype), *others])}
 
     def join(self, parts: dict):
         """The inverse of `split`."""
         leaves = [None] * len(self.flat.shapes)
-        for name, numbers in (*self.matrices.items(), ("others", self.others)):
-            shapes = [self.flat.shapes[number] for number in numbers]
-            part = parts[name]
-            sizes = [math.prod(s) // math.prod(part.shape[1:]) for s in shapes]
-            pieces = jax.lax.split(part, sizes)
-            for number, shape, piece in zip(numbers, shapes, pieces, strict=True):
-                if name != "others" and shape[-2] > shape[-1]:
-                    piece = jnp.swapaxes(piece, 1, 2)
-                leaves[number] = piece.reshape(shape)
+        sizes = [math.prod(self.flat.shapes[n]) for n in self.others]
+        pieces = zip(self.others, jax.lax.split(parts["others"], sizes), strict=True)
+        for name, (_, numbers) in self.matrices.items():
+            sizes = [math.prod(self.flat.shapes[n][:-2]) for n in numbers]
+            stack = zip(numbers, jax.lax.split(parts[name], sizes), strict=True)
+            pieces = (*pieces, *((n, _cut(piece, self.flat.shapes[n])) for n, piece in stack))
+        for number, piece in pieces:
+            leaves[number] = piece.reshape(self.flat.shapes[number])
         return self.flat.flatten(jax.tree.unflatten(self.flat.tree, leaves))
 
 
-def _wide(leaf):
-    """The matrices of a leaf, [matrices, rows, columns], not more rows than columns."""
+def merged(counts: dict[tuple[int, int], int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Shapes that are padded to one, those first that cost the least, while all costs little.
+
+    Args:
+      counts: of matrices, by rows and columns.
+    Returns:
+      Rows and columns of each stack, to the shapes in it.
+    """
+
+    def operations(shape, members):
+        rows, columns = shape
+        return rows * rows * (2 * columns + rows) * sum(counts[m] for m in members)
+
+    def union(a, b):
+        return tuple(map(max, a, b))
+
+    stacks = {shape: [shape] for shape in sorted(counts)}
+    left = PADDING * sum(operations(shape, members) for shape, members in stacks.items())
+    while len(stacks) > 1:
+        costs = {}
+        for a, b in itertools.combinations(stacks, 2):
+            before = operations(a, stacks[a]) + operations(b, stacks[b])
+            costs[a, b] = operations(union(a, b), stacks[a] + stacks[b]) - before
+        a, b = min(costs, key=costs.get)
+        left -= costs[a, b]
+        if left < 0:
+            break
+        members = stacks.pop(a) + stacks.pop(b)
+        stacks.setdefault(union(a, b), []).extend(members)
+    return stacks
+
+
+def _padded(leaf, shape):
+    """The matrices of a leaf, [matrices, rows, columns], with zeros up to a shape."""
     rows, columns = leaf.shape[-2:]
     stack = leaf.reshape(-1, rows, columns)
-    return jnp.swapaxes(stack, 1, 2) if rows > columns else stack
+    stack = jnp.swapaxes(stack, 1, 2) if rows > columns else stack
+    return jnp.pad(
+        stack, ((0, 0), *((0, n - m) for n, m in zip(shape, stack.shape[1:], strict=True)))
+    )
+
+
+def _cut(stack, shape):
+    """The inverse of `_padded`; updates are scaled for the columns that there are without zeros."""
+    rows, columns = sorted(shape[-2:])
+    stack = math.sqrt(columns / stack.shape[2]) * stack[:, :rows, :columns]
+    return jnp.swapaxes(stack, 1, 2) if shape[-2] > shape[-1] else stack

@@ -9,7 +9,7 @@ import pytest
 
 from eqfuse.training.config import MoleculeTraining
 from eqfuse.training.flat import Flat
-from eqfuse.training.muon import RMS, is_matrix
+from eqfuse.training.muon import RMS, _Stacks, is_matrix, merged, muon
 from eqfuse.training.optimizer import (
     LearningRate,
     apply_gradient,
@@ -102,6 +102,29 @@ def test_muon_makes_matrices_orthogonal():
             else:
                 assert np.abs(moved).max() < 3.0  # of Adam: about one for each element
                 assert np.abs(moved).min() > 0.0
+
+
+def test_padding_changes_no_update_of_muon(monkeypatch):
+    rng = np.random.default_rng(1)
+    shapes = [(6, 4), (5, 9), (2, 3, 8), (7, 7), (16, 2)]
+    params = {f"w[{n}]": jnp.zeros(shape) for n, shape in enumerate(shapes)}
+    gradient = {name: jnp.float32(rng.normal(size=p.shape)) for name, p in params.items()}
+    updates = []
+    for padding, count in ((0.0, 5), (1e9, 1)):
+        monkeypatch.setattr("eqfuse.training.muon.PADDING", padding)
+        flat = Flat.of(params)
+        assert len(_Stacks.of(flat).matrices) == count
+        optimizer = muon(flat)
+        state = optimizer.init(flat.flatten(params))
+        updates.append(flat.unflatten(optimizer.update(flat.flatten(gradient), state)[0]))
+    assert all(np.abs(update).min() > 0 for update in updates[0].values())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *updates)
+
+
+def test_which_shapes_are_padded_to_one():
+    stacks = merged({(8, 64): 2, (64, 64): 14, (64, 640): 1})
+    assert stacks == {(64, 64): [(8, 64), (64, 64)], (64, 640): [(64, 640)]}
+    assert merged({}) == {}
 
 
 def test_what_muon_takes_for_a_matrix():

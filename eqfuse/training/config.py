@@ -159,7 +159,7 @@ class MoleculeTraining:
     """Loss on energy per atom and forces; see the fields."""
 
     lr: float = setting(0.01, "highest learning rate")
-    optimizer: str = setting("adam", "adam, amsgrad, adamw or muon")
+    optimizer: str = setting("muon", "muon, adam, adamw or amsgrad")
     weight_decay: float = setting(0.01, "weight decay; adamw only")
     energy_weight: float = setting(1.0, "weight of the squared error of the energy per atom")
     forces_weight: float = setting(1.0, "weight of the squared error of the force components")
@@ -175,7 +175,7 @@ class MoleculeTraining:
 
     def __post_init__(self):
         positive(self, "training.", "lr", "min_lr", "patience", "clip_norm")
-        one_of("training.optimizer", self.optimizer, ["adam", "amsgrad", "adamw", "muon"])
+        one_of("training.optimizer", self.optimizer, ["muon", "adam", "adamw", "amsgrad"])
         one_of("training.schedule", self.schedule, ["cosine", "plateau", "constant"])
         weights = ("energy_weight", "forces_weight", "stress_weight")
         for name in (*weights, "weight_decay", "warmup_steps", "checkpoint_seconds"):

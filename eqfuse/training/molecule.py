@@ -168,16 +168,17 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder):
     if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
         print("resume     from the beginning: the run ended before its first checkpoint")
         return None
-    flat, optimizer = flat_training(config.training, params)
-    like = init_state(flat.flatten(params), optimizer)
-    _, theirs, state = read_checkpoint(folder.path, ("last",), like)
-    check_same_run(config, theirs, folder.path)
+    _, theirs, _ = read_checkpoint(folder.path, ("last",))
+    check_same_run(config, theirs, folder.path)  # before the state, which follows the settings
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         if theirs[name] != metadata[name]:
             raise ConfigError(
                 f"{config.data.origin} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring the file back, or start a new run"
             )
+    flat, optimizer = flat_training(config.training, params)
+    like = init_state(flat.flatten(params), optimizer)
+    _, theirs, state = read_checkpoint(folder.path, ("last",), like)
     shapes = [jax.tree.map(np.shape, tree) for tree in (like, state)]
     if shapes[0] != shapes[1]:
         raise CheckpointError(f"the checkpoint in {folder.path} is of another model")

@@ -146,7 +146,7 @@ def test_adamw_decays_weights_but_not_scale_and_shift():
 def test_clipping_bounds_the_gradient():
     # Adam's second step tells how large the first gradient was beside the second.
     huge = jax.tree.map(lambda g: 1e6 * g, GRADIENT)
-    config = MoleculeTraining(clip_norm=1.0)
+    config = MoleculeTraining(optimizer="adam", clip_norm=1.0)
     norm = float(optax.tree.norm(huge))
     clipped = jax.tree.map(lambda g: g / norm, huge)
     free = dataclasses.replace(config, clip_norm=None)
@@ -157,13 +157,13 @@ def test_clipping_bounds_the_gradient():
 
 
 def test_average_follows_the_parameters():
-    history = steps(MoleculeTraining(ema_decay=0.5), 12)
+    history = steps(MoleculeTraining(optimizer="adam", ema_decay=0.5), 12)
     average = PARAMS["params"]["model"]["w"]
     for step, state in enumerate(history, start=1):
         decay = min(0.5, (1 + step) / (10 + step))
         average = decay * average + (1 - decay) * state.params["params"]["model"]["w"]
         np.testing.assert_allclose(state.average["params"]["model"]["w"], average, rtol=1e-6)
-    plain = steps(MoleculeTraining(ema_decay=0.0), 2)[-1]
+    plain = steps(MoleculeTraining(optimizer="adam", ema_decay=0.0), 2)[-1]
     jax.tree.map(np.testing.assert_array_equal, plain.average, plain.params)
 
 

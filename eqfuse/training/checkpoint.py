@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 
 from eqfuse import models
 
-FORMAT = 2
+FORMAT = 3
 # Of orbax's files, bytes: measured with many small arrays, and rounded up.
 _OVERHEAD, _OVERHEAD_PER_ARRAY = 100_000, 1_500
 

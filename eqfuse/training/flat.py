@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,53 +17,73 @@ class Flat:
 
     Attributes:
       tree: the tree's structure.
+      names: of its leaves, the last key of each.
       shapes: of its leaves.
-      starts: where they begin.
+      order: numbers of the leaves, as they lie in the array.
+      starts: where each leaf begins.
       size: of the array.
       dtype: of all of them.
     """
 
     tree: jax.tree_util.PyTreeDef
+    names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...]
     starts: tuple[int, ...]
     size: int
     dtype: jnp.dtype
 
     @classmethod
-    def of(cls, tree) -> "Flat":
+    def of(cls, tree, place: Callable = lambda name, shape: 0) -> "Flat":
         """The layout of a tree of arrays or jax.ShapeDtypeStructs.
 
+        Args:
+          tree: of one dtype.
+          place: name and shape of a leaf to what the leaves are sorted by.
         Raises:
           ValueError: leaves of several dtypes, or none.
         """
-        leaves, structure = jax.tree.flatten(tree)
-        if len({leaf.dtype for leaf in leaves}) != 1:
-            raise ValueError(f"leaves of one dtype are needed, got {[x.dtype for x in leaves]}")
-        dtype = jnp.dtype(leaves[0].dtype)
-        step = ALIGNMENT // dtype.itemsize
-        starts, size = [], 0
-        for leaf in leaves:
-            starts.append(size)
-            size += -(-math.prod(leaf.shape) // step) * step
-        return cls(structure, tuple(leaf.shape for leaf in leaves), tuple(starts), size, dtype)
+        paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+        names = tuple(str(getattr(path[-1], "key", "")) if path else "" for path, _ in paths)
+        shapes = tuple(leaf.shape for _, leaf in paths)
+        if len({leaf.dtype for _, leaf in paths}) != 1:
+            dtypes = [leaf.dtype for _, leaf in paths]
+            raise ValueError(f"leaves of one dtype are needed, got {dtypes}")
+        dtype = jnp.dtype(paths[0][1].dtype)
+        order = sorted(range(len(shapes)), key=lambda n: place(names[n], shapes[n]))
+        starts, size = [0] * len(shapes), 0
+        for n in order:
+            starts[n] = size
+            size += _room(shapes[n], dtype)
+        return cls(structure, names, shapes, tuple(order), tuple(starts), size, dtype)
+
+    def room(self, number: int) -> int:
+        """Elements from the beginning of a leaf to that of the next."""
+        return _room(self.shapes[number], self.dtype)
 
     def flatten(self, tree) -> jax.Array:
         """The tree as one array [size]."""
-        parts, stop = [], 0
-        for start, leaf in zip(self.starts, self.tree.flatten_up_to(tree), strict=True):
-            parts += [jnp.zeros(start - stop, self.dtype), jnp.ravel(leaf)]
-            stop = start + math.prod(leaf.shape)
-        parts.append(jnp.zeros(self.size - stop, self.dtype))
+        leaves = self.tree.flatten_up_to(tree)
+        parts = []
+        for n in self.order:
+            rest = self.room(n) - math.prod(self.shapes[n])
+            parts += [jnp.ravel(leaves[n]), jnp.zeros(rest, self.dtype)]
         return jnp.concatenate([part for part in parts if part.size])
 
     def unflatten(self, array) -> object:
         """The tree of an array [size]."""
         sizes = []
-        for start, stop, shape in zip(
-            self.starts, (*self.starts[1:], self.size), self.shapes, strict=True
-        ):
-            sizes += [math.prod(shape), stop - start - math.prod(shape)]
+        for n in self.order:
+            size = math.prod(self.shapes[n])
+            sizes += [size, self.room(n) - size]
         # not slices, whose gradient would be a sum of as many arrays, where this is one
         parts = jax.lax.split(array, sizes)[::2]
-        leaves = [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        leaves = [None] * len(parts)
+        for n, part in zip(self.order, parts, strict=True):
+            leaves[n] = part.reshape(self.shapes[n])
         return jax.tree.unflatten(self.tree, leaves)
+
+
+def _room(shape: tuple[int, ...], dtype: jnp.dtype) -> int:
+    step = ALIGNMENT // dtype.itemsize
+    return -(-math.prod(shape) // step) * step

@@ -1,8 +1,10 @@
 """Muon for equivariant networks: every matrix of a Linear or of an MLP moves orthogonally."""
 
+import collections
 import dataclasses
 import itertools
 import math
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +36,11 @@ def muon(flat: Flat) -> optax.GradientTransformation:
     and shift of the energies are not matrices of this kind.
 
     Args:
-      flat: how the parameters lie in the one array that is optimized.
+      flat: how the parameters lie in the one array that is optimized, of `Flat.of(params, place)`.
     Returns:
       What to add to that array, for a learning rate of one.
+    Raises:
+      ValueError: they lie otherwise.
     References: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks";
       Liu et al. 2025, arXiv:2502.16982 (the factor); Koker and Smidt 2025, arXiv:2508.16067
       (an equivariant potential trained with it).
@@ -46,7 +50,7 @@ def muon(flat: Flat) -> optax.GradientTransformation:
         learning_rate=1.0,
         consistent_rms=RMS,
         muon_weight_dimension_numbers={
-            **{name: contrib.MuonDimensionNumbers(1, 2) for name in stacks.matrices},
+            **{name: contrib.MuonDimensionNumbers(1, 2) for name in stacks.names},
             "others": None,
         },
     )
@@ -71,6 +75,58 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     return linear and len(shape) >= 2 and min(shape[-2:]) > 1
 
 
+def place(name: str, shape: tuple[int, ...]) -> tuple:
+    """Where a parameter lies, see `Flat.of`: matrices last, those of one shape side by side."""
+    return (1, *shape) if is_matrix(name, shape) else (0,)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """Leaves of one shape, one behind the other.
+
+    Attributes:
+      start: of the first.
+      count: how many.
+      room: of each.
+      shape: of each; the last two axes are matrices.
+    """
+
+    start: int
+    count: int
+    room: int
+    shape: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count * self.room
+
+    @property
+    def wide(self) -> tuple[int, int]:
+        """Rows and columns, the fewer ones first."""
+        return tuple(sorted(self.shape[-2:]))
+
+    @property
+    def num_matrices(self) -> int:
+        return self.count * math.prod(self.shape[:-2])
+
+    def read(self, array, padded: tuple[int, int]):
+        """Its matrices, [num_matrices, *padded], tall ones transposed, with zeros around them."""
+        leaves = array[self.start : self.stop].reshape(self.count, self.room)
+        stack = leaves[:, : math.prod(self.shape)].reshape(-1, *self.shape[-2:])
+        stack = self._across(stack)
+        missing = (n - m for n, m in zip(padded, self.wide, strict=True))
+        return jnp.pad(stack, ((0, 0), *((0, n) for n in missing)))
+
+    def write(self, stack):
+        """What lies in the array for matrices as `read` gives them."""
+        rows, columns = self.wide
+        leaves = self._across(stack[:, :rows, :columns]).reshape(self.count, -1)
+        return jnp.ravel(jnp.pad(leaves, ((0, 0), (0, self.room - leaves.shape[1]))))
+
+    def _across(self, stack):
+        return jnp.swapaxes(stack, 1, 2) if self.shape[-2] > self.shape[-1] else stack
+
+
 @dataclasses.dataclass(frozen=True)
 class _Stacks:
     """Matrices of similar shapes as one array, so that few kernels make all of them orthogonal.
@@ -79,57 +135,65 @@ class _Stacks:
     columns of zeros stay zero, so smaller ones are padded.
 
     Attributes:
-      flat: where the parameters lie.
-      matrices: name of the stack, to its rows and columns, and to the numbers of the leaves whose
-        matrices are in it.
-      others: numbers of all other leaves.
+      blocks: of all matrices, as they lie in the array.
+      shapes: rows and columns that the matrices of each are padded to.
+      others: elements before them, of all other parameters.
     """
 
-    flat: Flat
-    matrices: dict[str, tuple[tuple[int, int], list[int]]]
-    others: list[int]
+    blocks: list[_Block]
+    shapes: list[tuple[int, int]]
+    others: int
 
     @classmethod
     def of(cls, flat: Flat) -> "_Stacks":
-        numbered = jax.tree.unflatten(flat.tree, range(len(flat.shapes)))
-        numbers, others = {}, []
-        for path, number in jax.tree_util.tree_leaves_with_path(numbered):
-            shape = flat.shapes[number]
-            if is_matrix(str(getattr(path[-1], "key", "")), shape):
-                numbers.setdefault(tuple(sorted(shape[-2:])), []).append(number)
+        """That of an array which `place` has laid out.
+
+        Raises:
+          ValueError: it lies otherwise.
+        """
+        places = [place(flat.names[n], flat.shapes[n]) for n in flat.order]
+        if places != sorted(places):
+            raise ValueError("Muon needs a layout with matrices last: Flat.of(params, muon.place)")
+        blocks, others = [], 0
+        placed = zip(places, flat.order, strict=True)
+        for where, group in itertools.groupby(placed, operator.itemgetter(0)):
+            first, *_ = numbers = [n for _, n in group]
+            if where[0]:
+                start, room, shape = flat.starts[first], flat.room(first), flat.shapes[first]
+                blocks.append(_Block(start, len(numbers), room, shape))
             else:
-                others.append(number)
-        counts = {
-            shape: sum(math.prod(flat.shapes[n][:-2]) for n in leaves)
-            for shape, leaves in numbers.items()
-        }
-        matrices = {
-            f"{rows}x{columns}": ((rows, columns), [n for s in shapes for n in numbers[s]])
-            for (rows, columns), shapes in merged(counts).items()
-        }
-        return cls(flat, matrices, others)
+                others = sum(flat.room(n) for n in numbers)
+        counts = collections.Counter()
+        for block in blocks:
+            counts[block.wide] += block.num_matrices
+        padded = {shape: stack for stack, shapes in merged(counts).items() for shape in shapes}
+        return cls(blocks, [padded[block.wide] for block in blocks], others)
+
+    @property
+    def names(self) -> dict[str, list[int]]:
+        """Of the stacks, and the numbers of the blocks in each."""
+        names = {}
+        for number, (rows, columns) in enumerate(self.shapes):
+            names.setdefault(f"{rows}x{columns}", []).append(number)
+        return names
 
     def split(self, array) -> dict:
         """Stacks [matrices, rows, columns] by name, rows <= columns, and one vector of `others`."""
-        leaves = jax.tree.leaves(self.flat.unflatten(array))
-        parts = {}
-        for name, (shape, numbers) in self.matrices.items():
-            parts[name] = jnp.concatenate([_padded(leaves[n], shape) for n in numbers])
-        others = [jnp.ravel(leaves[number]) for number in self.others]
-        return {**parts, "others": jnp.concatenate([jnp.zeros(0, self.flat.dtype), *others])}
+        parts = {"others": array[: self.others]}
+        for name, numbers in self.names.items():
+            blocks = [self.blocks[n].read(array, self.shapes[n]) for n in numbers]
+            parts[name] = jnp.concatenate(blocks)
+        return parts
 
-    def join(self, parts: dict):
-        """The inverse of `split`."""
-        leaves = [None] * len(self.flat.shapes)
-        sizes = [math.prod(self.flat.shapes[n]) for n in self.others]
-        pieces = zip(self.others, jax.lax.split(parts["others"], sizes), strict=True)
-        for name, (_, numbers) in self.matrices.items():
-            sizes = [math.prod(self.flat.shapes[n][:-2]) for n in numbers]
-            stack = zip(numbers, jax.lax.split(parts[name], sizes), strict=True)
-            pieces = (*pieces, *((n, _cut(piece, self.flat.shapes[n])) for n, piece in stack))
-        for number, piece in pieces:
-            leaves[number] = piece.reshape(self.flat.shapes[number])
-        return self.flat.flatten(jax.tree.unflatten(self.flat.tree, leaves))
+    def join(self, updates: dict):
+        """The array of updates like `split`, scaled for their columns without the padding."""
+        parts = [None] * len(self.blocks)
+        for name, numbers in self.names.items():
+            sizes = [self.blocks[n].num_matrices for n in numbers]
+            for n, stack in zip(numbers, jax.lax.split(updates[name], sizes), strict=True):
+                scale = math.sqrt(self.blocks[n].wide[1] / self.shapes[n][1])
+                parts[n] = self.blocks[n].write(scale * stack)
+        return jnp.concatenate([updates["others"], *parts])
 
 
 def merged(counts: dict[tuple[int, int], int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
@@ -162,20 +226,3 @@ def merged(counts: dict[tuple[int, int], int]) -> dict[tuple[int, int], list[tup
         members = stacks.pop(a) + stacks.pop(b)
         stacks.setdefault(union(a, b), []).extend(members)
     return stacks
-
-
-def _padded(leaf, shape):
-    """The matrices of a leaf, [matrices, rows, columns], with zeros up to a shape."""
-    rows, columns = leaf.shape[-2:]
-    stack = leaf.reshape(-1, rows, columns)
-    stack = jnp.swapaxes(stack, 1, 2) if rows > columns else stack
-    return jnp.pad(
-        stack, ((0, 0), *((0, n - m) for n, m in zip(shape, stack.shape[1:], strict=True)))
-    )
-
-
-def _cut(stack, shape):
-    """The inverse of `_padded`; updates are scaled for the columns that there are without zeros."""
-    rows, columns = sorted(shape[-2:])
-    stack = math.sqrt(columns / stack.shape[2]) * stack[:, :rows, :columns]
-    return jnp.swapaxes(stack, 1, 2) if shape[-2] > shape[-1] else stack

@@ -9,7 +9,7 @@ import optax
 
 from eqfuse.training.config import MoleculeTraining
 from eqfuse.training.flat import Flat
-from eqfuse.training.muon import muon
+from eqfuse.training.muon import muon, place
 
 
 @flax.struct.dataclass
@@ -83,7 +83,7 @@ def decays_of(params):
 
 def flat_training(config: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
     """How the parameters lie in one array, and the optimizer of that array."""
-    flat = Flat.of(params)
+    flat = Flat.of(params, place)
     return flat, make_optimizer(config, flat, flat.flatten(decays_of(params)))
 
 

@@ -17,6 +17,16 @@ def test_there_and_back():
     jax.tree.map(np.testing.assert_array_equal, flat.unflatten(array), TREE)
 
 
+def test_leaves_lie_as_they_are_placed():
+    flat = Flat.of(TREE, lambda name, shape: (name != "w", -len(shape)))
+    assert [flat.names[n] for n in flat.order] == ["w", "b", "c"]
+    assert flat.starts[flat.names.index("w")] == 0
+    array = flat.flatten(TREE)
+    assert array[0] == 7
+    np.testing.assert_array_equal(array[ALIGNMENT // 4 :][:6], np.arange(6))
+    jax.tree.map(np.testing.assert_array_equal, flat.unflatten(array), TREE)
+
+
 def test_the_gradient_is_the_flat_gradient():
     flat = Flat.of(TREE)
 

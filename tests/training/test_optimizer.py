@@ -9,7 +9,7 @@ import pytest
 
 from eqfuse.training.config import MoleculeTraining
 from eqfuse.training.flat import Flat
-from eqfuse.training.muon import RMS, _Stacks, is_matrix, merged, muon
+from eqfuse.training.muon import RMS, _Stacks, is_matrix, merged, muon, place
 from eqfuse.training.optimizer import (
     LearningRate,
     apply_gradient,
@@ -112,13 +112,15 @@ def test_padding_changes_no_update_of_muon(monkeypatch):
     updates = []
     for padding, count in ((0.0, 5), (1e9, 1)):
         monkeypatch.setattr("eqfuse.training.muon.PADDING", padding)
-        flat = Flat.of(params)
-        assert len(_Stacks.of(flat).matrices) == count
+        flat = Flat.of(params, place)
+        assert len(_Stacks.of(flat).names) == count
         optimizer = muon(flat)
         state = optimizer.init(flat.flatten(params))
         updates.append(flat.unflatten(optimizer.update(flat.flatten(gradient), state)[0]))
     assert all(np.abs(update).min() > 0 for update in updates[0].values())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *updates)
+    with pytest.raises(ValueError, match="layout with matrices last"):
+        muon(Flat.of(params))
 
 
 def test_which_shapes_are_padded_to_one():

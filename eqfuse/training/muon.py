@@ -21,7 +21,6 @@ e3nn-jax, have a standard deviation of one (their layers divide by sqrt(fan-in) 
 trained best with 0.5: see benchmarks/RESULTS.md.
 """
 
-
 PADDING = 0.25
 """Operations with zeros that fewer kernels are worth, as a part of all operations."""
 

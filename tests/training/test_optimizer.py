@@ -123,6 +123,26 @@ def test_padding_changes_no_update_of_muon(monkeypatch):
         muon(Flat.of(params))
 
 
+def test_muon_without_matrices_is_adam():
+    params = {"embedding": jnp.ones((4, 8)), "scale": jnp.ones(3)}
+    flat, optimizer = flat_training(MoleculeTraining(optimizer="muon", clip_norm=None), params)
+    reference = optax.nadam(0.1)
+    expected, memory = params, reference.init(params)
+    found = init_state(flat.flatten(params), optimizer)
+    for seed in range(3):
+        gradient = jax.tree.map(
+            lambda p, s=seed: jax.random.normal(jax.random.key(s), p.shape), params
+        )
+        updates, memory = reference.update(gradient, memory, expected)
+        expected = optax.apply_updates(expected, updates)
+        found = apply_gradient(found, flat.flatten(gradient), 0.1, optimizer, 0.0)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+            flat.unflatten(found.params),
+            expected,
+        )
+
+
 def test_which_shapes_are_padded_to_one():
     stacks = merged({(8, 64): 2, (64, 64): 14, (64, 640): 1})
     assert stacks == {(64, 64): [(8, 64), (64, 64)], (64, 640): [(64, 640)]}

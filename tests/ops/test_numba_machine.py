@@ -154,6 +154,14 @@ def test_kernels_are_found_by_later_processes(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in objects(tmp_path)} == times
 
 
+def test_kernels_compile_while_the_interpreter_ends():
+    body = "\n".join(f"    {line}" for line in PRODUCT.strip().splitlines())
+    assert (
+        run(f"import atexit\ndef last():\n{body}\n    print('done')\natexit.register(last)")
+        == "done"
+    )
+
+
 def test_processes_that_fill_the_cache_at_once(tmp_path):
     environment = {**os.environ, "EQFUSE_CACHE_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     started = [subprocess.Popen([sys.executable, "-c", PRODUCT], env=environment) for _ in range(3)]

@@ -163,7 +163,11 @@ def register(name: str, text: str) -> None:
         new.restype = ctypes.py_object
         new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
         jax.ffi.register_ffi_target(name, new(slot.handler, None, None), platform="cpu")
-        _kernels[name] = _compile_thread().submit(_fill, slot, name, text)
+        try:
+            _kernels[name] = _compile_thread().submit(_fill, slot, name, text)
+        except RuntimeError:  # the interpreter is ending, and starts no threads
+            _kernels[name] = concurrent.futures.Future()
+            _kernels[name].set_result(_fill(slot, name, text))
 
 
 def finish() -> None:

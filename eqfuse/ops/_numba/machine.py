@@ -205,7 +205,7 @@ def _compile_thread() -> concurrent.futures.ThreadPoolExecutor:
 
 if hasattr(os, "register_at_fork"):  # a child has no such thread, and finds all kernels compiled
     os.register_at_fork(
-        before=lambda: concurrent.futures.wait(_kernels.values()),
+        before=lambda: concurrent.futures.wait(list(_kernels.values())),
         after_in_child=_compile_thread.cache_clear,
     )
 

@@ -31,7 +31,7 @@ class EnvironmentProduct(nn.Module):
 
     Attributes:
       paths: irreps of V, env and their product.
-      irreps_out: of the output.
+      parts: irreps of the output, one array for each.
       channels: multiplicity of each irrep of V and env.
       avg_num_neighbors: n.
       backend: see `eqfuse.ops`.
@@ -39,7 +39,7 @@ class EnvironmentProduct(nn.Module):
     """
 
     paths: Paths
-    irreps_out: e3nn.Irreps
+    parts: tuple[e3nn.Irreps, ...]
     channels: int
     avg_num_neighbors: float
     backend: str | None
@@ -54,25 +54,26 @@ class EnvironmentProduct(nn.Module):
           sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
           edges: `eqfuse.ops.Edges`.
         Returns:
-          IrrepsArray [n_edges, irreps_out].
+          IrrepsArray [n_edges, irreps] for each of the parts.
         """
         irs = self.paths.environment
         widths = (self.channels * len(irs),)
         weights = MLP(widths, None, self.backend, name="weights")(x)
-        weights = weights / math.sqrt(self.avg_num_neighbors)
-        ones = jnp.ones((edges.num_nodes, self.channels), x.dtype)
+        factor = 1 / math.sqrt(self.avg_num_neighbors)  # cheaper here than over the edges
+        factors = jnp.full((edges.num_nodes, self.channels), factor, x.dtype)
         environment = ops.graph_tensor_product(
-            e3nn.IrrepsArray(times(self.channels, [SCALAR]), ones),
+            e3nn.IrrepsArray(times(self.channels, [SCALAR]), factors),
             sh.filter(keep=irs),
             weights,
             edges,
             backend=self.backend,
         )  # [n_nodes, channels x irs]
         return ops.TensorProductLinear(
-            self.irreps_out,
+            e3nn.Irreps([mul_ir for part in self.parts for mul_ir in part]),
             force_irreps_out=True,
             filter_ir_out=self.paths.products,
             channelwise=True,
+            split=self.parts,
             backend=self.backend,
             name="linear",
         )(v, environment, edges=edges)
@@ -117,21 +118,19 @@ class AllegroLayer(nn.Module):
         Returns:
           The new x, [n_edges, latent_dim], and v, IrrepsArray [n_edges, channels x features].
         """
-        width, features = x.shape[-1], times(self.channels, self.features)
-        irreps_out = e3nn.Irreps([(width, SCALAR)]) + features
-        mixed = EnvironmentProduct(
+        latents = e3nn.Irreps([(x.shape[-1], SCALAR)])
+        features = times(self.channels, self.features)
+        scalars, v = EnvironmentProduct(
             self.paths,
-            irreps_out,
+            (latents, features),
             self.channels,
             self.avg_num_neighbors,
             self.backend,
             name="product",
-        )(x, v, sh, edges).array  # [n_edges, irreps_out]
-        # not slices, whose gradients would be padded and added, where this only joins them
-        scalars, v = jax.lax.split(mixed, (width, features.dim), axis=1)
-        new = self._latents(x, scalars)
+        )(x, v, sh, edges)  # [n_edges, latents], [n_edges, features]
+        new = self._latents(x, scalars.array)
         x = (x + UPDATE * envelope[:, None] * new) / math.sqrt(1 + UPDATE**2)
-        return x, e3nn.IrrepsArray(features, v)
+        return x, v
 
     def _latents(self, x, mixed):
         """The MLP of x and of the scalars, of which `mixed` is the Linear, [n_edges, width]."""
@@ -277,9 +276,9 @@ class Allegro(nn.Module):
             scalars = mlp(x)[:, :, None]
         tensors = [(mul, ir) for mul, ir in irreps_out if ir != SCALAR]
         if tensors:
-            found = EnvironmentProduct(
+            [found] = EnvironmentProduct(
                 paths,
-                e3nn.Irreps(tensors),
+                (e3nn.Irreps(tensors),),
                 self.channels,
                 self.avg_num_neighbors,
                 self.backend,

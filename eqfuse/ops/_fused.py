@@ -27,6 +27,8 @@ class Fused:
       linear: the Linear.
       gate: what becomes of the mixed row; None if nothing.
       skip: whether a row [rows, linear.size_out] is added before the gate.
+
+    The mixed row z may be several arrays (`_linear.cut`), if neither a gate nor a skip follows.
     """
 
     form: Form
@@ -59,14 +61,26 @@ class Fused:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the rows of the outputs: out and, if it is another array, z."""
+        """Of the rows of the outputs: out and, if they are others, the arrays of z."""
         gated = () if self.gate is None else (self.gate.irreps_out.dim,)
-        return (*gated, self.linear.size_out)
+        return (*gated, *(rows.size for rows in self.linear.mixing.outputs))
+
+    @property
+    def arrays(self) -> list[str]:
+        """Names of the arrays that the mixed row consists of."""
+        count = len(self.linear.mixing.outputs)
+        return ["z"] if count == 1 else [f"z{n}" for n in range(count)]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs."""
+        return [*([] if self.gate is None else ["out"]), *self.arrays]
 
     def cotangents(self, given) -> list[str]:
         """Names of the cotangents of the outputs that are given, in their order."""
-        names = ["ct_z"] if self.gate is None else ["ct_out", "ct_z"]
-        return [name for name, is_given in zip(names, given, strict=True) if is_given]
+        return [
+            f"ct_{name}" for name, is_given in zip(self.outputs, given, strict=True) if is_given
+        ]
 
     def operands(self, floats):
         """(inputs of the form, parameters of the Linear, skip or None)."""
@@ -113,16 +127,17 @@ def _apply_gate(fused: Fused, z):
 
 
 def define(call: Call, floats, integers):
-    """out and z (or only z, where nothing follows it), from the definitions of the parts."""
+    """out and z (or only the arrays of z, where nothing follows it), from those of the parts."""
     fused = call.fused
     inputs, parameters, skip = fused.operands(floats)
     index, _ = fused.split(integers)
     [m] = product(call, fused.form, inputs, integers)
-    [z] = _mixing_primitive.evaluate(
+    arrays = _mixing_primitive.evaluate(
         fused.linear.mixing, [m, *parameters], index, call.rows, call.backend
     )
-    z = z if skip is None else z + skip
-    return [z] if fused.gate is None else [_apply_gate(fused, z), z]
+    if skip is not None:
+        arrays = [arrays[0] + skip]
+    return arrays if fused.gate is None else [_apply_gate(fused, arrays[0]), *arrays]
 
 
 def define_tangent(call: Call, active, floats, z, tangents, integers):
@@ -142,7 +157,7 @@ def define_tangent(call: Call, active, floats, z, tangents, integers):
         [t_m] = product(call, form.drop_inputs(used), arrays, integers)
     if any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
-    t_z = _mixing_primitive.tangent(
+    found = _mixing_primitive.tangent(
         fused.linear.mixing,
         [m, *parameters],
         [t_m, *t_parameters],
@@ -150,11 +165,16 @@ def define_tangent(call: Call, active, floats, z, tangents, integers):
         call.rows,
         call.backend,
     )
-    t_z = t_skip if t_z is None else t_z if t_skip is None else t_z + t_skip
-    t_z = jnp.zeros_like(z) if t_z is None else t_z
+    if t_skip is not None:
+        found = [t_skip if found[0] is None else found[0] + t_skip]
+    sizes = [rows.size for rows in fused.linear.mixing.outputs]
+    found = [
+        jnp.zeros((call.rows, size), z.dtype) if t is None else t
+        for t, size in zip(found, sizes, strict=True)
+    ]
     if fused.gate is None:
-        return [t_z]
-    return [jax.jvp(functools.partial(_apply_gate, fused), (z,), (t_z,))[1], t_z]
+        return found
+    return [jax.jvp(functools.partial(_apply_gate, fused), (z,), tuple(found))[1], *found]
 
 
 def define_backward(call: Call, wanted, given, floats, z, cotangents, integers):

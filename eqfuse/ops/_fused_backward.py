@@ -81,7 +81,11 @@ class _Backward(OperandGradients):
 
     def _wanted_terms(self, group) -> list[Term]:
         blocks = {part.block for _, parts in group for part in parts}
-        return [t for t in self.linear.mixing.terms if t.z.block in blocks and self.wants(t)]
+        return [
+            t
+            for t in self.linear.mixing.terms
+            if self.linear.block_of(t) in blocks and self.wants(t)
+        ]
 
     def _operands_of(self, group):
         """The cotangents of the product and of the skip; the program has one block of rows."""
@@ -138,7 +142,7 @@ class _Backward(OperandGradients):
         """The cotangent of a part of the mixed row, [ROWS, components, columns]."""
         size = self.linear.size_out
         if "ct_z" in self.given:
-            value = self.load_tile("ct_z", size, self.offset(part), part)
+            value = self.load_tile(*self.place_of(part, "ct_"), part)
         else:
             value = self.name(self.zeros(self.rows, self.padded(self.dim(part)), self.width(part)))
         for tile in self.tiles if "ct_out" in self.given else ():

@@ -57,7 +57,7 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
             if {tile.part, tile.gate or tile.part} <= finished:
                 t.store_tile("out", fused.sizes[0], tile.offset, tile.part, _value(t, tile, z))
                 waiting.remove(tile)
-    outputs = ["z"] if fused.gate is None else ["out", "z"]
+    outputs = fused.outputs
     inputs = t.inputs(*(["skip"] if fused.skip else []))
     note = f"{fused.form!r}\nmixed to {fused.linear.irreps_out}"
     types = dict.fromkeys(outputs, dtype)
@@ -86,7 +86,7 @@ def _mix(t: FusedText, segments: list[int], parts: list[Part], z: dict[Part, str
 
 def _finish(t: FusedText, part: Part, z: dict[Part, str]):
     """Bias and skip, and the mixed row as an output; the tile becomes three-dimensional."""
-    size, name, width = t.linear.size_out, z[part], t.width(part)
+    name, width = z[part], t.width(part)
     padded = t.padded(t.dim(part))
     t.emit(f"{name} = tl.reshape({name}, ({t.rows}, {padded}, {width}))")
     for term in t.linear.biases(part.block):
@@ -95,8 +95,8 @@ def _finish(t: FusedText, part: Part, z: dict[Part, str]):
         bias = t.load(f"{t.parameter(term)} + {part.first} + {v}", mask)
         t.emit(f"{name} += {bias}")
     if t.fused.skip:
-        t.emit(f"{name} += {t.load_tile('skip', size, t.offset(part), part)}")
-    t.store_tile("z", size, t.offset(part), part, name)
+        t.emit(f"{name} += {t.load_tile('skip', t.linear.size_out, t.offset(part), part)}")
+    t.store_tile(*t.place_of(part), part, name)
 
 
 def _value(t: FusedText, tile: Tile, z: dict[Part, str]) -> str:

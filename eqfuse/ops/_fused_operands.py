@@ -64,7 +64,7 @@ class OperandGradients(FusedText):
     def cotangent_piece(self, part: Part, at: str = "at", width: int = SLICE) -> str:
         """Columns of the mixed row's cotangent, [ROWS * components, width], from memory."""
         height = self.rows * self.padded(self.dim(part))
-        tile = self.load_tile("ct_z", self.linear.size_out, self.offset(part), part, at, width)
+        tile = self.load_tile(*self.place_of(part, "ct_"), part, at, width)
         return self.name(f"tl.reshape({tile}, ({height}, {width}))")
 
     def in_registers_of(self, sources, dz):

@@ -34,9 +34,14 @@ second_p = Primitive("eqfuse_fused_second")
 
 
 def evaluate(call: Call, floats, integers):
-    """The output of a fused op. `floats`, `integers`: its operands, as in `Fused`."""
+    """The output of a fused op, as the arrays that it consists of.
+
+    Args:
+      floats, integers: its operands, as in `Fused`.
+    """
     arrays = _primitive._vary_alike([*floats, *integers])
-    return fused_p.bind(*arrays, call=call)[0]
+    outputs = fused_p.bind(*arrays, call=call)
+    return outputs if call.fused.gate is None else outputs[:1]
 
 
 def _fused_function(*arrays, call):
@@ -129,7 +134,7 @@ def second_transposed(call: Call, wanted, operands, integers, cotangents):
     """
     fused, n = call.fused, call.fused.num_floats
     inputs, parameters, _ = fused.operands(operands[:n])
-    z, ct = operands[n:]
+    z, *cts = operands[n:]
     c = iter(cotangents)
     c = [next(c) if w else None for w in wanted[: len(inputs)]]
     other, used, asked = second_op(fused, [a is not None for a in c])
@@ -139,11 +144,11 @@ def second_transposed(call: Call, wanted, operands, integers, cotangents):
     floats = [*arrays, *parameters]
     of_inputs = used[: len(inputs)]
     arrays = _primitive._vary_alike([*floats, *integers])
-    dct = fused_p.bind(*arrays, call=call)[0]
-    arrays = _primitive._vary_alike([*floats, z, ct, *integers])
-    found = iter(backward_p.bind(*arrays, call=call, wanted=asked, given=(True,)))
+    dcts = fused_p.bind(*arrays, call=call)
+    arrays = _primitive._vary_alike([*floats, z, *cts, *integers])
+    found = iter(backward_p.bind(*arrays, call=call, wanted=asked, given=(True,) * len(cts)))
     dinputs = [next(found) if keep else None for keep in of_inputs]
-    return [*dinputs, *found, *([None] if fused.skip else []), None, dct]
+    return [*dinputs, *found, *([None] if fused.skip else []), None, *dcts]
 
 
 def _fused_jvp(primals, tangents, *, call):
@@ -163,6 +168,8 @@ def _tangent_transpose(cotangents, *arrays, call, active):
         # linear in some of the tangents only
         cotangents = _rules.instantiated(cotangents)
         return _rules.transpose_of(_tangent_function, cotangents, arrays, call=call, active=active)
+    if call.fused.gate is None:  # its kernels take those of all arrays of the mixed row
+        cotangents = _rules.instantiated(cotangents)
     given = tuple(type(c) is not ad.Zero for c in cotangents)
     cotangents = [c for c in cotangents if type(c) is not ad.Zero]
     arrays = _primitive._vary_alike([*floats, z, *cotangents, *integers])

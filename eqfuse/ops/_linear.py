@@ -1,7 +1,9 @@
 """e3nn's Linear as a `Mixing`: which matrices, with e3nn's names, normalisation and order."""
 
+import bisect
 import dataclasses
 import functools
+import itertools
 
 import e3nn_jax as e3nn
 import numpy as np
@@ -21,7 +23,11 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """A Linear. The inputs of `mixing`: the row, then the parameters; its output: the mixed row."""
+    """A Linear. The inputs of `mixing`: the row, then the parameters; its output: the mixed row.
+
+    The mixed row is one array, or several that are adjacent parts of it, see `cut`. Its blocks are
+    numbered through all of them.
+    """
 
     mixing: Mixing
     parameters: tuple[Parameter, ...]
@@ -33,7 +39,20 @@ class Linear:
 
     @property
     def blocks_out(self) -> tuple[Block, ...]:
-        return self.mixing.outputs[0].blocks
+        return tuple(block for rows in self.mixing.outputs for block in rows.blocks)
+
+    @functools.cached_property
+    def _first_blocks(self) -> list[int]:
+        """The number of the first block of each array of the mixed row."""
+        return [0, *itertools.accumulate(len(rows.blocks) for rows in self.mixing.outputs)]
+
+    def array_of(self, block: int) -> int:
+        """Which array of the mixed row a block of it is in."""
+        return bisect.bisect_right(self._first_blocks, block) - 1
+
+    def block_of(self, term: Term) -> int:
+        """The number of the block of the mixed row that a matrix or a bias adds to."""
+        return self._first_blocks[term.z.operand - len(self.mixing.inputs)] + term.z.block
 
     @property
     def size_out(self) -> int:
@@ -45,11 +64,65 @@ class Linear:
 
     def into(self, block: int) -> list[Term]:
         """The matrices into a block of the mixed row."""
-        return [t for t in self.mixing.terms if t.z.block == block and t.x is not None]
+        return [t for t in self.mixing.terms if self.block_of(t) == block and t.x is not None]
 
     def biases(self, block: int) -> list[Term]:
         """The biases of a block of the mixed row."""
-        return [t for t in self.mixing.terms if t.z.block == block and t.x is None]
+        return [t for t in self.mixing.terms if self.block_of(t) == block and t.x is None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Columns `first` to `stop` of the parameter of this number."""
+
+    parameter: int
+    first: int
+    stop: int
+
+
+@functools.cache
+def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Columns, ...]]:
+    """The same Linear with its mixed row as several arrays.
+
+    A block that belongs to two arrays becomes two blocks, and so do its parameters.
+
+    Args:
+      linear: a Linear whose mixed row is one array.
+      sizes: of the arrays, each of whole channels; together those of the row.
+    Returns:
+      The Linear, and what its parameters are of those of the given one.
+    """
+    outputs, places = [], {}  # places: of a block, (array, block, first channel, last)
+    stop = 0
+    for o, size in enumerate(sizes):
+        start, stop, blocks = stop, stop + size, []
+        for n, b in enumerate(linear.blocks_out):
+            first = max(start - b.offset, 0) // b.dim
+            last = min((stop - b.offset) // b.dim, b.mul)
+            if first < last:
+                places.setdefault(n, []).append((o, len(blocks), first, last))
+                blocks.append(Block(b.offset + first * b.dim - start, last - first, b.dim))
+        outputs.append(Rows(size, tuple(blocks)))
+    assert stop == linear.size_out, (sizes, linear.irreps_out)
+    columns, parameters, slots = [], [], []
+    for term in linear.mixing.terms:
+        old = linear.parameters[term.w - 1]
+        for o, block, first, last in places[term.z.block]:
+            columns.append(Columns(term.w - 1, first, last))
+            shape = (*old.shape[:-1], last - first)
+            parameters.append(Parameter(f"{old.name}[{first}:{last}]", shape, old.std))
+            slots.append((term, o, block))
+    row, num_inputs = linear.mixing.inputs[0], 1 + len(parameters)
+    mixing = dataclasses.replace(
+        linear.mixing,
+        inputs=(row, *(Weights(p.shape) for p in parameters)),
+        outputs=tuple(outputs),
+        terms=tuple(
+            Term(term.x, number, Slot(num_inputs + o, block), term.scale)
+            for number, (term, o, block) in enumerate(slots, start=1)
+        ),
+    )
+    return Linear(mixing, tuple(parameters), linear.irreps_out), tuple(columns)
 
 
 def _blocks(irreps) -> tuple[Block, ...]:

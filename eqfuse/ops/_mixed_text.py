@@ -51,7 +51,8 @@ class MixedText(Text):
 
     def matrix_place(self, term: Term, part: Part, u: str, v: str) -> str:
         """The offset of row u and column v of a part in a matrix."""
-        return f"({u}) * {self.linear.blocks_out[term.z.block].mul} + {part.first} + {v}"
+        mul = self.linear.blocks_out[self.linear.block_of(term)].mul
+        return f"({u}) * {mul} + {part.first} + {v}"
 
     # parts of the mixed row
 
@@ -87,9 +88,15 @@ class MixedText(Text):
         return self.linear.blocks_out[part.block].dim
 
     def offset(self, part: Part) -> int:
-        """Where a part begins in the mixed row."""
+        """Where a part begins in its array of the mixed row."""
         block = self.linear.blocks_out[part.block]
         return block.offset + part.first * block.dim
+
+    def place_of(self, part: Part, prefix: str = "") -> tuple[str, int, int]:
+        """The array of the mixed row that a part is in, its size, and where the part begins."""
+        array = self.linear.array_of(part.block)
+        size = self.linear.mixing.outputs[array].size
+        return f"{prefix}{self.fused.arrays[array]}", size, self.offset(part)
 
     def tile_place(self, size: int, offset: int, part: Part, at: str = "", width: int = 0):
         """Offsets and mask of a part of rows of `size`, as [ROWS, components, columns].

@@ -33,23 +33,23 @@ def evaluate(mixing: Mixing, arrays, index, num_rows: int, backend: str) -> list
 
 
 def tangent(mixing: Mixing, arrays, tangents, index, num_rows: int, backend: str):
-    """The tangent of the one output of a mixing.
+    """The tangents of the outputs of a mixing.
 
     Args:
       arrays: its inputs; those that the tangent does not depend on may be None.
       tangents: of each input, or None for zero.
       index, num_rows, backend: as in `evaluate`.
     Returns:
-      An array, or None if it is zero.
+      An array for each output, or None where it is zero.
     """
     derivative = mixing.jvp(tuple(t is not None for t in tangents))
-    if not derivative.terms:
-        return None
+    reached = derivative.reached()
+    derivative = derivative.restrict((True,) * len(derivative.inputs), reached)
     params = {"num_rows": num_rows, "backend": backend}
     index = [] if index is None else [index]
     given = [*arrays, *(t for t in tangents if t is not None)]
-    [value] = _needed(derivative, given, index, params)
-    return value
+    found = iter(_needed(derivative, given, index, params))
+    return [next(found) if is_reached else None for is_reached in reached]
 
 
 def _split(mixing: Mixing, arrays):

@@ -42,6 +42,8 @@ class TensorProductLinear(nn.Module):
       scalar_first: y begins with its only 0e, and what it gives comes first among the channels
         that are mixed, as in `e3nn.concatenate([x, e3nn.tensor_product(x, y)]).regroup()`.
       channelwise: see above.
+      split: irreps of adjacent parts of the output, to have an array for each: nothing is copied
+        where they go different ways. Not with a gate or a skip.
       input_precision: of the channel mixing on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
@@ -58,6 +60,7 @@ class TensorProductLinear(nn.Module):
     irrep_normalization: str | None = None
     scalar_first: bool = False
     channelwise: bool = False
+    split: tuple[e3nn.Irreps | str, ...] | None = None
     input_precision: str = "ieee"
     backend: str | None = None
 
@@ -75,7 +78,7 @@ class TensorProductLinear(nn.Module):
             `num_indexed_weights` to use.
           skip: IrrepsArray [..., irreps of the Linear's output], added to it.
         Returns:
-          IrrepsArray [..., irreps_out].
+          IrrepsArray [..., irreps_out]; with `split`, a tuple of them.
         Raises:
           ValueError: shapes or irreps that do not fit, naming both; a backend that cannot run.
         """
@@ -95,8 +98,13 @@ class TensorProductLinear(nn.Module):
             "filter_ir_out": irreps_filter(keep),
             "irrep_normalization": normalization(self.irrep_normalization),
         }
+        if self.split is not None and (
+            skip is not None or isinstance(self, TensorProductLinearGate)
+        ):
+            raise ValueError("split is for a TensorProductLinear without a gate and without a skip")
         if backend == "e3nn":
-            return self._reference(x, y, weights, edges, index, skip, gate, options)
+            out = self._reference(x, y, weights, edges, index, skip, gate, options)
+            return out if self.split is None else _split(out, self._parts(out.irreps))
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         linear = _linear.for_product(
@@ -110,6 +118,10 @@ class TensorProductLinear(nn.Module):
             input_precision=self.input_precision,
         )
         parameters = declare(self, linear, x.dtype)
+        if self.split is not None:
+            sizes = tuple(part.dim for part in self._parts(linear.irreps_out) if part.dim)
+            linear, columns = _linear.cut(linear, sizes)
+            parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
         return self._fused(
             product,
             linear,
@@ -182,11 +194,27 @@ class TensorProductLinear(nn.Module):
         num_rows = rows if edges is None else edges.num_edges
         num_nodes = 0 if edges is None else edges.num_nodes
         call = _fused.Call(fused, num_rows, num_nodes, backend)
-        irreps = linear.irreps_out if gate is None else gate.irreps_out
-        out = _fused_primitive.evaluate(call, arrays, integers).reshape(*lead, irreps.dim)
-        out = e3nn.IrrepsArray(irreps, out)
+        outputs = _fused_primitive.evaluate(call, arrays, integers)
+        outputs = [out.reshape(*lead, out.shape[-1]) for out in outputs]
+        if self.split is not None:
+            outputs = iter(outputs)
+            return tuple(
+                e3nn.IrrepsArray(part, next(outputs))
+                if part.dim
+                else e3nn.zeros(part, lead, x.dtype)
+                for part in self._parts(linear.irreps_out)
+            )
+        out = e3nn.IrrepsArray(linear.irreps_out if gate is None else gate.irreps_out, *outputs)
         forced = self.force_irreps_out and gate is None
         return rechunked(out, self.irreps_out) if forced else out
+
+    def _parts(self, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
+        """`split`, of an output of these irreps."""
+        parts = [e3nn.Irreps(part) for part in self.split]
+        whole = e3nn.Irreps([mul_ir for part in parts for mul_ir in part])
+        if whole.simplify() != irreps.simplify():
+            raise ValueError(f"split {parts} must be adjacent parts of the output, {irreps}")
+        return parts
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
         if self.channelwise:
@@ -258,6 +286,11 @@ class TensorProductLinearGate(TensorProductLinear):
             lambda linear: make(linear, **acts),
             lambda z: reference(z, **acts),
         )
+
+
+def _split(x: e3nn.IrrepsArray, parts) -> tuple[e3nn.IrrepsArray, ...]:
+    arrays = jax.lax.split(x.array, [part.dim for part in parts], axis=-1)
+    return tuple(map(e3nn.IrrepsArray, parts, arrays))
 
 
 def _check_skip(skip, linear, lead):

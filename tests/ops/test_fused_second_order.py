@@ -9,6 +9,8 @@ import pytest
 from eqfuse import ops
 from tests.ops.test_tensor_product_linear import CASES, EDGES, NODES, Case, Problem
 
+FUSED = ["rows-linear", "rows-channelwise", "graph-channelwise", "graph-channelwise-split"]
+
 OTHERS = {
     "indexed": Case(
         ops.TensorProductLinear, False, "5x0e+5x1o", "2x0e+1o", "7x0e+4x1o", indexed=True
@@ -26,7 +28,7 @@ OTHERS = {
 """Linears without biases, whose second derivatives are fused, that are not in `CASES`."""
 
 
-@pytest.mark.parametrize("name", ["rows-linear", "rows-channelwise", "graph-channelwise"])
+@pytest.mark.parametrize("name", FUSED)
 def test_training_on_forces_writes_no_product_over_rows(name):
     pytest.importorskip("triton", reason="the interpreter is part of triton")
     case = CASES[name]

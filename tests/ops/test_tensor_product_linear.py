@@ -84,6 +84,36 @@ CASES = {
         weighted=False,
         options=(("channelwise", True), ("force_irreps_out", True)),
     ),
+    "rows-split": Case(
+        TensorProductLinear,
+        False,
+        "5x0e+5x1o",
+        "0e+1o",
+        "7x0e+3x1o+4x1e",
+        options=(("split", ("4x0e", "3x0e+1x1o", "2x1o+4x1e")),),
+    ),
+    "graph-channelwise-split": Case(
+        TensorProductLinear,
+        True,
+        "5x0e+5x1o+5x1e",
+        "5x0e+5x1o",
+        "7x0e+3x1o+4x1e+2x2o",
+        weighted=False,
+        options=(
+            ("channelwise", True),
+            ("force_irreps_out", True),
+            ("split", ("", "6x0e", "1x0e+3x1o+4x1e+2x2o")),
+        ),
+    ),
+    "graph-indexed-bias-split": Case(
+        TensorProductLinear,
+        True,
+        "5x0e+3x1o",
+        "0e+1o",
+        "4x0e+3x1o",
+        indexed=True,
+        options=(("biases", True), ("split", ("1x0e", "3x0e", "3x1o"))),
+    ),
     "rows-many-columns": Case(
         TensorProductLinear,
         False,
@@ -159,7 +189,12 @@ class Problem:
         return self.module(backend).init(jax.random.PRNGKey(0), *self.arguments(self.arrays))
 
     def apply(self, backend: str, params, arrays):
-        return self.module(backend).apply(params, *self.arguments(arrays))
+        """The output, joined where it is split; e3nn's is never split."""
+        module = self.module(backend)
+        if backend == "e3nn":
+            return module.clone(split=None).apply(params, *self.arguments(arrays))
+        out = module.apply(params, *self.arguments(arrays))
+        return e3nn.concatenate(out).simplify() if isinstance(out, tuple) else out
 
 
 def orders(problem: Problem, backend: str):
@@ -353,6 +388,19 @@ def test_parameters_are_e3nns(case):
     assert outputs[0].irreps == outputs[1].irreps
 
 
+@pytest.mark.parametrize("backend", ["xla", "e3nn"])
+def test_split_gives_an_array_for_each_part(backend):
+    parts = ("4x0e", "", "3x0e+1x1o", "2x1o+4x1e")
+    problem = Problem(CASES["rows-split"], np.float32)
+    module = problem.module(backend).clone(split=parts)
+    found = module.apply(problem.params, *problem.arguments(problem.arrays))
+    whole = problem.apply("e3nn", problem.params, problem.arrays).array
+    expected = np.split(whole, [4, 4, 10], axis=1)
+    assert [a.irreps for a in found] == [e3nn.Irreps(part) for part in parts]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a.array, b, rtol=1e-5, atol=1e-5)
+
+
 def test_vmap_and_zero_edges():
     """Under vmap every member is its own op; without edges only the skip is left."""
     problem = Problem(CASES["graph-gate-skip"], np.float32)
@@ -370,6 +418,20 @@ def test_vmap_and_zero_edges():
     for backend in ("xla", "triton-interpret"):
         got = problem.apply(backend, problem.params, problem.arrays).array
         np.testing.assert_allclose(got, e3nn.gate(skip).array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["xla", "e3nn"])
+def test_errors_of_split(backend):
+    problem = Problem(CASES["rows-linear"], np.float32)
+    arguments = list(problem.arguments(problem.arrays))
+    arguments[-1] = e3nn.IrrepsArray("3x0e", jnp.zeros((NODES, 3)))
+    key, options = jax.random.PRNGKey(0), {"split": ("2x0e", "1x0e"), "backend": backend}
+    with pytest.raises(ValueError, match="without a gate and without a skip"):
+        TensorProductLinear("3x0e", **options).init(key, *arguments)
+    with pytest.raises(ValueError, match="without a gate and without a skip"):
+        TensorProductLinearGate("3x0e", **options).init(key, *arguments[:2])
+    with pytest.raises(ValueError, match=r"split \[2x0e, 1x0e\] must be .* of the output, 4x0e"):
+        TensorProductLinear("4x0e", **options).init(key, *arguments[:2])
 
 
 def test_errors():

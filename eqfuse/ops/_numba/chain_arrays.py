@@ -79,7 +79,7 @@ def num_parts(chain: Chain, num_rows: int, num_nodes: int) -> int:
     mixings = [s.what for s in chain.steps if isinstance(s.what, Mixing)]
     if num_rows < FEWEST_ROWS or any(is_wide(mixing) for mixing in mixings):
         return 0
-    parts = 32 if num_rows < 8192 else 128
+    parts = 16 if num_rows < 8192 else 64
     return min(parts, num_nodes) if chain.on_graph else parts
 
 

@@ -89,9 +89,6 @@ def layouts(backend: str) -> dict:
         x, y = e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y)
         return ops.tensor_product(x, y, **options).array
 
-    def everywhere(a):
-        return jnp.broadcast_to(a, (EDGES, a.shape[-1]))
-
     many = (EDGES, X.dim)
     cases = {
         "graph": (graph, (x, y, w), ()),
@@ -102,13 +99,10 @@ def layouts(backend: str) -> dict:
             (x, y, (weights, 8), (8, EDGES)),
             w,
         ),
-        "graph, y the same everywhere": (
-            lambda x, y, w: graph(x, everywhere(y), w),
-            (x, (1, Y.dim), w),
-            y,
-        ),
-        "graph, w the same everywhere": (
-            lambda x, y, w: graph(x, y, everywhere(w)),
+        "graph, one row of y": (graph, (x, (1, Y.dim), w), y),
+        "graph, one row of w": (graph, (x, y, (1, weights)), w),
+        "graph, w repeated before": (
+            lambda x, y, w: graph(x, y, jnp.broadcast_to(w, (EDGES, weights))),
             (x, y, (1, weights)),
             w,
         ),

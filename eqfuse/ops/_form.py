@@ -6,8 +6,9 @@ A form is a sum over paths. On each row (an edge of a graph, or a row of a batch
 
 to a segment of an output, with a, b, ... segments of inputs. A segment is `mul` channels by `dim`
 components; an operand without channels is shared by all of them, and an output without channels is
-summed over them. An operand is read per row, or per node through `senders` or `receivers`; an
-output per node is the sum over the rows that point at it.
+summed over them. An operand is read per row, or per node through `senders` or `receivers`, or
+it is one row that all rows share; an output per node is the sum over the rows that point at it, and
+an output of one row the sum over all of them.
 
 The derivative of a form is a form: `jvp` puts a tangent in place of each input in turn, and
 `transpose` exchanges inputs, in which the form is linear, with the outputs. Nothing else is needed
@@ -26,6 +27,16 @@ class Index(enum.Enum):
     ROW = "row"
     SENDER = "sender"
     RECEIVER = "receiver"
+    ONE = "one"
+
+    @property
+    def is_node(self) -> bool:
+        """Whether it is a node."""
+        return self in (Index.SENDER, Index.RECEIVER)
+
+    def count(self, num_rows: int, num_nodes: int) -> int:
+        """Rows of an operand."""
+        return {Index.ROW: num_rows, Index.ONE: 1}.get(self, num_nodes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +197,19 @@ class Form:
     @property
     def on_graph(self) -> bool:
         """Whether any operand is indexed by node, so that edges are needed."""
-        return any(o.index is not Index.ROW for o in self.inputs + self.outputs)
+        return any(o.index.is_node for o in self.inputs + self.outputs)
+
+    def indexed(self, inputs: dict[int, Index], outputs: dict[int, Index] | None = None) -> "Form":
+        """The same form with other indices of the operands of these numbers."""
+        sides = []
+        for operands, changed in ((self.inputs, inputs), (self.outputs, outputs or {})):
+            sides.append(
+                tuple(
+                    dataclasses.replace(o, index=changed[n]) if n in changed else o
+                    for n, o in enumerate(operands)
+                )
+            )
+        return Form(*sides, self.paths)
 
     @property
     def max_mul(self) -> int:
@@ -207,7 +230,7 @@ class Form:
             operations += mul * len(path.terms) * (len(path.factors) + 1)
         elements = 0
         for operand in self.inputs + self.outputs:
-            elements += operand.size * (num_rows if operand.index is Index.ROW else num_nodes)
+            elements += operand.size * operand.index.count(num_rows, num_nodes)
         return Counts(len(self.paths), self.num_terms, operations * num_rows, elements * itemsize)
 
     def jvp(self, active: tuple[bool, ...]) -> "Form":

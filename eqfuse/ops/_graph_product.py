@@ -12,6 +12,7 @@ from eqfuse.ops._tensor_product import (
     irreps_filter,
     normalization,
     operands,
+    sharing,
     tensor_product,
 )
 
@@ -36,9 +37,9 @@ def graph_tensor_product(
 
     Args:
       x: node features, IrrepsArray [num_nodes, irreps_x]; or irreps, to get those of the output.
-      y: edge features, IrrepsArray [n_edges, irreps_y].
+      y: edge features, IrrepsArray [n_edges, irreps_y], or [1, irreps_y] for all edges.
       weights: [n_edges, irreps_out.num_irreps], one number for each irrep of the product of
-        `e3nn.tensor_product`, in its order; None for a product without weights.
+        `e3nn.tensor_product`, in its order; either axis may be 1; None for no weights.
       edges: who sends to whom.
       filter_ir_out, irrep_normalization, regroup_output: as in `tensor_product`.
       backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
@@ -60,7 +61,7 @@ def graph_tensor_product(
         return tensor_product(x, y, backend="xla", **options)
     x, y, weights = check(x, y, weights, edges, options)
     if backend == "e3nn":
-        return _reference.graph_tensor_product(x, y, weights, edges, **options)
+        return _reference.graph_tensor_product(x, *on_edges(y, weights, edges), edges, **options)
 
     product = _build.tensor_product(
         x.irreps,
@@ -75,17 +76,19 @@ def graph_tensor_product(
         unroll=backend == "numba",
     )
     if product.expand:  # multiplicities on both sides: no one kernel serves
+        y, weights = on_edges(y, weights, edges)
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)
         if weights is not None:
             messages = elementwise_tensor_product(messages, weights, backend=backend)
         return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
     arrays = [x.array, y.array] + ([] if weights is None else [weights])
-    [out] = _primitive.evaluate(product.form, arrays, edges, backend=backend)
+    form = sharing(product.form, arrays, edges.num_edges)
+    [out] = _primitive.evaluate(form, arrays, edges, backend=backend)
     return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
 
 
 def check(x, y, weights, edges, options):
-    """x, y and weights (one number for each edge and irrep, or None) of one dtype.
+    """x, y and weights (or None) of one dtype; y and weights of each edge, or one for all.
 
     Raises:
       ValueError: shapes that do not fit the edges or the irreps of the product.
@@ -97,7 +100,7 @@ def check(x, y, weights, edges, options):
         )
     if x.shape[:-1] != (edges.num_nodes,):
         raise ValueError(f"x must be [{edges.num_nodes} nodes, {x.irreps}], got shape {x.shape}")
-    if y.shape[:-1] != (edges.num_edges,):
+    if y.shape[:-1] not in ((edges.num_edges,), (1,)):
         raise ValueError(f"y must be [{edges.num_edges} edges, {y.irreps}], got shape {y.shape}")
     if weights is None:
         return x, y, None
@@ -110,4 +113,14 @@ def check(x, y, weights, edges, options):
             f"got shape {weights.shape}"
         )
     dtype = jnp.result_type(x.dtype, weights.dtype)
-    return x.astype(dtype), y.astype(dtype), jnp.broadcast_to(weights.astype(dtype), shape)
+    weights = jnp.broadcast_to(weights.astype(dtype), (weights.shape[0], shape[1]))
+    return x.astype(dtype), y.astype(dtype), weights
+
+
+def on_edges(y, weights, edges):
+    """y and weights (or None) with a row for each edge."""
+    array = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
+    y = e3nn.IrrepsArray(y.irreps, array, zero_flags=y.zero_flags)
+    if weights is not None:
+        weights = jnp.broadcast_to(weights, (edges.num_edges, weights.shape[1]))
+    return y, weights

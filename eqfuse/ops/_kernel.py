@@ -112,7 +112,7 @@ class _Writer:
     def index_arrays(self) -> tuple[str, ...]:
         """The arrays that say which row of an operand belongs to an edge, and the edge order."""
         operands = [self.form.inputs[i] for i in self.inputs]
-        others = {o.index for o in operands} - {self.task.owner, Index.ROW}
+        others = {o.index for o in operands if o.index.is_node} - {self.task.owner}
         return tuple(sorted(f"{i.value}s" for i in others)) + OWNER_ARRAYS[self.task.owner]
 
     def scalars(self) -> tuple[str, ...]:
@@ -296,7 +296,7 @@ class _Writer:
         self._store(o, segment)
 
     def _row_of(self, operand: Operand, output: int | None = None):
-        row = operand.index.value
+        row = "(row * 0)" if operand.index is Index.ONE else operand.index.value
         name = operand.name
         if output in self.partial:
             count = "num_rows" if operand.index is Index.ROW else "num_nodes"

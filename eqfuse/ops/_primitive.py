@@ -39,7 +39,8 @@ def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) ->
     Args:
       form: what to compute.
       inputs: an array for each of the form's inputs, [rows, size], or [num_nodes, size] for those
-        that are indexed by node; all of one dtype: float32, float64 or bfloat16.
+        that are indexed by node, [1, size] for those that all rows share; all of one dtype:
+        float32, float64 or bfloat16.
       edges: the rows, for a form on a graph.
       backend: "xla", "numba", "triton" or "triton-interpret".
     Returns:
@@ -68,7 +69,7 @@ def _check(form: Form, inputs, edges) -> tuple[int, int]:
     num_rows = edges.num_edges if edges is not None else next(iter(rows))
     num_nodes = edges.num_nodes if edges is not None else 0
     for operand, array in zip(form.inputs, inputs, strict=True):
-        expected = (num_rows if operand.index is Index.ROW else num_nodes, operand.size)
+        expected = (operand.index.count(num_rows, num_nodes), operand.size)
         if array.shape != expected:
             raise ValueError(f"operand {operand.name} must be {expected}, got {array.shape}")
     return num_rows, num_nodes
@@ -83,7 +84,7 @@ def _abstract(*args, form, num_rows, num_nodes, backend):
     dtype = args[0].dtype
     return [
         args[0].update(
-            shape=(num_rows if o.index is Index.ROW else num_nodes, o.size),
+            shape=(o.index.count(num_rows, num_nodes), o.size),
             dtype=dtype,
             weak_type=False,
         )
@@ -162,22 +163,34 @@ def _bind_needed(form: Form, inputs, indices, params):
 
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None}
-    inputs, indices = _split(
-        form, [_broadcast(a, d, size) for a, d in zip(args, dims, strict=True)]
-    )
-    inputs = [a.reshape(a.shape[0] * a.shape[1], a.shape[2]) for a in inputs]
+    inputs, indices = _split(form, list(zip(args, dims, strict=True)))
+    changed, arrays = {}, []
+    for i, ((array, dim), operand) in enumerate(zip(inputs, form.inputs, strict=True)):
+        if dim is None and array.shape[0] == 1 and not operand.index.is_node:
+            changed[i] = Index.ONE  # the row of all members
+            arrays.append(array)
+            continue
+        array = _broadcast(array, dim, size)
+        if operand.index is Index.ONE:  # one for each member
+            changed[i] = Index.ROW
+            array = jnp.broadcast_to(array, (size, num_rows, operand.size))
+        arrays.append(array.reshape(-1, operand.size))
+    indices = [_broadcast(a, d, size) for a, d in indices]
     if indices:
         indices = _batched_indices(indices, size, num_rows, num_nodes)
+    shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.ONE]
+    form = form.indexed(changed, dict.fromkeys(shared, Index.ROW))
     outputs = form_p.bind(
-        *inputs,
-        *indices,
+        *_vary_alike([*arrays, *indices]),
         form=form,
         num_rows=size * num_rows,
         num_nodes=size * num_nodes,
         backend=backend,
     )
-    rows = [num_rows if o.index is Index.ROW else num_nodes for o in form.outputs]
+    rows = [o.index.count(num_rows, num_nodes) for o in form.outputs]
     outputs = [o.reshape(size, n, o.shape[-1]) for o, n in zip(outputs, rows, strict=True)]
+    for o in shared:
+        outputs[o] = outputs[o].sum(axis=1, keepdims=True)
     return outputs, [0] * len(outputs)
 
 
@@ -233,9 +246,17 @@ def _lowered(*args, form, num_rows, num_nodes, backend):
     inputs, indices = _split(form, args)
     indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
     if num_rows == 0 or not form.paths:
-        rows = [num_rows if o.index is Index.ROW else num_nodes for o in form.outputs]
-        sizes = [o.size for o in form.outputs]
-        return [jnp.zeros(s, inputs[0].dtype) for s in zip(rows, sizes, strict=True)]
+        shapes = [(o.index.count(num_rows, num_nodes), o.size) for o in form.outputs]
+        return [jnp.zeros(shape, inputs[0].dtype) for shape in shapes]
+    shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.ONE]
+    if shared:  # XLA adds up what each row gives
+        form = form.indexed({}, dict.fromkeys(shared, Index.ROW))
+        outputs = _lowered(
+            *args, form=form, num_rows=num_rows, num_nodes=num_nodes, backend=backend
+        )
+        for o in shared:
+            outputs[o] = outputs[o].sum(axis=0, keepdims=True)
+        return outputs
     if backend == "xla":
         return _xla.evaluate(
             form,

@@ -36,21 +36,25 @@ def over_rows(form: Form, backend: str):
     """A form without a graph: every device computes the rows that it holds."""
 
     def rows(*inputs):
-        return _launch(form, inputs, {}, inputs[0].shape[0], 0, backend)
+        return _launch(form, inputs, {}, inputs[first].shape[0], 0, backend)
 
     def partition(mesh, arguments, results):
-        axis = arguments[0].sharding.spec[0] if arguments[0].sharding.spec else None
-        by_row = NamedSharding(mesh, PartitionSpec(axis, None))
-        return mesh, rows, [by_row for _ in results], tuple(by_row for _ in arguments)
+        spec = arguments[first].sharding.spec
+        by_row = NamedSharding(mesh, PartitionSpec(spec[0] if spec else None, None))
+        whole = NamedSharding(mesh, PartitionSpec(None, None))
+        return mesh, rows, [by_row for _ in results], tuple(by_row if r else whole for r in is_row)
 
+    is_row = [o.index is Index.ROW for o in form.inputs]
+    first = is_row.index(True)
     partitioned = custom_partitioning(rows)
-    columns = [f"c{n}" for n in range(len(form.inputs) + len(form.outputs))]
-    operands = [f"i {c}" for c in columns]
+    lines = ["i" if r else f"o{n}" for n, r in enumerate(is_row)] + ["i"] * len(form.outputs)
+    operands = [f"{line} c{n}" for n, line in enumerate(lines)]
+    axes = " ".join(operands).split()
     partitioned.def_partition(
         partition,
         sharding_rule=f"{', '.join(operands[: len(form.inputs)])} -> "
         f"{', '.join(operands[len(form.inputs) :])}",
-        need_replication_factors=tuple(columns),
+        need_replication_factors=tuple(axis for axis in axes if axis != "i"),
     )
     return partitioned
 
@@ -80,7 +84,7 @@ def _launch(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend:
 
 def _shape(form: Form, kernel: Kernel, output: int, num_rows: int, num_nodes: int):
     operand = form.outputs[output]
-    shape = (num_rows if operand.index is Index.ROW else num_nodes, operand.size)
+    shape = (operand.index.count(num_rows, num_nodes), operand.size)
     return (kernel.channel_blocks, *shape) if output in kernel.partial else shape
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops import _build, _build_uuu, _primitive
 from eqfuse.ops._backend import resolve
+from eqfuse.ops._form import Form, Index
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
@@ -152,18 +153,38 @@ def evaluate_rows(product: _build.Product, x, y, backend: str):
         x, y = (_with_constant_zeros(a) for a in (x, y))
     leading = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     rows = math.prod(leading)
-    arrays = [
-        jnp.broadcast_to(a.array, (*leading, a.irreps.dim)).reshape(rows, a.irreps.dim)
-        for a in (x, y)
-    ]
+    arrays = [_as_rows(a, leading) for a in (x, y)]
     if product.expand:
         arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
-    [out] = _primitive.evaluate(product.form, arrays, backend=backend)
+    form = sharing(product.form, arrays, rows)
+    [out] = _primitive.evaluate(form, arrays, backend=backend)
     return e3nn.IrrepsArray(
         product.irreps_out,
         out.reshape(*leading, product.irreps_out.dim),
         zero_flags=product.zero_flags,
     )
+
+
+def _as_rows(array: e3nn.IrrepsArray, leading):
+    """[rows, size], or [1, size] where it is the same for all rows."""
+    rows = array.array
+    if math.prod(array.shape[:-1]) != 1:
+        rows = jnp.broadcast_to(rows, (*leading, array.irreps.dim))
+    return rows.reshape(-1, array.irreps.dim)
+
+
+def sharing(form: Form, arrays, num_rows: int) -> Form:
+    """The form, for which an array of one row is a row that all rows share."""
+    if num_rows == 1:
+        return form
+    operands = zip(form.inputs, arrays, strict=True)
+    shared = (len(a) == 1 and o.index is Index.ROW for o, a in operands)
+    return _indexed(form, tuple(n for n, is_shared in enumerate(shared) if is_shared))
+
+
+@functools.lru_cache(maxsize=1024)
+def _indexed(form: Form, shared: tuple[int, ...]) -> Form:
+    return form.indexed(dict.fromkeys(shared, Index.ONE))
 
 
 def _with_constant_zeros(array: e3nn.IrrepsArray) -> e3nn.IrrepsArray:

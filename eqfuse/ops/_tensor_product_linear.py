@@ -22,6 +22,7 @@ from eqfuse.ops._backend import resolve
 from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
+from eqfuse.ops._graph_product import on_edges
 from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked
 from eqfuse.ops._tensor_product import irreps_filter, normalization, operands
 
@@ -139,7 +140,8 @@ class TensorProductLinear(nn.Module):
     def _operands(self, x, y, weights, edges, options):
         """x, y and weights, of one dtype, that fit the edges."""
         if edges is not None and not self.channelwise:
-            return check_graph(x, y, weights, edges, options)
+            x, y, weights = check_graph(x, y, weights, edges, options)
+            return x, *on_edges(y, weights, edges)
         if weights is not None:
             raise ValueError(
                 "weights are for products that are summed on a graph: give edges as well, and not "

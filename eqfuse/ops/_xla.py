@@ -14,16 +14,17 @@ def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: i
 
     Args:
       form: what to compute.
-      inputs: one array for each input, [num_rows, size], or [num_nodes, size] where it is indexed.
+      inputs: one array for each input, [num_rows, size], or [num_nodes, size] where it is indexed,
+        [1, size] where all rows share it.
       senders, receivers: [num_rows] int32; None where no operand is indexed.
       dtype: of the outputs; sums are in float32 or better.
     Returns:
       A list with one array for each output, [num_rows, size] or [num_nodes, size].
     """
     wide = jnp.promote_types(dtype, jnp.float32)
-    rows_of = {Index.ROW: None, Index.SENDER: senders, Index.RECEIVER: receivers}
+    rows_of = {Index.SENDER: senders, Index.RECEIVER: receivers}
     rows = [
-        a.astype(wide) if o.index is Index.ROW else a.astype(wide)[rows_of[o.index]]
+        a.astype(wide)[rows_of[o.index]] if o.index.is_node else a.astype(wide)
         for o, a in zip(form.inputs, inputs, strict=True)
     ]
     known, sums = {}, {}
@@ -38,7 +39,7 @@ def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: i
     for n, operand in enumerate(form.outputs):
         parts = {slot.segment: value for slot, value in sums.items() if slot.operand == n}
         value = _write(operand, parts, num_rows, wide)
-        if operand.index is not Index.ROW:
+        if operand.index.is_node:
             value = jax.ops.segment_sum(value, rows_of[operand.index], num_nodes)
         outputs.append(value.astype(dtype))
     return outputs
@@ -88,8 +89,11 @@ def _contract(form: Form, path, factors, dtype):
     coefficients = np.zeros(shape)
     for components, value in path.terms:
         coefficients[components] += value
+    shared = [o.index is Index.ONE for o in operands]
+    factors = [f[0] if one else f for f, one in zip(factors, shared, strict=True)]
     subscripts = [
-        ("ZU" if o.channels else "Z") + i for o, i in zip(operands, letters, strict=False)
+        ("" if one else "Z") + ("U" if o.channels else "") + i
+        for o, one, i in zip(operands, shared, letters, strict=False)
     ]
     subscripts = ",".join([*subscripts, letters])
     result = ("ZU" if output.channels else "Z") + letters[-1]

@@ -42,10 +42,12 @@ def test_three_and_six_layers_have_the_same_number_of_native_kernels():
 
 def test_an_operand_in_another_layout_costs_one_pass_and_its_own_size():
     results = small.copies("numba", small._here)
-    assert len(results) == 9
+    assert len(results) == 10
     for result in results:
-        assert len(result["besides"]) == bool(result["operand_bytes"]), result
+        as_it_should_be = result["case"] in ("graph", "rows")
+        read_where_it_is = as_it_should_be or "one row" in result["case"]
+        assert len(result["besides"]) == (not read_where_it_is), result
+        assert bool(result["operand_bytes"]) == (not as_it_should_be)
         # XLA may place the operand in what the op itself has left.
-        assert result["operand_bytes"] or result["case"] in ("graph", "rows")
-        if result["operand_bytes"]:
-            assert 0 <= result["scratch_bytes"] <= result["operand_bytes"], result
+        most = 0 if read_where_it_is else result["operand_bytes"]
+        assert as_it_should_be or 0 <= result["scratch_bytes"] <= most, result

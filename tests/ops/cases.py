@@ -47,6 +47,7 @@ class Case:
       shape_x, shape_y: leading axes, for the products without a graph.
       zero_x, zero_y: the blocks of the operands that are zero by structure.
       weighted: whether there are weights, on a graph.
+      shared: which of "y" and "w" is one row for all edges, on a graph.
     """
 
     op: str
@@ -60,6 +61,7 @@ class Case:
     zero_x: tuple[bool, ...] | None = None
     zero_y: tuple[bool, ...] | None = None
     weighted: bool = True
+    shared: str = ""
     graph: Graph = SMALL
 
     @property
@@ -95,8 +97,9 @@ class Case:
             leading = np.broadcast_shapes(self.shape_x, self.shape_y)
             return (*self.shape_x, dims[0]), (*self.shape_y, dims[1]), (*leading, out.dim)
         nodes, edges = self.graph.num_nodes, len(self.graph.pairs)
-        weights = ((edges, out.num_irreps),) if self.weighted else ()
-        return (nodes, dims[0]), (edges, dims[1]), *weights, (nodes, out.dim)
+        rows = {name: 1 if name in self.shared else edges for name in "yw"}
+        weights = ((rows["w"], out.num_irreps),) if self.weighted else ()
+        return (nodes, dims[0]), (rows["y"], dims[1]), *weights, (nodes, out.dim)
 
     def operands(self, seed: int = 0, held_by=np.float32) -> tuple[np.ndarray, ...]:
         """Random float64 arrays of numbers that `held_by` can hold, zero where the case says so."""
@@ -236,6 +239,10 @@ TENSOR_PRODUCT = {
     "no-axes": _product("8x0e+8x1o", "2x1o", shape_x=(), shape_y=()),
     "broadcast": _product("8x0e+8x1o", "0e+1o", shape_x=(3, 1), shape_y=(1, 2)),
     "broadcast-new-axis": _product("8x0e+8x1o", "0e+1o", shape_x=(), shape_y=(2, 3)),
+    "one-y": _product("33x0e+33x1o", "0e+1o", shape_y=(1,)),
+    "one-x": _product("5x0e+5x1o", "0e+1o", shape_x=(1,)),
+    "one-y-expanded": _product("6x0e+5x1o", "5x0e+7x1o", shape_x=(3,), shape_y=()),
+    "one-y-no-rows": _product("8x0e+8x1o", "0e+1o", shape_x=(0,), shape_y=(1,)),
     "no-rows": _product("8x0e+8x1o", "0e+1o", shape_x=(2, 0), shape_y=(1, 0)),
     "uvuv-unrolled": _product("6x0e+5x1o", "2x0e+3x1o"),
     "uvuv-expanded": _product("6x0e+5x1o", "5x0e+7x1o", shape_x=(3,), shape_y=(3,)),
@@ -278,6 +285,7 @@ ELEMENTWISE = {
     "cut-blocks": _elementwise("3x0e+4x1o+2x1o", "5x1o+0e+3x2e"),
     "no-axes": _elementwise("8x1o", "8x1o", shape_x=(), shape_y=()),
     "broadcast": _elementwise("8x1o", "8x1o", shape_x=(3, 1), shape_y=(1, 2)),
+    "one-y": _elementwise("5x0e+5x1o", "5x1o+5x1o", shape_y=(1,)),
     "no-rows": _elementwise("8x1o", "8x1o", shape_x=(0,), shape_y=(0,)),
     "zero-mul": _elementwise("0x0e+4x1o", "0x2e+4x1o"),
     "zero-blocks": _elementwise("4x0e+4x1o", "4x1o+4x1o", zero_x=(True, False)),
@@ -297,6 +305,12 @@ GRAPH = {
     "none": _graph("8x0e+8x1o", "1o+2e", irrep_normalization="none"),
     "not-regrouped": _graph("3x1o+2x0e+1o", "1o+1o", regroup_output=False),
     "unweighted": _graph("8x0e+8x1o", "0e+1o", weighted=False),
+    "one-y": _graph("8x0e+8x1o", "0e+1o", shared="y"),
+    "one-w": _graph("5x0e+5x1o", "0e+1o", shared="w"),
+    "one-y-and-w": _graph("5x0e+5x1o", "0e+1o", shared="yw"),
+    "one-y-by-many": _graph("0e+1o", "9x0e+33x1o", shared="y"),
+    "one-y-expanded": _graph("5x0e+5x1o", "5x0e+6x1o", keep="0e+1o", shared="y"),
+    "one-w-no-edges": _graph("8x0e+8x1o", "0e+1o", shared="w", graph=NO_EDGES),
     "no-edges": _graph("8x0e+8x1o", "0e+1o", graph=NO_EDGES),
     "uvuv-unrolled": _graph("6x0e+5x1o", "2x0e+3x1o", keep="0e+1o"),
     "uvuv-expanded": _graph("5x0e+5x1o", "5x0e+6x1o", keep="0e+1o"),

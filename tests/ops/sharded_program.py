@@ -39,6 +39,9 @@ def main(backend):
     value = jax.jit(product, static_argnums=2)(*sharded, backend)
     close(value, product(x, y, "e3nn"))
     close(jax.jit(gradients, static_argnums=2)(*sharded, backend), gradients(x, y, "e3nn"))
+    one = sharded[0], y[:1]  # a row that all devices read
+    close(jax.jit(product, static_argnums=2)(*one, backend), product(x, y[:1], "e3nn"))
+    close(jax.jit(gradients, static_argnums=2)(*one, backend), gradients(x, y[:1], "e3nn"))
     if backend == "xla":
         assert value.sharding.spec == by_row, value.sharding
 

@@ -16,7 +16,12 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 TINY = Case("graph_tensor_product", "2x0e+2x1o", "0e+1o", keep="0e+1o")
 ROWS = Case("tensor_product", "3x0e+2x1o", "0e+1o", keep="0e+1o", shape_x=(2,), shape_y=(2,))
-CASES = {"graph": TINY, "rows": ROWS}
+CASES = {
+    "graph": TINY,
+    "rows": ROWS,
+    "graph-one-w": dataclasses.replace(TINY, shared="w"),
+    "rows-one-y": dataclasses.replace(ROWS, shape_y=(1,)),
+}
 
 both = pytest.mark.parametrize("name", CASES)
 all_backends = pytest.mark.parametrize("backend", BACKENDS)

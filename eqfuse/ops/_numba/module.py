@@ -101,7 +101,7 @@ def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
         part = form.restrict(tuple(o in outputs for o in range(len(form.outputs))))
         for i, used in enumerate(part.used_inputs()):
             operand = form.inputs[i]
-            if used and operand.channels and operand.index not in (Index.ROW, owner):
+            if used and operand.channels and operand.index.is_node and operand.index is not owner:
                 slots = {s for p in form.paths for s in p.factors if s.operand == i}
                 layout = Layout.of(operand, {s.segment for s in slots}, widest)
                 if layout.packed:
@@ -130,7 +130,7 @@ def _entries(form: Form, dtype: str, keys, copied) -> list[Entry]:
             continue
         operand = (form.outputs if side == "out" else form.inputs)[which]
         width = copied[which].size if side == "copy" else operand.size
-        rows = ROWS if operand.index is Index.ROW else NODES
+        rows = {Index.ROW: ROWS, Index.ONE: -1}.get(operand.index, NODES)
         name = f"{'copy of ' if side == 'copy' else ''}{operand.name}"
         entries.append(Entry(DTYPES[dtype], 2, rows, width, DATA, name))
     return entries

@@ -137,7 +137,7 @@ class Plan:
 
     def index_arrays(self) -> list[str]:
         """The index arrays that this pass reads."""
-        used = {self.operand(*key).index for key in self.operands()} - {self.owner, Index.ROW}
+        used = {self.operand(*key).index for key in self.operands()} - {self.owner}
         return [*OWNER_ARRAYS[self.owner], *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used)]
 
     def is_owned(self, key: Key) -> bool:

@@ -61,7 +61,8 @@ class Rows:
         row = position = f.plus(start, b)
         if self.plan.owner is not Index.ROW:
             row = f.load_index(self.arrays[OWNER_ARRAYS[self.plan.owner][0]], position)
-        places = {Index.ROW: row, self.plan.owner: row if self.plan.owner is Index.ROW else unit}
+        places = {Index.ROW: row, Index.ONE: "0"}
+        places[self.plan.owner] = row if self.plan.owner is Index.ROW else unit
         for index, name in NODE_ARRAYS.items():
             if name in self.arrays and index not in places:
                 places[index] = f.load_index(self.arrays[name], row)

@@ -30,8 +30,7 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
     dtype = inputs[0].dtype
     wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
     module = generate(form, wide.name, machine.machine())
-    rows = {Index.ROW: num_rows, Index.SENDER: num_nodes, Index.RECEIVER: num_nodes}
-    shapes = [(rows[o.index], o.size) for o in form.outputs]
+    shapes = [(o.index.count(num_rows, num_nodes), o.size) for o in form.outputs]
     shapes += [(num_nodes, width) for width in module.copies]
     results = native_p.bind(
         *(a.astype(wide) for a in inputs),

@@ -22,6 +22,7 @@ def fused(
     weighted: bool = True,
     gated: bool = False,
     channelwise: bool = False,
+    split: tuple[str, ...] | None = None,
 ):
     """A fused op, with a skip where it is gated."""
     keep = tuple(sorted({ir for _, ir in e3nn.Irreps(out)}))
@@ -33,6 +34,8 @@ def fused(
         options["weighted"] = weighted and on_graph
     product = build(e3nn.Irreps(x), e3nn.Irreps(y), **options)
     linear = _linear.for_product(product, out, force_irreps_out=True)
+    if split is not None:
+        linear, _ = _linear.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
     acts = (jax.nn.silu, jnp.tanh, jax.nn.silu, jnp.tanh)
     gate = _gate.gate(linear, *acts, True) if gated else None
     return _fused.Fused.build(product.form, linear, gate, gated)
@@ -83,16 +86,18 @@ SPECS = {
     "allegro-64-l2": {
         "x": _times(64, "0e+1o+1e+2e+2o"),
         "y": _times(64, "0e+1o+2e"),
-        "out": f"128x0e+{_times(64, '1o+2e')}",
+        "out": f"128x0e+{_times(64, '0e+1o+2e')}",
         "on_graph": True,
         "channelwise": True,
+        "split": ("128x0e", _times(64, "0e+1o+2e")),
     },
     "allegro-128-l3": {
         "x": _times(128, "0e+1o+1e+2e+2o+3o+3e"),
         "y": _times(128, "0e+1o+2e+3o"),
-        "out": f"1024x0e+{_times(128, '1o+2e+3o')}",
+        "out": f"1024x0e+{_times(128, '0e+1o+2e+3o')}",
         "on_graph": True,
         "channelwise": True,
+        "split": ("1024x0e", _times(128, "0e+1o+2e+3o")),
     },
 }
 """Arguments of `fused`."""

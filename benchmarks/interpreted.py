@@ -137,14 +137,17 @@ def _operands(case, backend: str):
     return x, y, {"filter_ir_out": keep, "backend": backend}
 
 
-def _fused(x, y, out, on_graph, weighted=True, gated=False, channelwise=False, *, backend, rng):
+def _fused(
+    x, y, out, on_graph, weighted=True, gated=False, channelwise=False, split=None, *, backend, rng
+):
     """As `_function`, of a product and a Linear, and a gate with a skip before it."""
     x, y, z = (_Typed(e3nn.Irreps(i)) for i in (x, y, out))
     rows = NODES if on_graph and not channelwise else EDGES
     of_y = NODES if channelwise else EDGES
     keep = sorted({ir for _, ir in z.irreps})
     kind = ops.TensorProductLinearGate if gated else ops.TensorProductLinear
-    module = kind(out, force_irreps_out=True, channelwise=channelwise, backend=backend)
+    options = {"channelwise": channelwise, "split": split, "backend": backend}
+    module = kind(out, force_irreps_out=True, **options)
     args = {"x": _normal(rng, rows, x.irreps.dim), "y": _normal(rng, of_y, y.irreps.dim)}
     if on_graph and weighted and not channelwise:
         width = ops.graph_tensor_product(x.irreps, y.irreps, filter_ir_out=keep).num_irreps
@@ -157,5 +160,8 @@ def _fused(x, y, out, on_graph, weighted=True, gated=False, channelwise=False, *
         given = {name: typed[name](array) for name, array in args.items()}
         return method(first, edges=_edges() if on_graph else None, **given)
 
-    params = call(module.init, jax.random.key(0), args)
-    return lambda params, args: call(module.apply, params, args).array, (params, args)
+    def function(params, args):
+        found = call(module.apply, params, args)
+        return found.array if split is None else e3nn.concatenate(found).array
+
+    return function, (call(module.init, jax.random.key(0), args), args)

@@ -86,7 +86,7 @@ def kernels_of(name: str, dtype: str):
     yield "backward", 2 * fused.form.num_terms, [backward.spec]
     if not fused.summed and fused.gate is None:
         other, _, asked = second_op(fused, [True] * len(fused.form.inputs))
-        backward = _fused_backward.backward(other, asked, (True,), dtype)
+        backward = _fused_backward.backward(other, asked, (True,) * len(other.sizes), dtype)
         specs = [_fused_kernel.forward(other, dtype).spec, backward.spec]
         yield "double", other.form.num_terms, specs
 

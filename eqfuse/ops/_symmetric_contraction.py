@@ -18,7 +18,7 @@ import numpy as np
 from eqfuse.ops import _primitive, _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._form import Form, Operand, Path, Segment, Slot
-from eqfuse.ops._tensor_product import operands
+from eqfuse.ops._tensor_product import operands, sharing
 
 ZERO = 1e-10
 """Coefficients of e3nn's bases below this are rounding."""
@@ -61,8 +61,8 @@ def symmetric_contraction(
         return _reference.symmetric_contraction(x, weights, irreps_out, correlation)
     form = make_form(_irs(x.irreps), _irs(irreps_out), mul, correlation)
     rows = math.prod(x.shape[:-1])
-    arrays = [x.array.reshape(rows, x.irreps.dim), weights.reshape(rows, num_paths * mul)]
-    [out] = _primitive.evaluate(form, arrays, backend=backend)
+    arrays = [x.array.reshape(rows, x.irreps.dim), weights.reshape(-1, num_paths * mul)]
+    [out] = _primitive.evaluate(sharing(form, arrays, rows), arrays, backend=backend)
     return e3nn.IrrepsArray(irreps_out, out.reshape(*x.shape[:-1], irreps_out.dim))
 
 
@@ -103,7 +103,7 @@ def _irs(irreps: e3nn.Irreps) -> tuple[e3nn.Irrep, ...]:
 
 
 def _gathered(weights, index, shape, leading):
-    """The weights of each row, [..., paths, channels]."""
+    """The weights of each row, [..., paths, channels], or [paths, channels] for all rows."""
     weights = jnp.asarray(weights)
     if index is None:
         if weights.shape[-2:] != shape:
@@ -111,6 +111,8 @@ def _gathered(weights, index, shape, leading):
                 f"weights must be [..., {shape[0]} paths, {shape[1]} channels], got "
                 f"shape {weights.shape}"
             )
+        if math.prod(weights.shape[:-2]) == 1:
+            return weights.reshape(shape)
         return jnp.broadcast_to(weights, (*leading, *shape))
     if weights.ndim != 3 or weights.shape[1:] != shape:
         raise ValueError(
@@ -120,6 +122,8 @@ def _gathered(weights, index, shape, leading):
     index = jnp.asarray(index)
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise ValueError(f"index must hold integers, got {index.dtype}")
+    if len(weights) == 1:  # of one species, say
+        return weights[0]
     # the gradient of the weights is a sum over rows, in float32 or better
     wide = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
     return wide[jnp.broadcast_to(index, leading)].astype(weights.dtype)

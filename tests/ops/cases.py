@@ -89,6 +89,11 @@ class Case:
     def names(self) -> tuple[str, ...]:
         return ("x", "y", "w") if self.on_graph and self.weighted else ("x", "y")
 
+    @property
+    def sums(self) -> dict[str, int]:
+        """Of which operands the gradient is a sum over how many edges."""
+        return dict.fromkeys(self.shared, len(self.graph.pairs) if self.graph else 0)
+
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the operands, then that of the result."""
         dims = e3nn.Irreps(self.irreps_x).dim, e3nn.Irreps(self.irreps_y).dim

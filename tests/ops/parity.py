@@ -76,7 +76,7 @@ def assert_parity(case: Case, dtype, backend: str):
     that of e3nn-jax in float32. Where e3nn-jax happens to round less than once, the error of the
     shortest way to compute an element is allowed: four roundings, of a coefficient, two products
     and a sum, by half a unit in the last place of the largest element each; for the gradient of an
-    operand that all edges share, which is a sum over them, one more for each edge.
+    operand that all rows share, which is a sum over `case.sums` of them, one more for each.
     """
     expected, e3nn_result = reference(case, np.float64), reference(case, dtype)
     with only(backend, runs=runs(case)):
@@ -87,8 +87,7 @@ def assert_parity(case: Case, dtype, backend: str):
         if dtype == np.float64:
             allowed = 1e-12 * largest(exact)
         else:
-            shared = case.on_graph and name[-1] in case.shared
-            roundings = 4 + (len(case.graph.pairs) if shared else 0)
+            roundings = 4 + getattr(case, "sums", {}).get(name[-1], 0)
             rounded = roundings * np.finfo(np.float32).eps / 2 * largest(exact)
             allowed = max(2 * error(e3nn_result[name], exact), rounded)
         assert error(found[name], exact) <= allowed, name

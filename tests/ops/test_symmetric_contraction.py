@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import e3nn_jax as e3nn
 import jax
@@ -28,6 +29,11 @@ class Case:
     num_indices: int | None = 3
 
     names = ("x", "w")
+
+    @property
+    def sums(self):
+        """Of which operands the gradient is a sum over how many rows."""
+        return {"w": math.prod(self.shape)} if self.num_indices == 1 else {}
 
     @functools.cached_property
     def paths(self):
@@ -107,6 +113,8 @@ CASES = {
     "one-channel": Case("1x0e+1x1o", "1x1o", 3, shape=(33,)),
     "repeated": Case("2x1o+2x0e+2x1o", "2x1o+2x0e+2x0e", 2),
     "own-weights": Case("3x0e+3x1o", "3x0e", 3, num_indices=None),
+    "one-index": Case("3x0e+3x1o", "3x0e+3x1o", 3, num_indices=1),
+    "one-index-axes": Case("3x0e+3x1o", "3x1o", 2, shape=(2, 3), num_indices=1),
     "axes": Case("3x0e+3x1o", "3x0e", 2, shape=(2, 3)),
     "no-axes": Case("3x0e+3x1o", "3x1o", 2, shape=()),
     "no-rows": Case("3x0e+3x1o", "3x0e", 3, shape=(0,)),

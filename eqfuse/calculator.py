@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from eqfuse.data import DataError, Sample, Shape, collate, neighbor_list
+from eqfuse.data import DataError, Sample, Shape, Structure, collate, neighbor_list
 from eqfuse.data.dataset import species_index
 from eqfuse.models import predict
 from eqfuse.training import load_run
@@ -70,20 +70,28 @@ class Calculator(ase.calculators.calculator.Calculator):
         """As ASE's; units are eV, eV/Å and eV/Å^3.
 
         Raises:
-          DataError: an element that the run was not trained on, no atoms, or atoms at one place.
+          DataError: an element that the run was not trained on, no atoms, atoms at one place,
+            positions that are not finite, a periodic direction without a lattice vector.
         """
         super().calculate(atoms, properties, system_changes)
-        if not len(self.atoms):
-            raise DataError("there are no atoms")
-        species = species_index(self.atoms.numbers, self.species)
-        cell = self.atoms.cell.array if self.atoms.pbc.any() else np.zeros((3, 3))
+        if not np.isfinite(self.atoms.positions).all():
+            raise DataError(
+                "positions are not finite: the dynamics or relaxation has diverged before this "
+                "step; make its steps shorter, or see what the structures before it look like"
+            )
+        atoms = self.atoms
+        cell = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).cell
+        species = species_index(atoms.numbers, self.species)
         senders, receivers, shifts = self._edges(cell)
+        images = _images(atoms.positions, cell, atoms.pbc)
+        near = atoms.positions - images
         sample = Sample(
-            positions=self.atoms.positions,
+            # small numbers, which single precision resolves: near the origin, and near each other
+            positions=near - near.mean(axis=0),
             species=species,
             senders=senders,
             receivers=receivers,
-            shifts=shifts,
+            shifts=shifts + images[senders] - images[receivers],
             cell=cell,
             energy=0.0,
             forces=np.zeros((len(species), 3)),
@@ -151,6 +159,12 @@ class _Neighbors:
     senders: np.ndarray
     receivers: np.ndarray
     shifts: np.ndarray
+
+
+def _images(positions, cell, pbc) -> np.ndarray:
+    """[n_atoms, 3] Å, the lattice vector between each atom and its image in the cell."""
+    fractional = positions @ np.linalg.pinv(cell)
+    return np.where(pbc, np.floor(fractional), 0) @ cell
 
 
 def _largest_move(before, now) -> float:

@@ -12,9 +12,12 @@ import rich.console
 import rich.table
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from eqfuse import data, pictures
+from eqfuse import data, ops, pictures
 from eqfuse.evaluation import Predicted, error_table, evaluate
 from eqfuse.training import CheckpointError, load_run
+
+SOURCE = "file.txt"
+"""Names the file that the results of a folder are of."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,6 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
       0 done; 2 a run or file that cannot be used.
     """
     options = _parser().parse_args(arguments)
+    try:
+        ops.resolve_here(options.backend)
+    except ValueError as error:
+        print(f"error: --backend: {error}", file=sys.stderr)
+        return 2
     try:
         dtype = load_run(options.run)[2]["config"]["dtype"]
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
@@ -51,11 +59,12 @@ def _evaluate(options):
     else:
         keys = {"energy_key": options.energy_key, "forces_key": options.forces_key}
         structures = data.read_extxyz(options.file, **keys)
+    folder = _folder(options)
     predicted = evaluate(options.run, structures, backend=options.backend)
     rows = error_table(structures, predicted)
     _print(rows)
-    folder = options.out or options.run / f"evaluation-{options.file.stem}"
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / SOURCE).write_text(f"{options.file.resolve()}\n", encoding="utf-8")
     with open(folder / "errors.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -64,6 +73,25 @@ def _evaluate(options):
     ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
     draw_parity(structures, predicted, folder / "parity.png")
     print(f"errors.csv, predictions.xyz and parity.png are in {folder}")
+
+
+def _folder(options) -> Path:
+    """Where the results go.
+
+    Raises:
+      DataError: the default folder holds those of another file of this name.
+    """
+    if options.out:
+        return options.out
+    folder = options.run / f"evaluation-{options.file.name.split('.')[0] or options.file.stem}"
+    source = folder / SOURCE
+    before = source.read_text(encoding="utf-8").strip() if source.exists() else ""
+    if before and before != str(options.file.resolve()):
+        raise data.DataError(
+            f"{folder} holds the results of {before}; give a folder for those of {options.file} "
+            "with --out"
+        )
+    return folder
 
 
 def draw_parity(structures, predicted: list[Predicted], target: Path):

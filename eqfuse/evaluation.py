@@ -10,7 +10,7 @@ from ase.data import chemical_symbols
 from eqfuse.data import Batcher, DataError, Structure, prefetched
 from eqfuse.data.dataset import prepare_samples
 from eqfuse.models import predict
-from eqfuse.training import load_run
+from eqfuse.training import CheckpointError, load_run
 
 _BATCH_SIZE = 16
 
@@ -40,10 +40,15 @@ def evaluate(folder, structures: Sequence[Structure], *, backend=None) -> list[P
       structures: energies and forces are not looked at.
       backend: see `eqfuse.ops`.
     Raises:
-      CheckpointError: no readable checkpoint.
+      CheckpointError: no readable checkpoint, or a run that did not train a potential.
       DataError: an element that the run was not trained on, or two atoms at one place.
     """
     potential, params, metadata = load_run(folder, backend=backend)
+    if metadata["potential"] is None:
+        raise CheckpointError(
+            f"{folder} trained no potential but a classification (data=tetris), of which there are "
+            "no energies and forces to evaluate"
+        )
     references = {int(z): e for z, e in metadata["reference_energies"].items()}
     blank = [
         dataclasses.replace(s, energy=0.0, forces=np.zeros((s.num_atoms, 3)), stress=None)

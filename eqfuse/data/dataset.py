@@ -65,13 +65,13 @@ def split_indices(
     ):
         if size <= 0:
             raise DataError(
-                f"the {name} split is empty: {setting} of {count} structures "
-                f"(train_size={train_size}, val_size={val_size}); ask for at least one"
+                f"the {name} split is empty: {setting} of {count} structures; ask for at least one "
+                f"(data.{setting.replace('_size', '').split('=')[0]}=1), or give more structures"
             )
     if n_train + n_val > count:
         raise DataError(
             f"{n_train} training and {n_val} validation structures asked for, but there are only "
-            f"{count}; lower train_size or val_size"
+            f"{count}; lower train_size (data.train) or val_size (data.val)"
         )
     order = shuffled(count, (seed,), stream=_SPLIT_STREAM)
     return order[n_val : n_val + n_train], order[:n_val]

@@ -60,7 +60,8 @@ def _frames(path) -> Iterator[str]:
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}; check the path (data.path)") from err
     except (OSError, EOFError, UnicodeDecodeError) as err:
-        raise DataError(f"{path} cannot be read as text: {err}") from err
+        hint = "; rMD17 is read with data=rmd17 data.path=FILE" if str(path).endswith("npz") else ""
+        raise DataError(f"{path} cannot be read as text: {err}{hint}") from err
     start, frame = 0, 0
     while start < len(lines):
         if not lines[start].strip():

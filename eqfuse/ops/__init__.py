@@ -10,7 +10,7 @@ derivatives), `_fused_kernel` and `_fused_backward` (as Triton kernels), and `_c
 """
 
 from eqfuse.ops._ahead import compile_ahead
-from eqfuse.ops._backend import BACKENDS, availability, recorded, resolve
+from eqfuse.ops._backend import BACKENDS, availability, recorded, resolve, resolve_here
 from eqfuse.ops._channelwise_product import channelwise_tensor_product
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._functions import linear, tensor_product_linear, tensor_product_linear_gate
@@ -38,6 +38,7 @@ __all__ = [
     "linear",
     "recorded",
     "resolve",
+    "resolve_here",
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",

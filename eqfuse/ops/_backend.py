@@ -80,6 +80,19 @@ def resolve(backend: str | None, op: str = "") -> str:
     return name
 
 
+def resolve_here(backend: str | None) -> str:
+    """As `resolve`, for what is computed by JAX's default device.
+
+    Raises:
+      ValueError: as there, and a backend for other devices.
+    """
+    name = resolve(backend)
+    reason = {"triton": _no_gpu, "numba": _no_cpu}.get(name, str)()
+    if reason:
+        raise ValueError(f"backend {name!r} cannot run here: {reason}")
+    return name
+
+
 def availability() -> dict[str, tuple[bool, str]]:
     """For each backend whether it runs on the devices of this machine, and why or why not."""
     report = {}

@@ -76,7 +76,8 @@ class Chain:
         if not self.local or any(n < self.num_inputs for n in self.outputs):
             return False
         forms = [s.what for s in self.steps if isinstance(s.what, Form)]
-        if any(o.index is Index.SENDER for form in forms for o in described(form)):
+        others = (Index.SENDER, Index.ONE)
+        if any(o.index in others for form in forms for o in described(form)):
             return False
         if any(isinstance(s.what, Mixing) and s.what.num_sets for s in self.steps):
             return False

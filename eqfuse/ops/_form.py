@@ -148,6 +148,8 @@ class Form:
         muls = {s.mul for s, o in zip(segments, operands, strict=True) if o.channels}
         if len(muls) > 1:
             raise ValueError(f"a path joins segments of {sorted(muls)} channels: {operands}")
+        if all(o.index is Index.ONE for o in operands[:-1]):
+            raise ValueError(f"a path needs a factor that differs from row to row, got {operands}")
         if operands[-1].channels and not any(o.channels for o in operands[:-1]):
             raise ValueError(f"{operands[-1]} has channels, but no input of its path has")
         for components, _ in path.terms:

@@ -34,7 +34,7 @@ def tensor_product_linear(
       irreps_out: of the Linear.
       options: attributes of `TensorProductLinear`.
     Returns:
-      IrrepsArray [..., irreps_out].
+      IrrepsArray [..., irreps_out]; with `split`, a tuple of them.
     Raises:
       ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
     """

@@ -154,7 +154,8 @@ def define_tangent(call: Call, active, floats, z, tangents, integers):
         used = form.used_inputs()
         arrays = [*inputs, *(t for t in t_inputs if t is not None)]
         arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
-        [t_m] = product(call, form.drop_inputs(used), arrays, integers)
+        if form.paths:
+            [t_m] = product(call, form.drop_inputs(used), arrays, integers)
     if any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
     found = _mixing_primitive.tangent(

@@ -47,7 +47,7 @@ def double(operands, cotangents, integers, **params) -> list:
     """The transpose of the tangent of a backward, from the cotangents that are not None."""
     reached = tuple(c is not None for c in cotangents)
     given = [c for c in cotangents if c is not None]
-    arrays = _primitive._vary_alike([*operands, *given, *integers])
+    arrays = _rules.vary_alike([*operands, *given, *integers])
     return double_p.bind(*arrays, reached=reached, **params)
 
 

@@ -15,7 +15,7 @@ from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from eqfuse.ops import _primitive, _rules
+from eqfuse.ops import _rules
 from eqfuse.ops._form import Index
 from eqfuse.ops._fused import (
     Call,
@@ -34,12 +34,12 @@ second_p = Primitive("eqfuse_fused_second")
 
 
 def evaluate(call: Call, floats, integers):
-    """The output of a fused op, as the arrays that it consists of.
+    """The output of a fused op: the gated row, or the arrays of the mixed row without a gate.
 
     Args:
       floats, integers: its operands, as in `Fused`.
     """
-    arrays = _primitive._vary_alike([*floats, *integers])
+    arrays = _rules.vary_alike([*floats, *integers])
     outputs = fused_p.bind(*arrays, call=call)
     return outputs if call.fused.gate is None else outputs[:1]
 
@@ -143,9 +143,9 @@ def second_transposed(call: Call, wanted, operands, integers, cotangents):
     call = dataclasses.replace(call, fused=other)
     floats = [*arrays, *parameters]
     of_inputs = used[: len(inputs)]
-    arrays = _primitive._vary_alike([*floats, *integers])
+    arrays = _rules.vary_alike([*floats, *integers])
     dcts = fused_p.bind(*arrays, call=call)
-    arrays = _primitive._vary_alike([*floats, z, *cts, *integers])
+    arrays = _rules.vary_alike([*floats, z, *cts, *integers])
     found = iter(backward_p.bind(*arrays, call=call, wanted=asked, given=(True,) * len(cts)))
     dinputs = [next(found) if keep else None for keep in of_inputs]
     return [*dinputs, *found, *([None] if fused.skip else []), None, *dcts]
@@ -156,7 +156,7 @@ def _fused_jvp(primals, tangents, *, call):
     outputs = fused_p.bind(*primals, call=call)
     active = tuple(type(t) is not ad.Zero for t in tangents[:n])
     given = [t for t in tangents[:n] if type(t) is not ad.Zero]
-    arrays = _primitive._vary_alike([*primals[:n], outputs[-1], *given, *primals[n:]])
+    arrays = _rules.vary_alike([*primals[:n], outputs[-1], *given, *primals[n:]])
     return outputs, tangent_p.bind(*arrays, call=call, active=active)
 
 
@@ -172,7 +172,7 @@ def _tangent_transpose(cotangents, *arrays, call, active):
         cotangents = _rules.instantiated(cotangents)
     given = tuple(type(c) is not ad.Zero for c in cotangents)
     cotangents = [c for c in cotangents if type(c) is not ad.Zero]
-    arrays = _primitive._vary_alike([*floats, z, *cotangents, *integers])
+    arrays = _rules.vary_alike([*floats, z, *cotangents, *integers])
     results = backward_p.bind(*arrays, call=call, wanted=active, given=given)
     return [None] * (len(floats) + 1) + list(results) + [None] * len(integers)
 
@@ -196,7 +196,7 @@ def _backward_jvp(primals, tangents, *, call, wanted, given):
     if not any(active):
         return outputs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outputs]
     changed = [t for t, a in zip(tangents, active, strict=False) if a]
-    arrays = _primitive._vary_alike([*primals[:m], *changed, *primals[m:]])
+    arrays = _rules.vary_alike([*primals[:m], *changed, *primals[m:]])
     params = {"call": call, "wanted": wanted, "given": given, "active": active}
     return outputs, second_p.bind(*arrays, **params)
 

@@ -61,7 +61,7 @@ def graph_tensor_product(
         return tensor_product(x, y, backend="xla", **options)
     x, y, weights = check(x, y, weights, edges, options)
     if backend == "e3nn":
-        return _reference.graph_tensor_product(x, *on_edges(y, weights, edges), edges, **options)
+        return _reference.graph_tensor_product(x, y, weights, edges, **options)
 
     product = _build.tensor_product(
         x.irreps,
@@ -76,7 +76,6 @@ def graph_tensor_product(
         unroll=backend == "numba",
     )
     if product.expand:  # multiplicities on both sides: no one kernel serves
-        y, weights = on_edges(y, weights, edges)
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)
         if weights is not None:
             messages = elementwise_tensor_product(messages, weights, backend=backend)
@@ -101,7 +100,10 @@ def check(x, y, weights, edges, options):
     if x.shape[:-1] != (edges.num_nodes,):
         raise ValueError(f"x must be [{edges.num_nodes} nodes, {x.irreps}], got shape {x.shape}")
     if y.shape[:-1] not in ((edges.num_edges,), (1,)):
-        raise ValueError(f"y must be [{edges.num_edges} edges, {y.irreps}], got shape {y.shape}")
+        raise ValueError(
+            f"y must be [{edges.num_edges} edges, {y.irreps}], or one row for all edges, got shape "
+            f"{y.shape}"
+        )
     if weights is None:
         return x, y, None
     irreps_out = tensor_product(x.irreps, y.irreps, backend="xla", **options)
@@ -109,18 +111,9 @@ def check(x, y, weights, edges, options):
     shape = (edges.num_edges, irreps_out.num_irreps)
     if weights.ndim != 2 or any(n not in (1, s) for n, s in zip(weights.shape, shape, strict=True)):
         raise ValueError(
-            f"weights must be [{shape[0]} edges, {shape[1]} irreps of {irreps_out}], "
-            f"got shape {weights.shape}"
+            f"weights must be [{shape[0]} edges, {shape[1]} irreps of {irreps_out}], or 1 for "
+            f"either, got shape {weights.shape}"
         )
     dtype = jnp.result_type(x.dtype, weights.dtype)
     weights = jnp.broadcast_to(weights.astype(dtype), (weights.shape[0], shape[1]))
     return x.astype(dtype), y.astype(dtype), weights
-
-
-def on_edges(y, weights, edges):
-    """y and weights (or None) with a row for each edge."""
-    array = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
-    y = e3nn.IrrepsArray(y.irreps, array, zero_flags=y.zero_flags)
-    if weights is not None:
-        weights = jnp.broadcast_to(weights, (edges.num_edges, weights.shape[1]))
-    return y, weights

@@ -296,6 +296,7 @@ class _Writer:
         self._store(o, segment)
 
     def _row_of(self, operand: Operand, output: int | None = None):
+        # zero for each row: masks and values have that shape
         row = "(row * 0)" if operand.index is Index.ONE else operand.index.value
         name = operand.name
         if output in self.partial:

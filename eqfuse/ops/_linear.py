@@ -43,7 +43,7 @@ class Linear:
 
     @functools.cached_property
     def _first_blocks(self) -> list[int]:
-        """The number of the first block of each array of the mixed row."""
+        """The number of the first block of each array of the mixed row, then that of all blocks."""
         return [0, *itertools.accumulate(len(rows.blocks) for rows in self.mixing.outputs)]
 
     def array_of(self, block: int) -> int:

@@ -9,7 +9,7 @@ from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops import _mixing
 from eqfuse.ops._mixing import Mixing, Rows
-from eqfuse.ops._primitive import _vary_alike
+from eqfuse.ops._rules import vary_alike
 
 mixing_p = Primitive("eqfuse_mixing")
 mixing_p.multiple_results = True
@@ -28,7 +28,7 @@ def evaluate(mixing: Mixing, arrays, index, num_rows: int, backend: str) -> list
     """
     integers = [] if index is None else [index]
     return mixing_p.bind(
-        *_vary_alike([*arrays, *integers]), mixing=mixing, num_rows=num_rows, backend=backend
+        *vary_alike([*arrays, *integers]), mixing=mixing, num_rows=num_rows, backend=backend
     )
 
 
@@ -64,7 +64,7 @@ def _needed(mixing: Mixing, arrays, index, params):
     used = mixing.used()
     arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
     mixing = mixing.restrict(used, (True,) * len(mixing.outputs))
-    return mixing_p.bind(*_vary_alike([*arrays, *index]), mixing=mixing, **params)
+    return mixing_p.bind(*vary_alike([*arrays, *index]), mixing=mixing, **params)
 
 
 @mixing_p.def_abstract_eval
@@ -135,7 +135,7 @@ def _batch(arrays, dims, *, mixing, num_rows, backend):
         _joined(a, d, size) if rows else a for a, d, rows in zip(arrays, dims, is_rows, strict=True)
     ]
     outputs = mixing_p.bind(
-        *_vary_alike(joined), mixing=mixing, num_rows=size * num_rows, backend=backend
+        *vary_alike(joined), mixing=mixing, num_rows=size * num_rows, backend=backend
     )
     return [o.reshape(size, num_rows, o.shape[-1]) for o in outputs], [0] * len(outputs)
 

@@ -17,6 +17,7 @@ from jax.interpreters import partial_eval as pe
 from eqfuse.ops import _xla
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._form import Form, Index
+from eqfuse.ops._rules import vary_alike
 
 INDEX_ARRAYS = (
     "senders",
@@ -52,7 +53,7 @@ def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) ->
     num_rows, num_nodes = _check(form, inputs, edges)
     indices = () if edges is None else tuple(jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS)
     return form_p.bind(
-        *_vary_alike([*inputs, *indices]),
+        *vary_alike([*inputs, *indices]),
         form=form,
         num_rows=num_rows,
         num_nodes=num_nodes,
@@ -89,16 +90,6 @@ def _abstract(*args, form, num_rows, num_nodes, backend):
             weak_type=False,
         )
         for o in form.outputs
-    ]
-
-
-def _vary_alike(arrays):
-    """Inside `shard_map`: arrays that vary over the same mesh axes, those of any of them."""
-    axes = [jax.typeof(a).manual_axis_type.varying for a in arrays]
-    union = frozenset().union(*axes)
-    return [
-        jax.lax.pcast(a, tuple(union - own), to="varying") if union - own else a
-        for a, own in zip(arrays, axes, strict=True)
     ]
 
 
@@ -158,40 +149,72 @@ def _bind_needed(form: Form, inputs, indices, params):
     inputs = [a for a, keep in zip(inputs, used, strict=True) if keep]
     form = form.drop_inputs(used)
     indices = indices if form.on_graph else ()
-    return form_p.bind(*_vary_alike([*inputs, *indices]), form=form, **params)
+    return form_p.bind(*vary_alike([*inputs, *indices]), form=form, **params)
 
 
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None}
     inputs, indices = _split(form, list(zip(args, dims, strict=True)))
+    shared = _shared_by_members(form, inputs)
     changed, arrays = {}, []
     for i, ((array, dim), operand) in enumerate(zip(inputs, form.inputs, strict=True)):
-        if dim is None and array.shape[0] == 1 and not operand.index.is_node:
-            changed[i] = Index.ONE  # the row of all members
+        if i in shared:
+            changed[i] = Index.ONE
             arrays.append(array)
             continue
         array = _broadcast(array, dim, size)
         if operand.index is Index.ONE:  # one for each member
             changed[i] = Index.ROW
             array = jnp.broadcast_to(array, (size, num_rows, operand.size))
-        arrays.append(array.reshape(-1, operand.size))
+        arrays.append(array.reshape(size * array.shape[1], operand.size))
     indices = [_broadcast(a, d, size) for a, d in indices]
     if indices:
         indices = _batched_indices(indices, size, num_rows, num_nodes)
-    shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.ONE]
-    form = form.indexed(changed, dict.fromkeys(shared, Index.ROW))
-    outputs = form_p.bind(
-        *_vary_alike([*arrays, *indices]),
-        form=form,
-        num_rows=size * num_rows,
-        num_nodes=size * num_nodes,
-        backend=backend,
-    )
-    rows = [o.index.count(num_rows, num_nodes) for o in form.outputs]
-    outputs = [o.reshape(size, n, o.shape[-1]) for o, n in zip(outputs, rows, strict=True)]
-    for o in shared:
-        outputs[o] = outputs[o].sum(axis=1, keepdims=True)
+
+    def bound(form, *arrays):
+        outputs = form_p.bind(
+            *vary_alike([*arrays, *indices]),
+            form=form,
+            num_rows=size * num_rows,
+            num_nodes=size * num_nodes,
+            backend=backend,
+        )
+        counts = [o.index.count(num_rows, num_nodes) for o in form.outputs]
+        return [o.reshape(size, n, o.shape[-1]) for o, n in zip(outputs, counts, strict=True)]
+
+    outputs = _summed(bound, form.indexed(changed), arrays)
     return outputs, [0] * len(outputs)
+
+
+def _shared_by_members(form: Form, inputs) -> set[int]:
+    """Which inputs (pairs of an array and its batch axis) are one row of all members of a batch.
+
+    Of those that need not be, none that would leave a path nothing that differs.
+    """
+    whole = {i for i, (array, dim) in enumerate(inputs) if dim is None and array.shape[0] == 1}
+    shared = {i for i in whole if not form.inputs[i].index.is_node}
+    for path in form.paths:
+        operands = {slot.operand for slot in path.factors}
+        if operands <= shared:
+            shared -= {i for i in operands if form.inputs[i].index is Index.ROW}
+    return shared
+
+
+def _summed(compute, form: Form, inputs) -> list[jax.Array]:
+    """The outputs of a form by `compute`, which knows of no outputs of one row.
+
+    It gives what each row adds to them, in float32 or better, on the last axis but one.
+    """
+    shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.ONE]
+    if not shared:
+        return compute(form, *inputs)
+    dtype = inputs[0].dtype
+    wide = jnp.promote_types(dtype, jnp.float32)
+    form = form.indexed({}, dict.fromkeys(shared, Index.ROW))
+    outputs = compute(form, *(a.astype(wide) for a in inputs))
+    for o in shared:
+        outputs[o] = outputs[o].sum(axis=-2, keepdims=True)
+    return [out.astype(dtype) for out in outputs]
 
 
 def _broadcast(array, dim, size):
@@ -248,28 +271,17 @@ def _lowered(*args, form, num_rows, num_nodes, backend):
     if num_rows == 0 or not form.paths:
         shapes = [(o.index.count(num_rows, num_nodes), o.size) for o in form.outputs]
         return [jnp.zeros(shape, inputs[0].dtype) for shape in shapes]
-    shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.ONE]
-    if shared:  # XLA adds up what each row gives
-        form = form.indexed({}, dict.fromkeys(shared, Index.ROW))
-        outputs = _lowered(
-            *args, form=form, num_rows=num_rows, num_nodes=num_nodes, backend=backend
-        )
-        for o in shared:
-            outputs[o] = outputs[o].sum(axis=0, keepdims=True)
-        return outputs
-    if backend == "xla":
-        return _xla.evaluate(
-            form,
-            inputs,
-            indices.get("senders"),
-            indices.get("receivers"),
-            num_nodes,
-            num_rows,
-            inputs[0].dtype,
-        )
-    from eqfuse.ops import _run
 
-    return _run.run(form, inputs, indices, num_rows, num_nodes, backend)
+    def computed(form, *inputs):
+        if backend == "xla":
+            ends = indices.get("senders"), indices.get("receivers")
+            dtype = inputs[0].dtype
+            return _xla.evaluate(form, inputs, *ends, num_nodes, num_rows, dtype)
+        from eqfuse.ops import _run
+
+        return _run.run(form, inputs, indices, num_rows, num_nodes, backend)
+
+    return _summed(computed, form, inputs)
 
 
 mlir.register_lowering(form_p, mlir.lower_fun(_lowered, multiple_results=True))

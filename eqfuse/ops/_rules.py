@@ -63,3 +63,13 @@ def batch_of(function):
         return results, [0] * len(results)
 
     return rule
+
+
+def vary_alike(arrays):
+    """Inside `shard_map`: arrays that vary over the same mesh axes, those of any of them."""
+    axes = [jax.typeof(a).manual_axis_type.varying for a in arrays]
+    union = frozenset().union(*axes)
+    return [
+        jax.lax.pcast(a, tuple(union - own), to="varying") if union - own else a
+        for a, own in zip(arrays, axes, strict=True)
+    ]

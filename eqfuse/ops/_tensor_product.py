@@ -167,10 +167,10 @@ def evaluate_rows(product: _build.Product, x, y, backend: str):
 
 def _as_rows(array: e3nn.IrrepsArray, leading):
     """[rows, size], or [1, size] where it is the same for all rows."""
-    rows = array.array
-    if math.prod(array.shape[:-1]) != 1:
-        rows = jnp.broadcast_to(rows, (*leading, array.irreps.dim))
-    return rows.reshape(-1, array.irreps.dim)
+    if math.prod(array.shape[:-1]) == 1:
+        return array.array.reshape(1, array.irreps.dim)
+    rows = jnp.broadcast_to(array.array, (*leading, array.irreps.dim))
+    return rows.reshape(math.prod(leading), array.irreps.dim)
 
 
 def sharing(form: Form, arrays, num_rows: int) -> Form:

@@ -22,7 +22,6 @@ from eqfuse.ops._backend import resolve
 from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
-from eqfuse.ops._graph_product import on_edges
 from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked
 from eqfuse.ops._tensor_product import irreps_filter, normalization, operands
 
@@ -71,8 +70,9 @@ class TensorProductLinear(nn.Module):
 
         Args:
           x: IrrepsArray [..., irreps_x]; on a graph [num_nodes, irreps_x].
-          y: IrrepsArray [..., irreps_y], leading axes broadcast; on a graph [n_edges, irreps_y].
-            Channelwise on a graph, x is [n_edges, irreps_x] and y [num_nodes, irreps_y].
+          y: IrrepsArray [..., irreps_y], leading axes broadcast; on a graph [n_edges, irreps_y] or
+            [1, irreps_y]. Channelwise on a graph, x is [n_edges, irreps_x] and y [num_nodes,
+            irreps_y].
           weights: on a graph, [n_edges, product.num_irreps] as in `graph_tensor_product`, or None.
           edges: makes it an op on a graph.
           index: [...] or, on a graph, [rows of the output] integers, which of
@@ -121,7 +121,7 @@ class TensorProductLinear(nn.Module):
         parameters = declare(self, linear, x.dtype)
         if self.split is not None:
             sizes = tuple(part.dim for part in self._parts(linear.irreps_out) if part.dim)
-            linear, columns = _linear.cut(linear, sizes)
+            linear, columns = _linear.cut(linear, sizes or (0,))
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
         return self._fused(
             product,
@@ -141,7 +141,11 @@ class TensorProductLinear(nn.Module):
         """x, y and weights, of one dtype, that fit the edges."""
         if edges is not None and not self.channelwise:
             x, y, weights = check_graph(x, y, weights, edges, options)
-            return x, *on_edges(y, weights, edges)
+            rows = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
+            y = e3nn.IrrepsArray(y.irreps, rows, zero_flags=y.zero_flags)
+            if weights is not None:
+                weights = jnp.broadcast_to(weights, (edges.num_edges, weights.shape[1]))
+            return x, y, weights
         if weights is not None:
             raise ValueError(
                 "weights are for products that are summed on a graph: give edges as well, and not "
@@ -212,10 +216,15 @@ class TensorProductLinear(nn.Module):
 
     def _parts(self, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
         """`split`, of an output of these irreps."""
+        if isinstance(self.split, str | e3nn.Irreps):
+            raise ValueError(f"split needs a tuple of irreps, got {self.split!r}")
         parts = [e3nn.Irreps(part) for part in self.split]
         whole = e3nn.Irreps([mul_ir for part in parts for mul_ir in part])
         if whole.simplify() != irreps.simplify():
-            raise ValueError(f"split {parts} must be adjacent parts of the output, {irreps}")
+            raise ValueError(
+                f"split {parts} must be adjacent parts of the output, {irreps}; what no path gives "
+                "is part of it with force_irreps_out only"
+            )
         return parts
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):

@@ -182,6 +182,8 @@ class MoleculeTraining:
             value = getattr(self, name)
             fits = value >= 0 and math.isfinite(value)
             require(fits, f"training.{name}", value, "finite and zero or more")
+        decay = self.weight_decay == 0.01 or self.optimizer == "adamw"
+        require(decay, "training.weight_decay", self.weight_decay, "left out: only adamw has it")
         weights = [getattr(self, name) for name in weights]
         require(any(weights), "training.*_weight", 0.0, "greater than zero for one of them")
         require(0 <= self.ema_decay < 1, "training.ema_decay", self.ema_decay, "in [0, 1)")

@@ -52,7 +52,7 @@ def _train(config: Config) -> int:
     try:
         try:
             devices = find_devices(config.devices)
-            ops.resolve(config.backend)
+            ops.resolve_here(config.backend)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         # TF32 would cost three digits of the forces on a GPU.

@@ -1,6 +1,7 @@
 """Errors of energies, forces and stresses, summed over batches."""
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 
@@ -80,11 +81,11 @@ class Errors:
             ]
 
     def table(self) -> dict[str, float]:
-        """MAE and RMSE: energy in meV/atom, forces in meV/Å, stress in meV/Å^3."""
+        """MAE and RMSE: energy in meV/atom, forces in meV/Å, stress in meV/Å^3; NaN of nothing."""
         units = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
         row = {}
         for name, (count, absolute, square) in self.sums.items():
-            count = max(count, 1)
-            row[f"{name}_mae_{units[name]}"] = 1e3 * absolute / count
-            row[f"{name}_rmse_{units[name]}"] = 1e3 * (square / count) ** 0.5
+            mean, mean_square = (s / count if count else math.nan for s in (absolute, square))
+            row[f"{name}_mae_{units[name]}"] = 1e3 * mean
+            row[f"{name}_rmse_{units[name]}"] = 1e3 * mean_square**0.5
         return row

@@ -45,6 +45,7 @@ def report(
         "references": f"{references} eV ({config.data.references_origin})",
         "energy": f"{dataset.energy_per_atom:.4f} eV/atom mean, relative to the references",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å",
+        **_stress(config, dataset),
         "neighbours": f"{dataset.avg_num_neighbors:.1f} per atom within {dataset.cutoff} Å",
         "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}); "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
@@ -55,6 +56,17 @@ def report(
         "run": folder.path,
     }
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+
+
+def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
+    """How many frames have a stress, if any has, and whether it is trained on."""
+    samples = (*dataset.train, *dataset.val)
+    count = sum(sample.stress is not None for sample in samples)
+    if not count:
+        return {}
+    weight = config.training.stress_weight
+    used = f"weight {weight}" if weight else "not trained on (training.stress_weight=0)"
+    return {"stress": f"in {count} of {len(samples)} frames, {used}"}
 
 
 def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:

@@ -13,7 +13,7 @@ def nearest(name: str, valid) -> str:
     """The valid names closest to `name`, or all of them, as the end of an error message."""
     valid = sorted(valid)
     close = difflib.get_close_matches(name, valid, n=3, cutoff=0.6)
-    rest = "choose from: " + ", ".join(valid) if len(valid) <= 8 else "--help lists all of them"
+    rest = "choose from: " + ", ".join(valid) if len(valid) <= 12 else "--help lists all of them"
     return f"nearest: {', '.join(close)}; {rest}" if close else rest
 
 

@@ -265,6 +265,7 @@ TENSOR_PRODUCT = {
         "6x0e+2x1o+3x1o", "5x1o", zero_x=(True, True, False), shape_x=(3,), shape_y=(3,)
     ),
     "nothing-left": _product("8x0e+8x1o", "0e", keep="2e"),
+    "no-irreps": _product("2x0e+2x1o", "", shape_y=(1,)),
 }
 
 CHANNELWISE = {

@@ -149,7 +149,12 @@ def test_weights_broadcast(shape, backend):
 @all_backends
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("mul-5", jnp.float16), ("mul-5", jnp.bfloat16), ("mul-600", jnp.bfloat16)],
+    [
+        ("mul-5", jnp.float16),
+        ("mul-5", jnp.bfloat16),
+        ("one-w", jnp.bfloat16),
+        ("mul-600", jnp.bfloat16),
+    ],
 )
 def test_half_precision_is_rounded_once(name, dtype, backend):
     """The gradient of y in the last case is a sum over blocks of channels."""

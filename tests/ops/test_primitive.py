@@ -112,6 +112,22 @@ def test_vmap(name, backend, batched):
     compare(lambda f: jax.vmap(f, axes, 1), case, backend, *operands, launches=1)
 
 
+@all_backends
+@pytest.mark.parametrize("batched", [0, 1])
+def test_vmap_of_a_tangent_of_one_row(batched, backend):
+    """What is not batched is one row for all members, but not all factors of a product are."""
+    case = dataclasses.replace(ROWS, shape_x=(1,), shape_y=(1,))
+    operands = case.operands()
+    tangents = list(random_arrays(case.shapes()[:-1], 1))
+    tangents[batched] = np.stack([tangents[batched], 2 * tangents[batched]])
+    axes = (0, None) if batched == 0 else (None, 0)
+
+    def transform(product):
+        return lambda *tangents: jax.vmap(jax.linearize(product, *operands)[1], axes)(*tangents)
+
+    compare(transform, case, backend, *tangents)
+
+
 @both
 @all_backends
 def test_vmap_of_vmap_of_gradients(name, backend):

@@ -39,7 +39,13 @@ def test_equivariance(name, backend):
 
 @all_backends
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("mul-5", jnp.float16), ("mul-5", jnp.bfloat16), ("norm", jnp.bfloat16)]
+    ("name", "dtype"),
+    [
+        ("mul-5", jnp.float16),
+        ("mul-5", jnp.bfloat16),
+        ("norm", jnp.bfloat16),
+        ("one-y", jnp.bfloat16),
+    ],
 )
 def test_half_precision_is_rounded_once(name, dtype, backend):
     assert_one_rounding(TENSOR_PRODUCT[name], dtype, backend)

@@ -401,6 +401,17 @@ def test_split_gives_an_array_for_each_part(backend):
         np.testing.assert_allclose(a.array, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("split", [None, ("",)])
+def test_gradients_of_an_empty_output_are_zero(split):
+    def total(x):
+        module = TensorProductLinear("5x3e", split=split, backend="xla")
+        y = e3nn.IrrepsArray("0e+1o", x[:, :4])
+        out = module.apply({}, e3nn.IrrepsArray("4x0e+3x1o", x), y)
+        return sum(jnp.sum(a) for a in jax.tree.leaves(out))
+
+    np.testing.assert_array_equal(jax.grad(total)(jnp.ones((4, 13))), 0)
+
+
 def test_vmap_and_zero_edges():
     """Under vmap every member is its own op; without edges only the skip is left."""
     problem = Problem(CASES["graph-gate-skip"], np.float32)
@@ -432,6 +443,8 @@ def test_errors_of_split(backend):
         TensorProductLinearGate("3x0e", **options).init(key, *arguments[:2])
     with pytest.raises(ValueError, match=r"split \[2x0e, 1x0e\] must be .* of the output, 4x0e"):
         TensorProductLinear("4x0e", **options).init(key, *arguments[:2])
+    with pytest.raises(ValueError, match="split needs a tuple of irreps, got '3x0e'"):
+        TensorProductLinear("3x0e", split="3x0e", backend=backend).init(key, *arguments[:2])
 
 
 def test_errors():

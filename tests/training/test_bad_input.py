@@ -3,6 +3,7 @@ import ase.io
 import numpy as np
 import pytest
 
+from eqfuse.ops._backend import has_gpu
 from eqfuse.training import load_run
 from eqfuse.training.main import main
 
@@ -79,7 +80,7 @@ def test_a_file_of_one_frame_or_none(refused, water, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        (["data.val=0.01"], "validation split is empty"),
+        (["data.val=0.01"], "data.val=1"),
         (["data.val=20"], "training split is empty"),
         (["data.train=18"], "only 20"),
     ],
@@ -108,6 +109,14 @@ def test_unknown_and_unavailable_backends(tmp_path, capsys):
     error = capsys.readouterr().err
     assert "trito" in error
     assert "e3nn" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(has_gpu(), reason="it runs here")
+def test_a_backend_for_another_device_is_refused_before_anything_is_made(tmp_path, capsys):
+    pytest.importorskip("triton", reason="else that is what is missing")
+    assert main(["data=ethanol", "backend=triton", f"run={tmp_path / 'run'}"]) == 2
+    assert "JAX has no GPU here" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -2,6 +2,7 @@ import re
 import runpy
 from pathlib import Path
 
+import ase
 import ase.build
 import ase.io
 import numpy as np
@@ -102,6 +103,44 @@ def test_the_example_draws_the_drift(atoms, run, tmp_path, monkeypatch, capsys):
     drift = re.match(r"drift (-?[\d.]+) meV/atom/ps", capsys.readouterr().out)[1]
     assert abs(float(drift)) < 1.0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def single(copper, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "copper"
+    settings = ["data=extxyz", f"data.path={copper}", *TINY, "cutoff=3.6", "epochs=1"]
+    assert main([*settings, f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("pbc", [True, False, (True, False, True)])
+def test_atoms_far_from_the_origin_lose_no_precision(single, pbc):
+    """Single precision resolves 1e-3 Å at 1e4 Å; atoms may have left their cell one by one."""
+    near = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
+    near.rattle(0.05, seed=0)
+    near.pbc = pbc
+    far = near.copy()
+    far.positions += 1e4
+    rng = np.random.default_rng(0)
+    images = rng.integers(-2000, 2000, (len(far), 3)) * near.pbc
+    far.positions += images @ near.cell.array
+    forces = []
+    for atoms in (near, far):
+        atoms.calc = eqfuse.Calculator(single)
+        forces.append(atoms.get_forces())
+    np.testing.assert_allclose(forces[1], forces[0], atol=1e-5 * np.abs(forces[0]).max())
+
+
+def test_atoms_that_cannot_be_are_refused(run):
+    calculator = eqfuse.Calculator(run)
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.positions[1, 2] = np.nan
+    with pytest.raises(DataError, match="has diverged"):
+        calculator.get_forces(atoms)
+    with pytest.raises(DataError, match="need linearly independent lattice vectors"):
+        calculator.get_forces(ase.Atoms("Cu", pbc=True))
+    with pytest.raises(DataError, match="no atoms"):
+        calculator.get_forces(ase.Atoms())
 
 
 def test_what_the_run_does_not_know_is_refused(run, tmp_path):

@@ -1,4 +1,6 @@
 import csv
+import shutil
+from pathlib import Path
 
 import ase.io
 import matplotlib.image
@@ -64,11 +66,35 @@ def test_a_run_draws_itself(run):
         assert matplotlib.image.imread(run / name).std() > 0
 
 
+def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path, capsys):
+    other = tmp_path / "elsewhere" / Path(typed).name
+    other.parent.mkdir()
+    shutil.copy(typed, other)
+    assert evaluate([str(run), str(typed)]) == 0
+    assert evaluate([str(run), str(typed)]) == 0
+    [folder] = [p.parent for p in run.glob("*/file.txt") if str(typed) in p.read_text()]
+    before = (folder / "errors.csv").stat()
+    capsys.readouterr()
+    assert evaluate([str(run), str(other)]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert (folder / "errors.csv").stat() == before
+    assert evaluate([str(run), str(other), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_a_classification_is_refused(tmp_path, copper, capsys):
+    folder = tmp_path / "tetris"
+    assert main(["model=tetris", "steps=1", f"run={folder}"]) in (0, 1)
+    capsys.readouterr()
+    assert evaluate([str(folder), str(copper)]) == 2
+    assert "trained no potential" in capsys.readouterr().err
+
+
 def test_bad_input_is_refused(run, copper, tmp_path, capsys):
     for arguments, part in (
         ([run, copper], "Cu not among"),
         ([run, tmp_path / "none.xyz"], "no such file"),
         ([tmp_path, copper], "no checkpoint"),
+        ([run, copper, "--backend", "foo"], "--backend: backend 'foo' is unknown"),
     ):
         assert evaluate([str(argument) for argument in arguments]) == 2
         error = capsys.readouterr().err

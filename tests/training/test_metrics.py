@@ -68,4 +68,7 @@ def test_a_batch_without_stress_labels_has_a_finite_loss(batch, rng):
     labels = dataclasses.replace(batch.labels, stress_mask=np.zeros_like(batch.labels.stress_mask))
     sums = error_sums(prediction, labels, batch.graph)
     assert float(sums["stress"][0]) == 0
+    total = Errors()
+    total.add(sums)
+    assert np.isnan(total.table()["stress_mae_mev_per_a3"])
     assert np.isfinite(float(Loss(1.0, 1.0, 1.0, 1.0)(sums)))

@@ -115,6 +115,8 @@ def test_training_follows_the_data():
         (["data.val=2.5", *MOLECULE], ["data.val=2.5"]),
         (["training.forces_weight=0", "training.energy_weight=0", *MOLECULE], ["_weight"]),
         (["training=extxyz"], ["training follows"]),
+        (["training.weight_decay=0.1", *MOLECULE], ["weight_decay=0.1", "adamw"]),
+        (["data=rmd17", "data.molecule=foo"], ["foo", "aspirin", "ethanol"]),
         (["foo"], ["foo", "name=value"]),
         (["=3"], ["name=value"]),
         (["--layers=3"], ["--layers=3", "name=value"]),

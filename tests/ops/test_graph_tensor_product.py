@@ -205,13 +205,13 @@ X, Y = e3nn.IrrepsArray("2x1o", np.ones((5, 6))), e3nn.IrrepsArray("0e", np.ones
         ((X[:4], Y, None, EDGES), r"x must be \[5 nodes, 2x1o\], got shape \(4, 6\)"),
         (
             (X, Y[:2], None, EDGES),
-            r"y must be \[6 edges, 1x0e\], or one row .*, got shape \(2, 1\)",
+            r"y must be \[6 edges, 1x0e\], or one .* \(2, 1\)",
         ),
         (
             (X, Y, np.ones((6, 3)), EDGES),
-            r"\[6 edges, 2 irreps of 2x1o\], or 1 .*, got shape \(6, 3\)",
+            r"\[6 edges, 2 irreps of 2x1o\], or 1 .* \(6, 3\)",
         ),
-        ((X, Y, np.ones(6), EDGES), r"\[6 edges, 2 irreps of 2x1o\], or 1 .*, got shape \(6,\)"),
+        ((X, Y, np.ones(6), EDGES), r"\[6 edges, 2 irreps of 2x1o\], or 1 .* \(6,\)"),
         ((X * 1j, Y, None, EDGES), "takes real floating arrays .* got complex"),
     ],
 )

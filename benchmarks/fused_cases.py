@@ -69,6 +69,13 @@ SPECS = {
         "out": _times(32, BOTH_L2),
         "on_graph": False,
     },
+    # more channels than a program has at a time
+    "rows-64-l1": {
+        "x": _times(64, "0e+1o"),
+        "y": "0e+1o",
+        "out": _times(64, "0e+1o"),
+        "on_graph": False,
+    },
     "rows-16-l1": {
         "x": _times(16, "0e+0o+1e+1o"),
         "y": "0e+1o",

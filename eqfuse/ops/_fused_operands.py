@@ -73,12 +73,12 @@ class OperandGradients(FusedText):
         if self.chunks > 1:
             for total, _, _, _ in shared:
                 self.emit(f"{total} = {self.zeros(self.rows, 1)}")
+        for operand in self.cotangents.outputs:  # those of nodes are summed by another kernel
+            self.emit(f"{operand.name}_row = {operand.name}_ptr + row * {operand.size}")
         begun: set[str] = set()
         with self.channel_chunks():
             self.masks("present", [*self.cotangents.inputs, *self.cotangents.outputs])
             self.row_pointers(self.cotangents.inputs[:-1])
-            for operand in self.cotangents.outputs:  # those of nodes are summed by another kernel
-                self.emit(f"{operand.name}_row = {operand.name}_ptr + row * {operand.size}")
             for source, parts in sources:
                 for segment in self.segments[source]:
                     self._name_components(segment, parts, dz)

@@ -19,7 +19,7 @@ def fused_kernels(fused, dtype):
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-@pytest.mark.parametrize("case", ["nequip-16-l1", "rows-16-l1"])
+@pytest.mark.parametrize("case", ["nequip-16-l1", "rows-16-l1", "rows-64-l1"])
 def test_fused_kernels_compile_without_spilling(case, target):
     from eqfuse.ops._triton.compile import compile_kernel
 

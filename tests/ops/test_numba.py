@@ -44,7 +44,8 @@ def random_operand(rng, name: str, mul: int, on_graph: bool, channels=None) -> O
         strides = (dim, 1) if rng.integers(2) else (1, n)
         segments.append(Segment(offset, n, dim, *strides))
         offset += n * dim + int(rng.integers(2))
-    index = rng.choice(list(Index)) if on_graph else Index.ROW
+    indices = (Index.ROW, Index.SENDER, Index.RECEIVER)
+    index = rng.choice(indices) if on_graph else Index.ROW
     return Operand(name, offset, tuple(segments), channels, index)
 
 

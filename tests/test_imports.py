@@ -16,7 +16,7 @@ ALLOWED = {
     "training": {"ops", "graph", "models", "data", "pictures", "training"},
     "pictures": set(),
     "evaluation": {"data", "models", "training"},
-    "evaluate": {"data", "training", "pictures", "evaluation"},
+    "evaluate": {"ops", "data", "training", "pictures", "evaluation"},
     "calculator": {"graph", "ops", "data", "models", "training"},
 }
 # The files that talk to Triton; each imports it when it is needed, not when it is imported.

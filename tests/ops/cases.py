@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import e3nn_jax as e3nn
 import jax.numpy as jnp
@@ -91,8 +92,12 @@ class Case:
 
     @property
     def sums(self) -> dict[str, int]:
-        """Of which operands the gradient is a sum over how many edges."""
-        return dict.fromkeys(self.shared, len(self.graph.pairs) if self.graph else 0)
+        """Of which operands, one row for all, the gradient is a sum over how many rows."""
+        if self.on_graph:
+            return dict.fromkeys(self.shared, len(self.graph.pairs))
+        rows = math.prod(np.broadcast_shapes(self.shape_x, self.shape_y))
+        shapes = {"x": self.shape_x, "y": self.shape_y}
+        return {name: rows for name, shape in shapes.items() if math.prod(shape) == 1 < rows}
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the operands, then that of the result."""

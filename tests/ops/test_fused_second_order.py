@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops.test_tensor_product_linear import CASES, EDGES, NODES, Case, Problem
+from tests.ops.linear_cases import CASES, EDGES, NODES, Case, Problem
 
 FUSED = ["rows-linear", "rows-channelwise", "graph-channelwise", "graph-channelwise-split"]
 

@@ -3,8 +3,9 @@
 import pytest
 
 from eqfuse.ops._numba import chain_arrays
+from tests.ops.linear_cases import CASES, Problem
 from tests.ops.parity import only
-from tests.ops.test_tensor_product_linear import CASES, Problem, orders, worst
+from tests.ops.test_tensor_product_linear import orders, worst
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -36,7 +36,7 @@ def assert_same(found, expected):
         assert error(np.asarray(a), np.asarray(b)) <= 1e-12 * largest(np.asarray(b))
 
 
-def compare(transform, case: Case, backend: str, *arguments, launches=None):
+def assert_as_e3nn(transform, case: Case, backend: str, *arguments, launches=None):
     """`transform(product)(*arguments)` by a backend, and by e3nn-jax."""
     expected = jax.jit(transform(case.reference))(*arguments)
     with only(backend, launches=launches):
@@ -58,7 +58,7 @@ def curved(product):
 @all_backends
 def test_hessian(name, backend):
     case = CASES[name]
-    compare(lambda f: jax.hessian(curved(f), argnums=(1,)), case, backend, *case.operands())
+    assert_as_e3nn(lambda f: jax.hessian(curved(f), argnums=(1,)), case, backend, *case.operands())
 
 
 @both
@@ -79,7 +79,7 @@ def test_third_derivative(name, backend):
 
         return third
 
-    compare(transform, case, backend, *operands)
+    assert_as_e3nn(transform, case, backend, *operands)
 
 
 @all_backends
@@ -89,7 +89,7 @@ def test_reverse_over_forward(backend):
     def transform(product):
         return jax.grad(lambda *a: jnp.sum(jnp.sin(jax.jvp(product, a, tangents)[1])), (0, 1, 2))
 
-    compare(transform, TINY, backend, *operands)
+    assert_as_e3nn(transform, TINY, backend, *operands)
 
 
 @both
@@ -109,7 +109,7 @@ def test_vmap(name, backend, batched):
         a if axis is None else np.stack([a, 2 * a, -a], axis)
         for a, axis in zip(case.operands(), axes, strict=True)
     ]
-    compare(lambda f: jax.vmap(f, axes, 1), case, backend, *operands, launches=1)
+    assert_as_e3nn(lambda f: jax.vmap(f, axes, 1), case, backend, *operands, launches=1)
 
 
 @all_backends
@@ -125,7 +125,7 @@ def test_vmap_of_a_tangent_of_one_row(batched, backend):
     def transform(product):
         return lambda *tangents: jax.vmap(jax.linearize(product, *operands)[1], axes)(*tangents)
 
-    compare(transform, case, backend, *tangents)
+    assert_as_e3nn(transform, case, backend, *tangents)
 
 
 @both
@@ -141,7 +141,7 @@ def test_vmap_of_vmap_of_gradients(name, backend):
         outer = [None] * (len(operands) - 1)
         return jax.vmap(jax.vmap(gradient, (None, 0, *outer[1:])), (0, *outer))
 
-    compare(transform, case, backend, x, y, *operands[2:])
+    assert_as_e3nn(transform, case, backend, x, y, *operands[2:])
 
 
 @all_backends
@@ -199,7 +199,7 @@ def test_scan(backend):
 
         return jax.value_and_grad(loss, (0, 1, 2))
 
-    compare(transform, TINY, backend, x, y, weights)
+    assert_as_e3nn(transform, TINY, backend, x, y, weights)
 
 
 @both
@@ -211,7 +211,7 @@ def test_checkpoint(name, backend):
     def transform(product):
         return jax.grad(curved(jax.checkpoint(product)), argnums)
 
-    compare(transform, case, backend, *case.operands())
+    assert_as_e3nn(transform, case, backend, *case.operands())
 
 
 @both
@@ -229,7 +229,7 @@ def test_linearize_and_transpose(name, backend):
 
         return function
 
-    compare(transform, case, backend, *case.operands())
+    assert_as_e3nn(transform, case, backend, *case.operands())
 
 
 @all_backends

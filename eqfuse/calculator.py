@@ -24,7 +24,8 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     The neighbour list reaches `skin` beyond the cutoff and is used again until an atom has moved
     by half of that. Programs are compiled for a number of atoms and a bucket of neighbours, which
-    has room for a tenth more: fluctuations within it compile nothing.
+    has room for a tenth more: fluctuations within it compile nothing. It can be copied and
+    pickled, for other processes.
 
     Args:
       run: the run's folder.
@@ -54,12 +55,17 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._references = {int(z): e for z, e in metadata["reference_energies"].items()}
         self._neighbors = None
         self._shape = None
+        self._potential, self._params = potential, params
+        self._evaluated = _compiled(potential)
 
-        @jax.jit
-        def evaluated(params, graph):
-            return predict(potential, params, graph, stress=True)
+    def __getstate__(self):
+        # A copy, or one for another process, compiles for itself.
+        params = jax.tree.map(np.asarray, self._params)
+        return {**self.__dict__, "_params": params, "_evaluated": None}
 
-        self._evaluated, self._params = evaluated, params
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._evaluated = _compiled(self._potential)
 
     @property
     def num_compilations(self) -> int:
@@ -147,6 +153,14 @@ class Calculator(ase.calculators.calculator.Calculator):
         # TF32 would cost three digits of the forces on a GPU.
         with jax.enable_x64(self._dtype == "float64"), jax.default_matmul_precision("highest"):
             yield
+
+
+def _compiled(potential):
+    @jax.jit
+    def evaluated(params, graph):
+        return predict(potential, params, graph, stress=True)
+
+    return evaluated
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,8 @@ from eqfuse.training import CheckpointError, load_run
 SOURCE = "file.txt"
 """Names the file that the results of a folder are of."""
 
+_HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Print and write what the arguments ask for.
@@ -49,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
     parser.add_argument("--energy-key", default="energy", help="eV")
     parser.add_argument("--forces-key", default="forces", help="eV/Å")
+    parser.add_argument("--stress-key", default="stress", help="eV/Å^3, optional in the file")
     parser.add_argument("--backend", help="implementation of the ops; by device if not given")
     return parser
 
@@ -57,8 +60,13 @@ def _evaluate(options):
     if options.file.suffix == ".npz":
         structures = data.read_rmd17(options.file)
     else:
-        keys = {"energy_key": options.energy_key, "forces_key": options.forces_key}
-        structures = data.read_extxyz(options.file, **keys)
+        structures = data.read_extxyz(
+            options.file,
+            energy_key=options.energy_key,
+            forces_key=options.forces_key,
+            stress_key=options.stress_key,
+        )
+    structures = _without_isolated_atoms(structures, options.file)
     folder = _folder(options)
     predicted = evaluate(options.run, structures, backend=options.backend)
     rows = error_table(structures, predicted)
@@ -73,6 +81,20 @@ def _evaluate(options):
     ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
     draw_parity(structures, predicted, folder / "parity.png")
     print(f"errors.csv, predictions.xyz and parity.png are in {folder}")
+
+
+def _without_isolated_atoms(structures, path) -> list[data.Structure]:
+    """Those that are predicted; says how many are not.
+
+    Raises:
+      DataError: none are left.
+    """
+    kept = [structure for structure in structures if not structure.is_isolated_atom]
+    if not kept:
+        raise data.DataError(f"{path} has isolated atoms only, whose energies are references")
+    if len(kept) < len(structures):
+        print(f"left out: {len(structures) - len(kept)} isolated atoms, which are references")
+    return kept
 
 
 def _folder(options) -> Path:
@@ -103,12 +125,15 @@ def draw_parity(structures, predicted: list[Predicted], target: Path):
         [p.relative_energy / s.num_atoms for s, p in pairs],
     )
     forces = ([f for s, _ in pairs for f in s.forces], [f for _, p in pairs for f in p.forces])
-    pictures.parity(energies, forces, target)
+    with_stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
+    pictures.parity(energies, forces, target, stress=tuple(zip(*with_stress, strict=True)))
 
 
 def _print(rows: list[dict]):
-    table = rich.table.Table(title="energy in meV/atom, forces in meV/Å")
-    heads = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
+    title, heads = "energy in meV/atom, forces in meV/Å", _HEADS
+    if len(rows[0]) > len(heads):
+        title, heads = f"{title}, stress in meV/Å^3", (*heads, "S MAE", "S RMSE")
+    table = rich.table.Table(title=title)
     for head in heads:
         table.add_column(head, justify="left" if head == "group" else "right")
     for row in rows:
@@ -119,12 +144,14 @@ def _print(rows: list[dict]):
 
 
 def _atoms(structure, predicted: Predicted) -> ase.Atoms:
-    """Predictions under the usual names; what the file had as reference_energy and _forces."""
+    """Predictions under the usual names; those of the file as reference_energy and the like."""
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
     )
     atoms.info["reference_energy"] = structure.energy
     atoms.arrays["reference_forces"] = structure.forces
+    if structure.stress is not None:
+        atoms.info["reference_stress"] = structure.stress
     if structure.config_type is not None:
         atoms.info["config_type"] = structure.config_type
     results = {"energy": predicted.energy, "forces": predicted.forces}

@@ -95,46 +95,53 @@ def error_table(structures: Sequence[Structure], predicted: Sequence[Predicted])
     """MAE and RMSE of all structures, of each config_type and (forces) of each element.
 
     Args:
-      structures: with energies and forces.
+      structures: with energies and forces; stress where it is known.
       predicted: of the same, in order.
     Returns:
-      rows with group, frames, atoms, energies in meV/atom and forces in meV/Å; None where a group
-      has no energies of its own.
+      rows with group, frames, atoms, energies in meV/atom, forces in meV/Å and, if any structure
+      has one, stress in meV/Å^3; None where a group has no energies or stresses of its own.
     Raises:
       DataError: a structure without energy or forces.
     """
     for index, s in enumerate(structures):
         if s.energy is None or s.forces is None:
             raise DataError(f"structure {index} has no energy or no forces to compare with")
-    energy = np.array(
-        [(p.energy - s.energy) / s.num_atoms for s, p in zip(structures, predicted, strict=True)]
-    )
-    forces = np.concatenate(
-        [p.forces - s.forces for s, p in zip(structures, predicted, strict=True)]
-    )
+    pairs = list(zip(structures, predicted, strict=True))
+    energy = np.array([(p.energy - s.energy) / s.num_atoms for s, p in pairs])
+    forces = np.concatenate([p.forces - s.forces for s, p in pairs])
+    stress = [p.stress - s.stress for s, p in pairs if s.stress is not None]
+    has_stress = np.array([s.stress is not None for s in structures])
     atoms = np.array([s.num_atoms for s in structures])
     frame_of = np.repeat(np.arange(len(structures)), atoms)
     numbers = np.concatenate([s.numbers for s in structures])
-    rows = [_row("all", energy, forces)]
+
+    def of(group: str, frames) -> dict:
+        errors = {"energy": energy[frames], "forces": forces[frames[frame_of]]}
+        if stress:
+            errors["stress"] = np.array(stress)[frames[has_stress]]
+        counts = {"frames": np.count_nonzero(frames), "atoms": atoms[frames].sum()}
+        return _row(group, **counts, **errors)
+
+    rows = [of("all", np.full(len(structures), True))]
     types = np.array([s.config_type or "" for s in structures])
     if any(types):
         for name in sorted(set(types.tolist())):
-            chosen = types == name
-            label = f"config_type {name}" if name else "no config_type"
-            rows.append(_row(label, energy[chosen], forces[chosen[frame_of]]))
+            rows.append(of(f"config_type {name}" if name else "no config_type", types == name))
     for z in sorted(set(numbers.tolist())):
-        of_element = numbers == z
-        count = len(set(frame_of[of_element].tolist()))
-        row = _row(f"element {chemical_symbols[z]}", None, forces[of_element])
-        rows.append({**row, "frames": count})
+        own = numbers == z
+        errors = {"energy": [], "forces": forces[own], **({"stress": []} if stress else {})}
+        counts = {"frames": len(set(frame_of[own].tolist())), "atoms": np.count_nonzero(own)}
+        rows.append(_row(f"element {chemical_symbols[z]}", **counts, **errors))
     return rows
 
 
-def _row(group: str, energy, forces) -> dict:
-    row = {"group": group, "frames": None if energy is None else len(energy), "atoms": len(forces)}
-    for name, unit, error in (("energy", "mev_per_atom", energy), ("forces", "mev_per_a", forces)):
-        row[f"{name}_mae_{unit}"] = None if error is None else 1e3 * float(np.abs(error).mean())
-        row[f"{name}_rmse_{unit}"] = (
-            None if error is None else 1e3 * float(np.sqrt((error**2).mean()))
-        )
+_UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
+
+
+def _row(group: str, frames, atoms, **errors) -> dict:
+    row = {"group": group, "frames": int(frames), "atoms": int(atoms)}
+    for name, error in errors.items():
+        error, some = 1e3 * np.asarray(error), len(error) > 0
+        row[f"{name}_mae_{_UNITS[name]}"] = float(np.abs(error).mean()) if some else None
+        row[f"{name}_rmse_{_UNITS[name]}"] = float(np.sqrt((error**2).mean())) if some else None
     return row

@@ -13,7 +13,7 @@ _MAX_POINTS = 20_000
 
 
 def learning_curves(metrics: Path, target: Path):
-    """Loss, force and energy errors of every epoch.
+    """Loss, force, energy and, if it is trained on, stress errors of every epoch.
 
     Args:
       metrics: a run's metrics.csv.
@@ -22,17 +22,21 @@ def learning_curves(metrics: Path, target: Path):
     with open(metrics, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     columns = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
-    panels = (
-        ("loss", "loss"),
-        ("forces_rmse_mev_per_a", "force RMSE (meV/Å)"),
-        ("energy_rmse_mev_per_atom", "energy RMSE (meV/atom)"),
-    )
+    panels = {
+        "loss": "loss",
+        "forces_rmse_mev_per_a": "force RMSE (meV/Å)",
+        "energy_rmse_mev_per_atom": "energy RMSE (meV/atom)",
+        "stress_rmse_mev_per_a3": "stress RMSE (meV/Å³)",
+    }
+    panels = {name: label for name, label in panels.items() if f"val_{name}" in columns}
     figure = _figure(len(panels))
-    for axes, (name, label) in zip(figure.axes, panels, strict=True):
+    for axes, (name, label) in zip(figure.axes, panels.items(), strict=True):
+        positive = False
         for part, colour, title in zip(
             ("train", "val"), _COLOURS, ("training", "validation"), strict=True
         ):
             values = columns[f"{part}_{name}"]
+            positive |= bool((values > 0).any())
             axes.plot(
                 columns["epoch"],
                 values,
@@ -41,26 +45,30 @@ def learning_curves(metrics: Path, target: Path):
                 markersize=3,
                 label=f"{title}: {values[-1]:.4g}",
             )
-        axes.set(xlabel="epoch", ylabel=label, yscale="log")
+        axes.set(xlabel="epoch", ylabel=label, yscale="log" if positive else "linear")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(frameon=False)
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
     _save(figure, target)
 
 
-def parity(energies, forces, target: Path):
-    """Predicted against reference energies per atom and force components.
+def parity(energies, forces, target: Path, stress=()):
+    """Predicted against reference energies per atom, force and stress components.
 
     Args:
       energies: (reference, predicted), each [n_frames] eV/atom, reference atoms subtracted.
       forces: (reference, predicted), each [n_atoms, 3] eV/Å.
       target: the PNG file to write.
+      stress: (reference, predicted), each [n_frames_with_stress, 3, 3] eV/Å^3; empty if no frame
+        has one.
     """
-    figure = _figure(2)
-    panels = (
+    panels = [
         (energies, "energy per atom", "eV/atom", "meV/atom"),
         (forces, "force component", "eV/Å", "meV/Å"),
-    )
+    ]
+    if len(stress):
+        panels.append((stress, "stress component", "eV/Å³", "meV/Å³"))
+    figure = _figure(len(panels))
     for axes, ((reference, predicted), name, unit, milli) in zip(figure.axes, panels, strict=True):
         reference, predicted = np.ravel(reference), np.ravel(predicted)
         error = predicted - reference

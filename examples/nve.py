@@ -10,6 +10,7 @@ import ase.io
 import matplotlib.figure
 import numpy as np
 from ase import units
+from ase.io.formats import UnknownFileTypeError
 from ase.md.velocitydistribution import Stationary, thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 
@@ -25,8 +26,12 @@ def main():
     parser.add_argument("--temperature", type=float, default=300.0, help="of the start, K")
     parser.add_argument("--picture", default="nve.png")
     options = parser.parse_args()
-    atoms = ase.io.read(options.structure)
-    atoms.calc = eqfuse.Calculator(options.run)
+    try:
+        atoms = ase.io.read(options.structure)
+        atoms.calc = eqfuse.Calculator(options.run)
+        atoms.get_potential_energy()
+    except (OSError, ValueError, UnknownFileTypeError) as error:
+        parser.error(str(error))
     rng = np.random.default_rng(0)
     thermalize_momenta(atoms, options.temperature, rng=rng)
     Stationary(atoms)

@@ -10,7 +10,7 @@ from ase.data import chemical_symbols
 from eqfuse.data.batching import Sample, shuffled
 from eqfuse.data.errors import DataError
 from eqfuse.data.neighbors import neighbor_list
-from eqfuse.data.references import fit_reference_energies, subtract
+from eqfuse.data.references import energies_of_atoms, fit_reference_energies, subtract
 from eqfuse.data.structures import Structure
 
 _SPLIT_STREAM = 1
@@ -40,15 +40,16 @@ def species_index(numbers, species: Sequence[int]) -> np.ndarray:
 
 
 def split_indices(
-    count: int, train_size: float | None, val_size: float, seed: int
+    count: int, train_size: float | None, val_size: float | None, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Random disjoint indices for training and validation, the same for the same seed.
 
     Args:
       count: number of structures.
       train_size, val_size: a number of structures (int), or a fraction of them (float from 0 to
-        1, rounded down); `train_size` None takes all that validation leaves. The validation
-        structures depend on the seed and `val_size` only, not on `train_size`.
+        1, rounded down); `train_size` None takes all that validation leaves, `val_size` None takes
+        none for validation. The validation structures depend on the seed and `val_size` only, not
+        on `train_size`.
       seed: non-negative.
     Returns:
       training and validation indices, in random order.
@@ -57,16 +58,16 @@ def split_indices(
     """
     if seed < 0:
         raise DataError(f"the seed must be at least 0, got {seed}")
-    n_val = _split_size("val_size", val_size, count)
+    n_val = 0 if val_size is None else _split_size("val_size", val_size, count)
     n_train = count - n_val if train_size is None else _split_size("train_size", train_size, count)
-    for name, size, setting in (
-        ("validation", n_val, f"val_size={val_size}"),
-        ("training", n_train, f"train_size={train_size}"),
+    for name, key, given, size in (
+        ("validation", "val", val_size, n_val),
+        ("training", "train", train_size, n_train),
     ):
-        if size <= 0:
+        if size <= 0 and (key, given) != ("val", None):
             raise DataError(
-                f"the {name} split is empty: {setting} of {count} structures; ask for at least one "
-                f"(data.{setting.replace('_size', '').split('=')[0]}=1), or give more structures"
+                f"the {name} split is empty: {key}_size={given} of {count} structures; ask for at "
+                f"least one (data.{key}=1), or give more structures"
             )
     if n_train + n_val > count:
         raise DataError(
@@ -93,7 +94,10 @@ class Dataset:
 
     Attributes:
       train, val: the samples; neighbour lists are made once, here.
-      train_indices, val_indices: which of the given structures they are.
+      train_indices, val_indices: which of the given structures they are; the latter of those given
+        for validation, if any were.
+      isolated_atoms: which of the given structures are isolated atoms, which are no samples.
+      references_fitted: whether the reference energies were fitted to the training structures.
       species: sorted atomic numbers; a sample's species index into it.
       references: atomic number -> reference energy, eV.
       cutoff: Å.
@@ -103,6 +107,8 @@ class Dataset:
     val: tuple[Sample, ...]
     train_indices: np.ndarray
     val_indices: np.ndarray
+    isolated_atoms: np.ndarray
+    references_fitted: bool
     species: tuple[int, ...]
     references: dict[int, float]
     cutoff: float
@@ -118,36 +124,59 @@ class Dataset:
         seed: int = 0,
         species: Sequence[int] | None = None,
         references: Mapping[int, float] | None = None,
+        validation: Sequence[Structure] | None = None,
     ) -> "Dataset":
         """Split the structures, subtract reference energies, find the neighbours.
 
+        Isolated atoms among the structures (see `Structure.config_type`) are not trained on and not
+        validated with.
+
         Args:
-          structures: with energies and forces.
+          structures: with energies and forces; of isolated atoms, energies.
           cutoff: Å.
           train_size, val_size, seed: see `split_indices`.
           species: atomic numbers of a model that exists; None for all that occur.
-          references: atomic number -> eV; None for a least-squares fit to the training structures.
+          references: atomic number -> eV; None for the energies of the isolated atoms among the
+            structures, or, if there are none, a least-squares fit to the training structures.
+          validation: with energies and forces, to validate with; `val_size` is not used then. None
+            to take them from the structures.
         Raises:
           DataError: an empty split, a structure without energy or forces, an element that is not
             among the species or has no reference energy, atoms at the same place.
         Warns:
           UserWarning: atoms without any neighbour within the cutoff.
         """
-        train_indices, val_indices = split_indices(len(structures), train_size, val_size, seed)
-        species = species_table(structures) if species is None else tuple(sorted(species))
-        if references is None:
-            references = fit_reference_energies([structures[i] for i in train_indices])
+        frames, atoms = _isolated_atoms_apart(structures)
+        if validation is None:
+            train_indices, val_indices = split_indices(len(frames), train_size, val_size, seed)
+            val_indices, validation, name = frames[val_indices], structures, "structure"
+        else:
+            train_indices, _ = split_indices(len(frames), train_size, None, seed)
+            val_indices, name = _isolated_atoms_apart(validation)[0], "validation structure"
+            if not len(val_indices):
+                raise DataError("there are no structures to validate with; give at least one")
+        train_indices = frames[train_indices]
+        train_structures = [structures[i] for i in train_indices]
+        val_structures = [validation[i] for i in val_indices]
+        if species is None:
+            species = species_table([structures[i] for i in frames] + val_structures)
+        species = tuple(sorted(species))
+        fitted = references is None and not len(atoms)
+        if fitted:
+            references = fit_reference_energies(train_structures)
+        elif references is None:
+            references = energies_of_atoms({int(i): structures[i] for i in atoms})
         references = dict(references)
-        samples = {
-            int(i): _prepare(structures[i], i, cutoff, species, references)
-            for i in np.concatenate([train_indices, val_indices])
-        }
-        _warn_of_isolated_atoms(samples.values(), cutoff)
+        train = _prepared(train_structures, train_indices, cutoff, species, references)
+        val = _prepared(val_structures, val_indices, cutoff, species, references, name)
+        _warn_of_atoms_without_neighbors((*train, *val), cutoff)
         return cls(
-            train=tuple(samples[int(i)] for i in train_indices),
-            val=tuple(samples[int(i)] for i in val_indices),
+            train=train,
+            val=val,
             train_indices=train_indices,
             val_indices=val_indices,
+            isolated_atoms=atoms,
+            references_fitted=fitted,
             species=species,
             references=references,
             cutoff=float(cutoff),
@@ -159,7 +188,7 @@ class Dataset:
         Raises and warns as `build`.
         """
         samples = prepare_samples(structures, self.cutoff, self.species, self.references)
-        _warn_of_isolated_atoms(samples, self.cutoff)
+        _warn_of_atoms_without_neighbors(samples, self.cutoff)
         return samples
 
     @property
@@ -200,13 +229,20 @@ def prepare_samples(
     Raises:
       DataError: as `Dataset.build`.
     """
-    return tuple(
-        _prepare(structure, i, cutoff, species, references)
-        for i, structure in enumerate(structures)
-    )
+    return _prepared(structures, range(len(structures)), cutoff, species, references)
 
 
-def _prepare(structure, index, cutoff, species, references) -> Sample:
+def _isolated_atoms_apart(structures) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the structures that are no isolated atoms, and of those that are."""
+    isolated = np.array([structure.is_isolated_atom for structure in structures], bool)
+    return np.flatnonzero(~isolated), np.flatnonzero(isolated)
+
+
+def _prepared(structures, indices, *args) -> tuple[Sample, ...]:
+    return tuple(_prepare(s, i, *args) for s, i in zip(structures, indices, strict=True))
+
+
+def _prepare(structure, index, cutoff, species, references, name="structure") -> Sample:
     try:
         if structure.energy is None or structure.forces is None:
             missing = "energy" if structure.energy is None else "forces"
@@ -226,10 +262,10 @@ def _prepare(structure, index, cutoff, species, references) -> Sample:
             stress=structure.stress,
         )
     except DataError as err:
-        raise DataError(f"structure {index}: {err}") from err
+        raise DataError(f"{name} {index}: {err}") from err
 
 
-def _warn_of_isolated_atoms(samples, cutoff: float) -> None:
+def _warn_of_atoms_without_neighbors(samples, cutoff: float) -> None:
     isolated = [s.num_atoms - len(np.unique(s.receivers)) for s in samples]
     if any(isolated):
         total = sum(sample.num_atoms for sample in samples)

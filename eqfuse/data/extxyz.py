@@ -10,7 +10,7 @@ import numpy as np
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.errors import DataError
-from eqfuse.data.structures import Structure
+from eqfuse.data.structures import ISOLATED_ATOM, Structure
 
 
 def read_extxyz(
@@ -32,7 +32,8 @@ def read_extxyz(
       energy_key: name of the total energy in the comment line, eV.
       forces_key: name of the per-atom forces, eV/Å.
       stress_key: name of the stress in the comment line; always optional in the file.
-      require_labels: refuse a frame without energy or forces.
+      require_labels: refuse a frame without energy or forces; an isolated atom (see
+        `Structure.config_type`) needs no forces.
     Returns:
       one Structure per frame, in order.
     Raises:
@@ -58,7 +59,7 @@ def _frames(path) -> Iterator[str]:
         with open_with_compression(os.fspath(path), "r") as file:
             lines = file.readlines()
     except FileNotFoundError as err:
-        raise DataError(f"no such file: {path}; check the path (data.path)") from err
+        raise DataError(f"no such file: {path}; check the path (data.path, data.val_path)") from err
     except (OSError, EOFError, UnicodeDecodeError) as err:
         hint = "; rMD17 is read with data=rmd17 data.path=FILE" if str(path).endswith("npz") else ""
         raise DataError(f"{path} cannot be read as text: {err}{hint}") from err
@@ -106,18 +107,13 @@ def _structure(atoms, energy_key, forces_key, stress_key, require_labels) -> Str
     per_frame = {**atoms.info, **results}
     per_atom = {**atoms.arrays, **results}
     energy, forces = per_frame.get(energy_key), per_atom.get(forces_key)
-    if require_labels:
-        for name, key, value, there in (
-            ("energy", energy_key, energy, per_frame),
-            ("forces", forces_key, forces, per_atom),
-        ):
-            if value is None:
-                known = sorted(set(there) - {"numbers", "positions"})
-                raise DataError(
-                    f"no {name} under the key {key!r}; keys here: {', '.join(known) or 'none'} "
-                    f"(set data.{name}_key)"
-                )
     config_type = atoms.info.get("config_type")
+    if require_labels and energy is None:
+        scalars = [key for key, value in per_frame.items() if _is_number(value)]
+        raise DataError(_missing("energy", energy_key, scalars))
+    if require_labels and forces is None and config_type != ISOLATED_ATOM:
+        vectors = [key for key, value in per_atom.items() if np.shape(value) == (len(atoms), 3)]
+        raise DataError(_missing("forces", forces_key, set(vectors) - {"positions"}))
     return Structure(
         numbers=atoms.numbers,
         positions=atoms.positions,
@@ -128,6 +124,15 @@ def _structure(atoms, energy_key, forces_key, stress_key, require_labels) -> Str
         stress=_stress(per_frame, stress_key, abs(np.linalg.det(atoms.cell.array))),
         config_type=None if config_type is None else str(config_type),
     )
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def _missing(name: str, key: str, candidates) -> str:
+    known = ", ".join(sorted(candidates)) or "none"
+    return f"no {name} under the key {key!r}; candidates: {known} (set data.{name}_key)"
 
 
 def _stress(per_frame: dict, key: str, volume: float) -> np.ndarray | None:

@@ -29,21 +29,41 @@ def isolated_atom_energies(
       DataError: as `read_extxyz`; a frame with several atoms or no energy; an element given twice
         with different energies.
     """
-    energies: dict[int, float] = {}
-    for frame, atom in enumerate(read_extxyz(path, energy_key=energy_key, require_labels=False)):
-        where = f"{path}, frame {frame}"
+    atoms = read_extxyz(path, energy_key=energy_key, require_labels=False)
+    for frame, atom in enumerate(atoms):
         if atom.num_atoms != 1:
             raise DataError(
-                f"{where} has {atom.num_atoms} atoms; a file of isolated-atom energies has one "
-                "atom in each frame"
+                f"{path}, frame {frame} has {atom.num_atoms} atoms; a file of isolated-atom "
+                "energies has one atom in each frame"
             )
         if atom.energy is None:
-            raise DataError(f"{where} has no energy under the key {energy_key!r}")
+            raise DataError(f"{path}, frame {frame} has no energy under the key {energy_key!r}")
+    try:
+        return energies_of_atoms(dict(enumerate(atoms)))
+    except DataError as err:
+        raise DataError(f"{path}, {err}") from err
+
+
+def energies_of_atoms(atoms: Mapping[int, Structure]) -> dict[int, float]:
+    """Energies of single atoms.
+
+    Args:
+      atoms: number of the frame -> atom with its energy, eV.
+    Returns:
+      atomic number -> energy in eV, sorted by atomic number.
+    Raises:
+      DataError: an atom without an energy, an element given twice with different energies; names
+        the frame.
+    """
+    energies: dict[int, float] = {}
+    for frame, atom in atoms.items():
+        if atom.energy is None:
+            raise DataError(f"frame {frame}: an isolated atom without an energy")
         number = int(atom.numbers[0])
         if energies.get(number, atom.energy) != atom.energy:
             raise DataError(
-                f"{where}: a second energy for {chemical_symbols[number]}, {atom.energy} eV after "
-                f"{energies[number]} eV; keep one"
+                f"frame {frame}: a second energy for {chemical_symbols[number]}, {atom.energy} eV "
+                f"after {energies[number]} eV; keep one"
             )
         energies[number] = atom.energy
     return dict(sorted(energies.items()))
@@ -90,7 +110,8 @@ def subtract(structure: Structure, references: Mapping[int, float]) -> float:
         raise DataError(
             f"no reference energy for {', '.join(chemical_symbols[z] for z in missing)}; there are "
             f"energies for {', '.join(chemical_symbols[z] for z in sorted(references))}; give one "
-            "for each element, or fit them to training structures that have it"
+            "for each element (data.reference_energies, or frames with config_type=IsolatedAtom), "
+            "or none, and they are fitted to the training structures"
         )
     per_atom = np.array([references[z] for z in structure.numbers.tolist()], np.float64)
     return structure.energy - float(per_atom.sum())

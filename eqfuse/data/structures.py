@@ -7,6 +7,8 @@ import numpy as np
 from eqfuse.data.errors import DataError
 
 MAX_ATOMIC_NUMBER = 118
+ISOLATED_ATOM = "IsolatedAtom"
+"""The config_type of an atom whose energy is a reference; the convention of MACE."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,10 +28,11 @@ class Structure:
       forces: [n_atoms, 3] float64, eV/Å, or None.
       stress: [3, 3] float64, eV/Å^3, the derivative of the energy by strain over the volume
         (ASE's sign: positive under tension), or None.
-      config_type: name of the group of structures it belongs to, or None.
+      config_type: name of the group of structures it belongs to, or None; "IsolatedAtom" for a
+        single atom whose energy is the reference energy of its element.
     Raises:
       DataError: no atoms, an unknown element, arrays that do not fit, NaN or infinity, a periodic
-        direction without a lattice vector.
+        direction without a lattice vector, several atoms that are to be an isolated one.
     """
 
     numbers: np.ndarray
@@ -70,6 +73,11 @@ class Structure:
         if self.stress is not None:
             stress = _finite("stress", self.stress, (3, 3))
             self._store("stress", stress if self.volume > 0 else None)
+        if self.is_isolated_atom and n_atoms > 1:
+            raise DataError(
+                f"config_type={ISOLATED_ATOM} is for one atom and its reference energy, but there "
+                f"are {n_atoms} atoms here; name this group of structures otherwise"
+            )
 
     def _store(self, name: str, value) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen
@@ -90,6 +98,11 @@ class Structure:
     @property
     def num_atoms(self) -> int:
         return len(self.numbers)
+
+    @property
+    def is_isolated_atom(self) -> bool:
+        """Whether its energy is a reference energy, and nothing to train on."""
+        return self.config_type == ISOLATED_ATOM
 
     @property
     def volume(self) -> float:

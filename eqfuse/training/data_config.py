@@ -30,7 +30,9 @@ class MoleculeData:
     val: float = setting(0.1, "validation frames: fraction below 1, or number")
     batch_size: int = setting(5, "structures per step")
     reference_energies: str | None = setting(
-        None, "extxyz file of isolated atoms (energies in eV); null: least squares per species"
+        None,
+        "extxyz file of isolated atoms (energies in eV); null: frames of the data with "
+        "config_type=IsolatedAtom, or, without any, least squares per species",
     )
 
     def __post_init__(self):
@@ -48,9 +50,9 @@ class MoleculeData:
         return f"{self.name}, embedded"
 
     @property
-    def references_origin(self) -> str:
-        """Where the reference energies are from, for people."""
-        return self.reference_energies or "least squares"
+    def references_origin(self) -> str | None:
+        """Where the reference energies are from, for people; None: from the structures."""
+        return self.reference_energies
 
 
 @dataclasses.dataclass
@@ -68,7 +70,22 @@ class LithiumFluorideData(MoleculeData):
 
 
 @dataclasses.dataclass
-class ExtxyzData(MoleculeData):
+class FileData(MoleculeData):
+    """From files; see the fields."""
+
+    val_path: str | None = setting(
+        None, "a file of the same format to validate with; null: frames of the first (data.val)"
+    )
+
+    def __post_init__(self):
+        unset = self.val == MoleculeData.val
+        need = "left out: all frames of data.val_path validate"
+        require(self.val_path is None or unset, "data.val", self.val, need)
+        super().__post_init__()
+
+
+@dataclasses.dataclass
+class ExtxyzData(FileData):
     """An extended-xyz file, read by ASE: molecules or periodic cells (eV, Å)."""
 
     name: str = "extxyz"
@@ -88,7 +105,7 @@ class ExtxyzData(MoleculeData):
 
 
 @dataclasses.dataclass
-class PublicData(MoleculeData):
+class PublicData(FileData):
     """A public set: a local file, or downloaded."""
 
     path: str | None = setting(None, "a local file to train on; null: download it")
@@ -106,8 +123,8 @@ class ThreeBPAData(PublicData):
     name: str = "3bpa"
 
     @property
-    def references_origin(self) -> str:
-        downloaded = "isolated atoms, downloaded" if self.path is None else "least squares"
+    def references_origin(self) -> str | None:
+        downloaded = "isolated atoms, downloaded" if self.path is None else None
         return self.reference_energies or downloaded
 
 

@@ -29,24 +29,32 @@ def draw(folder: RunFolder, potential: Potential, validation: Batcher):
     try:
         pictures.learning_curves(folder.metrics, folder.path / "learning.png")
         params = jax.tree.map(jnp.asarray, read_checkpoint(folder.path, ("best", "last"))[0])
-        energies, forces = parity_data(potential, params, validation)
-        pictures.parity(energies, forces, folder.path / "parity.png")
+        energies, forces, stress = parity_data(potential, params, validation)
+        pictures.parity(energies, forces, folder.path / "parity.png", stress)
     except (OSError, ValueError) as error:
         print(f"warning: the pictures cannot be drawn: {error}", file=sys.stderr)
 
 
 def parity_data(potential: Potential, params, batcher: Batcher):
-    """(reference, predicted) energies per atom [n] eV/atom, and forces [n_atoms, 3] eV/Å."""
+    """Of each quantity the (reference, predicted) values; no stress if no frame has one.
+
+    Returns:
+      energies per atom [n] eV/atom, forces [n_atoms, 3] eV/Å, stresses [n, 3, 3] eV/Å^3 or ().
+    """
+    with_stress = any(sample.stress is not None for sample in batcher.samples)
 
     @jax.jit
     def predicted(graph):
-        return predict(potential, params, graph)
+        return predict(potential, params, graph, stress=with_stress)
 
-    energies, forces = ([], []), ([], [])
+    energies, forces, stresses = ([], []), ([], []), ([], [])
     for batch in batcher.batches(shuffle=False):
         prediction, labels = jax.device_get(predicted(batch.graph)), batch.labels
         graphs, nodes = np.asarray(batch.graph.graph_mask), np.asarray(batch.graph.node_mask)
         for k, values in enumerate((labels, prediction)):
             energies[k].append((values.energy / labels.num_atoms)[graphs])
             forces[k].append(values.forces[nodes])
-    return tuple(map(np.concatenate, energies)), tuple(map(np.concatenate, forces))
+            if with_stress:
+                stresses[k].append(values.stress[graphs & np.asarray(labels.stress_mask)])
+    joined = [tuple(map(np.concatenate, pair)) for pair in (energies, forces)]
+    return *joined, tuple(map(np.concatenate, stresses)) if with_stress else ()

@@ -28,6 +28,7 @@ from eqfuse.training.runs import RunFolder
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
 
 DEFAULT_EPOCHS = 100
+_ALL_STEPS = "all steps done"
 
 
 class Limits:
@@ -167,9 +168,14 @@ class Fit:
         limits = Limits(self._config, len(self._train), at.elapsed)
         if resume is None:
             self._keep(state, at, limits)
-        with StopRequest() as stop, Progress(len(self._train)) as progress:
+        with StopRequest() as stop, Progress(len(self._train), self._loss.stress > 0) as progress:
             self._signal(stop, limits)
             reason = self._reason_to_stop(int(state.step), limits)
+            if resume is not None and reason == _ALL_STEPS:
+                progress.say(
+                    f"the run has done {int(state.step)} steps, {at.epoch - 1} epochs, and was "
+                    f"asked for {limits.steps} steps; more epochs= or steps= make it longer"
+                )
             while reason is None:
                 progress.start_epoch(at.epoch, at.batch)
                 state, times = self._epoch(state, at, limits, stop, progress)
@@ -295,7 +301,7 @@ class Fit:
 
     def _reason_to_stop(self, step: int, limits: Limits) -> str | None:
         if step >= limits.steps:
-            return "all steps done"
+            return _ALL_STEPS
         if limits.elapsed >= limits.seconds:
             return "time is up"
         if self._learning_rate.exhausted:

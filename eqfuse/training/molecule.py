@@ -27,7 +27,7 @@ from eqfuse.training.parallel import Devices
 from eqfuse.training.report import report
 from eqfuse.training.resume import check_same_run
 from eqfuse.training.runs import RunFolder, folder_for
-from eqfuse.training.sources import read_reference_energies, read_structures
+from eqfuse.training.sources import read_reference_energies, read_structures, read_validation
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
@@ -40,7 +40,7 @@ def load_dataset(config: Config) -> Dataset:
       ConfigError: stress asked for, but none in the file.
     """
     settings = config.data
-    structures = read_structures(settings)
+    structures, validation = read_structures(settings), read_validation(settings)
     if config.training.stress_weight and all(s.stress is None for s in structures):
         raise ConfigError(f"training.stress_weight is set, but {settings.origin} has no stress")
     references = read_reference_energies(settings)
@@ -53,6 +53,7 @@ def load_dataset(config: Config) -> Dataset:
             val_size=_size(settings.val),
             seed=config.seed,
             references=references,
+            validation=validation,
         )
     for warning in caught:
         print(f"warning: {warning.message}", file=sys.stderr, flush=True)

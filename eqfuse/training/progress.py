@@ -3,8 +3,9 @@
 import rich.console
 import rich.progress
 
-_COLUMNS = ("epoch", "loss", "E MAE", "E RMSE", "F MAE", "F RMSE", "lr", "ms/step", "left")
-_WIDTHS = (6, 10, 8, 8, 8, 8, 9, 8, 9)
+_START = {"epoch": 6, "loss": 10, "E MAE": 8, "E RMSE": 8, "F MAE": 8, "F RMSE": 8}
+_STRESS = {"S MAE": 8, "S RMSE": 8}
+_END = {"lr": 9, "ms/step": 8, "left": 9}
 
 
 def duration(seconds: float) -> str:
@@ -19,10 +20,16 @@ class Progress:
     """Epoch lines for a molecular run; use as a context.
 
     Lines are plain text, so that they read the same in a file. Errors are those of the validation
-    set: energy in meV/atom, forces in meV/Å.
+    set: energy in meV/atom, forces in meV/Å, stress in meV/Å^3.
+
+    Args:
+      steps_per_epoch: for the bar.
+      stress: whether there is a stress error to show.
     """
 
-    def __init__(self, steps_per_epoch: int):
+    def __init__(self, steps_per_epoch: int, stress: bool):
+        self._columns = {**_START, **(_STRESS if stress else {}), **_END}
+        self._stress = stress
         self._console = rich.console.Console(soft_wrap=True, highlight=False)
         self._steps = steps_per_epoch
         self._bar = rich.progress.Progress(
@@ -38,8 +45,9 @@ class Progress:
 
     def __enter__(self):
         self._bar.start()
-        self.say("validation errors: E in meV/atom, F in meV/Å")
-        self.say(_aligned(_COLUMNS))
+        stress = ", S in meV/Å^3" if self._stress else ""
+        self.say(f"validation errors: E in meV/atom, F in meV/Å{stress}")
+        self.say(self._aligned(self._columns))
         return self
 
     def __exit__(self, *_):
@@ -61,6 +69,10 @@ class Progress:
           row: the epoch's line of metrics.csv.
           left: estimated time left, s.
         """
+        stress = ()
+        if self._stress:
+            names = ("val_stress_mae_mev_per_a3", "val_stress_rmse_mev_per_a3")
+            stress = [f"{row[name]:.3f}" for name in names]
         values = (
             str(row["epoch"]),
             f"{row['train_loss']:.4g}",
@@ -68,12 +80,13 @@ class Progress:
             f"{row['val_energy_rmse_mev_per_atom']:.2f}",
             f"{row['val_forces_mae_mev_per_a']:.1f}",
             f"{row['val_forces_rmse_mev_per_a']:.1f}",
+            *stress,
             f"{row['lr']:.1e}",
             f"{row['ms_per_step']:.1f}",
             duration(left),
         )
-        self.say(_aligned(values))
+        self.say(self._aligned(values))
 
-
-def _aligned(values) -> str:
-    return " ".join(value.rjust(width) for value, width in zip(values, _WIDTHS, strict=True))
+    def _aligned(self, values) -> str:
+        widths = self._columns.values()
+        return " ".join(value.rjust(width) for value, width in zip(values, widths, strict=True))

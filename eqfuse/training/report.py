@@ -3,7 +3,6 @@
 import math
 
 import jax
-import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse import ops
@@ -36,17 +35,15 @@ def report(
     references = ", ".join(
         f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
     )
-    atoms = np.array([sample.num_atoms for sample in dataset.train])
     rows = {
         "data": config.data.origin,
-        "frames": f"{len(dataset.train)} training, {len(dataset.val)} validation, "
-        f"{atoms.min()} to {atoms.max()} atoms",
+        "frames": _frames(config, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
-        "references": f"{references} eV ({config.data.references_origin})",
+        "references": f"{references} eV ({_references_origin(config, dataset)})",
         "energy": f"{dataset.energy_per_atom:.4f} eV/atom mean, relative to the references",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å",
         **_stress(config, dataset),
-        "neighbours": f"{dataset.avg_num_neighbors:.1f} per atom within {dataset.cutoff} Å",
+        "neighbours": f"{_neighbors(dataset):.1f} per atom within {dataset.cutoff} Å",
         "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}); "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
         "programs": _programs(config, dataset, batchers),
@@ -56,6 +53,30 @@ def report(
         "run": folder.path,
     }
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+
+
+def _frames(config: Config, dataset: Dataset) -> str:
+    atoms = [sample.num_atoms for sample in dataset.train]
+    origin = getattr(config.data, "val_path", None)
+    parts = [
+        f"{len(dataset.train)} training",
+        f"{len(dataset.val)} validation" + (f" ({origin})" if origin else ""),
+        f"{min(atoms)} to {max(atoms)} atoms",
+    ]
+    if len(dataset.isolated_atoms):
+        parts.append(f"besides {len(dataset.isolated_atoms)} isolated atoms")
+    return ", ".join(parts)
+
+
+def _neighbors(dataset: Dataset) -> float:
+    return dataset.avg_num_neighbors if any(s.num_edges for s in dataset.train) else 0.0
+
+
+def _references_origin(config: Config, dataset: Dataset) -> str:
+    given = config.data.references_origin
+    if given is not None:
+        return given
+    return "least squares" if dataset.references_fitted else "isolated atoms of the file"
 
 
 def _stress(config: Config, dataset: Dataset) -> dict[str, str]:

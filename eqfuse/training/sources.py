@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse import data
-from eqfuse.training.data_config import MoleculeData
+from eqfuse.training.data_config import ExtxyzData, FileData, MoleculeData, RMD17Data
 
 _ISOLATED_ATOMS = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
 
@@ -16,18 +16,11 @@ def read_structures(settings: MoleculeData) -> list[data.Structure]:
     Raises:
       data.DataError: a file that cannot be read or downloaded.
     """
-    if settings.name == "extxyz":
-        return data.read_extxyz(
-            settings.path,
-            energy_key=settings.energy_key,
-            forces_key=settings.forces_key,
-            stress_key=settings.stress_key,
-        )
+    if isinstance(settings, FileData) and settings.path is not None:
+        return _read(settings, settings.path)
     if settings.name in _ISOLATED_ATOMS:
-        return data.read_extxyz(settings.path or _downloaded(settings, "train_300K.xyz"))
-    if settings.name in ("rmd17", "md22"):
-        if settings.path is not None:
-            return data.read_rmd17(settings.path)
+        return _read(settings, _downloaded(settings, "train_300K.xyz"))
+    if isinstance(settings, RMD17Data):
         frames = None
         if settings.name == "rmd17":
             # Frames near each other in time are alike: the authors give splits of 1000 for it.
@@ -36,6 +29,29 @@ def read_structures(settings: MoleculeData) -> list[data.Structure]:
         path = _downloaded(settings, f"{settings.name}_{settings.molecule}.npz")
         return data.read_rmd17(path, frames)
     return data.read_embedded(settings.name)
+
+
+def read_validation(settings: MoleculeData) -> list[data.Structure] | None:
+    """The structures of `data.val_path`; None without one.
+
+    Raises:
+      data.DataError: a file that cannot be read.
+    """
+    path = settings.val_path if isinstance(settings, FileData) else None
+    return None if path is None else _read(settings, path)
+
+
+def _read(settings: FileData, path) -> list[data.Structure]:
+    if isinstance(settings, RMD17Data):
+        return data.read_rmd17(path)
+    if not isinstance(settings, ExtxyzData):
+        return data.read_extxyz(path)
+    return data.read_extxyz(
+        path,
+        energy_key=settings.energy_key,
+        forces_key=settings.forces_key,
+        stress_key=settings.stress_key,
+    )
 
 
 def read_reference_energies(settings: MoleculeData) -> dict[int, float] | None:
@@ -47,7 +63,8 @@ def read_reference_energies(settings: MoleculeData) -> dict[int, float] | None:
     path = settings.reference_energies
     if path is None and settings.name in _ISOLATED_ATOMS and settings.path is None:
         path = _downloaded(settings, _ISOLATED_ATOMS[settings.name])
-    return None if path is None else data.isolated_atom_energies(path)
+    key = settings.energy_key if isinstance(settings, ExtxyzData) else "energy"
+    return None if path is None else data.isolated_atom_energies(path, energy_key=key)
 
 
 def _downloaded(settings: MoleculeData, file: str) -> Path:

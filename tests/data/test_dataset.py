@@ -196,3 +196,20 @@ def test_structure_without_volume_has_no_stress_and_no_cell():
     crystal = Structure([1], [[0, 0, 0]], cell=cell, pbc=True, stress=stress)
     np.testing.assert_array_equal(crystal.stress, stress)
     assert crystal.volume == pytest.approx(125)
+
+
+def test_structures_given_for_validation(structures):
+    data = build(structures[:15], validation=structures[15:], train_size=10, seed=2)
+    assert data.val_indices.tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(data.val[3].forces, structures[18].forces)
+    assert len(set(data.train_indices.tolist())) == len(data.train) == 10
+    np.testing.assert_array_equal(data.train[4].forces, structures[data.train_indices[4]].forces)
+    assert len(build(structures[:15], validation=structures[15:]).train) == 15
+
+
+def test_bad_structures_for_validation(structures):
+    with pytest.raises(DataError, match="no structures to validate with"):
+        build(structures, validation=[])
+    unlabelled = Structure([8], np.zeros((1, 3)))
+    with pytest.raises(DataError, match="validation structure 1: there is no energy"):
+        build(structures, validation=[structures[0], unlabelled])

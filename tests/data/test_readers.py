@@ -49,9 +49,13 @@ def test_custom_keys(write):
     (water,) = read_extxyz(path, energy_key="DFT_energy", forces_key="REF_forces")
     assert water.energy == -14.25
     np.testing.assert_array_equal(water.forces[1], [-0.1, 0.2, 0])
-    with pytest.raises(DataError, match=r"no energy under the key 'energy'; keys here: DFT_energy"):
+    with pytest.raises(
+        DataError, match=r"no energy under the key 'energy'; candidates: DFT_energy "
+    ):
         read_extxyz(path)
-    with pytest.raises(DataError, match=r"no forces under the key 'forces'; keys here: REF_forces"):
+    with pytest.raises(
+        DataError, match=r"no forces under the key 'forces'; candidates: REF_forces "
+    ):
         read_extxyz(path, energy_key="DFT_energy")
 
 

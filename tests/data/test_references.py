@@ -101,3 +101,61 @@ def test_float32_labels_of_3bpa_keep_a_microelectronvolt_per_atom(real_data, kin
     # The cast before the subtraction would miss that by two orders of magnitude.
     late = totals.astype(np.float32) - sums.astype(np.float32)
     assert np.abs(late - (totals - sums)).max() / 27 > 1e-5
+
+
+def atom(number, energy):
+    return Structure([number], np.zeros((1, 3)), energy=energy, config_type="IsolatedAtom")
+
+
+@pytest.fixture
+def molecules():
+    return [hydrocarbon(c, h, -6.0 * c - h) for c, h in [(1, 4), (2, 6), (2, 4), (6, 6), (3, 8)]]
+
+
+def test_isolated_atoms_among_the_structures_are_the_references(molecules):
+    structures = [atom(6, -5.0), *molecules, atom(1, -0.5)]
+    data = Dataset.build(structures, cutoff=12.0, val_size=2)
+    assert data.references == {1: -0.5, 6: -5.0}
+    assert not data.references_fitted
+    assert data.isolated_atoms.tolist() == [0, 6]
+    both = np.concatenate([data.train_indices, data.val_indices])
+    assert sorted(both.tolist()) == [1, 2, 3, 4, 5]
+    for index, sample in zip(data.train_indices, data.train, strict=True):
+        carbons = (structures[index].numbers == 6).sum()
+        hydrogens = structures[index].num_atoms - carbons
+        assert sample.energy == pytest.approx(-carbons - 0.5 * hydrogens)
+
+
+def test_given_references_come_before_isolated_atoms(molecules):
+    given = {1: -1.0, 6: -6.0}
+    data = Dataset.build([atom(6, -5.0), *molecules], cutoff=12.0, val_size=1, references=given)
+    assert data.references == given
+    assert not data.references_fitted
+    assert len(data.train) + len(data.val) == 5
+
+
+def test_isolated_atoms_must_be_one_of_each_element(molecules):
+    with pytest.raises(DataError, match=r"structure \d: no reference energy for H"):
+        Dataset.build([atom(6, -5.0), *molecules], cutoff=12.0, val_size=1)
+    twice = [atom(6, -5.0), *molecules, atom(1, -0.5), atom(6, -5.1)]
+    with pytest.raises(DataError, match="frame 7: a second energy for C"):
+        Dataset.build(twice, cutoff=12.0, val_size=1)
+    with pytest.raises(DataError, match="frame 0: an isolated atom without an energy"):
+        Dataset.build([atom(6, None), *molecules], cutoff=12.0, val_size=1)
+    with pytest.raises(DataError, match=r"config_type=IsolatedAtom is for one atom.* 5 atoms"):
+        Structure([6, 1, 1, 1, 1], molecules[0].positions, energy=0.0, config_type="IsolatedAtom")
+
+
+def test_an_isolated_atom_needs_no_forces(tmp_path):
+    path = tmp_path / "atoms.xyz"
+    text = ATOM.format(symbol="C", energy="-1029.5 config_type=IsolatedAtom")
+    path.write_text(text)
+    (carbon,) = read_extxyz(path)
+    assert carbon.is_isolated_atom
+    assert carbon.energy == -1029.5
+    path.write_text(text.replace("energy", "other"))
+    with pytest.raises(DataError, match="frame 0: no energy"):
+        read_extxyz(path)
+    path.write_text(text.replace("IsolatedAtom", "Atom"))
+    with pytest.raises(DataError, match="frame 0: no forces"):
+        read_extxyz(path)

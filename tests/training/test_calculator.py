@@ -1,3 +1,5 @@
+import copy
+import pickle
 import re
 import runpy
 from pathlib import Path
@@ -103,6 +105,35 @@ def test_the_example_draws_the_drift(atoms, run, tmp_path, monkeypatch, capsys):
     drift = re.match(r"drift (-?[\d.]+) meV/atom/ps", capsys.readouterr().out)[1]
     assert abs(float(drift)) < 1.0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_example_refuses_what_it_cannot_use(atoms, run, tmp_path, monkeypatch, capsys):
+    example = Path(__file__).parents[2] / "examples" / "nve.py"
+    start, water = tmp_path / "start.xyz", tmp_path / "water.xyz"
+    ase.io.write(start, atoms, format="extxyz")
+    ase.io.write(water, ase.build.molecule("H2O"), format="extxyz")
+    for arguments, message in (
+        ((tmp_path, start), "no checkpoint"),
+        ((run, tmp_path / "none.xyz"), "none.xyz"),
+        ((run, water), "H, O not among the model's species"),
+    ):
+        monkeypatch.setattr("sys.argv", [str(example), *map(str, arguments)])
+        with pytest.raises(SystemExit, match="2"):
+            runpy.run_path(str(example), run_name="__main__")
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_computes_the_same(atoms, copied):
+    forces = atoms.get_forces()
+    other = ase.build.bulk("Cu", cubic=True)
+    other.calc = copied(atoms.calc)
+    other.positions = atoms.positions
+    np.testing.assert_array_equal(other.get_forces(), forces)
+    other.positions[0] += 0.1
+    atoms.positions[1] += 0.1
+    assert other.get_potential_energy() != atoms.get_potential_energy()
+    assert other.calc.num_compilations == 1
 
 
 @pytest.fixture(scope="module")

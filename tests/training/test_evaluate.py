@@ -61,6 +61,57 @@ def test_errors_are_those_of_the_predictions(run, typed, tmp_path, capsys):
     assert matplotlib.image.imread(out / "parity.png").std() > 0
 
 
+def test_stress_errors(copper, tmp_path, capsys):
+    """Of the frames that have a stress, under the name that was given."""
+    folder, file = tmp_path / "run", tmp_path / "some.xyz"
+    more = ["cutoff=3", "data.val=2", "epochs=1", "training.stress_weight=10"]
+    assert main(["data=extxyz", f"data.path={copper}", *TINY, *more, f"run={folder}"]) == 0
+    assert "S in meV/Å^3" in capsys.readouterr().out
+    frames = ase.io.read(copper, ":")
+    for k, atoms in enumerate(frames):
+        atoms.info["config_type"] = "with" if k < 5 else "without"
+        if k < 5:
+            atoms.info["virial"] = -atoms.get_stress(voigt=False) * atoms.get_volume()
+        del atoms.calc.results["stress"]
+    ase.io.write(file, frames, format="extxyz")
+    out = tmp_path / "out"
+    assert evaluate([str(folder), str(file), "--stress-key", "virial", "--out", str(out)]) == 0
+    with open(out / "errors.csv", newline="", encoding="utf-8") as rows:
+        rows = {row["group"]: row for row in csv.DictReader(rows)}
+    predicted = [
+        atoms.get_stress(voigt=False) for atoms in ase.io.read(out / "predictions.xyz", ":")
+    ]
+    reference = [atoms.get_stress(voigt=False) for atoms in ase.io.read(copper, ":5")]
+    error = np.array(predicted[:5]) - reference
+    for group in ("all", "config_type with"):
+        rmse, mae = (float(rows[group][f"stress_{name}_mev_per_a3"]) for name in ("rmse", "mae"))
+        assert rmse == pytest.approx(1e3 * np.sqrt((error**2).mean()), rel=1e-5)
+        assert mae == pytest.approx(1e3 * np.abs(error).mean(), rel=1e-5)
+    for group in ("config_type without", "element Cu"):
+        assert rows[group]["stress_mae_mev_per_a3"] == ""
+    # a third panel beside the two of a file without stress
+    images = [matplotlib.image.imread(path) for path in (out / "parity.png", folder / "parity.png")]
+    assert images[0].shape == images[1].shape
+    del frames[0].info["virial"]
+    ase.io.write(file, frames[:1], format="extxyz")
+    out = tmp_path / "none"
+    assert evaluate([str(folder), str(file), "--out", str(out)]) == 0
+    assert 3 * matplotlib.image.imread(out / "parity.png").shape[1] == 2 * images[0].shape[1]
+    assert "stress" not in (out / "errors.csv").read_text()
+
+
+def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):
+    frames, file = ase.io.read(water, ":3"), tmp_path / "atoms.xyz"
+    atom = ase.Atoms("H", info={"config_type": "IsolatedAtom", "energy": 3.0})
+    ase.io.write(file, [atom, *frames], format="extxyz")
+    assert evaluate([str(run), str(file), "--out", str(tmp_path / "out")]) == 0
+    assert "left out: 1 isolated atoms" in capsys.readouterr().out
+    assert len(ase.io.read(tmp_path / "out" / "predictions.xyz", ":")) == 3
+    ase.io.write(file, [atom], format="extxyz")
+    assert evaluate([str(run), str(file), "--out", str(tmp_path / "out")]) == 2
+    assert "isolated atoms only" in capsys.readouterr().err
+
+
 def test_a_run_draws_itself(run):
     for name in ("learning.png", "parity.png"):
         assert matplotlib.image.imread(run / name).std() > 0

@@ -1,11 +1,15 @@
 import csv
 import resource
 
+import ase
+import ase.io
 import jax
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.data import Batcher, Dataset, read_extxyz
+from eqfuse.evaluate import main as evaluate
 from eqfuse.models import predict
 from eqfuse.training import load_run
 from eqfuse.training.main import main
@@ -93,11 +97,16 @@ def test_the_same_seed_gives_the_same_run(tmp_path, water, tiny):
     assert losses["a"] == losses["b"] != losses["c"]
 
 
-def test_stress_is_trained_when_asked_for(tmp_path, copper, tiny):
+def test_stress_is_trained_when_asked_for(tmp_path, copper, tiny, capsys):
     folder = tmp_path / "run"
     more = ("cutoff=3", "data.val=2", "epochs=3", "training.stress_weight=100")
     assert train(folder, copper, tiny, *more) == 0
-    assert float(rows_of(folder)[-1]["val_stress_rmse_mev_per_a3"]) > 0
+    error = float(rows_of(folder)[-1]["val_stress_rmse_mev_per_a3"])
+    assert error > 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
+    assert " S RMSE " in lines[heads]
+    assert f" {error:.3f} " in lines[heads + 3]
 
 
 def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny):
@@ -106,6 +115,33 @@ def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny):
     assert main([*tiny, *more, "training.stress_weight=100", f"run={folder}"]) == 0
     first, last = (float(rows_of(folder)[i]["val_stress_rmse_mev_per_a3"]) for i in (0, -1))
     assert last < 0.5 * first
+
+
+def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny, capsys):
+    """Both as MACE has them; the errors are those of the frames of that file."""
+    frames = ase.io.read(water, ":")
+    isolated = [ase.Atoms(symbol, info={"config_type": "IsolatedAtom"}) for symbol in "HO"]
+    for atom, energy in zip(isolated, (0.25, -0.5), strict=True):
+        atom.calc = SinglePointCalculator(atom, energy=energy)
+    ase.io.write(tmp_path / "train.xyz", isolated + frames[:15], format="extxyz")
+    ase.io.write(tmp_path / "val.xyz", frames[15:], format="extxyz")
+    tiny, folder = [s for s in tiny if s != "data.val=4"], tmp_path / "run"
+    more = [f"data.val_path={tmp_path / 'val.xyz'}", "epochs=2"]
+    assert train(folder, tmp_path / "train.xyz", tiny, *more) == 0
+    out = capsys.readouterr().out
+    assert f"15 training, 5 validation ({tmp_path / 'val.xyz'}), 3 to 3 atoms, besides 2" in out
+    assert "H 0.2500, O -0.5000 eV (isolated atoms of the file)" in out
+    assert load_run(folder)[2]["reference_energies"] == {"1": 0.25, "8": -0.5}
+    best = min(rows_of(folder), key=lambda row: float(row["val_loss"]))
+    assert evaluate([str(folder), str(tmp_path / "val.xyz")]) == 0
+    with open(folder / "evaluation-val" / "errors.csv", newline="", encoding="utf-8") as file:
+        errors = next(csv.DictReader(file))
+    for name in ("energy_mae_mev_per_atom", "forces_rmse_mev_per_a"):
+        # energies of -650 eV in float32 are 6e-5 eV apart, which the run subtracts before
+        assert float(errors[name]) == pytest.approx(float(best[f"val_{name}"]), rel=1e-3)
+    more = ["data.val=3", *more, f"run={tmp_path / 'other'}"]
+    assert train(tmp_path / "other", tmp_path / "train.xyz", tiny, *more) == 2
+    assert "data.val=3.0 is impossible: it must be left out" in capsys.readouterr().err
 
 
 def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys):

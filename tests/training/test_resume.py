@@ -118,8 +118,10 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(whole, tmp_path, 
 
 
 def test_a_finished_run_can_be_made_longer(settings, whole, capsys):
-    assert main([f"resume={whole}"]) == 0
-    assert "all steps done" in capsys.readouterr().out
+    assert main([f"resume={whole}", "epochs=2"]) == 0
+    out = capsys.readouterr().out
+    assert "has done 16 steps, 4 epochs, and was asked for 8 steps; more epochs=" in out
+    assert "all steps done" in out
     assert main([f"resume={whole}", f"epochs={EPOCHS + 1}"]) == 0
     assert len(history(whole)) == EPOCHS + 1
 

@@ -10,7 +10,7 @@ from eqfuse.training.config import (
     Config,
     MoleculeTraining,
 )
-from eqfuse.training.data_config import ExtxyzData, MoleculeData, PublicData, RMD17Data
+from eqfuse.training.data_config import ExtxyzData, FileData, MoleculeData, PublicData, RMD17Data
 from eqfuse.training.presets import PRESETS
 
 _HEAD = """\
@@ -76,6 +76,7 @@ def _sections():
             yield f"model={name}", "model.", node
     yield "data=tetris", "data.", GROUPS["data"]["tetris"]
     yield "all data but tetris", "data.", MoleculeData
+    yield "data=extxyz, 3bpa, acac, rmd17 and md22", "data.", FileData
     yield "data=extxyz", "data.", ExtxyzData
     yield "data=3bpa, acac, rmd17 and md22", "data.", PublicData
     yield "data=rmd17 and md22", "data.", RMD17Data

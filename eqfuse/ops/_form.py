@@ -201,6 +201,16 @@ class Form:
         """Whether any operand is indexed by node, so that edges are needed."""
         return any(o.index.is_node for o in self.inputs + self.outputs)
 
+    @property
+    def needs_integers(self) -> bool:
+        """Whether the arrays of `Edges` follow those of the inputs."""
+        return self.on_graph
+
+    def reached(self) -> tuple[bool, ...]:
+        """Which outputs any path adds to; the others are zero."""
+        found = {path.output.operand for path in self.paths}
+        return tuple(o in found for o in range(len(self.outputs)))
+
     def indexed(self, inputs: dict[int, Index], outputs: dict[int, Index] | None = None) -> "Form":
         """The same form with other indices of the operands of these numbers."""
         sides = []

@@ -104,6 +104,11 @@ class Mixing:
     def operands(self) -> tuple[Rows | Weights, ...]:
         return self.inputs + self.outputs
 
+    @property
+    def needs_integers(self) -> bool:
+        """Whether rows choose a set of weights, by their index."""
+        return self.num_sets > 0
+
     def output_of(self, term: Term) -> int:
         """The number, among the outputs, of the output that a term adds to."""
         [o] = [n for n in term.operands() if n >= len(self.inputs)]
@@ -120,7 +125,7 @@ class Mixing:
         found = {self.output_of(t) for t in self.terms}
         return tuple(o in found for o in range(len(self.outputs)))
 
-    def used(self) -> tuple[bool, ...]:
+    def used_inputs(self) -> tuple[bool, ...]:
         """Which inputs any term reads."""
         found = {n for t in self.terms for n in t.operands()}
         return tuple(i in found for i in range(len(self.inputs)))
@@ -141,22 +146,28 @@ class Mixing:
         inputs = self.inputs + tuple(self.inputs[i] for i in tangent)
         return dataclasses.replace(self, inputs=inputs, terms=tuple(terms))
 
-    def transpose(self, linear: tuple[bool, ...], given: tuple[bool, ...]) -> Mixing:
+    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> Mixing:
         """From cotangents of the outputs to those of the linear inputs.
 
         Every term must read exactly one linear input. Inputs: those that are not linear, then a
-        cotangent for each output marked in `given`. Outputs: one for each linear input.
+        cotangent for each output marked in `cotangents`. Outputs: one for each linear input.
         """
         n = len(self.inputs)
         known = [i for i in range(n) if not linear[i]]
-        known += [n + o for o in range(len(self.outputs)) if given[o]]
+        known += [n + o for o in range(len(self.outputs)) if cotangents[o]]
         order = known + [i for i in range(n) if linear[i]]
         return self._with(order, len(known))
 
-    def restrict(self, inputs: tuple[bool, ...], outputs: tuple[bool, ...]) -> Mixing:
-        """The mixing with the marked inputs and outputs, and the terms that need no others."""
-        order = [n for n, keep in enumerate((*inputs, *outputs)) if keep]
-        return self._with(order, sum(inputs))
+    def restrict(self, wanted: tuple[bool, ...]) -> Mixing:
+        """The same mixing with only the wanted outputs, and every input."""
+        n = len(self.inputs)
+        return self._with([*range(n), *(n + o for o, keep in enumerate(wanted) if keep)], n)
+
+    def drop_inputs(self, keep: tuple[bool, ...]) -> Mixing:
+        """The same mixing without the inputs that no term reads and `keep` does not mark."""
+        n = len(self.inputs)
+        kept = [i for i in range(n) if keep[i]]
+        return self._with([*kept, *range(n, len(self.operands))], len(kept))
 
     def _with(self, order: list[int], num_inputs: int) -> Mixing:
         """The operands of these numbers, inputs first, and the terms that have no others."""

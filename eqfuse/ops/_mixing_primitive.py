@@ -1,18 +1,16 @@
-"""The mixing as a JAX primitive, whose derivatives of every order are mixings again."""
+"""The mixing as a JAX primitive, whose derivatives of every order are mixings again.
 
-import functools
+Their rules are those of `_multilinear`, as for the form.
+"""
 
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
-from jax.interpreters import partial_eval as pe
+from jax.interpreters import batching, mlir
 
-from eqfuse.ops import _mixing
+from eqfuse.ops import _mixing, _multilinear
 from eqfuse.ops._mixing import Mixing, Rows
 from eqfuse.ops._rules import vary_alike
 
-mixing_p = Primitive("eqfuse_mixing")
-mixing_p.multiple_results = True
+mixing_p = _multilinear.define("eqfuse_mixing", "mixing")
 
 
 def evaluate(mixing: Mixing, arrays, index, num_rows: int, backend: str) -> list[jax.Array]:
@@ -43,13 +41,10 @@ def tangent(mixing: Mixing, arrays, tangents, index, num_rows: int, backend: str
       An array for each output, or None where it is zero.
     """
     derivative = mixing.jvp(tuple(t is not None for t in tangents))
-    reached = derivative.reached()
-    derivative = derivative.restrict((True,) * len(derivative.inputs), reached)
-    params = {"num_rows": num_rows, "backend": backend}
-    index = [] if index is None else [index]
     given = [*arrays, *(t for t in tangents if t is not None)]
-    found = iter(_needed(derivative, given, index, params))
-    return [next(found) if is_reached else None for is_reached in reached]
+    index = [] if index is None else [index]
+    params = {"num_rows": num_rows, "backend": backend}
+    return _multilinear.bind_reached(mixing_p, "mixing", derivative, given, index, params)
 
 
 def _split(mixing: Mixing, arrays):
@@ -57,63 +52,11 @@ def _split(mixing: Mixing, arrays):
     return list(arrays[:n]), list(arrays[n:])
 
 
-def _needed(mixing: Mixing, arrays, index, params):
-    """Bind with the inputs that some term reads; nothing at all where there is no output."""
-    if not mixing.outputs:
-        return []
-    used = mixing.used()
-    arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
-    mixing = mixing.restrict(used, (True,) * len(mixing.outputs))
-    return mixing_p.bind(*vary_alike([*arrays, *index]), mixing=mixing, **params)
-
-
 @mixing_p.def_abstract_eval
 def _abstract(*arrays, mixing, num_rows, backend):
     return [
         arrays[0].update(shape=mixing.shape(o, num_rows), weak_type=False) for o in mixing.outputs
     ]
-
-
-@mixing_p.def_impl
-@functools.partial(jax.jit, static_argnames=("mixing", "num_rows", "backend"))
-def _compiled(*arrays, **params):
-    """Outside `jit`: compiled once for each mixing and shapes."""
-    return mixing_p.bind(*arrays, **params)
-
-
-def _jvp(primals, tangents, *, mixing, **params):
-    primals, index = _split(mixing, primals)
-    tangents = tangents[: len(primals)]
-    outputs = mixing_p.bind(*primals, *index, mixing=mixing, **params)
-    derivative = mixing.jvp(tuple(type(t) is not ad.Zero for t in tangents))
-    reached = derivative.reached()
-    derivative = derivative.restrict((True,) * len(derivative.inputs), reached)
-    given = [t for t in tangents if type(t) is not ad.Zero]
-    found = iter(_needed(derivative, [*primals, *given], index, params))
-    return outputs, [
-        next(found) if r else ad.Zero(jax.typeof(out).to_tangent_aval())
-        for out, r in zip(outputs, reached, strict=True)
-    ]
-
-
-def _transpose(cotangents, *arrays, mixing, **params):
-    arrays, index = _split(mixing, arrays)
-    linear = tuple(ad.is_undefined_primal(a) for a in arrays)
-    given = tuple(type(c) is not ad.Zero for c in cotangents)
-    transposed = mixing.transpose(linear, given)
-    reached = transposed.reached()
-    transposed = transposed.restrict((True,) * len(transposed.inputs), reached)
-    values = [a for a in arrays if not ad.is_undefined_primal(a)]
-    values += [c for c in cotangents if type(c) is not ad.Zero]
-    found = iter(_needed(transposed, values, index, params))
-    reached = iter(reached)
-    results = []
-    for a in arrays:
-        if not ad.is_undefined_primal(a):
-            results.append(None)
-        else:
-            results.append(next(found) if next(reached) else ad.Zero(a.aval))
-    return results + [None] * len(index)
 
 
 def _batch(arrays, dims, *, mixing, num_rows, backend):
@@ -145,28 +88,7 @@ def _joined(array, dim, size):
     return array.reshape(-1, *array.shape[2:])
 
 
-def _dce(used_outputs, *rest):
-    """Outputs that nobody wants are not computed, nor inputs read that only they need."""
-    eqn = rest[-1]
-    if not any(used_outputs):
-        return [False] * len(eqn.invars), None
-    mixing = eqn.params["mixing"]
-    wanted = mixing.restrict((True,) * len(mixing.inputs), tuple(used_outputs))
-    used = wanted.used() if any(wanted.used()) else (True,) * len(mixing.inputs)
-    wanted = wanted.restrict(used, (True,) * len(wanted.outputs))
-    keep = [*used, *[True] * (len(eqn.invars) - len(mixing.inputs))]
-    new = eqn.replace(
-        invars=[v for v, k in zip(eqn.invars, keep, strict=True) if k],
-        outvars=[v for v, k in zip(eqn.outvars, used_outputs, strict=True) if k],
-        params={**eqn.params, "mixing": wanted},
-    )
-    return keep, new
-
-
-ad.primitive_jvps[mixing_p] = _jvp
-ad.primitive_transposes[mixing_p] = _transpose
 batching.primitive_batchers[mixing_p] = _batch
-pe.dce_rules[mixing_p] = _dce
 
 
 def _lowered(*arrays, mixing, num_rows, backend):

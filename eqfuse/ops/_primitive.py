@@ -1,20 +1,16 @@
 """The form as a JAX primitive: one rule for each transformation, for every form.
 
 `evaluate` binds it. Its JVP is one call for all tangents, the transpose of that one call for all
-cotangents; both are forms again, so the rules below serve derivatives of any order, forward and
-reverse. Index arrays are those of `Edges`, absent for a form over rows.
+cotangents; both are forms again, so the rules of `_multilinear` serve derivatives of any order,
+forward and reverse. Index arrays are those of `Edges`, absent for a form over rows.
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
 from jax._src.dispatch import prim_requires_devices_during_lowering
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
-from jax.interpreters import partial_eval as pe
+from jax.interpreters import batching, mlir
 
-from eqfuse.ops import _xla
+from eqfuse.ops import _multilinear, _xla
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._form import Form, Index
 from eqfuse.ops._rules import vary_alike
@@ -28,8 +24,7 @@ INDEX_ARRAYS = (
     "sender_ptr",
 )
 
-form_p = Primitive("eqfuse_form")
-form_p.multiple_results = True
+form_p = _multilinear.define("eqfuse_form", "form")
 # the lowering of a form over rows partitions it over the devices; JAX has no public way to say so
 prim_requires_devices_during_lowering.add(form_p)
 
@@ -91,65 +86,6 @@ def _abstract(*args, form, num_rows, num_nodes, backend):
         )
         for o in form.outputs
     ]
-
-
-@form_p.def_impl
-@functools.partial(jax.jit, static_argnames=("form", "num_rows", "num_nodes", "backend"))
-def _compiled(*args, **params):
-    """Outside `jit`: compiled once for each form and shapes."""
-    return form_p.bind(*args, **params)
-
-
-def _jvp(primals, tangents, *, form, **params):
-    primals, indices = _split(form, primals)
-    tangents = tangents[: len(primals)]
-    outputs = form_p.bind(*primals, *indices, form=form, **params)
-    active = tuple(type(t) is not ad.Zero for t in tangents)
-    derivative = form.jvp(active)
-    reached = _reached(derivative)
-    inputs = primals + [t for t in tangents if type(t) is not ad.Zero]
-    values = _bind_needed(derivative.restrict(reached), inputs, indices, params)
-    values = iter(values)
-    return outputs, [
-        next(values) if is_reached else ad.Zero(jax.typeof(out).to_tangent_aval())
-        for out, is_reached in zip(outputs, reached, strict=True)
-    ]
-
-
-def _transpose(cotangents, *args, form, **params):
-    inputs, indices = _split(form, args)
-    linear = tuple(ad.is_undefined_primal(a) for a in inputs)
-    given = tuple(type(c) is not ad.Zero for c in cotangents)
-    transposed = form.transpose(linear, given)
-    reached = _reached(transposed)
-    values = [a for a in inputs if not ad.is_undefined_primal(a)]
-    values += [c for c in cotangents if type(c) is not ad.Zero]
-    found = iter(_bind_needed(transposed.restrict(reached), values, indices, params))
-    reached = iter(reached)
-    results = []
-    for a in inputs:
-        if not ad.is_undefined_primal(a):
-            results.append(None)
-        else:
-            results.append(next(found) if next(reached) else ad.Zero(a.aval))
-    return results + [None] * len(indices)
-
-
-def _reached(form: Form) -> tuple[bool, ...]:
-    """Which outputs any path adds to; the others are zero and not computed."""
-    reached = {path.output.operand for path in form.paths}
-    return tuple(o in reached for o in range(len(form.outputs)))
-
-
-def _bind_needed(form: Form, inputs, indices, params):
-    """Bind with the inputs that some path reads; nothing at all where there is no output."""
-    if not form.outputs:
-        return []
-    used = form.used_inputs()
-    inputs = [a for a, keep in zip(inputs, used, strict=True) if keep]
-    form = form.drop_inputs(used)
-    indices = indices if form.on_graph else ()
-    return form_p.bind(*vary_alike([*inputs, *indices]), form=form, **params)
 
 
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):
@@ -238,31 +174,7 @@ def _batched_indices(indices, size, num_rows, num_nodes):
     return list(by_name.values())
 
 
-def _dce(used_outputs, *rest):
-    """Outputs that nobody wants are not computed, nor inputs read that only they need.
-
-    JAX 0.12 passes (used outputs, live inputs, equation), earlier versions no live inputs.
-    """
-    eqn = rest[-1]
-    if not any(used_outputs):
-        return [False] * len(eqn.invars), None
-    form = eqn.params["form"].restrict(tuple(used_outputs))
-    used = form.used_inputs() if any(form.used_inputs()) else (True,) * len(form.inputs)
-    form = form.drop_inputs(used)
-    n = len(eqn.params["form"].inputs)
-    keep = [*used, *[form.on_graph] * (len(eqn.invars) - n)]
-    new = eqn.replace(
-        invars=[v for v, k in zip(eqn.invars, keep, strict=True) if k],
-        outvars=[v for v, k in zip(eqn.outvars, used_outputs, strict=True) if k],
-        params={**eqn.params, "form": form},
-    )
-    return keep, new
-
-
-ad.primitive_jvps[form_p] = _jvp
-ad.primitive_transposes[form_p] = _transpose
 batching.primitive_batchers[form_p] = _batch
-pe.dce_rules[form_p] = _dce
 
 
 def _lowered(*args, form, num_rows, num_nodes, backend):

@@ -34,6 +34,11 @@ class Index(enum.Enum):
         """Whether it is a node."""
         return self in (Index.SENDER, Index.RECEIVER)
 
+    @property
+    def counted(self) -> str | None:
+        """What the leading axis of an operand's array counts; None for one row that all share."""
+        return None if self is Index.ONE else "nodes" if self.is_node else "rows"
+
     def count(self, num_rows: int, num_nodes: int) -> int:
         """Rows of an operand."""
         return {Index.ROW: num_rows, Index.ONE: 1}.get(self, num_nodes)

@@ -39,8 +39,15 @@ def evaluate(call: Call, floats, integers):
     Args:
       floats, integers: its operands, as in `Fused`.
     """
-    arrays = _rules.vary_alike([*floats, *integers])
-    outputs = fused_p.bind(*arrays, call=call)
+
+    def bound(*arrays):
+        return fused_p.bind(*_rules.vary_alike(arrays), call=call)
+
+    out = "nodes" if call.fused.summed else "rows"
+    counted = [o.index.counted for o in call.fused.form.inputs]
+    counted += [None] * len(call.fused.linear.parameters) + [out] * call.fused.skip
+    names = [out] * len(call.fused.sizes)
+    outputs = _rules.with_auto_axes(bound, [*floats, *integers], counted, names)
     return outputs if call.fused.gate is None else outputs[:1]
 
 

@@ -8,7 +8,7 @@ from jax.interpreters import batching, mlir
 
 from eqfuse.ops import _mixing, _multilinear
 from eqfuse.ops._mixing import Mixing, Rows
-from eqfuse.ops._rules import vary_alike
+from eqfuse.ops._rules import vary_alike, with_auto_axes
 
 mixing_p = _multilinear.define("eqfuse_mixing", "mixing")
 
@@ -25,9 +25,16 @@ def evaluate(mixing: Mixing, arrays, index, num_rows: int, backend: str) -> list
       An array for each output.
     """
     integers = [] if index is None else [index]
-    return mixing_p.bind(
-        *vary_alike([*arrays, *integers]), mixing=mixing, num_rows=num_rows, backend=backend
-    )
+
+    def bound(*arrays):
+        params = {"num_rows": num_rows, "backend": backend}
+        return mixing_p.bind(*vary_alike(arrays), mixing=mixing, **params)
+
+    counted = [
+        ["rows" if isinstance(o, Rows) else None for o in side]
+        for side in (mixing.inputs, mixing.outputs)
+    ]
+    return with_auto_axes(bound, [*arrays, *integers], *counted)
 
 
 def tangent(mixing: Mixing, arrays, tangents, index, num_rows: int, backend: str):

@@ -13,7 +13,7 @@ from jax.interpreters import batching, mlir
 from eqfuse.ops import _multilinear, _xla
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._form import Form, Index
-from eqfuse.ops._rules import vary_alike
+from eqfuse.ops._rules import vary_alike, with_auto_axes
 
 INDEX_ARRAYS = (
     "senders",
@@ -47,13 +47,13 @@ def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) ->
     inputs = [jnp.asarray(a) for a in inputs]
     num_rows, num_nodes = _check(form, inputs, edges)
     indices = () if edges is None else tuple(jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS)
-    return form_p.bind(
-        *vary_alike([*inputs, *indices]),
-        form=form,
-        num_rows=num_rows,
-        num_nodes=num_nodes,
-        backend=backend,
-    )
+    params = {"num_rows": num_rows, "num_nodes": num_nodes, "backend": backend}
+
+    def bound(*arrays):
+        return form_p.bind(*vary_alike(arrays), form=form, **params)
+
+    counted = [[o.index.counted for o in side] for side in (form.inputs, form.outputs)]
+    return with_auto_axes(bound, [*inputs, *indices], *counted)
 
 
 def _check(form: Form, inputs, edges) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
+from jax.sharding import PartitionSpec
 
 
 def compiled(primitive):
@@ -63,6 +64,27 @@ def batch_of(function):
         return results, [0] * len(results)
 
     return rule
+
+
+def with_auto_axes(function, arrays, inputs, outputs) -> list[jax.Array]:
+    """`function(*arrays)`; on a mesh of explicit axes, these are left to the compiler within it.
+
+    Args:
+      function: gives a list of arrays.
+      inputs: what the leading axis of each of the first arrays counts (anything hashable), or None.
+      outputs: the same for each result; its leading axis is sharded as that of an array with the
+        same, and no other axis is.
+    """
+    if not jax.sharding.get_abstract_mesh().explicit_axes:
+        return function(*arrays)
+    leading = {}
+    for array, what in zip(arrays, inputs, strict=False):
+        axes = jax.typeof(array).sharding.spec[0]
+        if axes is not None:
+            leading.setdefault(what, axes)
+    leading.pop(None, None)
+    specs = [PartitionSpec(leading.get(what)) for what in outputs]
+    return jax.sharding.auto_axes(lambda *a: list(function(*a)), out_sharding=specs)(*arrays)
 
 
 def vary_alike(arrays):

@@ -5,8 +5,9 @@ import warnings
 
 import e3nn_jax as e3nn
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from eqfuse import ops
 
@@ -24,6 +25,71 @@ def gradients(x, y, backend):
 def close(got, expected):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+
+
+def ops_over_rows(backend):
+    """Functions of (parameters, x, y, node): each op, and the shape of its parameters."""
+    x0, y0 = (e3nn.IrrepsArray(irreps, jnp.ones((ROWS, irreps.dim))) for irreps in (X, Y))
+    senders, receivers = np.arange(ROWS), (np.arange(ROWS) * 3 + 1) % ROWS
+    edges = ops.Edges.from_arrays(senders, receivers, ROWS)
+    species = np.arange(ROWS) % 2
+
+    def layer(module, *arrays, **kwargs):
+        parameters = module.init(jax.random.key(0), *arrays, **kwargs)
+        return parameters, lambda p, *a: module.apply(p, *a, **kwargs).array
+
+    linear, apply_linear = layer(ops.Linear("3x0e+2x1o", backend=backend), x0)
+    gate, apply_gate = layer(ops.TensorProductLinearGate("3x0e+2x1o", backend=backend), x0, y0)
+    product, apply_product = layer(
+        ops.TensorProductLinear("3x0e+2x1o", backend=backend), x0, y0, edges=edges
+    )
+    paths = ops.symmetric_contraction_paths(X, "5x0e+5x1o", 2)
+    weights = np.full((2, sum(count for *_, count in paths), 5), 0.1, np.float32)
+    return {
+        "a row that all rows share": (
+            np.ones((1, 4), np.float32),
+            lambda p, x, y: ops.tensor_product(x, e3nn.IrrepsArray(Y, p), backend=backend).array,
+        ),
+        "Linear": (linear, lambda p, x, y: apply_linear(p, x)),
+        "TensorProductLinearGate": (gate, apply_gate),
+        "TensorProductLinear on a graph": (product, apply_product),
+        "graph_tensor_product": (
+            np.float32(2.0),
+            lambda p, x, y: ops.graph_tensor_product(x, y * p, None, edges, backend=backend).array,
+        ),
+        "symmetric_contraction": (
+            weights,
+            lambda p, x, y: (
+                ops.symmetric_contraction(
+                    x, p, species, irreps_out="5x0e+5x1o", correlation=2, backend=backend
+                ).array
+            ),
+        ),
+    }
+
+
+def explicit_axes(backend, x, y):
+    """Values, gradients and types on a mesh of the kind that `jax.make_mesh` makes."""
+    mesh = jax.make_mesh((4,), ("data",), (AxisType.Explicit,))
+    references = ops_over_rows("e3nn")
+    for name, (parameters, function) in ops_over_rows(backend).items():
+
+        def both(parameters, x, y, function=function):
+            def value(parameters, x, y):
+                return function(parameters, e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y))
+
+            gradient = jax.grad(lambda *a: (value(*a) ** 2).sum(), argnums=(0, 1, 2))
+            return value(parameters, x, y), gradient(parameters, x, y)
+
+        expected = both(parameters, x, y, references[name][1])
+        with jax.set_mesh(mesh):
+            by_row = NamedSharding(mesh, PartitionSpec("data"))
+            sharded = jax.device_put((x, y), by_row)
+            for run in (both, jax.jit(both)):
+                got = run(parameters, *sharded)
+                close(got, expected)
+                for array in (got[0], got[1][1]):
+                    assert array.sharding.spec[0] == "data", (name, array.sharding)
 
 
 def main(backend):
@@ -57,6 +123,7 @@ def main(backend):
     # y is the same on all devices, x is not
     alike = mapped(product, (by_row, PartitionSpec(None, None)))(x, y[:2])
     close(alike, product(x, np.tile(y[:2], (4, 1)), "e3nn"))
+    explicit_axes(backend, x, y)
     print("sharded ok")
 
 

@@ -35,6 +35,11 @@ class Index(enum.Enum):
         return self in (Index.SENDER, Index.RECEIVER)
 
     @property
+    def edge_arrays(self) -> tuple[str, ...]:
+        """The arrays of `Edges` that list the edges of each node; none for rows."""
+        return (f"{self.value}_order", f"{self.value}_ptr") if self.is_node else ()
+
+    @property
     def counted(self) -> str | None:
         """What the leading axis of an operand's array counts; None for one row that all share."""
         return None if self is Index.ONE else "nodes" if self.is_node else "rows"

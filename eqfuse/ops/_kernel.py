@@ -13,11 +13,6 @@ from eqfuse.ops._form import Form, Index, Operand, Path
 from eqfuse.ops._triton.spec import KernelSpec, pointer_type
 
 WARP = 32
-OWNER_ARRAYS = {
-    Index.RECEIVER: ("receiver_order", "receiver_ptr"),
-    Index.SENDER: ("sender_order", "sender_ptr"),
-    Index.ROW: (),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +108,7 @@ class _Writer:
         """The arrays that say which row of an operand belongs to an edge, and the edge order."""
         operands = [self.form.inputs[i] for i in self.inputs]
         others = {o.index for o in operands if o.index.is_node} - {self.task.owner}
-        return tuple(sorted(f"{i.value}s" for i in others)) + OWNER_ARRAYS[self.task.owner]
+        return tuple(sorted(f"{i.value}s" for i in others)) + self.task.owner.edge_arrays
 
     def scalars(self) -> tuple[str, ...]:
         if self.over_rows:
@@ -203,7 +198,7 @@ class _Writer:
         self.emit(f"{owner.value} = tl.program_id(0).to(tl.int64)")
         self.emit(f"lane = tl.program_id(1) * {self.block} + tl.arange(0, {self.block})")
         self._masks()
-        _, ptr = OWNER_ARRAYS[owner]
+        _, ptr = owner.edge_arrays
         self.emit(f"position = tl.load({ptr}_ptr + {owner.value}).to(tl.int64)")
         self.emit(f"stop = tl.load({ptr}_ptr + {owner.value} + 1)")
         used = {(s.operand, s.segment) for g in self.task.groups for p in g for s in p.factors}
@@ -233,9 +228,9 @@ class _Writer:
         """The work of one row: loads, sums, and the outputs that belong to the row itself."""
         owner, form = self.task.owner, self.form
         if not self.over_rows:
-            self.emit(f"row = tl.load({OWNER_ARRAYS[owner][0]}_ptr + position).to(tl.int64)")
+            self.emit(f"row = tl.load({owner.edge_arrays[0]}_ptr + position).to(tl.int64)")
             for name in self.index_arrays():
-                if name not in OWNER_ARRAYS[owner]:
+                if name not in owner.edge_arrays:
                     self.emit(f"{name[:-1]} = tl.load({name}_ptr + row).to(tl.int64)")
         for i in self.inputs:
             if in_loop(form.inputs[i]):

@@ -28,7 +28,7 @@ def close(got, expected):
 
 
 def ops_over_rows(backend):
-    """Functions of (parameters, x, y, node): each op, and the shape of its parameters."""
+    """Of each op by name: parameters, and a function of (parameters, x, y)."""
     x0, y0 = (e3nn.IrrepsArray(irreps, jnp.ones((ROWS, irreps.dim))) for irreps in (X, Y))
     senders, receivers = np.arange(ROWS), (np.arange(ROWS) * 3 + 1) % ROWS
     edges = ops.Edges.from_arrays(senders, receivers, ROWS)

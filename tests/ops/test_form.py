@@ -20,7 +20,8 @@ EPS = np.finfo(np.float64).eps
 def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0):
     """The outputs of a form by its definition, term by term, in float64 numpy."""
     rows = {Index.ROW: slice(None), Index.SENDER: senders, Index.RECEIVER: receivers}
-    num_rows = next(len(arrays[o.name]) if senders is None else len(senders) for o in form.inputs)
+    rows[Index.ONE] = slice(None)  # of one row, which numpy takes for all
+    num_rows = max(len(a) for a in arrays.values()) if senders is None else len(senders)
     outputs = {o.name: np.zeros((num_rows, o.size)) for o in form.outputs}
     for path in form.paths:
         operands = [form.inputs[s.operand] for s in path.factors]
@@ -38,7 +39,9 @@ def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0
                 product = product * arrays[o.name][rows[o.index]][:, place]
             outputs[operands[-1].name][:, places[-1]] += product
     for operand in form.outputs:
-        if operand.index is not Index.ROW:
+        if operand.index is Index.ONE:
+            outputs[operand.name] = outputs[operand.name].sum(axis=0, keepdims=True)
+        elif operand.index is not Index.ROW:
             summed = np.zeros((num_nodes, operand.size))
             np.add.at(summed, rows[operand.index], outputs[operand.name])
             outputs[operand.name] = summed

@@ -36,7 +36,10 @@ def random_edges(rng, nodes=NODES, edges=EDGES):
 
 
 def random_operand(rng, name: str, mul: int, on_graph: bool, channels=None) -> Operand:
-    """Segments of `mul` channels in both layouts, some components of the row in none of them."""
+    """Segments of `mul` channels in both layouts, some components of the row in none of them.
+
+    One row that all rows share if its name says that it is shared.
+    """
     channels = bool(rng.integers(2)) if channels is None else channels
     segments, offset = [], int(rng.integers(3))
     for dim in rng.integers(1, 6, rng.integers(1, 4)).tolist():
@@ -46,16 +49,19 @@ def random_operand(rng, name: str, mul: int, on_graph: bool, channels=None) -> O
         offset += n * dim + int(rng.integers(2))
     indices = (Index.ROW, Index.SENDER, Index.RECEIVER)
     index = rng.choice(indices) if on_graph else Index.ROW
+    if name.startswith("shared"):
+        index = Index.ONE
     return Operand(name, offset, tuple(segments), channels, index)
 
 
 def random_form(rng, on_graph: bool) -> Form:
     """Paths of one to four factors, the same operand several times among them."""
     mul = int(rng.choice([1, 2, 3, 5, 8, 16, 17, 33]))
-    inputs = [random_operand(rng, f"in{n}", mul, on_graph) for n in range(3)]
+    names = ["in0", "in1", "in2" if rng.integers(2) else "shared"]
+    inputs = [random_operand(rng, name, mul, on_graph) for name in names]
     inputs.append(random_operand(rng, "x", mul, on_graph, channels=True))
     outputs = [random_operand(rng, f"out{n}", mul, on_graph) for n in range(2)]
-    if on_graph and all(o.index is Index.ROW for o in (*inputs, *outputs)):
+    if on_graph and not any(o.index.is_node for o in (*inputs, *outputs)):
         return random_form(rng, on_graph)
     paths = []
     for _ in range(rng.integers(1, 6)):
@@ -90,8 +96,7 @@ def test_random_forms_and_their_gradients(seed, vector_bytes, monkeypatch, x64):
         part = part.drop_inputs(used)
         arrays = {}
         for o in part.inputs:
-            rows = EDGES if o.index is Index.ROW else NODES
-            arrays[o.name] = rng.normal(size=(rows, o.size))
+            arrays[o.name] = rng.normal(size=(o.index.count(EDGES, NODES), o.size))
         if not part.on_graph:
             graph, expected = None, definition(part, arrays)
         else:

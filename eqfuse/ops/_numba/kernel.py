@@ -13,7 +13,7 @@ from eqfuse.ops._form import Form, Index
 from eqfuse.ops._numba.groups import Groups
 from eqfuse.ops._numba.ir import Function
 from eqfuse.ops._numba.layout import Copies
-from eqfuse.ops._numba.plan import OWNER_ARRAYS, Plan
+from eqfuse.ops._numba.plan import Plan
 from eqfuse.ops._numba.rows import Rows
 
 SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
@@ -88,7 +88,7 @@ def _rows_of_unit(plan: Plan, f: Function, arrays, unit: str) -> tuple[str, str]
     if plan.owner is Index.ROW:
         start = f.times(unit, plan.block)
         return start, f.minimum(f.plus(start, plan.block), "%rows")
-    ptr = arrays[OWNER_ARRAYS[plan.owner][1]]
+    ptr = arrays[plan.owner.edge_arrays[1]]
     return f.load_index(ptr, unit), f.load_index(ptr, f.plus(unit, 1))
 
 

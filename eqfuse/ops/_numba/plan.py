@@ -7,11 +7,6 @@ from eqfuse.ops._numba import ir
 from eqfuse.ops._numba.contract import Scalars, split
 from eqfuse.ops._numba.layout import Layout
 
-OWNER_ARRAYS = {
-    Index.RECEIVER: ("receiver_order", "receiver_ptr"),
-    Index.SENDER: ("sender_order", "sender_ptr"),
-    Index.ROW: (),
-}
 NODE_ARRAYS = {Index.SENDER: "senders", Index.RECEIVER: "receivers"}
 SCRATCH = 1 << 18
 """Bytes of copies of rows that a block may hold, unless it is one row."""
@@ -138,7 +133,7 @@ class Plan:
     def index_arrays(self) -> list[str]:
         """The index arrays that this pass reads."""
         used = {self.operand(*key).index for key in self.operands()} - {self.owner}
-        return [*OWNER_ARRAYS[self.owner], *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used)]
+        return [*self.owner.edge_arrays, *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used)]
 
     def is_owned(self, key: Key) -> bool:
         """Whether a unit of the pass is one row of it."""

@@ -3,7 +3,7 @@
 from eqfuse.ops._form import Index
 from eqfuse.ops._numba.ir import Function
 from eqfuse.ops._numba.layout import Copies
-from eqfuse.ops._numba.plan import NODE_ARRAYS, OWNER_ARRAYS, Key, Plan
+from eqfuse.ops._numba.plan import NODE_ARRAYS, Key, Plan
 
 
 class Rows:
@@ -60,7 +60,7 @@ class Rows:
         f = self.f
         row = position = f.plus(start, b)
         if self.plan.owner is not Index.ROW:
-            row = f.load_index(self.arrays[OWNER_ARRAYS[self.plan.owner][0]], position)
+            row = f.load_index(self.arrays[self.plan.owner.edge_arrays[0]], position)
         places = {Index.ROW: row, Index.ONE: "0"}
         places[self.plan.owner] = row if self.plan.owner is Index.ROW else unit
         for index, name in NODE_ARRAYS.items():

@@ -177,7 +177,7 @@ def table(rows: list[Row], step_ms: float, folder: Path) -> str:
             f"{row.kernel.ljust(width)}  {row.source}"
             for row in shown
         ),
-        f"  the trace is in {folder}: tensorboard --logdir {folder}, or open its .trace.json.gz in "
-        "ui.perfetto.dev",
+        f"  the trace is in {folder}: open its .trace.json.gz in ui.perfetto.dev, or, after "
+        f"pip install tensorboard xprof, tensorboard --logdir {folder}",
     ]
     return "\n".join(lines)

@@ -2,6 +2,8 @@
 
 import collections
 import csv
+import gzip
+import json
 import types
 
 import e3nn_jax as e3nn
@@ -62,7 +64,14 @@ def test_every_operation_is_counted_and_attributed(step, tmp_path):
 def test_the_files_of_a_trace(step, tmp_path):
     function, args = step
     profiling.profile(function, args, tmp_path)
-    assert len(list(tmp_path.rglob("*.trace.json.gz"))) == 1  # Perfetto
+    [trace] = tmp_path.rglob("*.trace.json.gz")  # Perfetto, in Chrome's trace event format
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        events = [e for e in json.load(file)["traceEvents"] if e.get("ph") == "X"]
+    native = [e for e in events if e["name"].startswith("eqfuse_native")]
+    assert len(native) >= 2
+    for event in native:
+        assert event["ts"] > 0 < event["dur"]
+        assert {"pid", "tid"} <= set(event)
     assert len(list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))) == 1  # TensorBoard
     with open(tmp_path / "operations.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

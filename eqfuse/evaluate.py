@@ -66,9 +66,14 @@ def _evaluate(options):
             forces_key=options.forces_key,
             stress_key=options.stress_key,
         )
-    structures = _without_isolated_atoms(structures, options.file)
+    indices = _not_isolated(structures, options.file)
+    structures = [structures[i] for i in indices]
+    if options.stress_key != "stress" and all(s.stress is None for s in structures):
+        raise data.DataError(
+            f"no frame of {options.file} has a stress under the key {options.stress_key!r}"
+        )
     folder = _folder(options)
-    predicted = evaluate(options.run, structures, backend=options.backend)
+    predicted = evaluate(options.run, structures, backend=options.backend, indices=indices)
     rows = error_table(structures, predicted)
     _print(rows)
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,17 +88,17 @@ def _evaluate(options):
     print(f"errors.csv, predictions.xyz and parity.png are in {folder}")
 
 
-def _without_isolated_atoms(structures, path) -> list[data.Structure]:
-    """Those that are predicted; says how many are not.
+def _not_isolated(structures, path) -> list[int]:
+    """Which structures are predicted; says how many are not.
 
     Raises:
-      DataError: none are left.
+      DataError: none.
     """
-    kept = [structure for structure in structures if not structure.is_isolated_atom]
+    kept = [i for i, structure in enumerate(structures) if not structure.is_isolated_atom]
     if not kept:
         raise data.DataError(f"{path} has isolated atoms only, whose energies are references")
     if len(kept) < len(structures):
-        print(f"left out: {len(structures) - len(kept)} isolated atoms, which are references")
+        print(f"isolated atoms, which are references, left out: {len(structures) - len(kept)}")
     return kept
 
 
@@ -131,7 +136,7 @@ def draw_parity(structures, predicted: list[Predicted], target: Path):
 
 def _print(rows: list[dict]):
     title, heads = "energy in meV/atom, forces in meV/Å", _HEADS
-    if len(rows[0]) > len(heads):
+    if "stress_mae_mev_per_a3" in rows[0]:
         title, heads = f"{title}, stress in meV/Å^3", (*heads, "S MAE", "S RMSE")
     table = rich.table.Table(title=title)
     for head in heads:
@@ -140,7 +145,11 @@ def _print(rows: list[dict]):
         group, frames, atoms, *errors = row.values()
         shown = ["" if error is None else f"{error:.2f}" for error in errors]
         table.add_row(group, str(frames), str(atoms), *shown)
-    rich.console.Console().print(table)
+    console = rich.console.Console()
+    options = console.options.update_width(1000)
+    # no number is cut where the terminal, or 80 columns for a file, is too narrow
+    console.width = max(console.width, console.measure(table, options=options).maximum)
+    console.print(table)
 
 
 def _atoms(structure, predicted: Predicted) -> ase.Atoms:

@@ -32,16 +32,19 @@ class Predicted:
     stress: np.ndarray | None
 
 
-def evaluate(folder, structures: Sequence[Structure], *, backend=None) -> list[Predicted]:
+def evaluate(
+    folder, structures: Sequence[Structure], *, backend=None, indices: Sequence[int] | None = None
+) -> list[Predicted]:
     """Predictions of the best checkpoint of a run.
 
     Args:
       folder: of the run.
       structures: energies and forces are not looked at.
       backend: see `eqfuse.ops`.
+      indices: the number of each structure in its file, for messages; None for 0, 1, ...
     Raises:
       CheckpointError: no readable checkpoint, or a run that did not train a potential.
-      DataError: an element that the run was not trained on, or two atoms at one place.
+      DataError: an element that the run does not know, or two atoms at one place.
     """
     potential, params, metadata = load_run(folder, backend=backend)
     if metadata["potential"] is None:
@@ -55,7 +58,7 @@ def evaluate(folder, structures: Sequence[Structure], *, backend=None) -> list[P
         for s in structures
     ]
     cutoff = metadata["model_fields"]["cutoff"]
-    samples = prepare_samples(blank, cutoff, metadata["species"], references)
+    samples = prepare_samples(blank, cutoff, metadata["species"], references, indices)
     batcher = Batcher(samples, _BATCH_SIZE, dtype=metadata["config"]["dtype"])
     with_stress = any(s.volume for s in structures)
 

@@ -60,11 +60,11 @@ def split_indices(
         raise DataError(f"the seed must be at least 0, got {seed}")
     n_val = 0 if val_size is None else _split_size("val_size", val_size, count)
     n_train = count - n_val if train_size is None else _split_size("train_size", train_size, count)
-    for name, key, given, size in (
-        ("validation", "val", val_size, n_val),
-        ("training", "train", train_size, n_train),
-    ):
-        if size <= 0 and (key, given) != ("val", None):
+    checked = [("training", "train", train_size, n_train)]
+    if val_size is not None:
+        checked.insert(0, ("validation", "val", val_size, n_val))
+    for name, key, given, size in checked:
+        if size <= 0:
             raise DataError(
                 f"the {name} split is empty: {key}_size={given} of {count} structures; ask for at "
                 f"least one (data.{key}=1), or give more structures"
@@ -137,39 +137,45 @@ class Dataset:
           train_size, val_size, seed: see `split_indices`.
           species: atomic numbers of a model that exists; None for all that occur.
           references: atomic number -> eV; None for the energies of the isolated atoms among the
-            structures, or, if there are none, a least-squares fit to the training structures.
+            structures (and those for validation), or, if there are none, a least-squares fit to the
+            training structures.
           validation: with energies and forces, to validate with; `val_size` is not used then. None
             to take them from the structures.
         Raises:
           DataError: an empty split, a structure without energy or forces, an element that is not
             among the species or has no reference energy, atoms at the same place.
         Warns:
-          UserWarning: atoms without any neighbour within the cutoff.
+          UserWarning: atoms without any neighbour within the cutoff; elements that no training
+            structure has.
         """
-        frames, atoms = _isolated_atoms_apart(structures)
+        frames, atoms = _isolated_atoms_apart(structures, "structure")
         if validation is None:
             train_indices, val_indices = split_indices(len(frames), train_size, val_size, seed)
-            val_indices, validation, name = frames[val_indices], structures, "structure"
+            val_indices, val_from, val_atoms = frames[val_indices], structures, []
         else:
             train_indices, _ = split_indices(len(frames), train_size, None, seed)
-            val_indices, name = _isolated_atoms_apart(validation)[0], "validation structure"
-            if not len(val_indices):
-                raise DataError("there are no structures to validate with; give at least one")
+            val_from = validation
+            val_indices, val_atoms = _isolated_atoms_apart(validation, "validation structure")
         train_indices = frames[train_indices]
         train_structures = [structures[i] for i in train_indices]
-        val_structures = [validation[i] for i in val_indices]
+        val_structures = [val_from[i] for i in val_indices]
         if species is None:
             species = species_table([structures[i] for i in frames] + val_structures)
         species = tuple(sorted(species))
-        fitted = references is None and not len(atoms)
+        isolated = [(f"structure {i}", structures[i]) for i in atoms]
+        isolated += [(f"validation structure {i}", validation[i]) for i in val_atoms]
+        from_atoms = energies_of_atoms(isolated)
+        fitted = references is None and not from_atoms
         if fitted:
             references = fit_reference_energies(train_structures)
         elif references is None:
-            references = energies_of_atoms({int(i): structures[i] for i in atoms})
+            references = from_atoms
         references = dict(references)
         train = _prepared(train_structures, train_indices, cutoff, species, references)
+        name = "structure" if validation is None else "validation structure"
         val = _prepared(val_structures, val_indices, cutoff, species, references, name)
         _warn_of_atoms_without_neighbors((*train, *val), cutoff)
+        _warn_of_unseen_elements(train_structures, val_structures)
         return cls(
             train=train,
             val=val,
@@ -198,10 +204,15 @@ class Dataset:
         return float(np.sqrt(np.mean(forces**2))) or 1.0
 
     @property
-    def avg_num_neighbors(self) -> float:
-        """Neighbours of a training atom within the cutoff, on average; 1 if none has any."""
+    def mean_neighbors(self) -> float:
+        """Neighbours of a training atom within the cutoff, on average."""
         num_edges = sum(sample.num_edges for sample in self.train)
-        return num_edges / sum(sample.num_atoms for sample in self.train) or 1.0
+        return num_edges / sum(sample.num_atoms for sample in self.train)
+
+    @property
+    def avg_num_neighbors(self) -> float:
+        """What sums over neighbours are scaled by: `mean_neighbors`, or 1 if no atom has any."""
+        return self.mean_neighbors or 1.0
 
     @property
     def energy_per_atom(self) -> float:
@@ -218,6 +229,7 @@ def prepare_samples(
     cutoff: float,
     species: Sequence[int],
     references: Mapping[int, float],
+    indices: Sequence[int] | None = None,
 ) -> tuple[Sample, ...]:
     """Samples of structures for a model that exists.
 
@@ -226,16 +238,39 @@ def prepare_samples(
       cutoff: Å.
       species: sorted atomic numbers of the model.
       references: atomic number -> eV.
+      indices: the number of each in its file, for messages; None for 0, 1, ...
     Raises:
       DataError: as `Dataset.build`.
     """
-    return _prepared(structures, range(len(structures)), cutoff, species, references)
+    indices = range(len(structures)) if indices is None else indices
+    return _prepared(structures, indices, cutoff, species, references)
 
 
-def _isolated_atoms_apart(structures) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the structures that are no isolated atoms, and of those that are."""
+def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the structures that are no isolated atoms, and of those that are.
+
+    Raises:
+      DataError: there are isolated atoms only, or nothing at all for validation.
+    """
     isolated = np.array([structure.is_isolated_atom for structure in structures], bool)
+    if isolated.all() and (len(isolated) or name != "structure"):
+        raise DataError(
+            f"there is no {name} but isolated atoms ({len(isolated)}), whose energies are "
+            "references; give structures of several atoms too"
+        )
     return np.flatnonzero(~isolated), np.flatnonzero(isolated)
+
+
+def _warn_of_unseen_elements(train, val):
+    unseen = sorted(set(species_table(val)) - set(species_table(train)))
+    if unseen:
+        names = ", ".join(chemical_symbols[z] for z in unseen)
+        warnings.warn(
+            f"no training structure has {names}: the model learns nothing of it, and its errors on "
+            "validation structures with it say so; train with structures that have it",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _prepared(structures, indices, *args) -> tuple[Sample, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.errors import DataError
-from eqfuse.data.structures import ISOLATED_ATOM, Structure
+from eqfuse.data.structures import Structure, is_isolated_atom
 
 
 def read_extxyz(
@@ -108,10 +108,11 @@ def _structure(atoms, energy_key, forces_key, stress_key, require_labels) -> Str
     per_atom = {**atoms.arrays, **results}
     energy, forces = per_frame.get(energy_key), per_atom.get(forces_key)
     config_type = atoms.info.get("config_type")
+    config_type = None if config_type is None else str(config_type)
     if require_labels and energy is None:
         scalars = [key for key, value in per_frame.items() if _is_number(value)]
         raise DataError(_missing("energy", energy_key, scalars))
-    if require_labels and forces is None and config_type != ISOLATED_ATOM:
+    if require_labels and forces is None and not is_isolated_atom(config_type):
         vectors = [key for key, value in per_atom.items() if np.shape(value) == (len(atoms), 3)]
         raise DataError(_missing("forces", forces_key, set(vectors) - {"positions"}))
     return Structure(
@@ -122,7 +123,7 @@ def _structure(atoms, energy_key, forces_key, stress_key, require_labels) -> Str
         energy=energy,
         forces=forces,
         stress=_stress(per_frame, stress_key, abs(np.linalg.det(atoms.cell.array))),
-        config_type=None if config_type is None else str(config_type),
+        config_type=config_type,
     )
 
 
@@ -132,7 +133,10 @@ def _is_number(value) -> bool:
 
 def _missing(name: str, key: str, candidates) -> str:
     known = ", ".join(sorted(candidates)) or "none"
-    return f"no {name} under the key {key!r}; candidates: {known} (set data.{name}_key)"
+    return (
+        f"no {name} under the key {key!r}; candidates: {known} (data.{name}_key=KEY, or "
+        f"--{name}-key KEY where a run is evaluated)"
+    )
 
 
 def _stress(per_frame: dict, key: str, volume: float) -> np.ndarray | None:

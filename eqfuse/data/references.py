@@ -38,31 +38,27 @@ def isolated_atom_energies(
             )
         if atom.energy is None:
             raise DataError(f"{path}, frame {frame} has no energy under the key {energy_key!r}")
-    try:
-        return energies_of_atoms(dict(enumerate(atoms)))
-    except DataError as err:
-        raise DataError(f"{path}, {err}") from err
+    return energies_of_atoms([(f"{path}, frame {n}", atom) for n, atom in enumerate(atoms)])
 
 
-def energies_of_atoms(atoms: Mapping[int, Structure]) -> dict[int, float]:
+def energies_of_atoms(atoms: Sequence[tuple[str, Structure]]) -> dict[int, float]:
     """Energies of single atoms.
 
     Args:
-      atoms: number of the frame -> atom with its energy, eV.
+      atoms: where each is, for messages, and the atom with its energy, eV.
     Returns:
       atomic number -> energy in eV, sorted by atomic number.
     Raises:
-      DataError: an atom without an energy, an element given twice with different energies; names
-        the frame.
+      DataError: an atom without an energy, an element given twice with different energies.
     """
     energies: dict[int, float] = {}
-    for frame, atom in atoms.items():
+    for where, atom in atoms:
         if atom.energy is None:
-            raise DataError(f"frame {frame}: an isolated atom without an energy")
+            raise DataError(f"{where}: an isolated atom without an energy")
         number = int(atom.numbers[0])
         if energies.get(number, atom.energy) != atom.energy:
             raise DataError(
-                f"frame {frame}: a second energy for {chemical_symbols[number]}, {atom.energy} eV "
+                f"{where}: a second energy for {chemical_symbols[number]}, {atom.energy} eV "
                 f"after {energies[number]} eV; keep one"
             )
         energies[number] = atom.energy

@@ -80,7 +80,8 @@ def _load(path) -> dict[str, np.ndarray]:
     except DataError:
         raise
     except Exception as err:  # zip, zlib and numpy raise many types on broken files
-        raise DataError(f"{path} cannot be read as an npz file: {err}") from err
+        reason = "it is none" if "pickle" in str(err) else err  # what numpy takes for one
+        raise DataError(f"{path} cannot be read as an npz file: {reason}") from err
 
 
 def _npz(path, stream) -> np.lib.npyio.NpzFile:

@@ -8,7 +8,12 @@ from eqfuse.data.errors import DataError
 
 MAX_ATOMIC_NUMBER = 118
 ISOLATED_ATOM = "IsolatedAtom"
-"""The config_type of an atom whose energy is a reference; the convention of MACE."""
+"""The config_type of an atom whose energy is a reference, as in MACE; isolated_atom as in GAP."""
+
+
+def is_isolated_atom(config_type: str | None) -> bool:
+    """Whether a config_type says so, in either spelling."""
+    return (config_type or "").replace("_", "").lower() == ISOLATED_ATOM.lower()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,8 +33,8 @@ class Structure:
       forces: [n_atoms, 3] float64, eV/Å, or None.
       stress: [3, 3] float64, eV/Å^3, the derivative of the energy by strain over the volume
         (ASE's sign: positive under tension), or None.
-      config_type: name of the group of structures it belongs to, or None; "IsolatedAtom" for a
-        single atom whose energy is the reference energy of its element.
+      config_type: name of the group of structures it belongs to, or None; "IsolatedAtom" (or
+        "isolated_atom") for a single atom whose energy is the reference energy of its element.
     Raises:
       DataError: no atoms, an unknown element, arrays that do not fit, NaN or infinity, a periodic
         direction without a lattice vector, several atoms that are to be an isolated one.
@@ -75,8 +80,8 @@ class Structure:
             self._store("stress", stress if self.volume > 0 else None)
         if self.is_isolated_atom and n_atoms > 1:
             raise DataError(
-                f"config_type={ISOLATED_ATOM} is for one atom and its reference energy, but there "
-                f"are {n_atoms} atoms here; name this group of structures otherwise"
+                f"config_type={self.config_type} is for one atom and its reference energy, but "
+                f"there are {n_atoms} atoms here; name this group of structures otherwise"
             )
 
     def _store(self, name: str, value) -> None:
@@ -102,7 +107,7 @@ class Structure:
     @property
     def is_isolated_atom(self) -> bool:
         """Whether its energy is a reference energy, and nothing to train on."""
-        return self.config_type == ISOLATED_ATOM
+        return is_isolated_atom(self.config_type)
 
     @property
     def volume(self) -> float:

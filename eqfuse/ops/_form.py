@@ -42,7 +42,9 @@ class Index(enum.Enum):
     @property
     def counted(self) -> str | None:
         """What the leading axis of an operand's array counts; None for one row that all share."""
-        return None if self is Index.ONE else "nodes" if self.is_node else "rows"
+        if self is Index.ONE:
+            return None
+        return "nodes" if self.is_node else "rows"
 
     def count(self, num_rows: int, num_nodes: int) -> int:
         """Rows of an operand."""
@@ -335,7 +337,7 @@ class Form:
         return tuple(i in used for i in range(len(self.inputs)))
 
     def drop_inputs(self, keep: tuple[bool, ...]) -> "Form":
-        """The same form without the inputs that no path reads and `keep` does not mark."""
+        """The same form with only the inputs that `keep` marks; no path may read another."""
         place = {i: n for n, i in enumerate(i for i, kept in enumerate(keep) if kept)}
         paths = tuple(
             dataclasses.replace(

@@ -164,7 +164,7 @@ class Mixing:
         return self._with([*range(n), *(n + o for o, keep in enumerate(wanted) if keep)], n)
 
     def drop_inputs(self, keep: tuple[bool, ...]) -> Mixing:
-        """The same mixing without the inputs that no term reads and `keep` does not mark."""
+        """The same mixing with only the inputs that `keep` marks; no term may read another."""
         n = len(self.inputs)
         kept = [i for i in range(n) if keep[i]]
         return self._with([*kept, *range(n, len(self.operands))], len(kept))

@@ -10,7 +10,7 @@ from eqfuse.ops import _mixing, _multilinear
 from eqfuse.ops._mixing import Mixing, Rows
 from eqfuse.ops._rules import vary_alike, with_auto_axes
 
-mixing_p = _multilinear.define("eqfuse_mixing", "mixing")
+mixing_p = _multilinear.define("eqfuse_mixing", "mixing", ("num_rows", "backend"))
 
 
 def evaluate(mixing: Mixing, arrays, index, num_rows: int, backend: str) -> list[jax.Array]:

@@ -44,22 +44,22 @@ class Multilinear(Protocol):
         """Which inputs are read."""
 
     def drop_inputs(self, keep: tuple[bool, ...]) -> Self:
-        """The same without the inputs that are not read and `keep` does not mark."""
+        """The same with only the inputs that `keep` marks; no other may be read."""
 
 
-def define(name: str, key: str) -> Primitive:
+def define(name: str, key: str, params: tuple[str, ...]) -> Primitive:
     """A primitive with rules for eager calls, JVP, transpose and dead code.
 
     Args:
       name: of the primitive.
       key: the name of its parameter that is a `Multilinear`.
+      params: the names of its other parameters.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
-    statics = ("form", "mixing", "num_rows", "num_nodes", "backend")
 
     @primitive.def_impl
-    @functools.partial(jax.jit, static_argnames=statics)
+    @functools.partial(jax.jit, static_argnames=(key, *params))
     def compiled(*arrays, **params):
         """Outside `jit`: compiled once for each function and shapes."""
         return primitive.bind(*arrays, **params)

@@ -24,7 +24,7 @@ INDEX_ARRAYS = (
     "sender_ptr",
 )
 
-form_p = _multilinear.define("eqfuse_form", "form")
+form_p = _multilinear.define("eqfuse_form", "form", ("num_rows", "num_nodes", "backend"))
 # the lowering of a form over rows partitions it over the devices; JAX has no public way to say so
 prim_requires_devices_during_lowering.add(form_p)
 

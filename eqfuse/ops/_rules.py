@@ -75,14 +75,14 @@ def with_auto_axes(function, arrays, inputs, outputs) -> list[jax.Array]:
       outputs: the same for each result; its leading axis is sharded as that of an array with the
         same, and no other axis is.
     """
-    if not jax.sharding.get_abstract_mesh().explicit_axes:
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.explicit_axes or mesh.manual_axes:  # JAX has no way from manual axes to these
         return function(*arrays)
     leading = {}
     for array, what in zip(arrays, inputs, strict=False):
         axes = jax.typeof(array).sharding.spec[0]
-        if axes is not None:
+        if axes is not None and what is not None:
             leading.setdefault(what, axes)
-    leading.pop(None, None)
     specs = [PartitionSpec(leading.get(what)) for what in outputs]
     return jax.sharding.auto_axes(lambda *a: list(function(*a)), out_sharding=specs)(*arrays)
 

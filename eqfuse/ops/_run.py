@@ -39,7 +39,8 @@ def over_rows(form: Form, backend: str):
         return _launch(form, inputs, {}, inputs[first].shape[0], 0, backend)
 
     def partition(mesh, arguments, results):
-        spec = arguments[first].sharding.spec
+        # none where nothing is sharded: XLA's own kind of sharding has no axes then
+        spec = getattr(arguments[first].sharding, "spec", None)
         by_row = NamedSharding(mesh, PartitionSpec(spec[0] if spec else None, None))
         whole = NamedSharding(mesh, PartitionSpec(None, None))
         return mesh, rows, [by_row for _ in results], tuple(by_row if r else whole for r in is_row)

@@ -18,6 +18,7 @@ import numpy as np
 from eqfuse.ops import _primitive, _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._form import Form, Operand, Path, Segment, Slot
+from eqfuse.ops._rules import with_auto_axes
 from eqfuse.ops._tensor_product import operands, sharing
 
 ZERO = 1e-10
@@ -126,7 +127,9 @@ def _gathered(weights, index, shape, leading):
         return weights[0]
     # the gradient of the weights is a sum over rows, in float32 or better
     wide = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
-    return wide[jnp.broadcast_to(index, leading)].astype(weights.dtype)
+    index = jnp.broadcast_to(index, leading)
+    [found] = with_auto_axes(lambda w, i: [w[i]], [wide, index], (None, "rows"), ("rows",))
+    return found.astype(weights.dtype)
 
 
 @functools.cache

@@ -50,6 +50,11 @@ class MoleculeData:
         return f"{self.name}, embedded"
 
     @property
+    def validation_origin(self) -> str | None:
+        """Where the structures to validate with are from; None: from the same."""
+        return None
+
+    @property
     def references_origin(self) -> str | None:
         """Where the reference energies are from, for people; None: from the structures."""
         return self.reference_energies
@@ -82,6 +87,10 @@ class FileData(MoleculeData):
         need = "left out: all frames of data.val_path validate"
         require(self.val_path is None or unset, "data.val", self.val, need)
         super().__post_init__()
+
+    @property
+    def validation_origin(self) -> str | None:
+        return self.val_path
 
 
 @dataclasses.dataclass

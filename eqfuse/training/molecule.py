@@ -41,8 +41,6 @@ def load_dataset(config: Config) -> Dataset:
     """
     settings = config.data
     structures, validation = read_structures(settings), read_validation(settings)
-    if config.training.stress_weight and all(s.stress is None for s in structures):
-        raise ConfigError(f"training.stress_weight is set, but {settings.origin} has no stress")
     references = read_reference_energies(settings)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -55,9 +53,23 @@ def load_dataset(config: Config) -> Dataset:
             references=references,
             validation=validation,
         )
-    for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr, flush=True)
+    messages = [warning.message for warning in caught]
+    if config.training.stress_weight:
+        _check_stress(config, dataset)
+        if all(sample.stress is None for sample in dataset.val):
+            messages.append("no validation frame has a stress: the errors of stress are not known")
+    for message in messages:
+        print(f"warning: {message}", file=sys.stderr, flush=True)
     return dataset
+
+
+def _check_stress(config: Config, dataset: Dataset):
+    if all(sample.stress is None for sample in dataset.train):
+        key = getattr(config.data, "stress_key", None)
+        raise ConfigError(
+            f"training.stress_weight is set, but no training frame of {config.data.origin} has a "
+            + (f"stress under the key {key!r} (set data.stress_key)" if key else "stress")
+        )
 
 
 def _size(value: float | None) -> float | None:
@@ -171,11 +183,12 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder):
         return None
     _, theirs, _ = read_checkpoint(folder.path, ("last",))
     check_same_run(config, theirs, folder.path)  # before the state, which follows the settings
+    files = " or ".join(filter(None, (config.data.origin, config.data.validation_origin)))
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         if theirs[name] != metadata[name]:
             raise ConfigError(
-                f"{config.data.origin} is not as it was when the run in {folder.path} "
-                f"began ({name} differs); bring the file back, or start a new run"
+                f"{files} is not as it was when the run in {folder.path} "
+                f"began ({name} differs); bring it back, or start a new run"
             )
     flat, optimizer = flat_training(config.training, params)
     like = init_state(flat.flatten(params), optimizer)
@@ -193,7 +206,9 @@ def _fingerprint(dataset: Dataset) -> str:
     """SHA-256 of the structures and labels that are trained on and validated with."""
     digest = hashlib.sha256()
     for sample in (*dataset.train, *dataset.val):
-        for array in (sample.positions, sample.species, sample.cell, sample.forces):
+        arrays = [sample.positions, sample.species, sample.cell, sample.forces]
+        arrays += [] if sample.stress is None else [sample.stress]
+        for array in arrays:
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update(np.float64(sample.energy).tobytes())
     return digest.hexdigest()

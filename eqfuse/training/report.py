@@ -43,7 +43,7 @@ def report(
         "energy": f"{dataset.energy_per_atom:.4f} eV/atom mean, relative to the references",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å",
         **_stress(config, dataset),
-        "neighbours": f"{_neighbors(dataset):.1f} per atom within {dataset.cutoff} Å",
+        "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
         "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}); "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
         "programs": _programs(config, dataset, batchers),
@@ -57,19 +57,15 @@ def report(
 
 def _frames(config: Config, dataset: Dataset) -> str:
     atoms = [sample.num_atoms for sample in dataset.train]
-    origin = getattr(config.data, "val_path", None)
+    origin = config.data.validation_origin
     parts = [
         f"{len(dataset.train)} training",
         f"{len(dataset.val)} validation" + (f" ({origin})" if origin else ""),
         f"{min(atoms)} to {max(atoms)} atoms",
     ]
     if len(dataset.isolated_atoms):
-        parts.append(f"besides {len(dataset.isolated_atoms)} isolated atoms")
+        parts.append(f"isolated atoms besides: {len(dataset.isolated_atoms)}")
     return ", ".join(parts)
-
-
-def _neighbors(dataset: Dataset) -> float:
-    return dataset.avg_num_neighbors if any(s.num_edges for s in dataset.train) else 0.0
 
 
 def _references_origin(config: Config, dataset: Dataset) -> str:
@@ -81,13 +77,14 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
 
 def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
     """How many frames have a stress, if any has, and whether it is trained on."""
-    samples = (*dataset.train, *dataset.val)
-    count = sum(sample.stress is not None for sample in samples)
-    if not count:
+    parts = {"training": dataset.train, "validation": dataset.val}
+    counts = {name: sum(s.stress is not None for s in samples) for name, samples in parts.items()}
+    if not any(counts.values()):
         return {}
+    found = " and ".join(f"{counts[name]} of {len(parts[name])} {name}" for name in parts)
     weight = config.training.stress_weight
     used = f"weight {weight}" if weight else "not trained on (training.stress_weight=0)"
-    return {"stress": f"in {count} of {len(samples)} frames, {used}"}
+    return {"stress": f"in {found} frames, {used}"}
 
 
 def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:

@@ -37,7 +37,7 @@ def read_validation(settings: MoleculeData) -> list[data.Structure] | None:
     Raises:
       data.DataError: a file that cannot be read.
     """
-    path = settings.val_path if isinstance(settings, FileData) else None
+    path = settings.validation_origin
     return None if path is None else _read(settings, path)
 
 

@@ -208,7 +208,7 @@ def test_structures_given_for_validation(structures):
 
 
 def test_bad_structures_for_validation(structures):
-    with pytest.raises(DataError, match="no structures to validate with"):
+    with pytest.raises(DataError, match="no validation structure"):
         build(structures, validation=[])
     unlabelled = Structure([8], np.zeros((1, 3)))
     with pytest.raises(DataError, match="validation structure 1: there is no energy"):

@@ -138,12 +138,38 @@ def test_isolated_atoms_must_be_one_of_each_element(molecules):
     with pytest.raises(DataError, match=r"structure \d: no reference energy for H"):
         Dataset.build([atom(6, -5.0), *molecules], cutoff=12.0, val_size=1)
     twice = [atom(6, -5.0), *molecules, atom(1, -0.5), atom(6, -5.1)]
-    with pytest.raises(DataError, match="frame 7: a second energy for C"):
+    with pytest.raises(DataError, match="structure 7: a second energy for C"):
         Dataset.build(twice, cutoff=12.0, val_size=1)
-    with pytest.raises(DataError, match="frame 0: an isolated atom without an energy"):
+    with pytest.raises(DataError, match="structure 0: an isolated atom without an energy"):
         Dataset.build([atom(6, None), *molecules], cutoff=12.0, val_size=1)
     with pytest.raises(DataError, match=r"config_type=IsolatedAtom is for one atom.* 5 atoms"):
         Structure([6, 1, 1, 1, 1], molecules[0].positions, energy=0.0, config_type="IsolatedAtom")
+
+
+def test_isolated_atoms_of_the_validation_structures(molecules):
+    """They are references too, and may not contradict the others."""
+    carbon, hydrogen = atom(6, -5.0), atom(1, -0.5)
+    structures, validation = [carbon, *molecules[:4]], [hydrogen, molecules[4]]
+    data = Dataset.build(structures, cutoff=12.0, validation=validation)
+    assert data.references == {1: -0.5, 6: -5.0}
+    assert data.val_indices.tolist() == [1]
+    with pytest.raises(DataError, match="validation structure 2: a second energy for C"):
+        Dataset.build(structures, cutoff=12.0, validation=[*validation, atom(6, -5.1)])
+
+
+def test_nothing_but_isolated_atoms(molecules):
+    atoms = [atom(6, -5.0), atom(1, -0.5)]
+    with pytest.raises(DataError, match=r"no structure but isolated atoms \(2\)"):
+        Dataset.build(atoms, cutoff=12.0)
+    with pytest.raises(DataError, match=r"no validation structure but isolated atoms \(2\)"):
+        Dataset.build(molecules, cutoff=12.0, validation=atoms)
+
+
+def test_an_element_of_validation_structures_only(molecules):
+    water = Structure([8, 1], np.eye(2, 3), energy=-3.0, forces=np.zeros((2, 3)))
+    references = {1: -1.0, 6: -6.0, 8: -2.0}
+    with pytest.warns(UserWarning, match="no training structure has O"):
+        Dataset.build(molecules, cutoff=12.0, validation=[water], references=references)
 
 
 def test_an_isolated_atom_needs_no_forces(tmp_path):
@@ -153,6 +179,8 @@ def test_an_isolated_atom_needs_no_forces(tmp_path):
     (carbon,) = read_extxyz(path)
     assert carbon.is_isolated_atom
     assert carbon.energy == -1029.5
+    path.write_text(text.replace("IsolatedAtom", "isolated_atom"))  # of GAP
+    assert read_extxyz(path)[0].is_isolated_atom
     path.write_text(text.replace("energy", "other"))
     with pytest.raises(DataError, match="frame 0: no energy"):
         read_extxyz(path)

@@ -61,7 +61,13 @@ def ops_over_rows(backend):
             weights,
             lambda p, x, y: (
                 ops.symmetric_contraction(
-                    x, p, species, irreps_out="5x0e+5x1o", correlation=2, backend=backend
+                    # the index of each row, sharded as x is
+                    x,
+                    p,
+                    (0 * x.array[:, 0]).astype(int) + species,
+                    irreps_out="5x0e+5x1o",
+                    correlation=2,
+                    backend=backend,
                 ).array
             ),
         ),
@@ -90,6 +96,32 @@ def explicit_axes(backend, x, y):
                 close(got, expected)
                 for array in (got[0], got[1][1]):
                     assert array.sharding.spec[0] == "data", (name, array.sharding)
+
+
+def nothing_sharded(backend, x, y):
+    """Operands that no device shares with another, on a mesh all the same."""
+    for kind in (AxisType.Explicit, AxisType.Auto):
+        with jax.set_mesh(jax.make_mesh((4,), ("data",), (kind,))):
+            value = jax.jit(product, static_argnums=2)(x, y, backend)
+            found = jax.jit(gradients, static_argnums=2)(x, y, backend)
+        close(value, product(x, y, "e3nn"))
+        close(found, gradients(x, y, "e3nn"))
+
+
+def explicit_axis_beside_a_mapped_one(backend, x, y):
+    """`shard_map` over one axis of two."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Explicit,) * 2)
+    by_row = PartitionSpec("data")
+    with jax.set_mesh(mesh):
+        placed = jax.device_put((x, y), NamedSharding(mesh, by_row))
+        mapped = jax.shard_map(
+            lambda x, y: product(x, y, backend),
+            in_specs=(by_row, by_row),
+            out_specs=by_row,
+            axis_names={"data"},
+        )
+        value = jax.jit(mapped)(*placed)
+    close(value, product(x, y, "e3nn"))
 
 
 def main(backend):
@@ -124,6 +156,9 @@ def main(backend):
     alike = mapped(product, (by_row, PartitionSpec(None, None)))(x, y[:2])
     close(alike, product(x, np.tile(y[:2], (4, 1)), "e3nn"))
     explicit_axes(backend, x, y)
+    nothing_sharded(backend, x, y)
+    if backend == "xla":
+        explicit_axis_beside_a_mapped_one(backend, x, y)
     print("sharded ok")
 
 

@@ -75,7 +75,14 @@ def test_stress_errors(copper, tmp_path, capsys):
         del atoms.calc.results["stress"]
     ase.io.write(file, frames, format="extxyz")
     out = tmp_path / "out"
+    capsys.readouterr()
     assert evaluate([str(folder), str(file), "--stress-key", "virial", "--out", str(out)]) == 0
+    table = capsys.readouterr().out
+    for text in ("S RMSE", "config_type without", "element Cu"):
+        assert text in table
+    assert "…" not in table
+    assert evaluate([str(folder), str(file), "--stress-key", "foo", "--out", str(out)]) == 2
+    assert "a stress under the key 'foo'" in capsys.readouterr().err
     with open(out / "errors.csv", newline="", encoding="utf-8") as rows:
         rows = {row["group"]: row for row in csv.DictReader(rows)}
     predicted = [
@@ -105,8 +112,14 @@ def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):
     atom = ase.Atoms("H", info={"config_type": "IsolatedAtom", "energy": 3.0})
     ase.io.write(file, [atom, *frames], format="extxyz")
     assert evaluate([str(run), str(file), "--out", str(tmp_path / "out")]) == 0
-    assert "left out: 1 isolated atoms" in capsys.readouterr().out
+    assert "left out: 1" in capsys.readouterr().out
     assert len(ase.io.read(tmp_path / "out" / "predictions.xyz", ":")) == 3
+    unknown = frames[1].copy()
+    unknown.numbers[0] = 47
+    unknown.calc = frames[1].calc
+    ase.io.write(tmp_path / "silver.xyz", [atom, frames[0], unknown], format="extxyz")
+    assert evaluate([str(run), str(tmp_path / "silver.xyz")]) == 2
+    assert "structure 2: Ag" in capsys.readouterr().err
     ase.io.write(file, [atom], format="extxyz")
     assert evaluate([str(run), str(file), "--out", str(tmp_path / "out")]) == 2
     assert "isolated atoms only" in capsys.readouterr().err

@@ -129,7 +129,7 @@ def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny, capsy
     more = [f"data.val_path={tmp_path / 'val.xyz'}", "epochs=2"]
     assert train(folder, tmp_path / "train.xyz", tiny, *more) == 0
     out = capsys.readouterr().out
-    assert f"15 training, 5 validation ({tmp_path / 'val.xyz'}), 3 to 3 atoms, besides 2" in out
+    assert f"5 validation ({tmp_path / 'val.xyz'}), 3 to 3 atoms, isolated atoms besides: 2" in out
     assert "H 0.2500, O -0.5000 eV (isolated atoms of the file)" in out
     assert load_run(folder)[2]["reference_energies"] == {"1": 0.25, "8": -0.5}
     best = min(rows_of(folder), key=lambda row: float(row["val_loss"]))
@@ -146,7 +146,28 @@ def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny, capsy
 
 def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys):
     assert train(tmp_path / "run", water, tiny, "training.stress_weight=1") == 2
-    assert "no stress" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no training frame" in error
+    assert "'stress' (set data.stress_key)" in error
+
+
+def test_stress_of_some_frames_only(tmp_path, copper, tiny, capsys):
+    """Those that are trained on must have some; validation without is said."""
+    frames = ase.io.read(copper, ":")
+    for atoms in frames[:6]:
+        del atoms.calc.results["stress"]
+    ase.io.write(tmp_path / "none.xyz", frames[:6], format="extxyz")
+    ase.io.write(tmp_path / "all.xyz", frames[6:], format="extxyz")
+    tiny = [*(s for s in tiny if s != "data.val=4"), "cutoff=3", "epochs=1"]
+    tiny.append("training.stress_weight=1")
+    val = f"data.val_path={tmp_path / 'all.xyz'}"
+    assert train(tmp_path / "a", tmp_path / "none.xyz", tiny, val) == 2
+    assert "no training frame" in capsys.readouterr().err
+    val = f"data.val_path={tmp_path / 'none.xyz'}"
+    assert train(tmp_path / "b", tmp_path / "all.xyz", tiny, val) == 0
+    out, err = capsys.readouterr()
+    assert "warning: no validation frame has a stress" in err
+    assert "in 6 of 6 training and 0 of 6 validation frames, weight 1" in out
 
 
 def test_100_000_frames(tmp_path, tiny, capsys):

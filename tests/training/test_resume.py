@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import ase.io
 import jax
 import numpy as np
 import pytest
@@ -154,6 +155,19 @@ def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
     assert "seed (0 there, 1 here)" in refused([f"resume={other}"], capsys)
     (other / "config.yaml").write_text(text.replace("channels: 2", "channels: 3"), encoding="utf-8")
     assert "channels (2 there, 3 here)" in refused([f"resume={other}"], capsys)
+
+
+def test_changed_stress_is_refused(copper, tiny, tmp_path, capsys):
+    path, folder = tmp_path / "copper.xyz", tmp_path / "run"
+    frames = ase.io.read(copper, ":")
+    ase.io.write(path, frames, format="extxyz")
+    data = ["data=extxyz", f"data.path={path}", "cutoff=3", "training.stress_weight=1"]
+    assert main([*tiny, *data, "epochs=1", f"run={folder}"]) == 0
+    for atoms in frames:
+        atoms.calc.results["stress"] = 2 * atoms.calc.results["stress"]
+    ase.io.write(path, frames, format="extxyz")
+    capsys.readouterr()
+    assert "is not as it was" in refused([f"resume={folder}", "epochs=2"], capsys)
 
 
 def test_changed_data_are_refused(settings, whole, tmp_path, capsys):

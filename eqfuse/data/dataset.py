@@ -156,6 +156,8 @@ class Dataset:
             train_indices, _ = split_indices(len(frames), train_size, None, seed)
             val_from = validation
             val_indices, val_atoms = _isolated_atoms_apart(validation, "validation structure")
+            if not len(val_indices):
+                raise DataError("there is no validation structure; give at least one")
         train_indices = frames[train_indices]
         train_structures = [structures[i] for i in train_indices]
         val_structures = [val_from[i] for i in val_indices]
@@ -164,12 +166,11 @@ class Dataset:
         species = tuple(sorted(species))
         isolated = [(f"structure {i}", structures[i]) for i in atoms]
         isolated += [(f"validation structure {i}", validation[i]) for i in val_atoms]
-        from_atoms = energies_of_atoms(isolated)
-        fitted = references is None and not from_atoms
+        fitted = references is None and not isolated
         if fitted:
             references = fit_reference_energies(train_structures)
         elif references is None:
-            references = from_atoms
+            references = energies_of_atoms(isolated)
         references = dict(references)
         train = _prepared(train_structures, train_indices, cutoff, species, references)
         name = "structure" if validation is None else "validation structure"
@@ -250,10 +251,10 @@ def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray
     """Indices of the structures that are no isolated atoms, and of those that are.
 
     Raises:
-      DataError: there are isolated atoms only, or nothing at all for validation.
+      DataError: there are isolated atoms only.
     """
     isolated = np.array([structure.is_isolated_atom for structure in structures], bool)
-    if isolated.all() and (len(isolated) or name != "structure"):
+    if len(isolated) and isolated.all():
         raise DataError(
             f"there is no {name} but isolated atoms ({len(isolated)}), whose energies are "
             "references; give structures of several atoms too"

@@ -31,8 +31,8 @@ class MoleculeData:
     batch_size: int = setting(5, "structures per step")
     reference_energies: str | None = setting(
         None,
-        "extxyz file of isolated atoms (energies in eV); null: frames of the data with "
-        "config_type=IsolatedAtom, or, without any, least squares per species",
+        "extxyz file of isolated atoms, energies in eV under the same key; null: frames of the "
+        "data with config_type=IsolatedAtom, or, without any, least squares per species",
     )
 
     def __post_init__(self):

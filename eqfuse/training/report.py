@@ -72,7 +72,7 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
     given = config.data.references_origin
     if given is not None:
         return given
-    return "least squares" if dataset.references_fitted else "isolated atoms of the file"
+    return "least squares" if dataset.references_fitted else "isolated atoms of the data"
 
 
 def _stress(config: Config, dataset: Dataset) -> dict[str, str]:

@@ -128,7 +128,8 @@ def test_isolated_atoms_among_the_structures_are_the_references(molecules):
 
 def test_given_references_come_before_isolated_atoms(molecules):
     given = {1: -1.0, 6: -6.0}
-    data = Dataset.build([atom(6, -5.0), *molecules], cutoff=12.0, val_size=1, references=given)
+    atoms = [atom(6, -5.0), atom(6, -5.1), atom(1, None)]  # which contradict each other
+    data = Dataset.build([*atoms, *molecules], cutoff=12.0, val_size=1, references=given)
     assert data.references == given
     assert not data.references_fitted
     assert len(data.train) + len(data.val) == 5

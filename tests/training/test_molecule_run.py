@@ -14,6 +14,8 @@ from eqfuse.models import predict
 from eqfuse.training import load_run
 from eqfuse.training.main import main
 from eqfuse.training.metrics import Errors, error_sums
+from eqfuse.training.options import parse
+from eqfuse.training.sources import read_reference_energies
 
 
 def rows_of(folder):
@@ -79,6 +81,14 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
     assert max(len(line) for line in lines[header:]) < 100 or str(folder) in report
 
 
+def test_reference_energies_are_read_under_the_key_of_the_energies(tmp_path):
+    path = tmp_path / "atoms.xyz"
+    ase.io.write(path, [ase.Atoms("H", info={"REF_energy": -13.6, "energy": 0.0})], format="extxyz")
+    given = ["data=extxyz", "data.path=none.xyz", f"data.reference_energies={path}"]
+    for more, energy in (([], 0.0), (["data.energy_key=REF_energy"], -13.6)):
+        assert read_reference_energies(parse([*given, *more]).data) == {1: energy}
+
+
 def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(tmp_path, water, tiny):
     folder = tmp_path / "run"
     jumpy = ("lr=0.5", "training.schedule=constant", "training.ema_decay=0")
@@ -130,7 +140,7 @@ def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny, capsy
     assert train(folder, tmp_path / "train.xyz", tiny, *more) == 0
     out = capsys.readouterr().out
     assert f"5 validation ({tmp_path / 'val.xyz'}), 3 to 3 atoms, isolated atoms besides: 2" in out
-    assert "H 0.2500, O -0.5000 eV (isolated atoms of the file)" in out
+    assert "H 0.2500, O -0.5000 eV (isolated atoms of the data)" in out
     assert load_run(folder)[2]["reference_energies"] == {"1": 0.25, "8": -0.5}
     best = min(rows_of(folder), key=lambda row: float(row["val_loss"]))
     assert evaluate([str(folder), str(tmp_path / "val.xyz")]) == 0

@@ -66,14 +66,13 @@ def _evaluate(options):
             forces_key=options.forces_key,
             stress_key=options.stress_key,
         )
-    indices = _not_isolated(structures, options.file)
-    structures = [structures[i] for i in indices]
+    structures = _not_isolated(structures, options.file)
     if options.stress_key != "stress" and all(s.stress is None for s in structures):
         raise data.DataError(
             f"no frame of {options.file} has a stress under the key {options.stress_key!r}"
         )
     folder = _folder(options)
-    predicted = evaluate(options.run, structures, backend=options.backend, indices=indices)
+    predicted = evaluate(options.run, structures, backend=options.backend)
     rows = error_table(structures, predicted)
     _print(rows)
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,13 +87,13 @@ def _evaluate(options):
     print(f"errors.csv, predictions.xyz and parity.png are in {folder}")
 
 
-def _not_isolated(structures, path) -> list[int]:
-    """Which structures are predicted; says how many are not.
+def _not_isolated(structures, path) -> list[data.Structure]:
+    """The structures that are predicted; says how many are not.
 
     Raises:
       DataError: none.
     """
-    kept = [i for i, structure in enumerate(structures) if not structure.is_isolated_atom]
+    kept = [structure for structure in structures if not structure.is_isolated_atom]
     if not kept:
         raise data.DataError(f"{path} has isolated atoms only, whose energies are references")
     if len(kept) < len(structures):

@@ -9,6 +9,7 @@ from ase.data import chemical_symbols
 
 from eqfuse.data import Batcher, DataError, Structure, prefetched
 from eqfuse.data.dataset import prepare_samples
+from eqfuse.data.structures import names_of
 from eqfuse.models import predict
 from eqfuse.training import CheckpointError, load_run
 
@@ -32,16 +33,13 @@ class Predicted:
     stress: np.ndarray | None
 
 
-def evaluate(
-    folder, structures: Sequence[Structure], *, backend=None, indices: Sequence[int] | None = None
-) -> list[Predicted]:
+def evaluate(folder, structures: Sequence[Structure], *, backend=None) -> list[Predicted]:
     """Predictions of the best checkpoint of a run.
 
     Args:
       folder: of the run.
       structures: energies and forces are not looked at.
       backend: see `eqfuse.ops`.
-      indices: the number of each structure in its file, for messages; None for 0, 1, ...
     Raises:
       CheckpointError: no readable checkpoint, or a run that did not train a potential.
       DataError: an element that the run does not know, or two atoms at one place.
@@ -58,7 +56,7 @@ def evaluate(
         for s in structures
     ]
     cutoff = metadata["model_fields"]["cutoff"]
-    samples = prepare_samples(blank, cutoff, metadata["species"], references, indices)
+    samples = prepare_samples(blank, cutoff, metadata["species"], references)
     batcher = Batcher(samples, _BATCH_SIZE, dtype=metadata["config"]["dtype"])
     with_stress = any(s.volume for s in structures)
 
@@ -106,9 +104,9 @@ def error_table(structures: Sequence[Structure], predicted: Sequence[Predicted])
     Raises:
       DataError: a structure without energy or forces.
     """
-    for index, s in enumerate(structures):
+    for name, s in zip(names_of(structures), structures, strict=True):
         if s.energy is None or s.forces is None:
-            raise DataError(f"structure {index} has no energy or no forces to compare with")
+            raise DataError(f"{name} has no energy or no forces to compare with")
     pairs = list(zip(structures, predicted, strict=True))
     energy = np.array([(p.energy - s.energy) / s.num_atoms for s, p in pairs])
     forces = np.concatenate([p.forces - s.forces for s, p in pairs])

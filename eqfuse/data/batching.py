@@ -25,6 +25,7 @@ class Sample:
       energy: eV, relative to the reference energies, float64.
       forces: [n_atoms, 3] float64, eV/Å.
       stress: [3, 3] float64, eV/Å^3, or None.
+      name: what messages call it.
     """
 
     positions: np.ndarray
@@ -36,6 +37,7 @@ class Sample:
     energy: float
     forces: np.ndarray
     stress: np.ndarray | None = None
+    name: str = ""
 
     @property
     def num_atoms(self) -> int:

@@ -11,7 +11,7 @@ from eqfuse.data.batching import Sample, shuffled
 from eqfuse.data.errors import DataError
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.references import energies_of_atoms, fit_reference_energies, subtract
-from eqfuse.data.structures import Structure
+from eqfuse.data.structures import Structure, names_of
 
 _SPLIT_STREAM = 1
 
@@ -164,17 +164,23 @@ class Dataset:
         if species is None:
             species = species_table([structures[i] for i in frames] + val_structures)
         species = tuple(sorted(species))
-        isolated = [(f"structure {i}", structures[i]) for i in atoms]
-        isolated += [(f"validation structure {i}", validation[i]) for i in val_atoms]
+        names = names_of(structures)
+        val_names = names if validation is None else names_of(validation, "validation structure")
+        isolated = [(names[i], structures[i]) for i in atoms]
+        isolated += [(val_names[i], validation[i]) for i in val_atoms]
         fitted = references is None and not isolated
         if fitted:
             references = fit_reference_energies(train_structures)
         elif references is None:
             references = energies_of_atoms(isolated)
         references = dict(references)
-        train = _prepared(train_structures, train_indices, cutoff, species, references)
-        name = "structure" if validation is None else "validation structure"
-        val = _prepared(val_structures, val_indices, cutoff, species, references, name)
+        train, val = (
+            _prepared(part, [known[i] for i in indices], cutoff, species, references)
+            for part, known, indices in (
+                (train_structures, names, train_indices),
+                (val_structures, val_names, val_indices),
+            )
+        )
         _warn_of_atoms_without_neighbors((*train, *val), cutoff)
         _warn_of_unseen_elements(train_structures, val_structures)
         return cls(
@@ -230,7 +236,6 @@ def prepare_samples(
     cutoff: float,
     species: Sequence[int],
     references: Mapping[int, float],
-    indices: Sequence[int] | None = None,
 ) -> tuple[Sample, ...]:
     """Samples of structures for a model that exists.
 
@@ -239,12 +244,10 @@ def prepare_samples(
       cutoff: Å.
       species: sorted atomic numbers of the model.
       references: atomic number -> eV.
-      indices: the number of each in its file, for messages; None for 0, 1, ...
     Raises:
       DataError: as `Dataset.build`.
     """
-    indices = range(len(structures)) if indices is None else indices
-    return _prepared(structures, indices, cutoff, species, references)
+    return _prepared(structures, names_of(structures), cutoff, species, references)
 
 
 def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -274,11 +277,14 @@ def _warn_of_unseen_elements(train, val):
         )
 
 
-def _prepared(structures, indices, *args) -> tuple[Sample, ...]:
-    return tuple(_prepare(s, i, *args) for s, i in zip(structures, indices, strict=True))
+def _prepared(structures, names, cutoff, species, references) -> tuple[Sample, ...]:
+    return tuple(
+        _prepare(structure, name, cutoff, species, references)
+        for structure, name in zip(structures, names, strict=True)
+    )
 
 
-def _prepare(structure, index, cutoff, species, references, name="structure") -> Sample:
+def _prepare(structure, name, cutoff, species, references) -> Sample:
     try:
         if structure.energy is None or structure.forces is None:
             missing = "energy" if structure.energy is None else "forces"
@@ -296,9 +302,10 @@ def _prepare(structure, index, cutoff, species, references, name="structure") ->
             energy=subtract(structure, references),
             forces=structure.forces,
             stress=structure.stress,
+            name=name,
         )
     except DataError as err:
-        raise DataError(f"{name} {index}: {err}") from err
+        raise DataError(f"{name}: {err}") from err
 
 
 def _warn_of_atoms_without_neighbors(samples, cutoff: float) -> None:

@@ -42,12 +42,13 @@ def read_extxyz(
     References: https://github.com/libAtoms/extxyz
     """
     structures = []
+    keys = energy_key, forces_key, stress_key
     for frame, text in enumerate(_frames(path)):
+        origin = f"{path}, frame {frame}"
         try:
-            atoms = _parse(text)
-            structures.append(_structure(atoms, energy_key, forces_key, stress_key, require_labels))
+            structures.append(_structure(_parse(text), *keys, require_labels, origin))
         except DataError as err:
-            raise DataError(f"{path}, frame {frame}: {err}") from err
+            raise DataError(f"{origin}: {err}") from err
     if not structures:
         raise DataError(f"{path} has no frames; give an extended XYZ file with structures in it")
     return structures
@@ -100,7 +101,7 @@ def _parse(text: str):
         raise DataError(f"not a frame of extended XYZ: {err}") from err
 
 
-def _structure(atoms, energy_key, forces_key, stress_key, require_labels) -> Structure:
+def _structure(atoms, energy_key, forces_key, stress_key, require_labels, origin) -> Structure:
     # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
     results = atoms.calc.results if atoms.calc is not None else {}
@@ -124,6 +125,7 @@ def _structure(atoms, energy_key, forces_key, stress_key, require_labels) -> Str
         forces=forces,
         stress=_stress(per_frame, stress_key, abs(np.linalg.det(atoms.cell.array))),
         config_type=config_type,
+        origin=origin,
     )
 
 

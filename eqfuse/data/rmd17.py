@@ -50,6 +50,7 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
     for frame in frames:
         if not 0 <= frame < len(coords):
             raise DataError(f"{path} has {len(coords)} frames, and no frame {frame}")
+        origin = f"{path}, frame {frame}"
         try:
             structures.append(
                 Structure(
@@ -57,10 +58,11 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
                     positions=coords[frame],
                     energy=np.float64(energies[frame]) * kcal_per_mol,
                     forces=np.asarray(forces[frame], np.float64) * kcal_per_mol,
+                    origin=origin,
                 )
             )
         except DataError as err:
-            raise DataError(f"{path}, frame {frame}: {err}") from err
+            raise DataError(f"{origin}: {err}") from err
     return structures
 
 

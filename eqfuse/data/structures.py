@@ -1,6 +1,7 @@
 """One atomic structure with its labels, checked when it is made."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class Structure:
         (ASE's sign: positive under tension), or None.
       config_type: name of the group of structures it belongs to, or None; "IsolatedAtom" (or
         "isolated_atom") for a single atom whose energy is the reference energy of its element.
+      origin: what messages call it, such as "FILE, frame 3", or None.
     Raises:
       DataError: no atoms, an unknown element, arrays that do not fit, NaN or infinity, a periodic
         direction without a lattice vector, several atoms that are to be an isolated one.
@@ -48,6 +50,7 @@ class Structure:
     forces: np.ndarray | None = None
     stress: np.ndarray | None = None
     config_type: str | None = None
+    origin: str | None = None
 
     def __post_init__(self):
         numbers = np.asarray(self.numbers)
@@ -113,6 +116,11 @@ class Structure:
     def volume(self) -> float:
         """Volume of the cell in Å^3; 0 for a molecule."""
         return abs(float(np.linalg.det(self.cell)))
+
+
+def names_of(structures: Sequence[Structure], name: str = "structure") -> list[str]:
+    """What messages call the structures: their origin, or `name` and a number from 0."""
+    return [structure.origin or f"{name} {n}" for n, structure in enumerate(structures)]
 
 
 def _finite(name: str, value, shape: tuple[int, ...]) -> np.ndarray:

@@ -79,7 +79,9 @@ class FileData(MoleculeData):
     """From files; see the fields."""
 
     val_path: str | None = setting(
-        None, "a file of the same format to validate with; null: frames of the first (data.val)"
+        None,
+        "a file or pattern, of the same format, to validate with; null: frames of data.path "
+        "(data.val)",
     )
 
     def __post_init__(self):
@@ -98,7 +100,9 @@ class ExtxyzData(FileData):
     """An extended-xyz file, read by ASE: molecules or periodic cells (eV, Å)."""
 
     name: str = "extxyz"
-    path: str | None = setting(None, "the file to train on (required)")
+    path: str | None = setting(
+        None, "the file to train on, or a pattern for several: 'frames/*.xyz' (required)"
+    )
     energy_key: str = setting("energy", "name of the energies in the file, eV")
     forces_key: str = setting("forces", "name of the forces in the file, eV/Å")
     stress_key: str = setting("stress", "name of the stresses in the file, eV/Å^3 (optional)")

@@ -96,7 +96,6 @@ class Fit:
       potential, loss: what is trained, and on what.
       batchers: of the training and the validation samples.
       folder, checkpoints: where the results go.
-      frames: number in the data file of each training sample, to name those of a bad batch.
       devices: which share every batch.
     """
 
@@ -108,7 +107,6 @@ class Fit:
         batchers: tuple[Batcher, Batcher],
         folder: RunFolder,
         checkpoints: Checkpoints,
-        frames: np.ndarray,
         devices: Devices,
     ):
         self._config = config
@@ -117,7 +115,7 @@ class Fit:
         self._folder = folder
         self._checkpoints = checkpoints
         self._learning_rate = LearningRate(config.training)
-        self._frames, self._devices = frames, devices
+        self._devices = devices
         stress = loss.stress > 0
 
         @devices.summed
@@ -255,11 +253,11 @@ class Fit:
 
     def _not_finite(self, value: float, at: Position, step: int) -> str:
         group = self._train.groups(at.epoch)[at.batch]
-        frames = ", ".join(str(self._frames[i]) for i in group)
+        names = "; ".join(self._train.samples[i].name for i in group)
         return (
             f"the loss became {value} (or its gradient) in epoch {at.epoch}, step {step + 1}, on "
-            f"frames {frames} of the file (counted from 0); look at these, or try a smaller lr= or "
-            f"dtype=float64. The last good checkpoint is in {self._folder.checkpoints}"
+            f"{names} (counted from 0); look at these, or try a smaller lr= or dtype=float64. The "
+            f"last good checkpoint is in {self._folder.checkpoints}"
         )
 
     def _end_epoch(self, state, at: Position, times, limits, progress) -> Position:

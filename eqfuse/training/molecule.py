@@ -160,8 +160,7 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
         force_scale=dataset.force_rms,
     )
     try:
-        frames = dataset.train_indices
-        fit = Fit(config, potential, loss, batchers, folder, checkpoints, frames, devices)
+        fit = Fit(config, potential, loss, batchers, folder, checkpoints, devices)
         fit.run(params, resume)
     finally:
         checkpoints.close()

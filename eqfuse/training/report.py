@@ -12,6 +12,7 @@ from eqfuse.training.drawing import picture_batcher
 from eqfuse.training.loop import Limits
 from eqfuse.training.parallel import Devices
 from eqfuse.training.runs import RunFolder
+from eqfuse.training.sources import described
 
 
 def report(
@@ -36,7 +37,7 @@ def report(
         f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
     )
     rows = {
-        "data": config.data.origin,
+        "data": described(config.data.origin),
         "frames": _frames(config, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
         "references": f"{references} eV ({_references_origin(config, dataset)})",
@@ -60,7 +61,7 @@ def _frames(config: Config, dataset: Dataset) -> str:
     origin = config.data.validation_origin
     parts = [
         f"{len(dataset.train)} training",
-        f"{len(dataset.val)} validation" + (f" ({origin})" if origin else ""),
+        f"{len(dataset.val)} validation" + (f" ({described(origin)})" if origin else ""),
         f"{min(atoms)} to {max(atoms)} atoms",
     ]
     if len(dataset.isolated_atoms):

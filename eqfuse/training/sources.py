@@ -1,5 +1,7 @@
 """Where the structures of a run come from."""
 
+import glob
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ def read_structures(settings: MoleculeData) -> list[data.Structure]:
       data.DataError: a file that cannot be read or downloaded.
     """
     if isinstance(settings, FileData) and settings.path is not None:
-        return _read(settings, settings.path)
+        return _read_all(settings, settings.path)
     if settings.name in _ISOLATED_ATOMS:
         return _read(settings, _downloaded(settings, "train_300K.xyz"))
     if isinstance(settings, RMD17Data):
@@ -38,7 +40,35 @@ def read_validation(settings: MoleculeData) -> list[data.Structure] | None:
       data.DataError: a file that cannot be read.
     """
     path = settings.validation_origin
-    return None if path is None else _read(settings, path)
+    return None if path is None else _read_all(settings, path)
+
+
+def matching(path: str) -> list[str]:
+    """The file of this name or, if there is none, those that it matches as a pattern, sorted.
+
+    Args:
+      path: `*` and `?` stand for letters of a name, `**` for folders within folders.
+    Raises:
+      data.DataError: a pattern that no file matches.
+    """
+    if os.path.exists(path) or not any(mark in path for mark in "*?["):
+        return [path]
+    found = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
+    if not found:
+        raise data.DataError(
+            f"no file matches {path}; check the pattern (data.path, data.val_path)"
+        )
+    return found
+
+
+def described(origin: str) -> str:
+    """Where structures are from, with the number of files if it is a pattern."""
+    found = matching(origin)
+    return origin if found == [origin] else f"{origin}: {len(found)} files"
+
+
+def _read_all(settings: FileData, path: str) -> list[data.Structure]:
+    return [structure for file in matching(path) for structure in _read(settings, file)]
 
 
 def _read(settings: FileData, path) -> list[data.Structure]:

@@ -99,6 +99,9 @@ GRAPHS = {
     "whole blocks": Graph(np.repeat(np.arange(4), chain_arrays.MOST_ROWS), 4),
     "sorted": Graph(np.sort(RANDOM.integers(0, 70, 333)), 70),
     "small blocks": Graph(RANDOM.integers(0, 9, 70), 9, "128x0e+128x1o+128x1e", "8x0e+8x1o+8x1e"),
+    "one node has most edges": Graph(
+        np.concatenate([np.full(300, 7), RANDOM.integers(0, 40, 60)]), 41
+    ),
     "one node": Graph(np.zeros(7, int), 1),
     "many channels": Graph(RANDOM.integers(0, 9, 80), 9, "64x0e+64x1o", "33x0e+64x1o+16x1e"),
 }

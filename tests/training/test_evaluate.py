@@ -119,7 +119,7 @@ def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):
     unknown.calc = frames[1].calc
     ase.io.write(tmp_path / "silver.xyz", [atom, frames[0], unknown], format="extxyz")
     assert evaluate([str(run), str(tmp_path / "silver.xyz")]) == 2
-    assert "structure 2: Ag" in capsys.readouterr().err
+    assert f"{tmp_path / 'silver.xyz'}, frame 2: Ag" in capsys.readouterr().err
     ase.io.write(file, [atom], format="extxyz")
     assert evaluate([str(run), str(file), "--out", str(tmp_path / "out")]) == 2
     assert "isolated atoms only" in capsys.readouterr().err

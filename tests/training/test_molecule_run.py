@@ -154,6 +154,27 @@ def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny, capsy
     assert "data.val=3.0 is impossible: it must be left out" in capsys.readouterr().err
 
 
+def test_several_files_by_a_pattern(tmp_path, water, tiny, capsys):
+    """They train as one file with all frames would; messages name the file and its frame."""
+    frames = ase.io.read(water, ":")
+    ase.io.write(tmp_path / "part-1.xyz", frames[:7], format="extxyz")
+    ase.io.write(tmp_path / "part-2.xyz", frames[7:], format="extxyz")
+    pattern = tmp_path / "part-?.xyz"
+    assert train(tmp_path / "one", water, tiny, "epochs=2") == 0
+    capsys.readouterr()
+    assert train(tmp_path / "two", pattern, tiny, "epochs=2") == 0
+    assert f"{pattern}: 2 files\n" in capsys.readouterr().out
+    losses = [[row["val_loss"] for row in rows_of(tmp_path / name)] for name in ("one", "two")]
+    assert losses[0] == losses[1]
+    assert main([f"resume={tmp_path / 'two'}", "epochs=3"]) == 0
+    frames[3].positions[1] = frames[3].positions[0]
+    ase.io.write(tmp_path / "part-3.xyz", frames[2:5], format="extxyz")
+    assert main([f"resume={tmp_path / 'two'}", "epochs=4"]) == 2
+    assert f"{tmp_path / 'part-3.xyz'}, frame 1: " in capsys.readouterr().err
+    assert train(tmp_path / "none", tmp_path / "parts-*.xyz", tiny) == 2
+    assert f"no file matches {tmp_path / 'parts-*.xyz'}" in capsys.readouterr().err
+
+
 def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys):
     assert train(tmp_path / "run", water, tiny, "training.stress_weight=1") == 2
     error = capsys.readouterr().err

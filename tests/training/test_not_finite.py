@@ -29,7 +29,7 @@ def test_nan_in_a_step_names_its_frames_and_keeps_the_last_good_checkpoint(
     from eqfuse.data.dataset import split_indices
 
     frames = split_indices(20, 16, 4, 0)[0][bad]
-    assert f"frames {', '.join(map(str, frames))} of the file" in error
+    assert "; ".join(f"{water}, frame {n}" for n in frames) in error
     _, params, metadata = load_run(folder, which="last")
     assert metadata["step"] == 5
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))

@@ -178,10 +178,7 @@ class _Generator:
             self._set(f, n, f.value(f"load i64, ptr {f.at('%buffers', 8 * n)}, align 8"))
         sums = {n: self._pointer(f, "sum", n) for n in self.arrays.sums}
         with f.loop("%end", start="%begin") as units:
-            first, last = (
-                f.value(f"sdiv i64 {f.times(unit, '%rows')}, {self.parts}")
-                for unit in (units.index, f.plus(units.index, 1))
-            )
+            first, last = (self._boundary(f, u) for u in (units.index, f.plus(units.index, 1)))
             for n, array in sums.items():
                 size = width_of(self.chain.operands[n]) * f.bytes
                 part = f.at(array, units.index, size)
@@ -195,6 +192,27 @@ class _Generator:
                     self._block(f, blocks.index, stop, None)
         block = 0 if self.chain.on_graph else 1
         return Pass("chain", f.text(), block, self.cost, 0, self.arrays.scratch, self.parts)
+
+    def _boundary(self, f: Function, unit: str) -> str:
+        """The row, or the node, that a part starts at.
+
+        The first half of the parts are twice as long as the others: no thread is left with a long
+        one at the end. On a graph their lengths are those of the edges, which nodes differ in.
+        """
+        half = self.parts // 2
+        share = f.minimum(f.times(unit, 2), f.plus(unit, half))
+        ptr = self._pointer(f, "index", PTR) if self.chain.on_graph else None
+        rows = f.load_index(ptr, "%rows") if ptr else "%rows"
+        row = f.value(f"sdiv i64 {f.times(share, rows)}, {self.parts + half}")
+        if not ptr:
+            return row
+        within = f.maximum(f.minimum(row, f.plus(rows, -1)), "0")
+        node = f.load_index(self._pointer(f, "index", ORDER), within)
+        node = f.load_index(self._pointer(f, "index", NODE), node)
+        is_first = f.value(f"icmp eq i64 {unit}, 0")
+        is_end = f.value(f"icmp eq i64 {unit}, {self.parts}")
+        node = f.value(f"select i1 {is_first}, i64 0, i64 {node}")
+        return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
 
     def _part_of_nodes(self, f: Function, first: str, last: str):
         """The edges of nodes `first` to `last`; one block without any, where there are none."""

@@ -131,7 +131,7 @@ class Threads:
         with b.if_then(b.icmp_unsigned("==", job, NULL)):
             b.ret(b.number(1))
         parts = b.mul(b.add(helping, b.number(1)), b.number(8))
-        chunk = b.add(b.sdiv(count, parts), b.number(1))
+        chunk = b.sdiv(b.add(count, b.sub(parts, b.number(1))), parts)
         for k, value in {
             REFERENCES: b.add(helping, b.number(1)),
             NEXT: 0,

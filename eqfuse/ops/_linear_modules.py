@@ -1,7 +1,5 @@
 """`Linear` and `LinearSum`: e3nn's Linear of node features, all its matrices in one kernel."""
 
-import math
-
 import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
@@ -9,6 +7,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops import _linear, _mixing_primitive
 from eqfuse.ops._backend import resolve
+from eqfuse.ops._leading import Leading
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 
@@ -186,17 +185,14 @@ def _prepared(x, irreps_out, options):
 
 
 def _evaluate(linears, inputs, parameters, index, backend):
-    lead = inputs[0].shape[:-1]
+    shape = inputs[0].shape[:-1]
     if index is not None:
-        lead = jnp.broadcast_shapes(lead, jnp.shape(index))
-    rows = math.prod(lead)
-    arrays = [
-        jnp.broadcast_to(x.array, (*lead, x.irreps.dim)).reshape(rows, x.irreps.dim) for x in inputs
-    ]
+        shape = jnp.broadcast_shapes(shape, jnp.shape(index))
+    leading = Leading.of(shape, [x.array for x in inputs])
+    arrays = [leading.rows(x.array) for x in inputs]
     if index is not None:
-        index = jnp.broadcast_to(index, lead).reshape(rows).astype(jnp.int32)
+        index = leading.rows(index, others=0).astype(jnp.int32)
     [out] = _mixing_primitive.evaluate(
-        _linear.sum_of(linears), [*arrays, *parameters], index, rows, resolve(backend)
+        _linear.sum_of(linears), [*arrays, *parameters], index, leading.count, resolve(backend)
     )
-    irreps = linears[0].irreps_out
-    return e3nn.IrrepsArray(irreps, out.reshape(*lead, irreps.dim))
+    return e3nn.IrrepsArray(linears[0].irreps_out, leading.apart(out))

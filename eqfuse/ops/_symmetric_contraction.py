@@ -18,6 +18,7 @@ import numpy as np
 from eqfuse.ops import _primitive, _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._form import Form, Operand, Path, Segment, Slot
+from eqfuse.ops._leading import Leading
 from eqfuse.ops._rules import with_auto_axes
 from eqfuse.ops._tensor_product import operands, sharing
 
@@ -61,10 +62,12 @@ def symmetric_contraction(
     if backend == "e3nn":
         return _reference.symmetric_contraction(x, weights, irreps_out, correlation)
     form = make_form(_irs(x.irreps), _irs(irreps_out), mul, correlation)
-    rows = math.prod(x.shape[:-1])
-    arrays = [x.array.reshape(rows, x.irreps.dim), weights.reshape(-1, num_paths * mul)]
-    [out] = _primitive.evaluate(sharing(form, arrays, rows), arrays, backend=backend)
-    return e3nn.IrrepsArray(irreps_out, out.reshape(*x.shape[:-1], irreps_out.dim))
+    leading = Leading.of(x.shape[:-1], [x.array])
+    shared = weights.ndim == 2
+    weights = weights.reshape(1, -1) if shared else leading.rows(weights, others=2)
+    arrays = [leading.rows(x.array), weights]
+    [out] = _primitive.evaluate(sharing(form, arrays, leading.count), arrays, backend=backend)
+    return e3nn.IrrepsArray(irreps_out, leading.apart(out))
 
 
 def symmetric_contraction_paths(irreps, irreps_out, correlation: int):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from eqfuse.ops import _build, _build_uuu, _primitive
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._form import Form, Index
+from eqfuse.ops._leading import Leading
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
@@ -151,26 +152,21 @@ def evaluate_rows(product: _build.Product, x, y, backend: str):
     """The product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
     if product.expand:  # whole irreps are repeated, in which blocks known to be zero are constants
         x, y = (_with_constant_zeros(a) for a in (x, y))
-    leading = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    rows = math.prod(leading)
+    shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    leading = Leading.of(shape, [x.array, y.array])
     arrays = [_as_rows(a, leading) for a in (x, y)]
     if product.expand:
         arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
-    form = sharing(product.form, arrays, rows)
+    form = sharing(product.form, arrays, leading.count)
     [out] = _primitive.evaluate(form, arrays, backend=backend)
-    return e3nn.IrrepsArray(
-        product.irreps_out,
-        out.reshape(*leading, product.irreps_out.dim),
-        zero_flags=product.zero_flags,
-    )
+    return e3nn.IrrepsArray(product.irreps_out, leading.apart(out), zero_flags=product.zero_flags)
 
 
-def _as_rows(array: e3nn.IrrepsArray, leading):
+def _as_rows(array: e3nn.IrrepsArray, leading: Leading):
     """[rows, size], or [1, size] where it is the same for all rows."""
     if math.prod(array.shape[:-1]) == 1:
         return array.array.reshape(1, array.irreps.dim)
-    rows = jnp.broadcast_to(array.array, (*leading, array.irreps.dim))
-    return rows.reshape(math.prod(leading), array.irreps.dim)
+    return leading.rows(array.array)
 
 
 def sharing(form: Form, arrays, num_rows: int) -> Form:

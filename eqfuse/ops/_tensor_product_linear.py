@@ -1,6 +1,5 @@
 """`TensorProductLinear` and `TensorProductLinearGate`: e3nn's product, Linear and gate, fused."""
 
-import math
 from collections.abc import Callable
 
 import e3nn_jax as e3nn
@@ -22,6 +21,7 @@ from eqfuse.ops._backend import resolve
 from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
+from eqfuse.ops._leading import Leading
 from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked
 from eqfuse.ops._tensor_product import irreps_filter, normalization, operands
 
@@ -175,39 +175,36 @@ class TensorProductLinear(nn.Module):
         )
 
     def _fused(self, product, linear, gate, backend, x, y, weights, parameters, edges, index, skip):
-        lead = (
-            x.shape[:-1] if edges is not None else jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-        )
-        rows = math.prod(lead)
         if edges is not None:
+            leading = Leading.of(x.shape[:-1], [x.array])
             arrays = [x.array, y.array] + ([] if weights is None else [weights])
         else:
-            arrays = [
-                jnp.broadcast_to(a.array, (*lead, a.irreps.dim)).reshape(rows, a.irreps.dim)
-                for a in (x, y)
-            ]
+            shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+            leading = Leading.of(shape, [x.array, y.array])
+            arrays = [leading.rows(a.array) for a in (x, y)]
             if product.expand:
                 arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
         arrays += parameters
         if skip is not None:
-            arrays.append(_check_skip(skip, linear, lead).astype(x.dtype).array.reshape(rows, -1))
+            skip = _check_skip(skip, linear, leading.shape).astype(x.dtype)
+            arrays.append(leading.rows(skip.array))
         integers = []
         if index is not None:
-            integers.append(jnp.broadcast_to(index, lead).reshape(rows).astype(jnp.int32))
+            integers.append(leading.rows(index, others=0).astype(jnp.int32))
         if edges is not None:
             integers += [jnp.asarray(getattr(edges, n)) for n in _primitive.INDEX_ARRAYS]
         fused = _fused.Fused.build(product.form, linear, gate, skip is not None)
-        num_rows = rows if edges is None else edges.num_edges
+        num_rows = leading.count if edges is None else edges.num_edges
         num_nodes = 0 if edges is None else edges.num_nodes
         call = _fused.Call(fused, num_rows, num_nodes, backend)
         outputs = _fused_primitive.evaluate(call, arrays, integers)
-        outputs = [out.reshape(*lead, out.shape[-1]) for out in outputs]
+        outputs = [leading.apart(out) for out in outputs]
         if self.split is not None:
             outputs = iter(outputs)
             return tuple(
                 e3nn.IrrepsArray(part, next(outputs))
                 if part.dim
-                else e3nn.zeros(part, lead, x.dtype)
+                else e3nn.zeros(part, leading.shape, x.dtype)
                 for part in self._parts(linear.irreps_out)
             )
         out = e3nn.IrrepsArray(linear.irreps_out if gate is None else gate.irreps_out, *outputs)

@@ -1,7 +1,6 @@
 """`weighted_channels`: irreps without channels, such as spherical harmonics, times weights."""
 
 import functools
-import math
 
 import e3nn_jax as e3nn
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 from eqfuse.ops import _primitive
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._form import Form, Operand, Path, Segment, Slot
+from eqfuse.ops._leading import Leading
 from eqfuse.ops._tensor_product import operands
 
 
@@ -46,10 +46,10 @@ def weighted_channels(y, weights, *, backend: str | None = None):
         of_irreps = weights.array.reshape(*y.shape[:-1], count, channels, 1)
         chunks = [of_irreps[..., k, :, :] * chunk for k, chunk in enumerate(y.chunks)]
         return e3nn.from_chunks(irreps_out, chunks, y.shape[:-1], y.dtype)
-    rows = math.prod(y.shape[:-1])
-    arrays = [a.array.reshape(rows, a.shape[-1]) for a in (weights, y)]
+    leading = Leading.of(y.shape[:-1], [weights.array, y.array])
+    arrays = [leading.rows(a.array) for a in (weights, y)]
     [out] = _primitive.evaluate(_form(y.irreps, channels), arrays, backend=backend)
-    return e3nn.IrrepsArray(irreps_out, out.reshape(*y.shape[:-1], irreps_out.dim))
+    return e3nn.IrrepsArray(irreps_out, leading.apart(out))
 
 
 @functools.cache

@@ -27,12 +27,16 @@ def close(got, expected):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
 
 
-def ops_over_rows(backend):
-    """Of each op by name: parameters, and a function of (parameters, x, y)."""
-    x0, y0 = (e3nn.IrrepsArray(irreps, jnp.ones((ROWS, irreps.dim))) for irreps in (X, Y))
+def ops_over_rows(backend, shape):
+    """Of each op by name: parameters, and a function of (parameters, x, y).
+
+    Args:
+      shape: of the leading axes of x and y.
+    """
+    x0, y0 = (e3nn.IrrepsArray(irreps, jnp.ones((*shape, irreps.dim))) for irreps in (X, Y))
     senders, receivers = np.arange(ROWS), (np.arange(ROWS) * 3 + 1) % ROWS
     edges = ops.Edges.from_arrays(senders, receivers, ROWS)
-    species = np.arange(ROWS) % 2
+    species = np.arange(ROWS).reshape(shape) % 2
 
     def layer(module, *arrays, **kwargs):
         parameters = module.init(jax.random.key(0), *arrays, **kwargs)
@@ -40,22 +44,32 @@ def ops_over_rows(backend):
 
     linear, apply_linear = layer(ops.Linear("3x0e+2x1o", backend=backend), x0)
     gate, apply_gate = layer(ops.TensorProductLinearGate("3x0e+2x1o", backend=backend), x0, y0)
-    product, apply_product = layer(
-        ops.TensorProductLinear("3x0e+2x1o", backend=backend), x0, y0, edges=edges
-    )
     paths = ops.symmetric_contraction_paths(X, "5x0e+5x1o", 2)
     weights = np.full((2, sum(count for *_, count in paths), 5), 0.1, np.float32)
-    return {
+    on_graph = {}
+    if len(shape) == 1:
+        product, apply_product = layer(
+            ops.TensorProductLinear("3x0e+2x1o", backend=backend), x0, y0, edges=edges
+        )
+        on_graph = {
+            "TensorProductLinear on a graph": (product, apply_product),
+            "graph_tensor_product": (
+                np.float32(2.0),
+                lambda p, x, y: (
+                    ops.graph_tensor_product(x, y * p, None, edges, backend=backend).array
+                ),
+            ),
+        }
+    return on_graph | {
         "a row that all rows share": (
             np.ones((1, 4), np.float32),
             lambda p, x, y: ops.tensor_product(x, e3nn.IrrepsArray(Y, p), backend=backend).array,
         ),
         "Linear": (linear, lambda p, x, y: apply_linear(p, x)),
         "TensorProductLinearGate": (gate, apply_gate),
-        "TensorProductLinear on a graph": (product, apply_product),
-        "graph_tensor_product": (
+        "weighted_channels": (
             np.float32(2.0),
-            lambda p, x, y: ops.graph_tensor_product(x, y * p, None, edges, backend=backend).array,
+            lambda p, x, y: ops.weighted_channels(y, p * x.array[..., :6], backend=backend).array,
         ),
         "symmetric_contraction": (
             weights,
@@ -64,7 +78,7 @@ def ops_over_rows(backend):
                     # the index of each row, sharded as x is
                     x,
                     p,
-                    (0 * x.array[:, 0]).astype(int) + species,
+                    (0 * x.array[..., 0]).astype(int) + species,
                     irreps_out="5x0e+5x1o",
                     correlation=2,
                     backend=backend,
@@ -74,20 +88,26 @@ def ops_over_rows(backend):
     }
 
 
+def value_and_gradients(function):
+    """Of a function that `ops_over_rows` gives, of arrays."""
+
+    def both(parameters, x, y):
+        def value(parameters, x, y):
+            return function(parameters, e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y))
+
+        gradient = jax.grad(lambda *a: (value(*a) ** 2).sum(), argnums=(0, 1, 2))
+        return value(parameters, x, y), gradient(parameters, x, y)
+
+    return both
+
+
 def explicit_axes(backend, x, y):
     """Values, gradients and types on a mesh of the kind that `jax.make_mesh` makes."""
     mesh = jax.make_mesh((4,), ("data",), (AxisType.Explicit,))
-    references = ops_over_rows("e3nn")
-    for name, (parameters, function) in ops_over_rows(backend).items():
-
-        def both(parameters, x, y, function=function):
-            def value(parameters, x, y):
-                return function(parameters, e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y))
-
-            gradient = jax.grad(lambda *a: (value(*a) ** 2).sum(), argnums=(0, 1, 2))
-            return value(parameters, x, y), gradient(parameters, x, y)
-
-        expected = both(parameters, x, y, references[name][1])
+    references = ops_over_rows("e3nn", (ROWS,))
+    for name, (parameters, function) in ops_over_rows(backend, (ROWS,)).items():
+        both = value_and_gradients(function)
+        expected = value_and_gradients(references[name][1])(parameters, x, y)
         with jax.set_mesh(mesh):
             by_row = NamedSharding(mesh, PartitionSpec("data"))
             sharded = jax.device_put((x, y), by_row)
@@ -96,6 +116,23 @@ def explicit_axes(backend, x, y):
                 close(got, expected)
                 for array in (got[0], got[1][1]):
                     assert array.sharding.spec[0] == "data", (name, array.sharding)
+
+
+def other_axes_sharded(backend, x, y):
+    """The second of two leading axes, and both of them in the order that is not the mesh's."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Explicit,) * 2)
+    references = ops_over_rows("e3nn", (2, 4))
+    x, y = x.reshape(2, 4, -1), y.reshape(2, 4, -1)
+    for spec in (PartitionSpec(None, "data"), PartitionSpec("model", "data")):
+        for name, (parameters, function) in ops_over_rows(backend, (2, 4)).items():
+            both = value_and_gradients(function)
+            expected = value_and_gradients(references[name][1])(parameters, x, y)
+            with jax.set_mesh(mesh):
+                sharded = jax.device_put((x, y), NamedSharding(mesh, spec))
+                for run in (both, jax.jit(both)):
+                    got = run(parameters, *sharded)
+                    close(got, expected)
+                    assert tuple(got[0].sharding.spec)[:2] == tuple(spec), (name, got[0].sharding)
 
 
 def nothing_sharded(backend, x, y):
@@ -156,6 +193,7 @@ def main(backend):
     alike = mapped(product, (by_row, PartitionSpec(None, None)))(x, y[:2])
     close(alike, product(x, np.tile(y[:2], (4, 1)), "e3nn"))
     explicit_axes(backend, x, y)
+    other_axes_sharded(backend, x, y)
     nothing_sharded(backend, x, y)
     if backend == "xla":
         explicit_axis_beside_a_mapped_one(backend, x, y)

@@ -174,13 +174,9 @@ class Dataset:
         elif references is None:
             references = energies_of_atoms(isolated)
         references = dict(references)
-        train, val = (
-            _prepared(part, [known[i] for i in indices], cutoff, species, references)
-            for part, known, indices in (
-                (train_structures, names, train_indices),
-                (val_structures, val_names, val_indices),
-            )
-        )
+        common = cutoff, species, references
+        train = _prepared(train_structures, [names[i] for i in train_indices], *common)
+        val = _prepared(val_structures, [val_names[i] for i in val_indices], *common)
         _warn_of_atoms_without_neighbors((*train, *val), cutoff)
         _warn_of_unseen_elements(train_structures, val_structures)
         return cls(

@@ -30,15 +30,15 @@ def isolated_atom_energies(
         with different energies.
     """
     atoms = read_extxyz(path, energy_key=energy_key, require_labels=False)
-    for frame, atom in enumerate(atoms):
+    for atom in atoms:
         if atom.num_atoms != 1:
             raise DataError(
-                f"{path}, frame {frame} has {atom.num_atoms} atoms; a file of isolated-atom "
+                f"{atom.origin} has {atom.num_atoms} atoms; a file of isolated-atom "
                 "energies has one atom in each frame"
             )
         if atom.energy is None:
-            raise DataError(f"{path}, frame {frame} has no energy under the key {energy_key!r}")
-    return energies_of_atoms([(f"{path}, frame {n}", atom) for n, atom in enumerate(atoms)])
+            raise DataError(f"{atom.origin} has no energy under the key {energy_key!r}")
+    return energies_of_atoms([(atom.origin, atom) for atom in atoms])
 
 
 def energies_of_atoms(atoms: Sequence[tuple[str, Structure]]) -> dict[int, float]:

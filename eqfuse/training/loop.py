@@ -61,9 +61,11 @@ class Limits:
         return max(step / self.steps, self.elapsed / self.seconds)
 
     def left(self, step: int, seconds_per_step: float) -> float:
-        """Estimated time left, s."""
-        by_steps = (self.steps - step) * seconds_per_step
-        return max(0.0, min(by_steps, self.seconds - self.elapsed))
+        """Estimated time left, s; not finite where nothing is known of it."""
+        missing = self.steps - step
+        by_steps = missing * seconds_per_step if missing > 0 else 0.0
+        by_time = self.seconds - self.elapsed
+        return by_time if math.isnan(by_steps) else max(0.0, min(by_steps, by_time))
 
 
 @dataclasses.dataclass
@@ -116,6 +118,7 @@ class Fit:
         self._checkpoints = checkpoints
         self._learning_rate = LearningRate(config.training)
         self._devices = devices
+        self._compiled_shapes = set()
         stress = loss.stress > 0
 
         @devices.summed
@@ -225,7 +228,7 @@ class Fit:
     def _epoch(self, state: TrainState, at: Position, limits: Limits, stop, progress):
         """The rest of a pass over the training batches, or what a limit or a signal leaves of it.
 
-        Moves `at`. Returns the state and the time of each step, s.
+        Moves `at`. Returns the state and the time of each step that compiled nothing, s.
         """
         errors, times = Errors(at.error_sums), []
         step = int(state.step)
@@ -242,7 +245,10 @@ class Fit:
             errors.add(sums)
             at.batch, at.loss_sum, at.error_sums = at.batch + 1, at.loss_sum + value, errors.sums
             self._keep(state, at, limits)
-            times.append(time.monotonic() - start)
+            shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+            if shapes in self._compiled_shapes:
+                times.append(time.monotonic() - start)
+            self._compiled_shapes.add(shapes)
             progress.step()
         return state, times
 
@@ -268,8 +274,7 @@ class Fit:
             validation.add(self._errors(state.average, batch))
         val_loss = self._loss(validation.sums)
         step = int(state.step)
-        # The median leaves out the steps that compile.
-        per_step = float(np.median(times)) if times else 0.0
+        per_step = float(np.median(times)) if times else math.nan
         row = {
             "epoch": at.epoch,
             "step": step,
@@ -293,7 +298,7 @@ class Fit:
             record = {"epoch": at.epoch, "validation": errors}
             self._checkpoints.offer("best", step, self._flat.unflatten(state.average), record)
         self._keep(state, after, limits, errors)
-        validating = (time.monotonic() - start) / max(len(times), 1) if at.epoch > 1 else 0.0
+        validating = (time.monotonic() - start) / at.batch if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))
         return after
 

@@ -1,5 +1,7 @@
 """What a run says on the terminal: one line per epoch, and a bar where there is a terminal."""
 
+import math
+
 import rich.console
 import rich.progress
 
@@ -67,7 +69,7 @@ class Progress:
 
         Args:
           row: the epoch's line of metrics.csv.
-          left: estimated time left, s.
+          left: estimated time left, s; not finite if it is not known.
         """
         stress = ()
         if self._stress:
@@ -82,8 +84,8 @@ class Progress:
             f"{row['val_forces_rmse_mev_per_a']:.1f}",
             *stress,
             f"{row['lr']:.1e}",
-            f"{row['ms_per_step']:.1f}",
-            duration(left),
+            "-" if math.isnan(row["ms_per_step"]) else f"{row['ms_per_step']:.1f}",
+            duration(left) if math.isfinite(left) else "-",
         )
         self.say(self._aligned(values))
 

@@ -226,6 +226,19 @@ def test_steps_stop_within_an_epoch(tmp_path, water, tiny, capsys):
     assert "all steps done" in capsys.readouterr().out
 
 
+def test_steps_that_compile_are_not_timed(tmp_path, water, tiny, capsys):
+    tiny = [s for s in tiny if "batch_size" not in s]
+    assert train(tmp_path / "run", water, tiny, "epochs=3", "batch_size=100") == 0
+    times = [float(row["ms_per_step"]) for row in rows_of(tmp_path / "run")]
+    assert np.isnan(times[0])
+    assert min(times[1:]) > 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    ends = {line[0]: line[-2:] for line in lines if len(line) == 9 and line[0].isdigit()}
+    assert ends["1"] == ["-", "-"]
+    assert ends["3"][0] != "-"
+    assert ends["3"][1] == "0s"
+
+
 def test_time_stops_a_run(tmp_path, water, tiny, capsys):
     assert train(tmp_path / "run", water, tiny, "max_minutes=0.0001", "epochs=1000000") == 0
     assert "time is up" in capsys.readouterr().out

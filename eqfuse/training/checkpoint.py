@@ -171,7 +171,7 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
       CheckpointError: no readable checkpoint there.
     """
     params, metadata, _ = read_checkpoint(folder, (which,) if which else ("best", "last"))
-    return _module(metadata, backend), jax.tree.map(jnp.asarray, params), metadata
+    return module_of(metadata, backend), jax.tree.map(jnp.asarray, params), metadata
 
 
 def has_checkpoint(folder, name: str) -> bool:
@@ -256,7 +256,8 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)[:300]
 
 
-def _module(metadata: dict, backend: str | None):
+def module_of(metadata: dict, backend: str | None):
+    """The network that a checkpoint is of, see `load_run`."""
     model = models.build(metadata["model"], **metadata["model_fields"], backend=backend)
     if metadata["potential"] is None:
         return model

@@ -211,6 +211,9 @@ class Config:
         False, "trace a few steps before the training, and print what they launch and how long"
     )
     run: str | None = setting(None, "folder of the run; null: runs/<date-time>_<model>_<data>")
+    start_from: str | None = setting(
+        None, "folder of a run whose trained network to start from; see Options"
+    )
     resume: str | None = setting(
         None, "folder of an interrupted run to go on with; see Options. Nothing else is needed"
     )

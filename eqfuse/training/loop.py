@@ -73,7 +73,7 @@ class Position:
     """Where a run is, besides the state of its training: what an interrupted run needs to know.
 
     Attributes:
-      epoch: the current one, from 1.
+      epoch: the current one, from 1; 0 is the validation of a network that was trained before.
       batch: how many of its batches are done.
       error_sums, loss_sum: of these batches; see `Errors`.
       best: lowest validation loss so far.
@@ -148,6 +148,8 @@ class Fit:
     def run(self, params, resume: tuple[TrainState, dict] | None = None) -> TrainState:
         """Train from `params` until a limit is reached.
 
+        Those of a trained network (`start_from=`) are validated first, as epoch 0.
+
         Args:
           params: initial parameters.
           resume: state and position of an interrupted run to go on from, as they were offered to
@@ -159,7 +161,8 @@ class Fit:
           Interrupted: by a signal, the checkpoint being written.
         """
         self._flat, self._optimizer = flat_training(self._config.training, params)
-        state, at = init_state(self._flat.flatten(params), self._optimizer), Position()
+        state = init_state(self._flat.flatten(params), self._optimizer)
+        at = Position(epoch=1 if self._config.start_from is None else 0)
         if resume is not None:
             state, at = resume[0], Position(**resume[1])
             self._learning_rate.restore(at.learning_rate)
@@ -177,6 +180,8 @@ class Fit:
                     f"the run has done {int(state.step)} steps, {at.epoch - 1} epochs, and was "
                     f"asked for {limits.steps} steps; more epochs= or steps= make it longer"
                 )
+            if at.epoch == 0:
+                at = self._end_epoch(state, at, [], limits, progress)
             while reason is None:
                 progress.start_epoch(at.epoch, at.batch)
                 state, times = self._epoch(state, at, limits, stop, progress)
@@ -217,7 +222,7 @@ class Fit:
     def _keep(self, state: TrainState, at: Position, limits: Limits, validation=None):
         """Offer the last checkpoint."""
         at.elapsed, at.learning_rate = limits.elapsed, self._learning_rate.to_plain()
-        progress = {"epoch": at.epoch if at.batch else at.epoch - 1}
+        progress = {"epoch": at.epoch if at.batch else max(0, at.epoch - 1)}
         if validation is not None:
             progress["validation"] = validation
         plain = {**progress, "position": dataclasses.asdict(at)}
@@ -273,6 +278,7 @@ class Fit:
         for batch in self._batches(self._val, shuffle=False):
             validation.add(self._errors(state.average, batch))
         val_loss = self._loss(validation.sums)
+        trained = Errors(at.error_sums).table() or dict.fromkeys(validation.table(), math.nan)
         step = int(state.step)
         per_step = float(np.median(times)) if times else math.nan
         row = {
@@ -281,7 +287,7 @@ class Fit:
             "lr": self._learning_rate(step, limits.fraction(step)),
             "train_loss": at.loss_sum / at.batch if at.batch else math.nan,
             "val_loss": val_loss,
-            **{f"train_{name}": value for name, value in Errors(at.error_sums).table().items()},
+            **{f"train_{name}": value for name, value in trained.items()},
             **{f"val_{name}": value for name, value in validation.table().items()},
             "ms_per_step": 1e3 * per_step,
             "elapsed_s": limits.elapsed,
@@ -291,7 +297,7 @@ class Fit:
         errors = {k: v for k, v in row.items() if "val_" in k}
         after = at
         # A limit within an epoch ends the run; made longer, it goes on where it was.
-        if at.batch == len(self._train):
+        if at.epoch == 0 or at.batch == len(self._train):
             self._learning_rate.epoch_ended(val_loss)
             after = Position(epoch=at.epoch + 1, best=min(at.best, val_loss))
         if val_loss < at.best:

@@ -8,7 +8,7 @@ from eqfuse import __version__
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.memory import keep_freed_memory
 from eqfuse.training.options import parse, to_yaml
-from eqfuse.training.resume import resumed_config
+from eqfuse.training.resume import resumed_config, started_config
 from eqfuse.training.usage import usage
 
 
@@ -29,7 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         settings = [argument for argument in arguments if argument != "--cfg"]
-        config = resumed_config(parse, settings) or parse(settings)
+        config = resumed_config(parse, settings) or started_config(parse, settings)
+        config = config or parse(settings)
         if "--cfg" in arguments:
             print(to_yaml(config), end="")
             return 0

@@ -28,20 +28,27 @@ from eqfuse.training.report import report
 from eqfuse.training.resume import check_same_run
 from eqfuse.training.runs import RunFolder, folder_for
 from eqfuse.training.sources import read_reference_energies, read_structures, read_validation
+from eqfuse.training.start import Start
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
 
-def load_dataset(config: Config) -> Dataset:
+def load_dataset(config: Config, start: Start | None = None) -> Dataset:
     """Read the file of the configuration, split and reference it; prints warnings.
 
+    Args:
+      config: of the run.
+      start: the network that it starts from, if any.
     Raises:
       data.DataError: a file, split or element that cannot be used.
-      ConfigError: stress asked for, but none in the file.
+      ConfigError: stress asked for, but none in the file; reference energies that do not fit the
+        network.
     """
     settings = config.data
     structures, validation = read_structures(settings), read_validation(settings)
     references = read_reference_energies(settings)
+    if start is not None:
+        references = start.references(references)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dataset = Dataset.build(
@@ -50,6 +57,7 @@ def load_dataset(config: Config) -> Dataset:
             train_size=_size(settings.train),
             val_size=_size(settings.val),
             seed=config.seed,
+            species=None if start is None else start.species,
             references=references,
             validation=validation,
         )
@@ -108,10 +116,15 @@ def run(config: Config, devices: Devices) -> None:
     with devices.together():
         if devices.is_main:
             folder_for(config)
-        dataset = load_dataset(config)
-        potential, fields = build_potential(config, dataset)
+        start = Start.of(config)
+        dataset = load_dataset(config, start)
+        if start is None:
+            potential, fields = build_potential(config, dataset)
+            params = _initial_parameters(potential, dataset, config)
+        else:
+            potential, fields = start.potential(config.backend)
+            params = jax.tree.map(lambda p: jnp.asarray(p, config.dtype), start.params)
         batchers = _batchers(config, dataset, devices)
-        params = _initial_parameters(potential, dataset, config)
     with devices.together():
         folder = RunFolder(config, writes=devices.is_main)
     with contextlib.closing(folder):

@@ -77,7 +77,7 @@ class Progress:
             stress = [f"{row[name]:.3f}" for name in names]
         values = (
             str(row["epoch"]),
-            f"{row['train_loss']:.4g}",
+            "-" if math.isnan(row["train_loss"]) else f"{row['train_loss']:.4g}",
             f"{row['val_energy_mae_mev_per_atom']:.2f}",
             f"{row['val_energy_rmse_mev_per_atom']:.2f}",
             f"{row['val_forces_mae_mev_per_a']:.1f}",

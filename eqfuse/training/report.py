@@ -37,6 +37,7 @@ def report(
         f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
     )
     rows = {
+        **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
         "data": described(config.data.origin),
         "frames": _frames(config, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
@@ -73,6 +74,8 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
     given = config.data.references_origin
     if given is not None:
         return given
+    if config.start_from is not None:
+        return f"those of {config.start_from}"
     return "least squares" if dataset.references_fitted else "isolated atoms of the data"
 
 
@@ -94,14 +97,15 @@ def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:
     epochs = math.ceil(Limits(config, len(train)).steps / len(train))
     training = len(train.used_shapes(range(1, epochs + 1)))
     validation = len(val.used_shapes(shuffle=False))
+    initial = 0 if config.start_from is not None else 1
     picture = len(picture_batcher(config, dataset).used_shapes(shuffle=False))
     ends_early = (
         config.max_minutes is not None
         or config.training.schedule == "plateau"
         or config.resume is not None
     )
-    count = f"{'at most ' if ends_early else ''}{1 + training + validation + picture}"
+    count = f"{'at most ' if ends_early else ''}{initial + training + validation + picture}"
     return (
-        f"{count} to compile: 1 for the parameters, {training} to train, {validation} to validate, "
-        f"{picture} for the picture"
+        f"{count} to compile: {initial} for the parameters, {training} to train, "
+        f"{validation} to validate, {picture} for the picture"
     )

@@ -1,4 +1,4 @@
-"""The configuration of a run that is gone on with."""
+"""Configurations that take settings from a run: to go on with it, or to start from its network."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from eqfuse.training.config import GROUPS, Config, ConfigError
+from eqfuse.training.config import GROUPS, SHORTHANDS, Config, ConfigError
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
 CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
@@ -36,6 +36,38 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
     config = read_config(Path(given["resume"]))
     changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
     return dataclasses.replace(config, **changed, run=given["resume"], resume=given["resume"])
+
+
+def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
+    """The configuration that `start_from=FOLDER` asks for; None if it is not among the arguments.
+
+    Args:
+      parse: arguments to configuration.
+      arguments: settings such as "start_from=runs/first", "lr=0.001".
+    Raises:
+      ConfigError: no run on energies and forces in the folder, or settings of the network besides.
+    """
+    names = [argument.partition("=")[0] for argument in arguments]
+    if "start_from" not in names:
+        return None
+    others = [n for n in names if SHORTHANDS.get(n, n).partition(".")[0] in ("model", "preset")]
+    if others:
+        raise ConfigError(
+            f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
+            "run; only its data and its training can be others"
+        )
+    config = parse(arguments)
+    if config.start_from is None:
+        return config
+    if config.data.name == "tetris":
+        raise ConfigError("start_from= is for energies and forces; give data= too, see --help")
+    theirs = read_config(Path(config.start_from))
+    if theirs.data.name == "tetris":
+        raise ConfigError(
+            f"the run in {config.start_from} classifies the Tetris shapes; start_from= takes one "
+            "of energies and forces"
+        )
+    return dataclasses.replace(config, model=theirs.model)
 
 
 def read_config(folder: Path) -> Config:

@@ -47,12 +47,15 @@ def compiled():
 
 def test_as_many_programs_as_the_run_says(mixed, tmp_path, capsys, compiled):
     """Molecules and crystals of several sizes: several shapes, and stress where it is known."""
-    settings = ["data=extxyz", f"data.path={mixed}", *TINY, "data.batch_size=3", "cutoff=3"]
-    more = ["training.stress_weight=1", "epochs=3", f"run={tmp_path / 'run'}"]
-    assert main([*settings, *more]) == 0
-    out = capsys.readouterr().out
-    said = [int(n) for n in re.search(r"programs +(\d+) .* (\d+) to train, (\d+) to", out).groups()]
-    found = [compiled.count(name) for name in PROGRAMS]
-    assert found[1] > 1, "the case is meant to have several shapes"
-    assert said == [sum(found), found[1], found[2]]
-    assert re.search(r"3 to 8 atoms", out)
+    settings = ["data=extxyz", f"data.path={mixed}", "data.batch_size=3", "data.val=4"]
+    settings += ["training.stress_weight=1", "epochs=3"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    for more in ([*TINY, "cutoff=3", f"run={first}"], [f"start_from={first}", f"run={second}"]):
+        compiled.clear()
+        assert main([*settings, *more]) == 0
+        out = capsys.readouterr().out
+        said = re.search(r"programs +(\d+) .* (\d+) for the .* (\d+) to train, (\d+) to", out)
+        found = [compiled.count(name) for name in PROGRAMS]
+        assert found[1] > 1, "the case is meant to have several shapes"
+        assert [int(n) for n in said.groups()] == [sum(found), *found[:3]]
+        assert re.search(r"3 to 8 atoms", out)

@@ -62,6 +62,9 @@ def load_dataset(config: Config, start: Start | None = None) -> Dataset:
             validation=validation,
         )
     messages = [warning.message for warning in caught]
+    if start is not None and settings.references_origin is None:
+        isolated = [structures[i] for i in dataset.isolated_atoms]
+        messages += start.other_atoms(isolated, references)
     if config.training.stress_weight:
         _check_stress(config, dataset)
         if all(sample.stress is None for sample in dataset.val):

@@ -5,8 +5,12 @@ import dataclasses
 from ase.data import chemical_symbols
 
 from eqfuse import models
+from eqfuse.data import Structure
 from eqfuse.training.checkpoint import has_checkpoint, module_of, read_checkpoint
 from eqfuse.training.config import Config, ConfigError
+
+REFERENCE_TOLERANCE = 1e-3
+"""How far the energies of isolated atoms may differ between data of one kind, eV."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,19 @@ class Start:
                 "start_from= knows; add it"
             )
         return given
+
+    def other_atoms(self, isolated: list[Structure], references: dict[int, float]) -> list[str]:
+        """Warnings of isolated atoms in the data whose energies are not the references, eV."""
+        return [
+            f"{atom.origin or 'an isolated atom'}: {chemical_symbols[z]} has {atom.energy:.4f} eV, "
+            f"and in the network's data {references[z]:.4f} eV, which is used; if these data were "
+            "computed otherwise, give data.reference_energies= too"
+            for atom in isolated
+            for z in atom.numbers.tolist()
+            if atom.energy is not None
+            and z in references
+            and abs(atom.energy - references[z]) > REFERENCE_TOLERANCE
+        ]
 
     def potential(self, backend: str | None) -> tuple[models.Potential, dict]:
         """The potential, and the settings of its model as plain values."""

@@ -145,6 +145,26 @@ def test_reference_energies_that_are_given_win(settings, base, tmp_path, capsys)
     assert metadata["reference_energies"] == {"1": -1.0, "8": -3.0}
 
 
+def test_isolated_atoms_of_other_energies_are_a_warning(settings, base, others, tmp_path, capsys):
+    _, theirs, _ = read_checkpoint(base, ("best",))
+    hydrogen = theirs["reference_energies"]["1"]
+    kind = {"config_type": "IsolatedAtom"}
+    atoms = [
+        ase.Atoms("H", info={**kind, "energy": hydrogen + 0.5}),
+        ase.Atoms("O", info={**kind, "energy": theirs["reference_energies"]["8"]}),
+    ]
+    path = tmp_path / "with_atoms.xyz"
+    ase.io.write(path, [*ase.io.read(others, ":"), *atoms], format="extxyz")
+    more = [f"data.path={path}", "steps=1", f"run={tmp_path / 'run'}"]
+    assert main([*settings, *more]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 1
+    assert f"frame 12: H has {hydrogen + 0.5:.4f} eV" in warnings[0]
+    assert f"{hydrogen:.4f} eV, which is used" in warnings[0]
+    _, ours, _ = read_checkpoint(tmp_path / "run", ("last",))
+    assert ours["reference_energies"] == theirs["reference_energies"]
+
+
 def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path, capsys):
     for name in ("channels=3", "model=nequip", "model.correlation=2", "preset=large"):
         error = refused([*settings, name], capsys)

@@ -7,6 +7,7 @@ import pytest
 
 from eqfuse import data
 from eqfuse.training import load_run
+from eqfuse.training.checkpoint import read_checkpoint
 from eqfuse.training.main import main
 from eqfuse.training.tetris import ROTATION_TOLERANCE, demonstrate, logits
 
@@ -37,6 +38,19 @@ def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     assert 0 < shown.rotation_error <= ROTATION_TOLERANCE
     values = np.asarray(logits(module, params, graph))
     np.testing.assert_array_equal(values.argmax(-1), labels)
+
+
+def test_a_resumed_run_begins_again_and_ends_alike(tmp_path, capsys):
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    assert main(["model=tetris", f"run={whole}"]) == 0
+    assert main(["model=tetris", "steps=2", f"run={part}"]) == 1
+    assert main([f"resume={part}", "steps=100"]) == 0
+    assert "resume     from the beginning" in capsys.readouterr().out
+    assert (whole / "metrics.csv").read_text() == (part / "metrics.csv").read_text()
+    for name in ("best", "last"):
+        (_, ours, _), (_, expected, _) = (read_checkpoint(f, (name,)) for f in (part, whole))
+        assert ours["step"] == expected["step"]
+        assert ours["arrays_sha256"] == expected["arrays_sha256"]
 
 
 class Wrapper:

@@ -2,8 +2,9 @@
 
 README.md, beside this file, is a tour; or read in this order: `_form` (what a product is, and its
 derivatives), `_build` and `_build_uuu` (irreps to forms), `_multilinear` and `_primitive` (forms in
-JAX), `_xla` (forms in jax.numpy), `_body`, `_kernel` and `_plan` (forms as Triton kernels), `_triton`
-(kernels compiled, kept and launched), `_numba` (forms natively), then the public functions.
+JAX), `_xla` (forms in jax.numpy), `_body`, `_kernel` and `_plan` (forms as Triton kernels),
+`_triton` (kernels compiled, kept and launched), `_numba` (forms natively), then the public
+functions.
 The dense part is `_mixing` (what a Linear is, and its derivatives), `_mixing_kernel` (as a kernel),
 and `_fused` (product, Linear and gate in one, by definition) with `_fused_primitive` (their
 derivatives), `_fused_kernel` and `_fused_backward` (as Triton kernels), and `_chain` (natively).

@@ -200,6 +200,32 @@ class Dataset:
         _warn_of_atoms_without_neighbors(samples, self.cutoff)
         return samples
 
+    def with_references(
+        self,
+        references: Mapping[int, float],
+        structures: Sequence[Structure],
+        validation: Sequence[Structure] | None = None,
+    ) -> "Dataset":
+        """The same, with energies relative to other reference energies: as if built with them.
+
+        Args:
+          references: atomic number -> eV.
+          structures, validation: those that it was built of.
+        Raises:
+          DataError: an element without a reference energy.
+        """
+
+        def moved(samples, indices, frames):
+            return tuple(
+                dataclasses.replace(sample, energy=subtract(frames[i], references))
+                for sample, i in zip(samples, indices, strict=True)
+            )
+
+        train = moved(self.train, self.train_indices, structures)
+        val_from = structures if validation is None else validation
+        val = moved(self.val, self.val_indices, val_from)
+        return dataclasses.replace(self, train=train, val=val, references=dict(references))
+
     @property
     def force_rms(self) -> float:
         """Root mean square of the training forces' components, eV/Å; 1 if all are zero."""

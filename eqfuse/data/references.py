@@ -82,12 +82,25 @@ def fit_reference_energies(structures: Sequence[Structure]) -> dict[int, float]:
         raise DataError("reference energies cannot be fitted to no structures")
     if any(structure.energy is None for structure in structures):
         raise DataError("reference energies can only be fitted to structures with energies")
-    species = np.unique(np.concatenate([structure.numbers for structure in structures]))
+    return fit_energies_of_atoms([s.numbers for s in structures], [s.energy for s in structures])
+
+
+def fit_energies_of_atoms(
+    numbers: Sequence[np.ndarray], energies: Sequence[float]
+) -> dict[int, float]:
+    """The least-squares fit of `fit_reference_energies`.
+
+    Args:
+      numbers: atomic numbers of each structure.
+      energies: of each structure, eV.
+    Returns:
+      atomic number -> energy in eV, sorted by atomic number.
+    """
+    species = np.unique(np.concatenate(numbers))
     counts = np.array(
-        [np.bincount(s.numbers, minlength=species[-1] + 1)[species] for s in structures],
-        np.float64,
+        [np.bincount(atoms, minlength=species[-1] + 1)[species] for atoms in numbers], np.float64
     )  # [n_structures, n_species]
-    energies = np.array([structure.energy for structure in structures], np.float64)
+    energies = np.array(energies, np.float64)
     # Counts are small integers: singular values below 1e-10 of the largest are rounding.
     fitted = np.linalg.lstsq(counts, energies, rcond=1e-10)[0]
     return {int(number): float(energy) for number, energy in zip(species, fitted, strict=True)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from eqfuse.training.data_config import DATA
+from eqfuse.training.data_config import DATA, FIT
 from eqfuse.training.settings import ConfigError, one_of, positive, require, setting
 
 
@@ -225,6 +225,9 @@ class Config:
         what = "a number of devices, all, or distributed"
         require(known and self.devices.strip("0") != "", "devices", self.devices, what)
         require(self.seed >= 0, "seed", self.seed, "zero or more")
+        fits = self.start_from is None and getattr(self.data, "reference_energies", None) == FIT
+        need = f"a file, or null: {FIT} is for start_from=, and null fits them to the data"
+        require(not fits, "data.reference_energies", FIT, need)
         self.model.settle(self.data.name)
         if self.data.name == "tetris" and self.data.radius is None:
             # A cube that sees three cubes in a plane cannot tell one hand from the other.

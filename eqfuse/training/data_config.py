@@ -21,6 +21,10 @@ class TetrisData:
         positive(self, "data.", "radius")
 
 
+FIT = "fit"
+"""Of `data.reference_energies`: see its help."""
+
+
 @dataclasses.dataclass
 class MoleculeData:
     """Structures with energies and forces; see the fields."""
@@ -32,7 +36,8 @@ class MoleculeData:
     reference_energies: str | None = setting(
         None,
         "extxyz file of isolated atoms, energies in eV under the same key; null: frames of the "
-        "data with config_type=IsolatedAtom, or, without any, least squares per species",
+        "data with config_type=IsolatedAtom, or, without any, least squares per species; with "
+        "start_from=, null: those of that run; fit: these, moved by least squares to the data",
     )
 
     def __post_init__(self):

@@ -62,9 +62,9 @@ def load_dataset(config: Config, start: Start | None = None) -> Dataset:
             validation=validation,
         )
     messages = [warning.message for warning in caught]
-    if start is not None and settings.references_origin is None:
-        isolated = [structures[i] for i in dataset.isolated_atoms]
-        messages += start.other_atoms(isolated, references)
+    if start is not None:
+        dataset, more = _referenced(config, start, dataset, structures, validation)
+        messages += more
     if config.training.stress_weight:
         _check_stress(config, dataset)
         if all(sample.stress is None for sample in dataset.val):
@@ -72,6 +72,19 @@ def load_dataset(config: Config, start: Start | None = None) -> Dataset:
     for message in messages:
         print(f"warning: {message}", file=sys.stderr, flush=True)
     return dataset
+
+
+def _referenced(config, start: Start, dataset: Dataset, structures, validation):
+    """The dataset with the reference energies that its network shall have, and warnings."""
+    messages = []
+    if config.data.references_origin is None:
+        messages += start.other_atoms([structures[i] for i in dataset.isolated_atoms])
+    if start.refits(config):
+        references = start.refitted(dataset, config)
+        dataset = dataset.with_references(references, structures, validation)
+    if not start.resumed:
+        messages += start.other_energies(dataset)
+    return dataset, messages
 
 
 def _check_stress(config: Config, dataset: Dataset):

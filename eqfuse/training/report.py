@@ -8,11 +8,13 @@ from ase.data import chemical_symbols
 from eqfuse import ops
 from eqfuse.data import Batcher, Dataset
 from eqfuse.training.config import Config
+from eqfuse.training.data_config import FIT
 from eqfuse.training.drawing import picture_batcher
 from eqfuse.training.loop import Limits
 from eqfuse.training.parallel import Devices
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.sources import described
+from eqfuse.training.start import reference_batcher
 
 
 def report(
@@ -72,10 +74,11 @@ def _frames(config: Config, dataset: Dataset) -> str:
 
 def _references_origin(config: Config, dataset: Dataset) -> str:
     given = config.data.references_origin
-    if given is not None:
+    if given not in (None, FIT):
         return given
     if config.start_from is not None:
-        return f"those of {config.start_from}"
+        moved = ", moved to the data by least squares" if given == FIT else ""
+        return f"those of {config.start_from}{moved}"
     return "least squares" if dataset.references_fitted else "isolated atoms of the data"
 
 
@@ -97,15 +100,18 @@ def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:
     epochs = math.ceil(Limits(config, len(train)).steps / len(train))
     training = len(train.used_shapes(range(1, epochs + 1)))
     validation = len(val.used_shapes(shuffle=False))
-    initial = 0 if config.start_from is not None else 1
+    first, purpose = (1 if config.start_from is None else 0), "parameters"
+    if config.data.reference_energies == FIT:
+        first = len(reference_batcher(config, dataset).used_shapes(shuffle=False))
+        purpose = "reference energies"
     picture = len(picture_batcher(config, dataset).used_shapes(shuffle=False))
     ends_early = (
         config.max_minutes is not None
         or config.training.schedule == "plateau"
         or config.resume is not None
     )
-    count = f"{'at most ' if ends_early else ''}{initial + training + validation + picture}"
+    count = f"{'at most ' if ends_early else ''}{first + training + validation + picture}"
     return (
-        f"{count} to compile: {initial} for the parameters, {training} to train, "
+        f"{count} to compile: {first} for the {purpose}, {training} to train, "
         f"{validation} to validate, {picture} for the picture"
     )

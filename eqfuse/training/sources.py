@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse import data
-from eqfuse.training.data_config import ExtxyzData, FileData, MoleculeData, RMD17Data
+from eqfuse.training.data_config import FIT, ExtxyzData, FileData, MoleculeData, RMD17Data
 
 _ISOLATED_ATOMS = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
 
@@ -85,12 +85,14 @@ def _read(settings: FileData, path) -> list[data.Structure]:
 
 
 def read_reference_energies(settings: MoleculeData) -> dict[int, float] | None:
-    """Energies of isolated atoms, eV by atomic number; None to fit them.
+    """Energies of isolated atoms, eV by atomic number; None if no file of them is given.
 
     Raises:
       data.DataError: a file that cannot be read or downloaded.
     """
     path = settings.reference_energies
+    if path == FIT:
+        return None
     if path is None and settings.name in _ISOLATED_ATOMS and settings.path is None:
         path = _downloaded(settings, _ISOLATED_ATOMS[settings.name])
     key = settings.energy_key if isinstance(settings, ExtxyzData) else "energy"

@@ -2,15 +2,24 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse import models
-from eqfuse.data import Structure
+from eqfuse.data import Batcher, Dataset, Structure
+from eqfuse.data.references import fit_energies_of_atoms
+from eqfuse.models import predict
 from eqfuse.training.checkpoint import has_checkpoint, module_of, read_checkpoint
 from eqfuse.training.config import Config, ConfigError
+from eqfuse.training.data_config import FIT
 
 REFERENCE_TOLERANCE = 1e-3
-"""How far the energies of isolated atoms may differ between data of one kind, eV."""
+"""How far the energies of isolated atoms may differ between data of one method, eV."""
+
+OTHER_ENERGIES = 3.0
+"""How far energies, relative to atoms, hardly differ between data of one method, eV/atom."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +29,12 @@ class Start:
     Attributes:
       params: its variables, numpy arrays.
       metadata: of its checkpoint, see `load_run`.
+      resumed: whether it is the run itself, which goes on.
     """
 
     params: dict
     metadata: dict
+    resumed: bool
 
     @classmethod
     def of(cls, config: Config) -> "Start | None":
@@ -35,10 +46,11 @@ class Start:
         if config.start_from is None:
             return None
         folder, names = config.start_from, ("best", "last")
-        if config.resume is not None and has_checkpoint(config.resume, "last"):
+        resumed = config.resume is not None and has_checkpoint(config.resume, "last")
+        if resumed:
             folder, names = config.resume, ("last",)
         params, metadata, _ = read_checkpoint(folder, names)
-        return cls(params, metadata)
+        return cls(params, metadata, resumed)
 
     @property
     def species(self) -> tuple[int, ...]:
@@ -61,12 +73,13 @@ class Start:
             )
         return given
 
-    def other_atoms(self, isolated: list[Structure], references: dict[int, float]) -> list[str]:
-        """Warnings of isolated atoms in the data whose energies are not the references, eV."""
+    def other_atoms(self, isolated: list[Structure]) -> list[str]:
+        """Warnings of isolated atoms in the data whose energies are not the network's."""
+        references = self.references(None)
         return [
             f"{atom.origin or 'an isolated atom'}: {chemical_symbols[z]} has {atom.energy:.4f} eV, "
             f"and in the network's data {references[z]:.4f} eV, which is used; if these data were "
-            "computed otherwise, give data.reference_energies= too"
+            "computed otherwise, give data.reference_energies= (a file of atoms, or fit)"
             for atom in isolated
             for z in atom.numbers.tolist()
             if atom.energy is not None
@@ -74,6 +87,48 @@ class Start:
             and abs(atom.energy - references[z]) > REFERENCE_TOLERANCE
         ]
 
+    def other_energies(self, dataset: Dataset) -> list[str]:
+        """A warning of energies that no data of the network's method would have."""
+        before = self.metadata["statistics"]["energy_per_atom"]
+        if abs(dataset.energy_per_atom - before) < OTHER_ENERGIES:
+            return []
+        return [
+            f"the energies are {dataset.energy_per_atom:.4g} eV/atom above the references, and "
+            f"{before:.4g} eV/atom in the network's data; if these data were computed otherwise, "
+            "give data.reference_energies= (a file of atoms, or fit)"
+        ]
+
+    def refits(self, config: Config) -> bool:
+        """Whether the reference energies are moved to the data; a resumed run has done it."""
+        return config.data.reference_energies == FIT and not self.resumed
+
+    def refitted(self, dataset: Dataset, config: Config) -> dict[int, float]:
+        """The reference energies of the dataset, moved by what the network does not predict, eV.
+
+        For data of another method, whose energies differ by some constant for each atom: least
+        squares per species of true minus predicted energies of the training samples.
+        """
+        potential, _ = self.potential(config.backend)
+        params = jax.tree.map(lambda p: jnp.asarray(p, config.dtype), self.params)
+
+        @jax.jit
+        def energies(graph):
+            return predict(potential, params, graph).energy
+
+        batches = reference_batcher(config, dataset).batches(shuffle=False)
+        predicted = np.concatenate(
+            [energies(batch.graph)[np.asarray(batch.graph.graph_mask)] for batch in batches]
+        )
+        missing = [s.energy - float(e) for s, e in zip(dataset.train, predicted, strict=True)]
+        species = np.array(dataset.species)
+        moves = fit_energies_of_atoms([species[s.species] for s in dataset.train], missing)
+        return {z: e + moves.get(z, 0.0) for z, e in dataset.references.items()}
+
     def potential(self, backend: str | None) -> tuple[models.Potential, dict]:
         """The potential, and the settings of its model as plain values."""
         return module_of(self.metadata, backend), self.metadata["model_fields"]
+
+
+def reference_batcher(config: Config, dataset: Dataset) -> Batcher:
+    """Batches of the training samples in their order, to predict their energies."""
+    return Batcher(dataset.train, config.data.batch_size, dtype=config.dtype)

@@ -11,7 +11,7 @@ import pytest
 from eqfuse.training.main import main
 from tests.training.conftest import TINY, labelled
 
-PROGRAMS = ("init", "train_step", "errors", "predicted")
+PROGRAMS = ("init", "energies", "train_step", "errors", "predicted")
 
 
 @pytest.fixture
@@ -50,12 +50,18 @@ def test_as_many_programs_as_the_run_says(mixed, tmp_path, capsys, compiled):
     settings = ["data=extxyz", f"data.path={mixed}", "data.batch_size=3", "data.val=4"]
     settings += ["training.stress_weight=1", "epochs=3"]
     first, second = tmp_path / "first", tmp_path / "second"
-    for more in ([*TINY, "cutoff=3", f"run={first}"], [f"start_from={first}", f"run={second}"]):
+    start = [f"start_from={first}", "data.reference_energies=fit"]
+    for more in (
+        [*TINY, "cutoff=3", f"run={first}"],
+        [*start[:1], f"run={second}"],
+        [*start, f"run={tmp_path / 'third'}"],
+    ):
         compiled.clear()
         assert main([*settings, *more]) == 0
         out = capsys.readouterr().out
         said = re.search(r"programs +(\d+) .* (\d+) for the .* (\d+) to train, (\d+) to", out)
         found = [compiled.count(name) for name in PROGRAMS]
+        found[:2] = [found[0] + found[1]]
         assert found[1] > 1, "the case is meant to have several shapes"
         assert [int(n) for n in said.groups()] == [sum(found), *found[:3]]
         assert re.search(r"3 to 8 atoms", out)

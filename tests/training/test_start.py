@@ -145,6 +145,47 @@ def test_reference_energies_that_are_given_win(settings, base, tmp_path, capsys)
     assert metadata["reference_energies"] == {"1": -1.0, "8": -3.0}
 
 
+@pytest.fixture(scope="module")
+def moved(water, tmp_path_factory):
+    """Path of the frames of the base run with other energies of the atoms, eV."""
+    frames = ase.io.read(water, ":")
+    for atoms in frames:
+        energy = atoms.calc.results["energy"]
+        atoms.calc.results["energy"] = energy - 2041.0 - 2 * 13.6
+    path = tmp_path_factory.mktemp("data") / "moved.xyz"
+    ase.io.write(path, frames, format="extxyz")
+    return path
+
+
+def test_reference_energies_are_moved_to_data_of_another_method(base, moved, tmp_path, capsys):
+    """Where atoms have other energies, and all else is alike, the network is as good as before."""
+    data = [f"start_from={base}", "data=extxyz", f"data.path={moved}", "data.val=4", "steps=2"]
+    settings = [*data, "lr=1e-30", "training.min_lr=1e-30"]
+    folder = tmp_path / "run"
+    assert main([*settings, "data.reference_energies=fit", f"run={folder}"]) == 0
+    assert "moved to the data by least squares" in capsys.readouterr().out
+    best = min(rows_of(base), key=lambda row: float(row["val_loss"]))
+    ours = rows_of(folder)[0]
+    same, energy = "val_forces_mae_mev_per_a", "val_energy_mae_mev_per_atom"
+    assert float(ours[same]) == pytest.approx(float(best[same]), rel=1e-5)
+    # The fit takes the mean error of the training frames away too.
+    assert float(ours[energy]) < float(best[energy]) + 1
+    _, theirs, _ = read_checkpoint(base, ("best",))
+    _, metadata, _ = read_checkpoint(folder, ("last",))
+    found, before = metadata["reference_energies"], theirs["reference_energies"]
+    change = {z: found[z] - before[z] for z in found}
+    assert change["8"] + 2 * change["1"] == pytest.approx(-2068.2, abs=1)
+
+    # Going on does not move them again.
+    assert main([f"resume={folder}", "steps=3"]) == 0
+    assert read_checkpoint(folder, ("last",))[1]["reference_energies"] == found
+    # Without it, the network's own are used, and the energies are far off.
+    assert capsys.readouterr().err == ""
+    assert main([*settings, f"run={tmp_path / 'other'}"]) == 0
+    assert "warning: the energies are -689.4 eV/atom above the refer" in capsys.readouterr().err
+    assert float(rows_of(tmp_path / "other")[0][energy]) > 100_000
+
+
 def test_isolated_atoms_of_other_energies_are_a_warning(settings, base, others, tmp_path, capsys):
     _, theirs, _ = read_checkpoint(base, ("best",))
     hydrogen = theirs["reference_energies"]["1"]
@@ -170,6 +211,7 @@ def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path
         error = refused([*settings, name], capsys)
         assert f"{name.partition('=')[0]} cannot be given" in error
     rest = settings[1:]
+    assert "fit is for start_from=" in refused([*rest, "data.reference_energies=fit"], capsys)
     assert "holds no run" in refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
     assert "give data= too" in refused(settings[:1], capsys)
     elements = refused([settings[0], "data=extxyz", f"data.path={copper}"], capsys)

@@ -6,8 +6,8 @@ FILE.py defines CASES, a dict {name: () -> (function, args)}; `function` is what
 `args` its arrays or jax.ShapeDtypeStructs. It may define `parity(name)`, which gives the difference
 of what the case computes from its reference, or raises record.ParityError: then nothing is
 reported, and without it no time. One line of JSON is printed for each case, and with --account a
-table of where its launches come from. Needs jax's CUDA plug-in (`pip install jax-cuda13-plugin
-jax-cuda13-pjrt`, of jax's own version).
+table of where its launches come from. Needs jax's CUDA plug-in
+(`pip install -e ".[launches]"`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def device(description: pathlib.Path = H100):
     """The GPU of a description, as a jax device to compile for.
 
     Raises:
-      PluginMissingError: jax's CUDA plug-in is missing.
+      PluginMissingError: jax's CUDA plug-in is missing, or JAX did not take it.
     """
     try:
         topology = topologies.get_topology_desc(
@@ -66,9 +66,9 @@ def device(description: pathlib.Path = H100):
         )
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise PluginMissingError(
-            f"cannot compile for {description.stem}: jax's CUDA plug-in is missing or of another "
-            f"version; pip install jax-cuda13-plugin=={jax.__version__} "
-            f"jax-cuda13-pjrt=={jax.__version__} ({error})"
+            f"cannot compile for {description.stem}: jax's CUDA plug-in is missing, of another "
+            "version or, without a GPU, not taken by JAX unless JAX_PLATFORMS=cpu is set; "
+            f"pip install jax[cuda13-local]=={jax.__version__} ({error})"
         ) from error
     return topology.devices[0]
 

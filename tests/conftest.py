@@ -3,6 +3,11 @@
 import os
 from pathlib import Path
 
+# Where there is no GPU, JAX takes its CUDA plug-in, which compiles for one, only if told to use the
+# CPU. Before JAX is imported, and in the environment, for the programs that tests run.
+if not (any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()):
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 import jax
 import numpy as np
 import pytest

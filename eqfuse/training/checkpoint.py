@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -45,13 +46,13 @@ class Checkpoints:
         self._written_at = -np.inf
         self._managers = {}
 
-    def offer(self, name: str, step: int, params, progress: dict, state=None):
-        """Keep `params` as checkpoint `name`, now or at the next chance.
+    def offer(self, name: str, step: int, params: Callable, progress: dict, state=None):
+        """Keep parameters as checkpoint `name`, now or at the next chance.
 
         Args:
           name: "best" or "last".
           step: number of optimiser steps behind the parameters.
-          params: pytree of arrays, to predict with.
+          params: gives a pytree of arrays, to predict with; called if they are written.
           progress: epoch, metrics; plain values.
           state: pytree of arrays that a resumed run needs besides; None for nothing.
         """
@@ -79,8 +80,8 @@ class Checkpoints:
             for manager in self._managers.values():
                 manager.close()
 
-    def _write(self, name: str, step: int, params, progress: dict, state):
-        items = {"params": params} if state is None else {"params": params, "state": state}
+    def _write(self, name: str, step: int, params: Callable, progress: dict, state):
+        items = {"params": params()} | ({} if state is None else {"state": state})
         items = {key: jax.tree.map(np.asarray, item) for key, item in items.items()}
         metadata = {**self._metadata, "step": step, **progress}
         metadata["arrays_sha256"] = {key: _digest(item) for key, item in items.items()}
@@ -96,8 +97,8 @@ class Checkpoints:
         except (OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"the checkpoint cannot be written to {self._folder / name}: {_reason(error)}; "
-                "free or repair the disk and resume the run: the one before it is intact"
-            ) from None
+                f"{_remedy(error)}: the one before it is intact"
+            ) from error
 
     def _manager(self, name: str) -> ocp.CheckpointManager:
         if name not in self._managers:
@@ -140,10 +141,21 @@ def _quiet():
 
 def _reason(error: Exception) -> str:
     """What the system said of a file, without the names of orbax's parts of it."""
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code:
-        return os.strerror(int(code[1]))
+    if code := _os_error_code(error):
+        return os.strerror(code)
     return error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error)
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, OSError) or _os_error_code(error):
+        return "free or repair the disk and resume the run"
+    return "this is no fault of the disk, please report it; resume the run"
+
+
+def _os_error_code(error: Exception) -> int | None:
+    """The system's number in orbax's message, if it has one."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(code[1]) if code else None
 
 
 def _options(**fields) -> ocp.CheckpointManagerOptions:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +97,7 @@ class Fit:
     Args:
       config: of the run.
       potential, loss: what is trained, and on what.
+      params: initial parameters, or those of a trained network (`start_from=`).
       batchers: of the training and the validation samples.
       folder, checkpoints: where the results go.
       devices: which share every batch.
@@ -106,6 +108,7 @@ class Fit:
         config: Config,
         potential: Potential,
         loss: Loss,
+        params,
         batchers: tuple[Batcher, Batcher],
         folder: RunFolder,
         checkpoints: Checkpoints,
@@ -119,13 +122,13 @@ class Fit:
         self._learning_rate = LearningRate(config.training)
         self._devices = devices
         self._compiled_shapes = set()
-        stress = loss.stress > 0
+        self._flat, optimizer = flat_training(config.training, params)
+        self._initial = lambda: init_state(self._flat.flatten(params), optimizer)
+        unflatten, stress = self._flat.unflatten, loss.stress > 0
 
         @devices.summed
         def errors(params, batch: Batch):
-            prediction = predict(
-                potential, self._flat.unflatten(params), batch.graph, stress=stress
-            )
+            prediction = predict(potential, unflatten(params), batch.graph, stress=stress)
             return error_sums(prediction, batch.labels, batch.graph)
 
         def loss_of(params, batch: Batch):
@@ -139,19 +142,18 @@ class Fit:
             # A gradient may be NaN where the loss is not; the step after it would be too late.
             value = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), value, jnp.nan)
             decay = config.training.ema_decay
-            state = apply_gradient(state, gradient, learning_rate, self._optimizer, decay)
+            state = apply_gradient(state, gradient, learning_rate, optimizer, decay)
             return state, value, sums
 
         self._train_step = train_step
         self._errors = jax.jit(errors)
 
-    def run(self, params, resume: tuple[TrainState, dict] | None = None) -> TrainState:
-        """Train from `params` until a limit is reached.
+    def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
+        """Train until a limit is reached.
 
-        Those of a trained network (`start_from=`) are validated first, as epoch 0.
+        A network that was trained before is validated first, as epoch 0.
 
         Args:
-          params: initial parameters.
           resume: state and position of an interrupted run to go on from, as they were offered to
             the checkpoints; None to begin.
         Returns:
@@ -160,8 +162,7 @@ class Fit:
           TrainingFailed: the loss is not finite.
           Interrupted: by a signal, the checkpoint being written.
         """
-        self._flat, self._optimizer = flat_training(self._config.training, params)
-        state = init_state(self._flat.flatten(params), self._optimizer)
+        state = self._initial()
         at = Position(epoch=1 if self._config.start_from is None else 0)
         if resume is not None:
             state, at = resume[0], Position(**resume[1])
@@ -227,8 +228,13 @@ class Fit:
             progress["validation"] = validation
         plain = {**progress, "position": dataclasses.asdict(at)}
         with self._devices.together():
-            average = self._flat.unflatten(state.average)
-            self._checkpoints.offer("last", int(state.step), average, plain, state=state)
+            self._checkpoints.offer(
+                "last", int(state.step), self._average_of(state), plain, state=state
+            )
+
+    def _average_of(self, state: TrainState) -> Callable:
+        """What gives the averaged parameters, as a tree, to those who want them."""
+        return lambda: self._flat.unflatten(np.asarray(state.average))
 
     def _epoch(self, state: TrainState, at: Position, limits: Limits, stop, progress):
         """The rest of a pass over the training batches, or what a limit or a signal leaves of it.
@@ -302,7 +308,7 @@ class Fit:
             after = Position(epoch=at.epoch + 1, best=min(at.best, val_loss))
         if val_loss < at.best:
             record = {"epoch": at.epoch, "validation": errors}
-            self._checkpoints.offer("best", step, self._flat.unflatten(state.average), record)
+            self._checkpoints.offer("best", step, self._average_of(state), record)
         self._keep(state, after, limits, errors)
         validating = (time.monotonic() - start) / at.batch if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))

@@ -189,8 +189,8 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
         force_scale=dataset.force_rms,
     )
     try:
-        fit = Fit(config, potential, loss, batchers, folder, checkpoints, devices)
-        fit.run(params, resume)
+        fit = Fit(config, potential, loss, params, batchers, folder, checkpoints, devices)
+        fit.run(resume)
     finally:
         checkpoints.close()
         if devices.is_main:

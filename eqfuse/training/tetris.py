@@ -240,9 +240,8 @@ def _fit(config, module, params, graph, labels, folder, checkpoints, limit):
         if not np.isfinite(loss):
             raise TrainingFailed(f"the loss became {loss} in step {count}; try a smaller lr=")
         for name in ("best", "last"):
-            checkpoints.offer(
-                name, count, flat.unflatten(params), {"loss": loss, "accuracy": accuracy}
-            )
+            progress = {"loss": loss, "accuracy": accuracy}
+            checkpoints.offer(name, count, lambda: flat.unflatten(params), progress)
         checkpoints.close()
         if stop.signum is not None and accuracy < 1.0:
             raise Interrupted(

@@ -20,12 +20,12 @@ def main(folder: Path):
     # No file can be longer than this; those of a checkpoint have between 10 bytes and 30 kB.
     for limit in (0, 30, 100, 300, 600, 1000, 2000, 4000, 8000, 16_000, 40_000):
         checkpoints = Checkpoints(folder / "checkpoints", METADATA)
-        checkpoints.offer("last", step, ARRAYS, {}, state=ARRAYS)
+        checkpoints.offer("last", step, lambda: ARRAYS, {}, state=ARRAYS)
         left = [path.name for path in (folder / "checkpoints" / "last").iterdir()]
         assert len(left) == 1, left  # what failed before is gone
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
-            checkpoints.offer("last", step + 1, ARRAYS, {}, state=ARRAYS)
+            checkpoints.offer("last", step + 1, lambda: ARRAYS, {}, state=ARRAYS)
             checkpoints.close()
             step += 1
         except CheckpointError as error:

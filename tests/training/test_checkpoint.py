@@ -1,3 +1,4 @@
+import functools
 import shutil
 
 import jax
@@ -22,8 +23,8 @@ def params(value: float) -> dict:
 
 def test_a_run_is_read_back(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
-    checkpoints.offer("best", 3, params(3.0), {"epoch": 1})
-    checkpoints.offer("last", 5, params(5.0), {"epoch": 2})
+    checkpoints.offer("best", 3, lambda: params(3.0), {"epoch": 1})
+    checkpoints.offer("last", 5, lambda: params(5.0), {"epoch": 2})
     checkpoints.close()
     module, read, metadata = load_run(tmp_path)
     assert isinstance(module, models.Potential)
@@ -39,7 +40,7 @@ def test_a_run_is_read_back(tmp_path):
 def test_only_the_newest_stays(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
     for step in (1, 2, 3):
-        checkpoints.offer("last", step, params(step), {})
+        checkpoints.offer("last", step, functools.partial(params, step), {})
     checkpoints.close()
     assert [path.name for path in (tmp_path / "checkpoints" / "last").iterdir()] == ["3"]
 
@@ -47,11 +48,18 @@ def test_only_the_newest_stays(tmp_path):
 def test_frequent_offers_wait_until_flushed(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA, seconds=1000.0)
     for step in (1, 2, 3):
-        checkpoints.offer("last", step, params(step), {})
+        checkpoints.offer("last", step, functools.partial(params, step), {})
     assert load_run(tmp_path)[2]["step"] == 1
     checkpoints.flush()
     assert load_run(tmp_path)[2]["step"] == 3
     checkpoints.close()
+
+
+def test_what_fails_but_not_by_the_disk_is_not_blamed_on_it(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
+    with pytest.raises(CheckpointError, match="no fault of the disk") as caught:
+        checkpoints.offer("last", 1, lambda: {"params": {"w": np.array(["no number"])}}, {})
+    assert isinstance(caught.value.__cause__, ValueError | RuntimeError)
 
 
 @pytest.mark.parametrize("folder", ["missing", "."])
@@ -62,7 +70,7 @@ def test_a_folder_without_checkpoint_is_refused(tmp_path, folder):
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
-    checkpoints.offer("last", 1, params(1.0), {})
+    checkpoints.offer("last", 1, lambda: params(1.0), {})
     checkpoints.close()
     shutil.rmtree(tmp_path / "checkpoints" / "last" / "1" / "params")
     with pytest.raises(CheckpointError, match="damaged"):

@@ -12,6 +12,7 @@ from eqfuse.data import Batcher, Dataset, read_extxyz
 from eqfuse.evaluate import main as evaluate
 from eqfuse.models import predict
 from eqfuse.training import load_run
+from eqfuse.training.flat import Flat
 from eqfuse.training.main import main
 from eqfuse.training.metrics import Errors, error_sums
 from eqfuse.training.options import parse
@@ -218,6 +219,22 @@ def test_100_000_frames(tmp_path, tiny, capsys):
     # In kB; 300 MB for the programs that are compiled and their memory.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * count + 300_000
     assert "1000 training, 1000 validation" in capsys.readouterr().out
+
+
+def test_parameters_are_taken_apart_for_checkpoints_that_are_written_only(
+    tmp_path, water, tiny, monkeypatch
+):
+    taken, unflatten = [], Flat.unflatten
+
+    def watched(self, array):
+        taken.append(not isinstance(array, jax.core.Tracer))
+        return unflatten(self, array)
+
+    monkeypatch.setattr(Flat, "unflatten", watched)
+    more = ("epochs=5", "training.checkpoint_seconds=1000")
+    assert train(tmp_path / "run", water, tiny, *more) == 0
+    assert len(rows_of(tmp_path / "run")) == 5  # of four steps each
+    assert sum(taken) == 3  # the first last one; at the end, the best and the last
 
 
 def test_steps_stop_within_an_epoch(tmp_path, water, tiny, capsys):

@@ -11,9 +11,9 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from eqfuse.data import DataError, Sample, Shape, Structure, collate, neighbor_list
 from eqfuse.data.dataset import species_index
 from eqfuse.models import predict
-from eqfuse.training import load_run
+from eqfuse.training import load_run, read_metadata
 
-_EDGE_MULTIPLE = 64
+_EDGE_MULTIPLE, _NODE_MULTIPLE = 64, 4
 _HEADROOM = 1.1
 
 
@@ -24,8 +24,9 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     The neighbour list reaches `skin` beyond the cutoff and is used again until an atom has moved
     by half of that. Programs are compiled for a number of atoms and a bucket of neighbours, which
-    has room for a tenth more: fluctuations within it compile nothing. It can be copied and
-    pickled, for other processes.
+    has room for a tenth more: fluctuations within it compile nothing. Structures with fewer atoms
+    use the same program, and where atoms were added the next one has room for a tenth more of them.
+    It can be copied and pickled, for other processes.
 
     Args:
       run: the run's folder.
@@ -43,7 +44,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         super().__init__(**kwargs)
         if not skin >= 0:
             raise ValueError(f"the skin must be zero or more Å, got {skin}")
-        metadata = load_run(run, which=which, backend=backend)[2]
+        metadata = read_metadata(run, which=which)
         if metadata["potential"] is None:
             raise ValueError(f"{run} trained no potential but a classification (data=tetris)")
         self._dtype = metadata["config"]["dtype"]
@@ -54,7 +55,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         self.skin = float(skin)
         self._references = {int(z): e for z, e in metadata["reference_energies"].items()}
         self._neighbors = None
-        self._shape = None
+        self._shapes = []
         self._potential, self._params = potential, params
         self._evaluated = _compiled(potential)
 
@@ -127,13 +128,21 @@ class Calculator(ase.calculators.calculator.Calculator):
         return senders[near], receivers[near], shifts[near]
 
     def _padded(self, sample: Sample) -> Shape:
+        """A shape with room for the sample: of those compiled for, unless most would be padding."""
         n_nodes, n_edges = sample.num_atoms + 1, sample.num_edges
-        shape = self._shape
-        fits = shape is not None and shape.n_nodes == n_nodes and n_edges <= shape.n_edges
-        if not fits:
-            room = -(-int(_HEADROOM * n_edges + 1) // _EDGE_MULTIPLE) * _EDGE_MULTIPLE
-            self._shape = Shape(n_nodes, room, 2)
-        return self._shape
+        fitting = [
+            shape
+            for shape in self._shapes
+            if n_nodes <= shape.n_nodes <= 2 * n_nodes
+            and n_edges <= shape.n_edges <= 2 * _room(n_edges, _EDGE_MULTIPLE)
+        ]
+        if fitting:
+            return min(fitting, key=lambda shape: (shape.n_edges, shape.n_nodes))
+        # Dynamics keep their atoms, and pay for no others; where one came, more may.
+        if any(shape.n_nodes != n_nodes for shape in self._shapes):
+            n_nodes = _room(n_nodes, _NODE_MULTIPLE)
+        self._shapes.append(Shape(n_nodes, _room(n_edges, _EDGE_MULTIPLE), 2))
+        return self._shapes[-1]
 
     def _store(self, prediction, count: int, cell):
         isolated = np.array([self._references[z] for z in self.atoms.numbers.tolist()])
@@ -144,7 +153,7 @@ class Calculator(ase.calculators.calculator.Calculator):
             "energies": energies,
             "forces": np.asarray(prediction.forces[:count], np.float64),
         }
-        if self.atoms.pbc.all() and np.linalg.det(cell):
+        if self.atoms.pbc.any() and np.linalg.det(cell):
             stress = np.asarray(prediction.stress[0], np.float64)
             self.results["stress"] = full_3x3_to_voigt_6_stress(stress)
 
@@ -173,6 +182,11 @@ class _Neighbors:
     senders: np.ndarray
     receivers: np.ndarray
     shifts: np.ndarray
+
+
+def _room(count: int, multiple: int) -> int:
+    """A tenth more than a number of atoms or edges, and at least one, in whole multiples."""
+    return -(-int(_HEADROOM * count + 1) // multiple) * multiple
 
 
 def _images(positions, cell, pbc) -> np.ndarray:

@@ -10,11 +10,12 @@ import ase.io
 import jax
 import rich.console
 import rich.table
+import rich.text
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse import data, ops, pictures
 from eqfuse.evaluation import Predicted, error_table, evaluate
-from eqfuse.training import CheckpointError, load_run
+from eqfuse.training import CheckpointError, read_metadata
 
 SOURCE = "file.txt"
 """Names the file that the results of a folder are of."""
@@ -35,9 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: --backend: {error}", file=sys.stderr)
         return 2
     try:
-        dtype = load_run(options.run)[2]["config"]["dtype"]
-        with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-            _evaluate(options)
+        config = read_metadata(options.run)["config"]
+        with jax.enable_x64(config["dtype"] == "float64"), jax.default_matmul_precision("highest"):
+            _evaluate(options, config["data"])
     except (CheckpointError, data.DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -49,32 +50,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("file", type=Path, help="extended XYZ file, or rMD17 .npz, with labels")
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
-    parser.add_argument("--energy-key", default="energy", help="eV")
-    parser.add_argument("--forces-key", default="forces", help="eV/Å")
-    parser.add_argument("--stress-key", default="stress", help="eV/Å^3, optional in the file")
+    keys = "; as in the training if not given"
+    parser.add_argument("--energy-key", help=f"name in the file, eV{keys}")
+    parser.add_argument("--forces-key", help=f"eV/Å{keys}")
+    parser.add_argument("--stress-key", help=f"eV/Å^3, optional in the file{keys}")
     parser.add_argument("--backend", help="implementation of the ops; by device if not given")
     return parser
 
 
-def _evaluate(options):
-    if options.file.suffix == ".npz":
-        structures = data.read_rmd17(options.file)
-    else:
-        structures = data.read_extxyz(
-            options.file,
-            energy_key=options.energy_key,
-            forces_key=options.forces_key,
-            stress_key=options.stress_key,
-        )
-    structures = _not_isolated(structures, options.file)
-    if options.stress_key != "stress" and all(s.stress is None for s in structures):
+def _evaluate(options, trained_on: dict):
+    structures = _not_isolated(_read(options, trained_on), options.file)
+    if options.stress_key is not None and all(s.stress is None for s in structures):
         raise data.DataError(
             f"no frame of {options.file} has a stress under the key {options.stress_key!r}"
         )
     folder = _folder(options)
     predicted = evaluate(options.run, structures, backend=options.backend)
     rows = error_table(structures, predicted)
-    _print(rows)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SOURCE).write_text(f"{options.file.resolve()}\n", encoding="utf-8")
     with open(folder / "errors.csv", "w", newline="", encoding="utf-8") as file:
@@ -84,7 +76,25 @@ def _evaluate(options):
     frames = [_atoms(s, p) for s, p in zip(structures, predicted, strict=True)]
     ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
     draw_parity(structures, predicted, folder / "parity.png")
+    _print(rows)
     print(f"errors.csv, predictions.xyz and parity.png are in {folder}")
+
+
+def _read(options, trained_on: dict) -> list[data.Structure]:
+    """The structures of the file, with labels of the names that the training was given.
+
+    Args:
+      trained_on: the settings of the data of the run.
+    """
+    if options.file.suffix == ".npz":
+        return data.read_rmd17(options.file)
+    keys = {}
+    for name in ("energy_key", "forces_key", "stress_key"):
+        usual = name.removesuffix("_key")
+        keys[name] = getattr(options, name) or trained_on.get(name, usual)
+        if keys[name] != usual:
+            print(f"{usual} under the key {keys[name]!r}")
+    return data.read_extxyz(options.file, **keys)
 
 
 def _not_isolated(structures, path) -> list[data.Structure]:
@@ -109,7 +119,10 @@ def _folder(options) -> Path:
     """
     if options.out:
         return options.out
-    folder = options.run / f"evaluation-{options.file.name.split('.')[0] or options.file.stem}"
+    name = options.file.name
+    for suffix in (".gz", ".bz2", ".xz", ".xyz", ".extxyz", ".npz"):
+        name = name.removesuffix(suffix) or name
+    folder = options.run / f"evaluation-{name}"
     source = folder / SOURCE
     before = source.read_text(encoding="utf-8").strip() if source.exists() else ""
     if before and before != str(options.file.resolve()):
@@ -143,7 +156,8 @@ def _print(rows: list[dict]):
     for row in rows:
         group, frames, atoms, *errors = row.values()
         shown = ["" if error is None else f"{error:.2f}" for error in errors]
-        table.add_row(group, str(frames), str(atoms), *shown)
+        # a group may be named by anything, markup of rich's too
+        table.add_row(rich.text.Text(group), str(frames), str(atoms), *shown)
     console = rich.console.Console()
     options = console.options.update_width(1000)
     # no number is cut where the terminal, or 80 columns for a file, is too narrow

@@ -171,6 +171,7 @@ class Dataset:
         fitted = references is None and not isolated
         if fitted:
             references = fit_reference_energies(train_structures)
+            _require_fitted(references, val_structures, [val_names[i] for i in val_indices])
         elif references is None:
             references = energies_of_atoms(isolated)
         references = dict(references)
@@ -285,6 +286,24 @@ def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray
             "references; give structures of several atoms too"
         )
     return np.flatnonzero(~isolated), np.flatnonzero(isolated)
+
+
+def _require_fitted(references, structures: Sequence[Structure], names: Sequence[str]):
+    """Refuse elements whose energy no training structure tells.
+
+    Raises:
+      DataError: one of them, with the first structure that has it.
+    """
+    for structure, name in zip(structures, names, strict=True):
+        unseen = sorted(set(structure.numbers.tolist()) - set(references))
+        if unseen:
+            raise DataError(
+                f"{name}: validates with {', '.join(chemical_symbols[z] for z in unseen)}, which "
+                "no training structure has, and reference energies are fitted to these; train on "
+                "such structures (another seed= may choose them), leave them out, or give the "
+                "energy of the isolated atom (data.reference_energies, or a frame with "
+                "config_type=IsolatedAtom)"
+            )
 
 
 def _warn_of_unseen_elements(train, val):

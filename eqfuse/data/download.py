@@ -62,7 +62,10 @@ def fetch(remote: RemoteFile, folder: Path) -> Path:
             raise DataError(
                 f"{path} cannot be written: {error.strerror}; what has arrived is kept"
             ) from error
-    _check(remote, path)
+    try:
+        _check(remote, path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     return path
 
 
@@ -143,7 +146,8 @@ def _check(remote: RemoteFile, path: Path):
     if expected is None and recorded.exists():
         expected = f"sha256:{recorded.read_text(encoding='utf-8').strip()}"
     if expected is None:
-        recorded.write_text(_digest("sha256", path) + "\n", encoding="utf-8")
+        if path.suffix == ".part":  # no copy of somebody else's, whose folder may be read-only
+            recorded.write_text(_digest("sha256", path) + "\n", encoding="utf-8")
         return
     algorithm, _, value = expected.partition(":")
     found = _digest(algorithm, path)

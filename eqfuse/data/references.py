@@ -14,6 +14,9 @@ from eqfuse.data.errors import DataError
 from eqfuse.data.extxyz import read_extxyz
 from eqfuse.data.structures import Structure
 
+TOLERANCE = 1e-6
+"""eV between two energies of the same atom: as many digits as files are written with."""
+
 
 def isolated_atom_energies(
     path: str | os.PathLike, *, energy_key: str = "energy"
@@ -49,19 +52,19 @@ def energies_of_atoms(atoms: Sequence[tuple[str, Structure]]) -> dict[int, float
     Returns:
       atomic number -> energy in eV, sorted by atomic number.
     Raises:
-      DataError: an atom without an energy, an element given twice with different energies.
+      DataError: an atom without an energy, an element given twice with different energies; of two
+        that differ by rounding the first is taken.
     """
     energies: dict[int, float] = {}
     for where, atom in atoms:
         if atom.energy is None:
             raise DataError(f"{where}: an isolated atom without an energy")
         number = int(atom.numbers[0])
-        if energies.get(number, atom.energy) != atom.energy:
+        if abs(energies.setdefault(number, atom.energy) - atom.energy) > TOLERANCE:
             raise DataError(
                 f"{where}: a second energy for {chemical_symbols[number]}, {atom.energy} eV "
                 f"after {energies[number]} eV; keep one"
             )
-        energies[number] = atom.energy
     return dict(sorted(energies.items()))
 
 

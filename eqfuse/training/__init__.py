@@ -1,6 +1,6 @@
 """Training: configuration, loop, checkpoints."""
 
-__all__ = ["CheckpointError", "load_run"]
+__all__ = ["CheckpointError", "load_run", "read_metadata"]
 
 
 def __getattr__(name: str):

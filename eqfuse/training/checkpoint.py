@@ -182,13 +182,28 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
     Raises:
       CheckpointError: no readable checkpoint there.
     """
-    params, metadata, _ = read_checkpoint(folder, (which,) if which else ("best", "last"))
+    params, metadata, _ = read_checkpoint(folder, _names(which))
     return module_of(metadata, backend), jax.tree.map(jnp.asarray, params), metadata
+
+
+def read_metadata(folder, *, which: str | None = None) -> dict:
+    """What `load_run` gives as metadata, without the network.
+
+    Args:
+      folder, which: see `load_run`.
+    Raises:
+      CheckpointError: no readable checkpoint there.
+    """
+    return _read_metadata(*_newest(folder, _names(which)))
+
+
+def _names(which: str | None) -> tuple[str, ...]:
+    return (which,) if which else ("best", "last")
 
 
 def has_checkpoint(folder, name: str) -> bool:
     """Whether a run has a whole checkpoint of that name, "best" or "last"."""
-    return bool(_serials(Path(folder).resolve() / "checkpoints" / name))
+    return bool(_serials(Path(folder).expanduser().resolve() / "checkpoints" / name))
 
 
 def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
@@ -203,11 +218,20 @@ def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
     Raises:
       CheckpointError: no checkpoint, a damaged one, or one of another model.
     """
-    folder = Path(folder).resolve()
+    return _read(*_newest(folder, names), state_like)
+
+
+def _newest(folder, names: tuple[str, ...]) -> tuple[Path, int]:
+    """Where the first of the named checkpoints that a run has is, and its number.
+
+    Raises:
+      CheckpointError: it has none.
+    """
+    folder = Path(folder).expanduser().resolve()
     for name in names:
         path = folder / "checkpoints" / name
         if serials := _serials(path):
-            return _read(path, max(serials), state_like)
+            return path, max(serials)
     raise CheckpointError(f"{folder} has no checkpoint ({' or '.join(names)}); is it a run folder?")
 
 
@@ -217,16 +241,7 @@ def _serials(path: Path) -> list[int]:
 
 
 def _read(path: Path, serial: int, state_like):
-    where = path / str(serial)
-    metadata = _restore(path, serial, metadata=ocp.args.JsonRestore())["metadata"]
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        found = metadata.get("format") if isinstance(metadata, dict) else None
-        raise CheckpointError(
-            f"checkpoint {where} has format {found}, this version reads format {FORMAT}"
-        )
-    digest = metadata.pop("sha256", None)
-    if digest != _text_digest(metadata):
-        raise CheckpointError(f"checkpoint {where} is damaged: its metadata has changed")
+    where, metadata = path / str(serial), _read_metadata(path, serial)
     arguments = {"params": ocp.args.StandardRestore()}
     if state_like is not None:
         if "state" not in metadata["arrays_sha256"]:
@@ -237,6 +252,20 @@ def _read(path: Path, serial: int, state_like):
         if _digest(item) != metadata["arrays_sha256"][key]:
             raise CheckpointError(f"checkpoint {where} is damaged: {key} has changed")
     return restored["params"], metadata, restored.get("state")
+
+
+def _read_metadata(path: Path, serial: int) -> dict:
+    where = path / str(serial)
+    metadata = _restore(path, serial, metadata=ocp.args.JsonRestore())["metadata"]
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        found = metadata.get("format") if isinstance(metadata, dict) else None
+        raise CheckpointError(
+            f"checkpoint {where} has format {found}, this version reads format {FORMAT}"
+        )
+    digest = metadata.pop("sha256", None)
+    if digest != _text_digest(metadata):
+        raise CheckpointError(f"checkpoint {where} is damaged: its metadata has changed")
+    return metadata
 
 
 def _restore(path: Path, serial: int, **arguments):
@@ -279,4 +308,5 @@ def module_of(metadata: dict, backend: str | None):
         scale=tuple(potential["scale"]),
         shift=tuple(potential["shift"]),
         trainable_scale_shift=potential["trainable_scale_shift"],
+        binds_within=potential.get("binds_within"),  # older runs have no factor
     )

@@ -212,7 +212,7 @@ class Config:
     )
     run: str | None = setting(None, "folder of the run; null: runs/<date-time>_<model>_<data>")
     start_from: str | None = setting(
-        None, "folder of a run whose trained network to start from; see Options"
+        None, "folder of a run whose trained network to start from; see Options", reads=True
     )
     resume: str | None = setting(
         None, "folder of an interrupted run to go on with; see Options. Nothing else is needed"

@@ -38,6 +38,7 @@ class MoleculeData:
         "extxyz file of isolated atoms, energies in eV under the same key; null: frames of the "
         "data with config_type=IsolatedAtom, or, without any, least squares per species; with "
         "start_from=, null: those of that run; fit: these, moved by least squares to the data",
+        reads=True,
     )
 
     def __post_init__(self):
@@ -87,6 +88,7 @@ class FileData(MoleculeData):
         None,
         "a file or pattern, of the same format, to validate with; null: frames of data.path "
         "(data.val)",
+        reads=True,
     )
 
     def __post_init__(self):
@@ -106,7 +108,9 @@ class ExtxyzData(FileData):
 
     name: str = "extxyz"
     path: str | None = setting(
-        None, "the file to train on, or a pattern for several: 'frames/*.xyz' (required)"
+        None,
+        "the file to train on, or a pattern for several: 'frames/*.xyz' (required)",
+        reads=True,
     )
     energy_key: str = setting("energy", "name of the energies in the file, eV")
     forces_key: str = setting("forces", "name of the forces in the file, eV/Å")
@@ -126,8 +130,10 @@ class ExtxyzData(FileData):
 class PublicData(FileData):
     """A public set: a local file, or downloaded."""
 
-    path: str | None = setting(None, "a local file to train on; null: download it")
-    folder: str | None = setting(None, "where downloads are kept; null: ~/.cache/eqfuse")
+    path: str | None = setting(None, "a local file to train on; null: download it", reads=True)
+    folder: str | None = setting(
+        None, "where downloads are kept; null: ~/.cache/eqfuse", reads=True
+    )
 
     @property
     def origin(self) -> str:

@@ -114,6 +114,7 @@ def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential,
         scale=(dataset.force_rms,) * count,
         shift=(dataset.energy_per_atom,) * count,
         trainable_scale_shift=trainable,
+        binds_within=None if dataset.references_fitted else config.model.cutoff,
     )
     return potential, fields
 
@@ -262,6 +263,7 @@ def _metadata(config, dataset, potential, fields) -> dict:
             "scale": list(potential.scale),
             "shift": list(potential.shift),
             "trainable_scale_shift": potential.trainable_scale_shift,
+            "binds_within": potential.binds_within,
         },
         "data_sha256": _fingerprint(dataset),
         "species": list(dataset.species),

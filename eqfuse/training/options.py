@@ -1,6 +1,8 @@
 """From command line arguments to a checked `Config`, through Hydra."""
 
 import dataclasses
+import os
+import re
 
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
@@ -15,6 +17,7 @@ from eqfuse.training.config import (
     SHORTHANDS,
     Config,
 )
+from eqfuse.training.data_config import FIT
 from eqfuse.training.presets import PRESETS
 from eqfuse.training.settings import ConfigError, nearest
 
@@ -59,10 +62,12 @@ def parse(arguments: list[str]) -> Config:
             continue
         full = SHORTHANDS.get(key, key)
         _check_key(key, full, settings, choices)
+        if settings[full].type in (str, str | None):
+            override = _as_text(override)
         lines.append(full + override.input_line[len(key) :])
     with initialize(version_base="1.3", config_path=None):
         try:
-            return OmegaConf.to_object(compose("eqfuse", overrides=lines))
+            return _placed(OmegaConf.to_object(compose("eqfuse", overrides=lines)))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_short(error, settings)) from error
 
@@ -78,21 +83,49 @@ def _override(argument: str):
     key, equals, value = argument.partition("=")
     if not equals or not key:
         raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
-    parser = OverridesParser.create()
     try:
-        override = parser.parse_override(argument)
+        override = OverridesParser.create().parse_override(argument)
     except HydraException:
         override = None
     if override is None or override.is_sweep_override():
         # A file name may hold characters that mean something to Hydra.
-        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-        try:
-            override = parser.parse_override(f"{key}='{quoted}'")
-        except HydraException as error:
-            raise ConfigError(
-                f"{argument} is not a setting; write it as name=value, see --help"
-            ) from error
+        override = _quoted(key, value)
     return override
+
+
+def _quoted(key: str, value: str):
+    """The override whose value is this text, whatever it means to Hydra."""
+    # A backslash means something to Hydra only before a quotation mark.
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", value))
+    try:
+        return OverridesParser.create().parse_override(f"{key}='{escaped}'")
+    except HydraException as error:
+        raise ConfigError(
+            f"{key}={value} is not a setting; write it as name=value, see --help"
+        ) from error
+
+
+def _as_text(override):
+    """The override of a text by what was typed: 2024_06_01 is a number to Hydra."""
+    key, _, value = override.input_line.partition("=")
+    if value == "null" or (value[:1] in ("'", '"') and value[:1] == value[-1:]):
+        return override
+    return _quoted(key, value)
+
+
+def _placed(config: Config) -> Config:
+    """With the paths that are read whole: a run may be gone on with from another folder."""
+    run = None if config.run is None else os.path.expanduser(config.run)
+    data = _with_whole_paths(config.data)
+    return dataclasses.replace(_with_whole_paths(config), data=data, run=run)
+
+
+def _with_whole_paths(settings):
+    def whole(path):
+        return path if path in (None, FIT) else os.path.abspath(os.path.expanduser(path))
+
+    paths = [f.name for f in dataclasses.fields(settings) if f.metadata.get("reads")]
+    return dataclasses.replace(settings, **{name: whole(getattr(settings, name)) for name in paths})
 
 
 def _check_choice(group: str, value):

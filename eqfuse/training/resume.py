@@ -33,9 +33,10 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
             f"the run; only {', '.join(CHANGEABLE)} can"
         )
     others = parse([argument for argument in arguments if not argument.startswith("resume=")])
-    config = read_config(Path(given["resume"]))
+    folder = str(Path(given["resume"]).expanduser())
+    config = read_config(Path(folder))
     changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
-    return dataclasses.replace(config, **changed, run=given["resume"], resume=given["resume"])
+    return dataclasses.replace(config, **changed, run=folder, resume=folder)
 
 
 def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:

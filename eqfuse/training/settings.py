@@ -17,9 +17,9 @@ def nearest(name: str, valid) -> str:
     return f"nearest: {', '.join(close)}; {rest}" if close else rest
 
 
-def setting(default, text: str):
-    """A field with a default, and what it means as its `help`."""
-    return field(default=default, metadata={"help": text})
+def setting(default, text: str, *, reads: bool = False):
+    """A field with a default, and what it means as its `help`; `reads`: a path that is read."""
+    return field(default=default, metadata={"help": text, "reads": reads})
 
 
 def require(ok: bool, key: str, value, what: str):

@@ -200,3 +200,16 @@ def test_checksums_are_those_of_the_published_files(shared_data):
             if path.exists():
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 assert public.PUBLIC[name][file].checksum == f"sha256:{digest}"
+
+
+def test_a_copy_in_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch):
+    """Put there by somebody else: nothing is recorded beside it."""
+    (tmp_path / "file").write_bytes(CONTENT)
+    monkeypatch.setattr(download.Path, "write_text", None)
+    assert fetch(RemoteFile("file", "http://127.0.0.1:1/file"), tmp_path) == tmp_path / "file"
+
+
+def test_a_copy_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "file").mkdir()
+    with pytest.raises(DataError, match="file cannot be read: Is a directory"):
+        fetch(RemoteFile("file", "http://127.0.0.1:1/file", SHA256), tmp_path)

@@ -1,5 +1,7 @@
 """Energies, forces and stress of random networks, in float64: energies are of the order of 1 eV."""
 
+import functools
+
 import ase
 import jax
 import jax.numpy as jnp
@@ -260,6 +262,57 @@ def test_scale_and_shift_are_parameters(potential, variables, make_graph, molecu
     difference = energy(doubled) - energy(variables)
     expected = np.array([0.2, -0.4, 0.1])[graph.species].sum()
     np.testing.assert_allclose(difference, expected, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("model", ["nequip", "mace", "allegro"])
+def test_the_energy_of_an_isolated_atom_is_its_reference(
+    small_potential, make_graph, molecule, model
+):
+    """In a molecule the factor is one; an atom leaves it without a jump of energy or force."""
+    plain = small_potential(model)
+    bound = plain.clone(binds_within=CUTOFF)
+    species, positions, cell = molecule(0)
+    positions = positions / 2  # with as many neighbours as atoms of a molecule have
+    graph = make_graph([(species, positions, cell)], CUTOFF)
+    variables = plain.init(jax.random.key(0), graph.vectors, graph.species, graph.edges)
+
+    compiled = {p: jax.jit(functools.partial(predict, p)) for p in (plain, bound)}
+
+    def energies_and_forces(potential, positions):
+        graph = make_graph([(species, positions, cell)], CUTOFF)
+        found = compiled[potential](variables, graph)
+        return np.asarray(found.node_energy), np.asarray(found.forces)
+
+    real = np.asarray(graph.node_mask)
+    energies, forces = energies_and_forces(bound, positions)
+    expected, expected_forces = energies_and_forces(plain, positions)
+    near = np.exp(-4 * _near(positions))[: real.sum()]
+    assert near.max() < 1e-3
+    np.testing.assert_allclose(energies[real], (1 - near) * expected[real], rtol=1e-12)
+    assert np.abs(forces - expected_forces).max() < 0.05 * np.abs(expected_forces).max()
+
+    apart = positions * 100.0
+    energies, forces = energies_and_forces(bound, apart)
+    np.testing.assert_array_equal(energies[real], 0.0)
+    np.testing.assert_array_equal(forces, 0.0)
+    assert np.abs(energies_and_forces(plain, apart)[0][real]).min() > 0.05
+
+    # the first atom leaves: the force is the derivative, up to where nothing is left of it
+    direction, step = np.eye(1, len(species)).T * [[1.0, 0.0, 0.0]], 1e-5
+    for distance in (0.0, 2.5, 3.5):
+        total = [
+            energies_and_forces(bound, positions + (distance + s) * direction)[0][real].sum()
+            for s in (-step, step)
+        ]
+        force = energies_and_forces(bound, positions + distance * direction)[1][0, 0]
+        assert force == pytest.approx(-(total[1] - total[0]) / (2 * step), abs=1e-6)
+
+
+def _near(positions):
+    """The sum of the polynomial cutoffs of the neighbours, power 6, as in the paper."""
+    x = np.linalg.norm(positions[:, None] - positions[None], axis=-1) / CUTOFF
+    u = 1 - 28 * x**6 + 48 * x**7 - 21 * x**8
+    return np.where((x > 0) & (x < 1), u, 0).sum(axis=1)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import ase.io
 import numpy as np
 import pytest
 from ase import units
+from ase.calculators.calculator import PropertyNotImplementedError
 from ase.md.verlet import VelocityVerlet
 
 import eqfuse
@@ -183,3 +184,40 @@ def test_what_the_run_does_not_know_is_refused(run, tmp_path):
         eqfuse.Calculator(tmp_path)
     with pytest.raises(ValueError, match="skin"):
         eqfuse.Calculator(run, skin=-1.0)
+
+
+def test_atoms_that_come_and_go_compile_little(run):
+    """Vacancies use the program of the whole crystal, and many sizes a few programs."""
+    calculator, fresh = eqfuse.Calculator(run), eqfuse.Calculator(run)
+    crystal = ase.build.bulk("Cu", cubic=True).repeat((2, 2, 1))
+    crystal.rattle(0.05, seed=1)
+    for count in (16, 15, 14, 12, 16, 9, 15):
+        energy = calculator.get_potential_energy(crystal[:count])
+        assert energy == pytest.approx(fresh.get_potential_energy(crystal[:count]), abs=1e-9)
+        fresh._shapes.clear()
+    assert calculator.num_compilations == 1
+    assert fresh.num_compilations == 5  # it has no other sizes to use: as many as there are
+    added = crystal.repeat((1, 1, 2))
+    for count in range(17, 33):
+        calculator.get_potential_energy(added[:count])
+    assert calculator.num_compilations <= 8
+
+
+def test_a_slab_has_the_stress_that_training_gave_it(run):
+    slab = ase.build.fcc111("Cu", (1, 1, 3), vacuum=5.0)
+    slab.pbc = (True, True, False)
+    slab.rattle(0.05, seed=0)
+    slab.calc = eqfuse.Calculator(run)
+    xx, step, energies = slab.get_stress()[0], 1e-4, []
+    for sign in (1, -1):
+        moved = slab.copy()
+        strain = np.diag([1 + sign * step / 2, 1, 1])
+        moved.set_cell(slab.cell.array @ strain, scale_atoms=True)
+        moved.calc = slab.calc
+        energies.append(moved.get_potential_energy())
+    slope = (energies[0] - energies[1]) / step / slab.get_volume()
+    assert xx == pytest.approx(slope, abs=1e-7, rel=1e-5)
+    assert abs(xx) > 1e-4
+    slab.set_cell(slab.cell.array * [[1], [1], [0]])
+    with pytest.raises(PropertyNotImplementedError):
+        slab.get_stress()

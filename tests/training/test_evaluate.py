@@ -6,6 +6,7 @@ import ase.io
 import matplotlib.image
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.evaluate import main as evaluate
 from eqfuse.training.main import main
@@ -164,3 +165,45 @@ def test_bad_input_is_refused(run, copper, tmp_path, capsys):
         error = capsys.readouterr().err
         assert part in error
         assert len(error.splitlines()) == 1
+
+
+def test_labels_are_those_of_the_training(water, tmp_path, capsys):
+    """A file may hold energies of another method under the usual names."""
+    frames = ase.io.read(water, ":")
+    for atoms in frames:
+        atoms.info["dft_energy"] = atoms.get_potential_energy()
+        atoms.arrays["dft_forces"] = atoms.get_forces()
+        others = {"energy": 100.0, "forces": np.ones((3, 3))}
+        atoms.calc = SinglePointCalculator(atoms, **others)
+    path, folder = tmp_path / "both.xyz", tmp_path / "run"
+    ase.io.write(path, frames, format="extxyz")
+    keys = ["data.energy_key=dft_energy", "data.forces_key=dft_forces"]
+    assert (
+        main(["data=extxyz", f"data.path={path}", *keys, *TINY, "epochs=1", f"run={folder}"]) == 0
+    )
+    errors = {}
+    for name, more in (
+        ("own", ()),
+        ("usual", ("--energy-key", "energy", "--forces-key", "forces")),
+    ):
+        out = tmp_path / name
+        capsys.readouterr()
+        assert evaluate([str(folder), str(path), "--out", str(out), *more]) == 0
+        assert ("energy under the key 'dft_energy'" in capsys.readouterr().out) == (name == "own")
+        with open(out / "errors.csv", newline="", encoding="utf-8") as file:
+            errors[name] = float(next(csv.DictReader(file))["energy_mae_mev_per_atom"])
+    assert errors["own"] < 10_000 < errors["usual"]  # 100 eV and more apart, for three atoms
+
+
+def test_a_group_may_be_named_by_anything(run, water, tmp_path, capsys):
+    frames = ase.io.read(water, ":2")
+    for atoms, name in zip(frames, ("slab[/x]", "slab[red]"), strict=True):
+        atoms.info["config_type"] = name
+    ase.io.write(tmp_path / "md.300K.xyz", frames, format="extxyz")
+    ase.io.write(tmp_path / "md.600K.xyz", frames, format="extxyz")
+    for name in ("md.300K", "md.600K"):
+        assert evaluate([str(run), str(tmp_path / f"{name}.xyz")]) == 0
+        out = capsys.readouterr().out
+        assert "config_type slab[/x]" in out
+        assert "config_type slab[red]" in out
+        assert (run / f"evaluation-{name}" / "errors.csv").exists()

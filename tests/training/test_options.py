@@ -1,10 +1,12 @@
 import dataclasses
+import os
 
 import pytest
 
 from eqfuse.training.config import GROUPS, SHORTHANDS, Config, ConfigError
 from eqfuse.training.options import parse, to_yaml
 from eqfuse.training.presets import PRESETS
+from eqfuse.training.resume import read_config
 from eqfuse.training.usage import usage
 
 MOLECULE = ["data=extxyz", "data.path=x.xyz"]
@@ -54,7 +56,8 @@ def test_any_field_can_be_set_and_shorthands_mean_the_field():
 
 @pytest.mark.parametrize("path", ["/a b/c.xyz", "a=b,c.xyz", "it's.xyz", "x(1).xyz", "ü:1.xyz"])
 def test_file_names_may_hold_any_character(path):
-    assert parse(["data=extxyz", f"data.path={path}"]).data.path == path
+    config = parse(["data=extxyz", f"data.path={path}"])
+    assert config.data.path == os.path.abspath(path)
 
 
 @pytest.mark.parametrize(("model", "name"), [(m, p) for m in PRESETS for p in PRESETS[m]])
@@ -148,6 +151,32 @@ def test_usage_names_every_setting():
 
 
 def test_yaml_holds_the_resolved_settings():
-    text = to_yaml(parse(["layers=5", "data=extxyz", "data.path=a b.xyz"]))
-    for line in ("  layers: 5", "  channels: 32", "  path: a b.xyz", "  name: extxyz", "seed: 0"):
+    text = to_yaml(parse(["layers=5", "data=extxyz", "data.path=/a b.xyz"]))
+    for line in ("  layers: 5", "  channels: 32", "  path: /a b.xyz", "  name: extxyz", "seed: 0"):
         assert line in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    "name", ["2024_06_01", "1e3", "true", "str(3)", "a\\ b", "a,b", "c\\", "0x1"]
+)
+def test_a_text_is_what_was_typed(tmp_path, name):
+    config = parse([f"run={name}", *MOLECULE, f"data.energy_key={name}"])
+    assert (config.run, config.data.energy_key) == (name, name)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert read_config(tmp_path) == config
+    assert parse(["run=null"]).run is None
+    assert parse(["run='it is'"]).run == "it is"
+
+
+def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    given = ["data=extxyz", "data.path=~/a*.xyz", "data.val_path=b.xyz", "run=~/first"]
+    config = parse([*given, "data.reference_energies=../c.xyz", "start_from=runs/base"])
+    data, home = config.data, f"{tmp_path}/home"
+    assert (data.path, data.val_path) == (f"{home}/a*.xyz", f"{tmp_path}/b.xyz")
+    assert data.reference_energies == f"{tmp_path.parent}/c.xyz"
+    assert (config.run, config.start_from) == (f"{home}/first", f"{tmp_path}/runs/base")
+    assert parse(["data=3bpa", "data.folder=d"]).data.folder == f"{tmp_path}/d"
+    fitted = parse([*MOLECULE, "start_from=runs/base", "data.reference_energies=fit"])
+    assert fitted.data.reference_energies == "fit"

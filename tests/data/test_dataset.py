@@ -165,7 +165,9 @@ def test_element_only_in_validation_is_named(structures):
     val = split_indices(20, None, 0.1, seed=0)[1]
     chlorine = Structure([17, 1], [[0, 0, 0], [1.3, 0, 0]], energy=-1.0, forces=np.zeros((2, 3)))
     structures[val[0]] = chlorine
-    with pytest.raises(DataError, match=rf"structure {val[0]}: validates with Cl, which no training"):
+    with pytest.raises(
+        DataError, match=rf"structure {val[0]}: validates with Cl, which no training"
+    ):
         build(structures)
 
 

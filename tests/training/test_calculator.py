@@ -186,6 +186,20 @@ def test_what_the_run_does_not_know_is_refused(run, tmp_path):
         eqfuse.Calculator(run, skin=-1.0)
 
 
+def test_isolated_atoms_have_the_energies_that_were_given(water, tmp_path):
+    given = {"H": 3.25, "O": 4.5}
+    kind = {"config_type": "IsolatedAtom"}
+    atoms = [ase.Atoms(symbol, info={**kind, "energy": e}) for symbol, e in given.items()]
+    ase.io.write(tmp_path / "all.xyz", [*atoms, *ase.io.read(water, ":")], format="extxyz")
+    settings = ["data=extxyz", f"data.path={tmp_path / 'all.xyz'}", *TINY, "epochs=1"]
+    assert main([*settings, f"run={tmp_path / 'run'}"]) == 0
+    calculator = eqfuse.Calculator(tmp_path / "run")
+    for symbol, energy in given.items():
+        assert calculator.get_potential_energy(ase.Atoms(symbol)) == energy
+    apart = ase.Atoms("H2O", [[0, 0, 0], [50, 0, 0], [0, 50, 0]])
+    assert calculator.get_potential_energy(apart) == 11.0
+
+
 def test_atoms_that_come_and_go_compile_little(run):
     """Vacancies use the program of the whole crystal, and many sizes a few programs."""
     calculator, fresh = eqfuse.Calculator(run), eqfuse.Calculator(run)

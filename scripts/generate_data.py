@@ -1,8 +1,11 @@
 """Generate the data that ships in eqfuse/data/embedded: molecular dynamics with GFN2-xTB.
 
     pip install tblite ase && python scripts/generate_data.py [FOLDER]
+    python scripts/generate_data.py --check [FOLDER]
 
-Takes about twenty minutes on one core, most of it for the crystal. Units: Å, eV, eV/Å, eV/Å^3.
+Takes about twenty minutes on one core, most of it for the crystal. The check compares forces and
+stresses of three frames of each file with central differences of the energy.
+Units: Å, eV, eV/Å, eV/Å^3.
 References: Bannwarth, Ehlert and Grimme 2019, doi:10.1021/acs.jctc.8b01176 (GFN2-xTB).
 """
 
@@ -57,8 +60,8 @@ LITHIUM_FLUORIDE = (
 )
 
 
-def calculator() -> TBLite:
-    return TBLite(method="GFN2-xTB", accuracy=0.1, verbosity=0)
+def calculator(accuracy: float = 0.1) -> TBLite:
+    return TBLite(method="GFN2-xTB", accuracy=accuracy, verbosity=0)
 
 
 def sample(atoms, trajectory: Trajectory, rng: np.random.Generator) -> list[dict]:
@@ -115,8 +118,62 @@ def write(path: pathlib.Path, atoms, trajectories, seed: int):
     print(f"{path}: {len(frames)} frames, {path.stat().st_size / 1000:.0f} kB", flush=True)
 
 
+def check(path: pathlib.Path):
+    """Print how far forces and stresses of a file are from central differences of the energy."""
+    with np.load(path) as arrays:
+        found = {key: arrays[key] for key in arrays.files}
+    count = len(found["positions"])
+    for k in (0, count // 2, count - 1):
+        atoms = ase.Atoms(found["numbers"], found["positions"][k].astype(np.float64))
+        if "cell" in found:
+            atoms.cell, atoms.pbc = found["cell"][k], True
+        slopes = [
+            [-_slope(atoms, lambda a, s, i=i, j=j: _shift(a, i, j, s), 1e-3) for j in range(3)]
+            for i in range(len(atoms))
+        ]
+        difference = np.abs(found["forces"][k] - slopes).max()
+        line = f"{path.name}, frame {k}: forces {difference:.1e} eV/Å"
+        if "stress" in found:
+            pairs = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
+            volume = atoms.get_volume()
+            strained = [
+                _slope(atoms, lambda a, s, p=p: _strain(a, p, s), 1e-3) / volume for p in pairs
+            ]
+            difference = [found["stress"][k][p] for p in pairs] - np.array(strained)
+            line += f", stress {np.abs(difference).max():.1e} eV/Å^3"
+        print(line, flush=True)
+
+
+def _slope(atoms, change, step: float) -> float:
+    """The central difference of the energy by what `change(atoms, amount)` does to a copy, eV."""
+    energies = []
+    for sign in (1, -1):
+        moved = atoms.copy()
+        change(moved, sign * step)
+        moved.calc = calculator(accuracy=0.01)
+        energies.append(moved.get_potential_energy())
+    return (energies[0] - energies[1]) / (2 * step)
+
+
+def _shift(atoms, i: int, j: int, amount: float):
+    atoms.positions[i, j] += amount
+
+
+def _strain(atoms, pair: tuple[int, int], amount: float):
+    strain = np.eye(3)
+    strain[pair] += amount / 2
+    strain[pair[::-1]] += amount / 2
+    atoms.set_cell(atoms.cell.array @ strain, scale_atoms=True)
+
+
 def main():
-    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_FOLDER
+    arguments = sys.argv[1:]
+    checks = arguments[:1] == ["--check"]
+    folder = pathlib.Path((arguments[checks:] or [DEFAULT_FOLDER])[0])
+    if checks:
+        for name in ("ethanol.npz", "lif.npz"):
+            check(folder / name)
+        return
     folder.mkdir(parents=True, exist_ok=True)
     ethanol = ase.build.molecule("CH3CH2OH")
     ethanol.calc = calculator()

@@ -50,7 +50,7 @@ class Kernels(nn.Module):
 
 
 def kernels(module: nn.Module, x) -> list[jax.Array]:
-    """The matrices of a module's layers of its `widths`, its parameters, which read x at first."""
+    """The matrix of each layer of a module with `widths`, as its parameters; the first reads x."""
     sizes = [x.shape[1], *module.widths]
     return [
         _Kernel(shape, name=f"Dense_{i}")(x.dtype)

@@ -1,4 +1,4 @@
-"""Which implementation runs an op: chosen by argument, never by hidden state."""
+"""Which implementation runs an op: chosen by argument, or by EQFUSE_BACKEND where that is None."""
 
 from __future__ import annotations
 

@@ -24,7 +24,13 @@ from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._leading import Leading
 from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked
-from eqfuse.ops._tensor_product import irreps_filter, normalization, operands
+from eqfuse.ops._tensor_product import (
+    elementwise_tensor_product,
+    evaluate_rows,
+    irreps_filter,
+    normalization,
+    operands,
+)
 
 
 class TensorProductLinear(nn.Module):
@@ -111,9 +117,14 @@ class TensorProductLinear(nn.Module):
             return out if self.split is None else _split(out, self._parts(out.irreps))
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
+        irreps = self._mixed_irreps(x, y, edges)
+        if product.expand and edges is not None:  # multiplicities on both sides: no one kernel
+            x, y = self._summed(x, y, weights, edges, options)
+            weights = edges = None
+            product = self._product(x, y, weights, edges, options)
         linear, declared = _linear.for_product(
             product,
-            self._mixed_irreps(x, y, edges),
+            irreps,
             self.irreps_out,
             force_irreps_out=self.force_irreps_out,
             biases=self.biases,
@@ -178,6 +189,16 @@ class TensorProductLinear(nn.Module):
             scalar_first=self.scalar_first,
             **common,
         )
+
+    def _summed(self, x, y, weights, edges, options):
+        """The products summed over the edges of a node, and a scalar one to multiply them with."""
+        backend = resolve(self.backend)
+        x = x[edges.senders]
+        messages = evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
+        if weights is not None:
+            messages = elementwise_tensor_product(messages, weights, backend=backend)
+        out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+        return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
 
     def _mixed_irreps(self, x, y, edges) -> e3nn.Irreps:
         """Irreps of what e3nn's Linear gets: the product, or its sum over the edges of a node."""

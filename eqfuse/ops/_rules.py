@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.sharding import PartitionSpec
 
@@ -20,7 +19,12 @@ def compiled(primitive):
 
 def instantiated(cotangents):
     """The cotangents as arrays, also those that JAX knows to be zero."""
-    return [jnp.zeros(c.aval.shape, c.aval.dtype) if type(c) is ad.Zero else c for c in cotangents]
+    return [ad.instantiate_zeros(c) for c in cotangents]
+
+
+def abstract(array):
+    """What `jax.linear_transpose` has to know of an array: also what it varies over."""
+    return jax.typeof(array).update(weak_type=False)
 
 
 def transpose_of(function, cotangents, arrays, **params):
@@ -33,8 +37,8 @@ def transpose_of(function, cotangents, arrays, **params):
             full[n] = a
         return function(*full, **params)
 
-    shapes = [jax.ShapeDtypeStruct(arrays[n].aval.shape, arrays[n].aval.dtype) for n in linear]
-    found = iter(jax.linear_transpose(restricted, *shapes)(list(cotangents)))
+    avals = [arrays[n].aval.update(weak_type=False) for n in linear]
+    found = iter(jax.linear_transpose(restricted, *avals)(list(cotangents)))
     return [next(found) if ad.is_undefined_primal(a) else None for a in arrays]
 
 

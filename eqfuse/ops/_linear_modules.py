@@ -161,6 +161,12 @@ def check_index(index, num_indexed_weights) -> None:
         raise ValueError(f"index must be of integers, got {jnp.asarray(index).dtype}")
 
 
+def wrapped(index, num_sets: int) -> jax.Array:
+    """The index as int32; a negative one counts from the last set, as it does for e3nn."""
+    index = jnp.asarray(index).astype(jnp.int32)
+    return jnp.where(index < 0, index + num_sets, index)
+
+
 def declare(module: nn.Module, parameters, num_sets: int | None, dtype) -> dict[str, jax.Array]:
     """Parameters of e3nn's Linear by name, in the scope of a module, in their order."""
     lead = (num_sets,) if num_sets else ()
@@ -192,7 +198,7 @@ def _evaluate(linears, inputs, parameters, index, backend):
     leading = Leading.of(shape, [x.array for x in inputs])
     arrays = [leading.rows(x.array) for x in inputs]
     if index is not None:
-        index = leading.rows(index, others=0).astype(jnp.int32)
+        index = leading.rows(wrapped(index, linears[0].mixing.num_sets), others=0)
     [out] = _mixing_primitive.evaluate(
         _linear.sum_of(linears), [*arrays, *parameters], index, leading.count, resolve(backend)
     )

@@ -23,7 +23,7 @@ from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._leading import Leading
-from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked
+from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked, wrapped
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     evaluate_rows,
@@ -224,7 +224,7 @@ class TensorProductLinear(nn.Module):
             arrays.append(leading.rows(skip.array))
         integers = []
         if index is not None:
-            integers.append(leading.rows(index, others=0).astype(jnp.int32))
+            integers.append(leading.rows(wrapped(index, self.num_indexed_weights), others=0))
         if edges is not None:
             integers += [jnp.asarray(getattr(edges, n)) for n in _primitive.INDEX_ARRAYS]
         fused = _fused.Fused.build(product.form, linear, gate, skip is not None)

@@ -1,0 +1,56 @@
+"""Arguments of ops that e3nn and jax.numpy take, and what they make of them."""
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+
+BACKENDS = ["xla", "numba", "e3nn"]
+ROWS = 4
+
+
+def normal(irreps, dtype=jnp.float32, seed=0, rows=ROWS):
+    irreps = e3nn.Irreps(irreps)
+    return e3nn.normal(irreps, jax.random.key(seed), (rows,)).astype(dtype)
+
+
+def assert_close(a, b):
+    """The same but for the order of float32 sums of fewer than 100 terms."""
+    np.testing.assert_allclose(a, b, atol=100 * 2**-24 * np.abs(b).max(initial=0), rtol=0)
+
+
+class TestNegativeIndex:
+    """It counts from the last set of weights, as in numpy: in the value and in the gradient."""
+
+    @staticmethod
+    def value_and_gradient(function, parameters, index):
+        def loss(parameters):
+            return (function(parameters, index) ** 2).sum()
+
+        return function(parameters, index), jax.grad(loss)(parameters)
+
+    def assert_wraps(self, function, parameters, kind):
+        wrapped = self.value_and_gradient(function, parameters, jnp.array([2, 0, 1, 2]))
+        index = kind([-1, 0, 1, 2])
+        for f in (function, jax.jit(function)):
+            found = self.value_and_gradient(f, parameters, index)
+            jax.tree.map(assert_close, found, wrapped)
+
+    @pytest.mark.parametrize("kind", [np.array, jnp.array, lambda i: jnp.array(i, jnp.int8)])
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_linear(self, kind, backend):
+        module = ops.Linear("3x0e+2x1o", num_indexed_weights=3, backend=backend)
+        x = normal("2x0e+2x1o")
+        parameters = module.init(jax.random.key(0), jnp.zeros(ROWS, int), x)
+        self.assert_wraps(lambda p, i: module.apply(p, i, x).array, parameters, kind)
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_fused(self, backend):
+        options = {"num_indexed_weights": 3, "biases": True, "backend": backend}
+        module = ops.TensorProductLinearGate("4x0e+2x1o", **options)
+        x, y = normal("2x0e+2x1o"), normal("0e+1o", seed=1)
+        parameters = module.init(jax.random.key(0), x, y, index=jnp.zeros(ROWS, int))
+        self.assert_wraps(lambda p, i: module.apply(p, x, y, index=i).array, parameters, np.array)

@@ -54,3 +54,20 @@ class TestNegativeIndex:
         x, y = normal("2x0e+2x1o"), normal("0e+1o", seed=1)
         parameters = module.init(jax.random.key(0), x, y, index=jnp.zeros(ROWS, int))
         self.assert_wraps(lambda p, i: module.apply(p, x, y, index=i).array, parameters, np.array)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_grouped_dense_promotes(backend):
+    """Integers times floats, and kernels wider than x or of several types, as `x @ kernel`."""
+    x, kernel = jnp.ones((1, 2), jnp.int32), jnp.full((2, 1), 0.3)
+    out = ops.grouped_dense(x, [kernel], backend=backend)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, [[0.6]], rtol=2**-23)
+    for dtypes in ((jnp.bfloat16, jnp.float32), (jnp.float32, jnp.bfloat16)):
+        x, kernel = jnp.full((1, 2), 0.3, dtypes[0]), jnp.full((2, 1), 0.3, dtypes[1])
+        out = ops.grouped_dense(x, [kernel, kernel.astype(jnp.bfloat16)], backend=backend)
+        assert out.dtype == jnp.float32
+        expected = x.astype(jnp.float32) @ kernel.astype(jnp.float32)
+        np.testing.assert_allclose(out[:, :1], expected, rtol=2**-22)
+    integers = ops.grouped_dense(jnp.ones((1, 2), int), [jnp.ones((2, 1), int)], backend=backend)
+    assert integers.dtype == jnp.float32

@@ -7,14 +7,22 @@ from jax.interpreters import ad
 from jax.sharding import PartitionSpec
 
 
-def compiled(primitive):
-    """Outside `jit`: compiled once for each call and shapes."""
+def compiled(primitive, static=("call", "active", "wanted", "given", "reached")):
+    """Outside `jit`: compiled once for each call and shapes.
 
-    @functools.partial(jax.jit, static_argnames=("call", "active", "wanted", "given", "reached"))
+    Args:
+      static: names of the parameters.
+    """
+
+    @functools.partial(jax.jit, static_argnames=static)
     def bind(*arrays, **params):
         return primitive.bind(*arrays, **params)
 
-    return bind
+    def implementation(*arrays, **params):
+        with jax.disable_jit(False):  # under `jax.disable_jit`, the primitive would bind itself
+            return bind(*arrays, **params)
+
+    return implementation
 
 
 def instantiated(cotangents):

@@ -71,3 +71,28 @@ def test_grouped_dense_promotes(backend):
         np.testing.assert_allclose(out[:, :1], expected, rtol=2**-22)
     integers = ops.grouped_dense(jnp.ones((1, 2), int), [jnp.ones((2, 1), int)], backend=backend)
     assert integers.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("backend", ["xla", "numba"])
+def test_without_jit(backend):
+    """`jax.disable_jit` is for JAX's own functions; the ops compile theirs."""
+    x, y = normal("2x0e+2x1o"), normal("0e+1o", seed=1)
+    linear = ops.Linear("2x0e+1o", backend=backend)
+    gate = ops.TensorProductLinearGate("4x0e+2x1o", backend=backend)
+    split = ops.TensorProductLinear("2x0e+1o", backend=backend)
+
+    def results(key):
+        parameters = linear.init(key, x), gate.init(key, x, y), split.init(key, x, y)
+
+        def loss(parameters, x):
+            p, q, r = parameters
+            out = gate.apply(q, x, y), split.apply(r, x, y)
+            return (linear.apply(p, x).array ** 2).sum() + sum((z.array**2).sum() for z in out)
+
+        product = ops.tensor_product(x, y, backend=backend)
+        return product, parameters, jax.grad(loss, (0, 1))(parameters, x)
+
+    expected = results(jax.random.key(0))
+    with jax.disable_jit():
+        found = results(jax.random.key(0))
+    jax.tree.map(assert_close, found, expected)

@@ -33,7 +33,7 @@ def fused(
         build = _build.tensor_product
         options["weighted"] = weighted and on_graph
     product = build(e3nn.Irreps(x), e3nn.Irreps(y), **options)
-    linear = _linear.for_product(product, out, force_irreps_out=True)
+    linear, _ = _linear.for_product(product, product.irreps_out, out, force_irreps_out=True)
     if split is not None:
         linear, _ = _linear.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
     acts = (jax.nn.silu, jnp.tanh, jax.nn.silu, jnp.tanh)

@@ -53,7 +53,12 @@ class MACELayer(nn.Module):
         irreps_basis, irreps = e3nn.Irreps(self.irreps_basis), e3nn.Irreps(self.irreps)
         x = ops.Linear(h.irreps, backend=self.backend, name="linear_up")(h)
         a = ops.TensorProductLinear(
-            irreps_basis, force_irreps_out=True, backend=self.backend, name="linear_basis"
+            irreps_basis,
+            force_irreps_out=True,
+            # those that have weights; parameters are numbered by them
+            filter_ir_out=sorted({ir for _, ir in irreps_basis}),
+            backend=self.backend,
+            name="linear_basis",
         )(x, sh, weights, edges)  # [n_nodes, irreps_basis]
         b = ops.symmetric_contraction(
             a,

@@ -132,6 +132,8 @@ class Interaction(nn.Module):
         h = ops.TensorProductLinearGate(
             irreps_gate,
             force_irreps_out=True,
+            # those that have weights; parameters are numbered by them
+            filter_ir_out=sorted({ir for _, ir in irreps_gate}),
             even_act=jax.nn.silu,
             odd_act=jax.nn.tanh,
             even_gate_act=jax.nn.silu,

@@ -4,6 +4,7 @@ Every block of an output gets its place in the row directly: sorting and regroup
 strides of segments, and no array is ever permuted.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -199,6 +200,28 @@ def tensor_product(
     form = renumbered(Form(tuple(inputs), (output,), ()), paths)
     irreps_out, zeros = regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
     return Product(form, irreps_out, zeros)
+
+
+@functools.cache
+def product_irreps(
+    irreps_x: e3nn.Irreps,
+    irreps_y: e3nn.Irreps,
+    filter_ir_out: tuple[e3nn.Irrep, ...] | None,
+    zero_x: tuple[bool, ...],
+    zero_y: tuple[bool, ...],
+    channelwise: bool = False,
+) -> e3nn.Irreps:
+    """Irreps of a regrouped product, without those that are zero by structure. No form is made."""
+    muls, nonzero = collections.Counter(), set()
+    for (mul_x, ir_x), x_is_zero in zip(irreps_x, zero_x, strict=True):
+        for (mul_y, ir_y), y_is_zero in zip(irreps_y, zero_y, strict=True):
+            mul = mul_x if channelwise else mul_x * mul_y
+            for ir in ir_x * ir_y if mul else ():
+                muls[ir] += mul
+                if not (x_is_zero or y_is_zero):
+                    nonzero.add(ir)
+    irs = [ir for ir in sorted(nonzero) if filter_ir_out is None or ir in filter_ir_out]
+    return e3nn.Irreps([(muls[ir], ir) for ir in irs])
 
 
 def _scalar(irreps: e3nn.Irreps) -> e3nn.Irrep:

@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _gate, _mixing_primitive, _primitive
+from eqfuse.ops import _gate, _mixing_primitive, _primitive, _rules
 from eqfuse.ops._form import Form, Index
 from eqfuse.ops._gate import Gate
 from eqfuse.ops._linear import Linear
@@ -140,6 +140,12 @@ def define(call: Call, floats, integers):
     return arrays if fused.gate is None else [_apply_gate(fused, arrays[0]), *arrays]
 
 
+def _zeros(rows: int, size: int, like):
+    """Zeros of the dtype of an array, that vary over the same mesh axes inside `shard_map`."""
+    zeros, _ = _rules.vary_alike([jnp.zeros((rows, size), like.dtype), like])
+    return zeros
+
+
 def define_tangent(call: Call, active, floats, z, tangents, integers):
     """Tangents of the outputs, linear in the tangents of the active operands."""
     fused = call.fused
@@ -170,8 +176,7 @@ def define_tangent(call: Call, active, floats, z, tangents, integers):
         found = [t_skip if found[0] is None else found[0] + t_skip]
     sizes = [rows.size for rows in fused.linear.mixing.outputs]
     found = [
-        jnp.zeros((call.rows, size), z.dtype) if t is None else t
-        for t, size in zip(found, sizes, strict=True)
+        _zeros(call.rows, size, z) if t is None else t for t, size in zip(found, sizes, strict=True)
     ]
     if fused.gate is None:
         return found
@@ -182,17 +187,15 @@ def define_backward(call: Call, wanted, given, floats, z, cotangents, integers):
     """Cotangents of the wanted operands, from those of the outputs that are `given`, not zero."""
     cotangents = iter(cotangents)
     cotangents = [
-        next(cotangents) if is_given else jnp.zeros((call.rows, size), z.dtype)
+        next(cotangents) if is_given else _zeros(call.rows, size, z)
         for is_given, size in zip(given, call.fused.sizes, strict=True)
     ]
 
     def tangent(*tangents):
         return define_tangent(call, wanted, floats, z, tangents, integers)
 
-    shapes = [
-        jax.ShapeDtypeStruct(f.shape, f.dtype) for f, w in zip(floats, wanted, strict=True) if w
-    ]
-    return list(jax.linear_transpose(tangent, *shapes)(cotangents))
+    avals = [_rules.abstract(f) for f, w in zip(floats, wanted, strict=True) if w]
+    return list(jax.linear_transpose(tangent, *avals)(cotangents))
 
 
 def define_second(call: Call, wanted, given, active, operands, tangents, integers):

@@ -71,9 +71,8 @@ def _double(*arrays, call, active, reached, **params):
         found = _fused_primitive._second_function(*arrays, call=call, active=active, **params)
         return [t for t, is_reached in zip(found, reached, strict=True) if is_reached]
 
-    wanted = [a for a, is_active in zip(primals, active, strict=True) if is_active]
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in wanted]
-    return list(jax.linear_transpose(tangent, *shapes)(list(cotangents)))
+    avals = [_rules.abstract(a) for a, is_active in zip(primals, active, strict=True) if is_active]
+    return list(jax.linear_transpose(tangent, *avals)(list(cotangents)))
 
 
 def _double_transpose(cotangents, *arrays, **params):

@@ -22,7 +22,7 @@ def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None)
       scale: of the result.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition, as "xla" does.
     Returns:
-      [rows, len(kernels) * n_out].
+      [rows, len(kernels) * n_out] of the promoted dtype, a floating one.
     Raises:
       ValueError: no kernels, kernels of several shapes, or an x that does not fit them.
     """
@@ -37,7 +37,10 @@ def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None)
         )
     mixing = _mixing(len(kernels), x.shape[1] // n_in, n_in, n_out, float(scale))
     backend = resolve(backend, "grouped_dense")
-    arrays = [jnp.asarray(a, x.dtype) for a in (x, *kernels)]
+    dtype = jnp.result_type(x, *kernels)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        dtype = jnp.ones(()).dtype
+    arrays = [jnp.asarray(a, dtype) for a in (x, *kernels)]
     [out] = _mixing_primitive.evaluate(mixing, arrays, None, x.shape[0], backend)
     return out
 

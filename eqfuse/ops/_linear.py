@@ -141,8 +141,12 @@ def linear(
     gradient_normalization=None,
     num_sets: int = 0,
     input_precision: str = "ieee",
+    numbered: e3nn.Irreps | None = None,
 ) -> Linear:
     """The Linear that `e3nn.flax.Linear` applies to a row whose blocks of one irrep are adjacent.
+
+    The names of the parameters count the blocks of `numbered`, sorted irreps of which the row has
+    some only; None: those of the row itself.
 
     Raises:
       ValueError: blocks of one irrep that are apart; `e3nn.IrrepsArray.regroup` joins them.
@@ -167,6 +171,7 @@ def linear(
     for (_, ir), block, zero in zip(irreps_in, _blocks(irreps_in), zero_flags, strict=True):
         if not zero:
             offsets.setdefault(ir, block.offset)
+    place = {ir: n for n, (_, ir) in enumerate(merged if numbered is None else numbered)}
     instructions = functional.instructions
     parameters, terms = [], []
     for number, i in enumerate(instructions, start=1):
@@ -176,7 +181,7 @@ def linear(
             name = f"b[{i.i_out}] {out}"
             x, shape, scale, std = None, (out.mul,), 1.0, 0.0
         else:
-            name = f"w[{i.i_in},{i.i_out}] {merged[i.i_in]},{out}"
+            name = f"w[{place[merged[i.i_in].ir]},{i.i_out}] {merged[i.i_in]},{out}"
             x, shape = Slot(0, i.i_in), (merged[i.i_in].mul, out.mul)
             scale, std = float(i.path_weight), float(i.weight_std)
         parameters.append(Parameter(name, shape, std))
@@ -188,16 +193,26 @@ def linear(
     return Linear(mixing, tuple(parameters), irreps_out)
 
 
-def for_product(product: Product, irreps_out, **options) -> Linear:
+def for_product(product: Product, irreps: e3nn.Irreps, irreps_out, **options):
     """The Linear of a product's output, whose blocks of one irrep lie side by side.
 
+    Args:
+      product: the paths that are computed, at least those that the Linear reads.
+      irreps: of what e3nn's Linear gets in the place of their result, sorted and merged; its
+        parameters are numbered by them. It may have blocks that are known to be zero.
+      irreps_out, options: see `linear`.
+    Returns:
+      The Linear; and all parameters of e3nn's, in order, also those of blocks that are zero.
     Raises:
       ValueError: a product that was not regrouped.
     """
     irs = [ir for _, ir in product.irreps_out]
     if len(set(irs)) < len(irs):
         raise ValueError("a Linear is fused with products that are regrouped only")
-    return linear(product.irreps_out, product.zero_flags, e3nn.Irreps(irreps_out), **options)
+    whole = linear(irreps, (False,) * len(irreps), e3nn.Irreps(irreps_out), **options)
+    options = options | {"force_irreps_out": True, "numbered": irreps}
+    computed = linear(product.irreps_out, product.zero_flags, whole.irreps_out, **options)
+    return computed, whole.parameters
 
 
 def sum_of(linears) -> Mixing:

@@ -58,8 +58,8 @@ class Linear(nn.Module):
             return linear(x) if index is None else linear(index, x)
         options = _options(self) | {"num_sets": self.num_indexed_weights or 0}
         x, linear = _prepared(x, self.irreps_out, options)
-        parameters = declare(self, linear, x.dtype)
-        out = _evaluate([linear], [x], parameters, index, self.backend)
+        parameters = declare(self, linear.parameters, self.num_indexed_weights, x.dtype)
+        out = _evaluate([linear], [x], [*parameters.values()], index, self.backend)
         return rechunked(out, self.irreps_out) if self.force_irreps_out else out
 
     def _reference(self) -> e3nn.flax.Linear:
@@ -128,7 +128,7 @@ class _Parameters(nn.Module):
 
     @nn.compact
     def __call__(self, dtype):
-        return declare(self, self.linear, dtype)
+        return list(declare(self, self.linear.parameters, None, dtype).values())
 
 
 def _options(module) -> dict:
@@ -161,14 +161,21 @@ def check_index(index, num_indexed_weights) -> None:
         raise ValueError(f"index must be of integers, got {jnp.asarray(index).dtype}")
 
 
-def declare(module: nn.Module, linear: _linear.Linear, dtype) -> list[jax.Array]:
-    """e3nn's parameters of a Linear, in the scope of a module."""
-    lead = (linear.mixing.num_sets,) if linear.mixing.num_sets else ()
-    parameters = [
-        module.param(p.name, nn.initializers.normal(stddev=p.std), (*lead, *p.shape), dtype)
-        for p in linear.parameters
-    ]
-    return [p.astype(dtype) for p in parameters]
+def wrapped(index, num_sets: int) -> jax.Array:
+    """The index as int32; a negative one counts from the last set, as it does for e3nn."""
+    index = jnp.asarray(index).astype(jnp.int32)
+    return jnp.where(index < 0, index + num_sets, index)
+
+
+def declare(module: nn.Module, parameters, num_sets: int | None, dtype) -> dict[str, jax.Array]:
+    """Parameters of e3nn's Linear by name, in the scope of a module, in their order."""
+    lead = (num_sets,) if num_sets else ()
+    return {
+        p.name: module.param(
+            p.name, nn.initializers.normal(stddev=p.std), (*lead, *p.shape), dtype
+        ).astype(dtype)
+        for p in parameters
+    }
 
 
 def _prepared(x, irreps_out, options):
@@ -191,7 +198,7 @@ def _evaluate(linears, inputs, parameters, index, backend):
     leading = Leading.of(shape, [x.array for x in inputs])
     arrays = [leading.rows(x.array) for x in inputs]
     if index is not None:
-        index = leading.rows(index, others=0).astype(jnp.int32)
+        index = leading.rows(wrapped(index, linears[0].mixing.num_sets), others=0)
     [out] = _mixing_primitive.evaluate(
         _linear.sum_of(linears), [*arrays, *parameters], index, leading.count, resolve(backend)
     )

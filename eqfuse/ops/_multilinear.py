@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops._rules import vary_alike
+from eqfuse.ops._rules import compiled, vary_alike
 
 
 class Multilinear(Protocol):
@@ -58,12 +58,7 @@ def define(name: str, key: str, params: tuple[str, ...]) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
 
-    @primitive.def_impl
-    @functools.partial(jax.jit, static_argnames=(key, *params))
-    def compiled(*arrays, **params):
-        """Outside `jit`: compiled once for each function and shapes."""
-        return primitive.bind(*arrays, **params)
-
+    primitive.def_impl(compiled(primitive, (key, *params)))
     ad.primitive_jvps[primitive] = functools.partial(_jvp, primitive, key)
     ad.primitive_transposes[primitive] = functools.partial(_transpose, primitive, key)
     pe.dce_rules[primitive] = functools.partial(_dce, key)

@@ -3,24 +3,36 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax.interpreters import ad
 from jax.sharding import PartitionSpec
 
 
-def compiled(primitive):
-    """Outside `jit`: compiled once for each call and shapes."""
+def compiled(primitive, static=("call", "active", "wanted", "given", "reached")):
+    """Outside `jit`: compiled once for each call and shapes.
 
-    @functools.partial(jax.jit, static_argnames=("call", "active", "wanted", "given", "reached"))
+    Args:
+      static: names of the parameters.
+    """
+
+    @functools.partial(jax.jit, static_argnames=static)
     def bind(*arrays, **params):
         return primitive.bind(*arrays, **params)
 
-    return bind
+    def implementation(*arrays, **params):
+        with jax.disable_jit(False):  # under `jax.disable_jit`, the primitive would bind itself
+            return bind(*arrays, **params)
+
+    return implementation
 
 
 def instantiated(cotangents):
     """The cotangents as arrays, also those that JAX knows to be zero."""
-    return [jnp.zeros(c.aval.shape, c.aval.dtype) if type(c) is ad.Zero else c for c in cotangents]
+    return [ad.instantiate_zeros(c) for c in cotangents]
+
+
+def abstract(array):
+    """What `jax.linear_transpose` has to know of an array: also what it varies over."""
+    return jax.typeof(array).update(weak_type=False)
 
 
 def transpose_of(function, cotangents, arrays, **params):
@@ -33,8 +45,8 @@ def transpose_of(function, cotangents, arrays, **params):
             full[n] = a
         return function(*full, **params)
 
-    shapes = [jax.ShapeDtypeStruct(arrays[n].aval.shape, arrays[n].aval.dtype) for n in linear]
-    found = iter(jax.linear_transpose(restricted, *shapes)(list(cotangents)))
+    avals = [arrays[n].aval.update(weak_type=False) for n in linear]
+    found = iter(jax.linear_transpose(restricted, *avals)(list(cotangents)))
     return [next(found) if ad.is_undefined_primal(a) else None for a in arrays]
 
 

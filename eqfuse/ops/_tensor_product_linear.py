@@ -6,6 +6,7 @@ import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from eqfuse.ops import (
     _build,
@@ -22,8 +23,14 @@ from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._leading import Leading
-from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked
-from eqfuse.ops._tensor_product import irreps_filter, normalization, operands
+from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked, wrapped
+from eqfuse.ops._tensor_product import (
+    elementwise_tensor_product,
+    evaluate_rows,
+    irreps_filter,
+    normalization,
+    operands,
+)
 
 
 class TensorProductLinear(nn.Module):
@@ -37,7 +44,8 @@ class TensorProductLinear(nn.Module):
     Attributes:
       irreps_out: as in `e3nn.flax.Linear`, and so are `biases`, `path_normalization`,
         `gradient_normalization`, `force_irreps_out` and `num_indexed_weights`.
-      filter_ir_out: irreps of the product to keep; None keeps those that `irreps_out` has.
+      filter_ir_out: irreps of the product, as in `e3nn.tensor_product`; None for all. Those that
+        `irreps_out` does not have are counted in the names of the parameters, never computed.
       irrep_normalization: as in `eqfuse.ops.tensor_product`.
       scalar_first: y begins with its only 0e, and what it gives comes first among the channels
         that are mixed, as in `e3nn.concatenate([x, e3nn.tensor_product(x, y)]).regroup()`.
@@ -73,7 +81,8 @@ class TensorProductLinear(nn.Module):
           y: IrrepsArray [..., irreps_y], leading axes broadcast; on a graph [n_edges, irreps_y] or
             [1, irreps_y]. Channelwise on a graph, x is [n_edges, irreps_x] and y [num_nodes,
             irreps_y].
-          weights: on a graph, [n_edges, product.num_irreps] as in `graph_tensor_product`, or None.
+          weights: on a graph, [n_edges, product.num_irreps] as in `graph_tensor_product`, or None;
+            without a `filter_ir_out`, of those irreps of the product that `irreps_out` has.
           edges: makes it an op on a graph.
           index: [...] or, on a graph, [rows of the output] integers, which of
             `num_indexed_weights` to use.
@@ -108,8 +117,14 @@ class TensorProductLinear(nn.Module):
             return out if self.split is None else _split(out, self._parts(out.irreps))
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
-        linear = _linear.for_product(
+        irreps = self._mixed_irreps(x, y, edges)
+        if product.expand and edges is not None:  # multiplicities on both sides: no one kernel
+            x, y = self._summed(x, y, weights, edges, options)
+            weights = edges = None
+            product = self._product(x, y, weights, edges, options)
+        linear, declared = _linear.for_product(
             product,
+            irreps,
             self.irreps_out,
             force_irreps_out=self.force_irreps_out,
             biases=self.biases,
@@ -118,7 +133,8 @@ class TensorProductLinear(nn.Module):
             num_sets=self.num_indexed_weights or 0,
             input_precision=self.input_precision,
         )
-        parameters = declare(self, linear, x.dtype)
+        parameters = declare(self, declared, self.num_indexed_weights, x.dtype)
+        parameters = [parameters[p.name] for p in linear.parameters]
         if self.split is not None:
             sizes = tuple(part.dim for part in self._parts(linear.irreps_out) if part.dim)
             linear, columns = _linear.cut(linear, sizes or (0,))
@@ -174,6 +190,24 @@ class TensorProductLinear(nn.Module):
             **common,
         )
 
+    def _summed(self, x, y, weights, edges, options):
+        """The products summed over the edges of a node, and a scalar one to multiply them with."""
+        backend = resolve(self.backend)
+        x = x[edges.senders]
+        messages = evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
+        if weights is not None:
+            messages = elementwise_tensor_product(messages, weights, backend=backend)
+        out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+        return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
+
+    def _mixed_irreps(self, x, y, edges) -> e3nn.Irreps:
+        """Irreps of what e3nn's Linear gets: the product, or its sum over the edges of a node."""
+        flags = x.zero_flags, y.zero_flags
+        if edges is not None and not self.channelwise:  # e3nn does not know zeros after a sum
+            flags = ((False,) * len(f) for f in flags)
+        keep = irreps_filter(self.filter_ir_out)
+        return _build.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
+
     def _fused(self, product, linear, gate, backend, x, y, weights, parameters, edges, index, skip):
         if edges is not None:
             leading = Leading.of(x.shape[:-1], [x.array])
@@ -190,7 +224,7 @@ class TensorProductLinear(nn.Module):
             arrays.append(leading.rows(skip.array))
         integers = []
         if index is not None:
-            integers.append(leading.rows(index, others=0).astype(jnp.int32))
+            integers.append(leading.rows(wrapped(index, self.num_indexed_weights), others=0))
         if edges is not None:
             integers += [jnp.asarray(getattr(edges, n)) for n in _primitive.INDEX_ARRAYS]
         fused = _fused.Fused.build(product.form, linear, gate, skip is not None)
@@ -225,14 +259,19 @@ class TensorProductLinear(nn.Module):
         return parts
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
+        computed = options["filter_ir_out"]
+        options = options | {"filter_ir_out": irreps_filter(self.filter_ir_out)}
         if self.channelwise:
             x, y, _ = self._operands(x, y, weights, edges, options)
             product = _reference.channelwise_tensor_product(x, y, edges, **options)
             return self._mixed(product, index, skip, gate)
-        options = options | {"scalar_first": self.scalar_first}
+        options["scalar_first"] = self.scalar_first
         if edges is None:
             product = _reference.tensor_product(x, y, **options)
         else:
+            if weights is not None and self.filter_ir_out is None:
+                x, y, weights = check_graph(x, y, weights, edges, {"filter_ir_out": computed})
+                weights = _spread(weights, e3nn.tensor_product(x.irreps, y.irreps), computed)
             product = _reference.graph_tensor_product(x, y, weights, edges, **options)
         return self._mixed(product, index, skip, gate)
 
@@ -294,6 +333,13 @@ class TensorProductLinearGate(TensorProductLinear):
             lambda linear: make(linear, **acts),
             lambda z: reference(z, **acts),
         )
+
+
+def _spread(weights, irreps: e3nn.Irreps, keep):
+    """Weights of the irreps that are kept as weights of all, zero for the others."""
+    kept = np.concatenate([[ir in keep] * mul for mul, ir in irreps] + [np.zeros(0, bool)])
+    whole = jnp.zeros((weights.shape[0], irreps.num_irreps), weights.dtype)
+    return whole.at[:, kept.astype(bool)].set(weights)
 
 
 def _split(x: e3nn.IrrepsArray, parts) -> tuple[e3nn.IrrepsArray, ...]:

@@ -127,7 +127,7 @@ def _normalization(name: str, x64: bool) -> float:
     def function(x):
         return 1.0 if x is None else FUNCTIONS[name](x)
 
-    return e3nn.normalize_function(function)(None)
+    return e3nn.normalize_function(function)(None)  # of nothing, it is 1 / c alone
 
 
 @functools.cache

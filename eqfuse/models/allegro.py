@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from eqfuse import ops
 from eqfuse.models.allegro_irreps import Paths, tensor_paths
+from eqfuse.models.irreps import SCALAR
 from eqfuse.models.mlp import MLP, normalized
 from eqfuse.models.radial import edge_geometry
 
-SCALAR = e3nn.Irrep("0e")
 UPDATE = 0.5
 """a of the residual update of the latents: what a layer adds is half of what was there."""
 

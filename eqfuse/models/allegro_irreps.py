@@ -4,7 +4,7 @@ import dataclasses
 
 import e3nn_jax as e3nn
 
-SCALAR = e3nn.Irrep("0e")
+from eqfuse.models.irreps import SCALAR, allowed, harmonics, products, require_at_least, unreachable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,28 +43,19 @@ def tensor_paths(irreps_out: str, *, layers: int, lmax: int, parity: bool) -> li
     Raises:
       ValueError: settings out of range, or an output that this network cannot reach.
     """
-    for name, value, least in (("layers", layers, 1), ("lmax", lmax, 0)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    sh = [e3nn.Irrep(l, (-1) ** l) for l in range(lmax + 1)]
-    parities = (1, -1) if parity else (1,)
-    allowed = {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
+    require_at_least(layers=(layers, 1), lmax=(lmax, 0))
+    sh, within = harmonics(lmax), allowed(lmax, parity)
     wanted = {ir for _, ir in e3nn.Irreps(irreps_out)} - {SCALAR}
 
     reachable = [set(sh)]
     for _ in range(layers):
-        reachable.append(allowed & {out for ir in reachable[-1] for y in sh for out in ir * y})
-    missing = wanted - {out for ir in reachable[-1] for y in sh for out in ir * y}
-    if missing:
-        raise ValueError(
-            f"irreps_out {irreps_out!r} holds {' + '.join(map(str, sorted(missing)))}, which "
-            f"layers={layers}, lmax={lmax}, parity={parity} cannot produce; use parity=True, or "
-            "more layers or a larger lmax"
-        )
-    paths, products = [], wanted
+        reachable.append(within & products(reachable[-1], sh))
+    if missing := wanted - products(reachable[-1], sh):
+        raise unreachable(irreps_out, missing, layers=layers, lmax=lmax, parity=parity)
+    paths, needed = [], wanted
     for irs in reversed(reachable):
-        inputs = {ir for ir in irs if any(out in products for y in sh for out in ir * y)}
-        environment = {y for y in sh if any(out in products for ir in inputs for out in ir * y)}
-        paths.append(Paths(*(tuple(sorted(irs)) for irs in (inputs, environment, products))))
-        products = inputs | {SCALAR}
+        inputs = {ir for ir in irs if products([ir], sh) & needed}
+        environment = {y for y in sh if products(inputs, [y]) & needed}
+        paths.append(Paths(*(tuple(sorted(irs)) for irs in (inputs, environment, needed))))
+        needed = inputs | {SCALAR}
     return paths[::-1]

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse import ops
+from eqfuse.models.irreps import SCALAR
 from eqfuse.models.mace_irreps import feature_irreps
 from eqfuse.models.nequip import gate_input
 from eqfuse.models.radial import RadialNetworks, edge_features
-
-SCALAR = e3nn.Irrep("0e")
 
 
 class MACELayer(nn.Module):

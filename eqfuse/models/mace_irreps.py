@@ -3,8 +3,7 @@
 import e3nn_jax as e3nn
 
 from eqfuse import ops
-
-SCALAR = e3nn.Irrep("0e")
+from eqfuse.models.irreps import SCALAR, allowed, harmonics, products, require_at_least, unreachable
 
 
 def feature_irreps(
@@ -33,30 +32,25 @@ def feature_irreps(
     Raises:
       ValueError: settings out of range, or an output that this network cannot reach.
     """
-    ranges = {"layers": (layers, 1), "channels": (channels, 1), "lmax": (lmax, 0)}
-    ranges |= {"hidden_lmax": (hidden_lmax, 0), "correlation": (correlation, 1)}
-    for name, (value, least) in ranges.items():
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    parities = (1, -1) if parity else (1,)
-    allowed = {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
-    hidden = {e3nn.Irrep(l, p * (-1) ** l) for l in range(hidden_lmax + 1) for p in parities}
-    sh = [e3nn.Irrep(l, (-1) ** l) for l in range(lmax + 1)]
+    require_at_least(
+        layers=(layers, 1),
+        channels=(channels, 1),
+        lmax=(lmax, 0),
+        hidden_lmax=(hidden_lmax, 0),
+        correlation=(correlation, 1),
+    )
+    sh, within, hidden = harmonics(lmax), allowed(lmax, parity), allowed(hidden_lmax, parity)
     wanted = {ir for _, ir in e3nn.Irreps(irreps_out)}
 
     features, found = {SCALAR}, []
     for k in range(layers):
-        basis = allowed & {out for ir in features for y in sh for out in ir * y}
+        basis = within & products(features, sh)
         wishes = hidden if k < layers - 1 else wanted | _gates(wanted)
         features = {ir for ir in wishes if _contracts(basis, ir, correlation)}
         found.append((_needed(basis, features, correlation), features))
-    if not wanted <= features:
-        missing = " + ".join(str(ir) for ir in sorted(wanted - features))
-        raise ValueError(
-            f"irreps_out {irreps_out!r} holds {missing}, which layers={layers}, lmax={lmax}, "
-            f"correlation={correlation}, parity={parity} cannot produce; use parity=True, or more "
-            "layers or a larger lmax"
-        )
+    if missing := wanted - features:
+        settings = {"layers": layers, "lmax": lmax, "correlation": correlation, "parity": parity}
+        raise unreachable(irreps_out, missing, **settings)
     return [
         tuple(e3nn.Irreps([(channels, ir) for ir in sorted(irs)]) for irs in pair) for pair in found
     ]

@@ -8,9 +8,8 @@ import flax.linen as nn
 import jax
 
 from eqfuse import ops
+from eqfuse.models.irreps import SCALAR, allowed, harmonics, products, require_at_least, unreachable
 from eqfuse.models.radial import RadialNetworks, edge_features
-
-SCALAR = e3nn.Irrep("0e")
 
 
 def hidden_irreps(
@@ -34,32 +33,21 @@ def hidden_irreps(
     Raises:
       ValueError: settings out of range, or an output that this network cannot reach.
     """
-    for name, value, least in (("layers", layers, 1), ("channels", channels, 1), ("lmax", lmax, 0)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    sh = [e3nn.Irrep(l, (-1) ** l) for l in range(lmax + 1)]
-    parities = (1, -1) if parity else (1,)
-    allowed = {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
+    require_at_least(layers=(layers, 1), channels=(channels, 1), lmax=(lmax, 0))
+    sh, within = harmonics(lmax), allowed(lmax, parity)
     wanted = {ir for _, ir in e3nn.Irreps(irreps_out)}
-
-    def products(ir):
-        return {out for y in sh for out in ir * y}
 
     reachable = [{SCALAR}]
     for _ in range(layers):
-        reachable.append(allowed & set().union(*(products(ir) for ir in reachable[-1])))
-    if not wanted <= reachable[-1]:
-        missing = " + ".join(str(ir) for ir in sorted(wanted - reachable[-1]))
-        raise ValueError(
-            f"irreps_out {irreps_out!r} holds {missing}, which layers={layers}, lmax={lmax}, "
-            f"parity={parity} cannot produce; use parity=True, or more layers or a larger lmax"
-        )
+        reachable.append(within & products(reachable[-1], sh))
+    if missing := wanted - reachable[-1]:
+        raise unreachable(irreps_out, missing, layers=layers, lmax=lmax, parity=parity)
 
     kept, needed = [], wanted
     for k in reversed(range(1, layers + 1)):
         kept.append(reachable[k] & needed)
         sources = gate_input(kept[-1], 1)
-        needed = {ir for ir in allowed if any(out in sources for out in products(ir))}
+        needed = {ir for ir in within if products([ir], sh) & {ir for _, ir in sources}}
     return [e3nn.Irreps([(channels, ir) for ir in sorted(irs)]) for irs in reversed(kept)]
 
 

@@ -1,0 +1,50 @@
+"""What the models have in common in choosing their irreps."""
+
+import e3nn_jax as e3nn
+
+SCALAR = e3nn.Irrep("0e")
+
+
+def require_at_least(**ranges: tuple[int, int]):
+    """Refuse settings that are too small.
+
+    Args:
+      ranges: by name, the value and the least that it may be.
+    Raises:
+      ValueError: the first that is less.
+    """
+    for name, (value, least) in ranges.items():
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def harmonics(lmax: int) -> list[e3nn.Irrep]:
+    """The irreps of spherical harmonics, of parity (-1)^l."""
+    return [e3nn.Irrep(l, (-1) ** l) for l in range(lmax + 1)]
+
+
+def allowed(lmax: int, parity: bool) -> set[e3nn.Irrep]:
+    """Irreps up to lmax: of both parities, or of natural parity, (-1)^l, only."""
+    parities = (1, -1) if parity else (1,)
+    return {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
+
+
+def products(irs, others) -> set[e3nn.Irrep]:
+    """What the tensor products of two sets of irreps hold."""
+    return {out for a in irs for b in others for out in a * b}
+
+
+def unreachable(irreps_out, missing, **settings) -> ValueError:
+    """The error of a network that cannot produce some irreps of its output.
+
+    Args:
+      irreps_out: as they were asked for.
+      missing: those that it cannot produce.
+      settings: that decide it, by name.
+    """
+    names = " + ".join(str(ir) for ir in sorted(missing))
+    given = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return ValueError(
+        f"irreps_out {irreps_out!r} holds {names}, which {given} cannot produce; use parity=True, "
+        "or more layers or a larger lmax"
+    )

@@ -43,7 +43,9 @@ class Linear(nn.Module):
           index: [...] integers, which set of weights a row takes.
           x: IrrepsArray [..., irreps].
         Returns:
-          IrrepsArray [..., irreps_out].
+          IrrepsArray [..., irreps_out] of the promoted dtype of x and the parameters, which are
+          made in that of x; or of the dtype of x if that is bfloat16 or float16, whatever that of
+          the parameters, unlike e3nn's.
         Raises:
           ValueError: an index without `num_indexed_weights` or the other way round; shapes that
             do not fit; a backend that cannot run.
@@ -95,6 +97,8 @@ class LinearSum(nn.Module):
     @nn.compact
     def __call__(self, *inputs):
         """inputs: IrrepsArray [..., irreps], one for each name. Returns [..., irreps_out].
+
+        The dtype is that of `Linear` for the promoted dtype of the inputs.
 
         Raises:
           ValueError: as many inputs as there are names are needed, with the same leading axes.
@@ -171,11 +175,21 @@ def declare(module: nn.Module, parameters, num_sets: int | None, dtype) -> dict[
     """Parameters of e3nn's Linear by name, in the scope of a module, in their order."""
     lead = (num_sets,) if num_sets else ()
     return {
-        p.name: module.param(
-            p.name, nn.initializers.normal(stddev=p.std), (*lead, *p.shape), dtype
-        ).astype(dtype)
+        p.name: module.param(p.name, nn.initializers.normal(stddev=p.std), (*lead, *p.shape), dtype)
         for p in parameters
     }
+
+
+def promoted(rows, parameters):
+    """The dtype that a Linear of some rows is computed in, which is that of the result.
+
+    As for e3nn, that of all operands together; but parameters do not widen rows in half precision,
+    which would leave nothing of what that saves.
+    """
+    dtype = jnp.result_type(*(a.dtype for a in rows))
+    if dtype in (jnp.bfloat16, jnp.float16):
+        return dtype
+    return jnp.result_type(dtype, *(p.dtype for p in parameters))
 
 
 def _prepared(x, irreps_out, options):
@@ -196,10 +210,12 @@ def _evaluate(linears, inputs, parameters, index, backend):
     if index is not None:
         shape = jnp.broadcast_shapes(shape, jnp.shape(index))
     leading = Leading.of(shape, [x.array for x in inputs])
-    arrays = [leading.rows(x.array) for x in inputs]
+    arrays = [*(leading.rows(x.array) for x in inputs), *parameters]
+    dtype = promoted(inputs, parameters)
+    arrays = [a.astype(dtype) for a in arrays]
     if index is not None:
         index = leading.rows(wrapped(index, linears[0].mixing.num_sets), others=0)
     [out] = _mixing_primitive.evaluate(
-        _linear.sum_of(linears), [*arrays, *parameters], index, leading.count, resolve(backend)
+        _linear.sum_of(linears), arrays, index, leading.count, resolve(backend)
     )
     return e3nn.IrrepsArray(linears[0].irreps_out, leading.apart(out))

@@ -180,3 +180,67 @@ def test_half_precision_features_stay_so(name, backend):
     parameters = module.init(jax.random.key(0), *index, *inputs)
     wide = jax.tree.map(lambda p: p.astype(jnp.float32), parameters)
     assert module.apply(wide, *index, *inputs).dtype == jnp.bfloat16
+
+
+class TestArgumentsOfLinear:
+    """Those of e3nn's Linear that ours does not have, or has elsewhere, are refused by name."""
+
+    def test_by_position(self):
+        with pytest.raises(TypeError, match=r"irreps_out alone by position.*irreps_in"):
+            ops.Linear("4x0e", "2x0e")
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_irreps_in_are_checked(self, backend):
+        x = normal("2x0e+1o+1x0e")
+        module = ops.Linear("4x0e", irreps_in="3x0e+1o", backend=backend)
+        assert list(module.init(jax.random.key(0), x)["params"]) == ["w[0,0] 3x0e,4x0e"]
+        with pytest.raises(ValueError, match=r"2x0e\+1x1o\+1x0e.*4x0e"):
+            ops.Linear("4x0e", irreps_in="4x0e", backend=backend).init(jax.random.key(0), x)
+
+    def test_options_of_e3nn_alone(self):
+        with pytest.raises(TypeError, match=r"channel_out.*e3nn\.flax\.Linear"):
+            ops.Linear("4x0e", channel_out=2)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'channels'"):
+            ops.Linear("4x0e", channels=2)
+
+    @pytest.mark.parametrize("sets", [None, 2])
+    def test_weights_as_an_argument(self, sets):
+        module = ops.Linear("4x0e", num_indexed_weights=sets, backend="xla")
+        with pytest.raises(ValueError, match=r"integers, got float32.*e3nn\.flax\.Linear"):
+            module.init(jax.random.key(0), jnp.ones((ROWS, 3)), normal("2x0e"))
+
+    def test_copies(self):
+        module = ops.Linear("4x0e", biases=True, name="linear")
+        assert module.clone(name="other").biases
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestNothing:
+    """Operands without channels, without irreps, or known to be zero."""
+
+    def test_weighted_channels_without_channels(self, backend):
+        out = ops.weighted_channels(normal("0e+1o"), jnp.ones((ROWS, 0)), backend=backend)
+        assert out.irreps == "0x0e+0x1o"
+        assert out.shape == (ROWS, 0)
+        out = ops.weighted_channels(normal(""), jnp.ones((ROWS, 0)), backend=backend)
+        assert out.irreps == ""
+        assert out.shape == (ROWS, 0)
+        with pytest.raises(ValueError, match="0 irreps"):
+            ops.weighted_channels(normal(""), jnp.ones((ROWS, 2)), backend=backend)
+
+    def test_weighted_channels_of_zeros(self, backend):
+        y = e3nn.concatenate([normal("0e"), e3nn.zeros("1o", (ROWS,))])
+        out = ops.weighted_channels(y, jnp.ones((ROWS, 4)), backend=backend)
+        assert out.irreps == "2x0e+2x1o"
+        np.testing.assert_array_equal(out.array[:, :2], jnp.repeat(y.array[:, :1], 2, 1))
+        assert not out.array[:, 2:].any()
+
+    @pytest.mark.parametrize("irreps", [("", ""), ("2x0e", ""), ("", "2x1o")])
+    def test_channelwise_product_of_no_irreps(self, irreps, backend):
+        x, y = map(normal, irreps)
+        out = ops.channelwise_tensor_product(x, y, backend=backend)
+        assert out.irreps == ""
+        assert out.shape == (ROWS, 0)
+        edges = ops.Edges.from_arrays([0, 1, 2, 0, 1], [1, 0, 0, 2, 3], ROWS)
+        x = normal(irreps[0], rows=5)
+        assert ops.channelwise_tensor_product(x, y, edges, backend=backend).shape == (5, 0)

@@ -10,6 +10,14 @@ from eqfuse.ops._backend import resolve
 from eqfuse.ops._leading import Leading
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
+OF_E3NN_ALONE = {
+    "channel_out",
+    "parameter_initializer",
+    "instructions",
+    "weights_per_channel",
+    "simplify_irreps_internally",
+}
+"""Options of `e3nn.flax.Linear` that its counterpart here does not have."""
 
 
 class Linear(nn.Module):
@@ -19,10 +27,14 @@ class Linear(nn.Module):
 
     Attributes:
       irreps_out: as in `e3nn.flax.Linear`, and so are `biases`, `path_normalization`,
-        `gradient_normalization`, `force_irreps_out` and `num_indexed_weights`.
+        `gradient_normalization`, `force_irreps_out` and `num_indexed_weights`. All but
+        `irreps_out` are given by name.
       input_precision: of the matrix products on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs `e3nn.flax.Linear` itself.
+      irreps_in: those of x, which are checked then.
+    Raises:
+      TypeError: other arguments by position; options that only e3nn's Linear has.
     References: e3nn-jax 0.21.
     """
 
@@ -34,6 +46,17 @@ class Linear(nn.Module):
     num_indexed_weights: int | None = None
     input_precision: str = "ieee"
     backend: str | None = None
+    irreps_in: e3nn.Irreps | str | None = None
+
+    def __new__(cls, *args, **kwargs):
+        if len(args) > 1:
+            raise TypeError(
+                "ops.Linear takes irreps_out alone by position, the rest by name: the second "
+                f"argument of e3nn.flax.Linear is irreps_in; got {args}"
+            )
+        if missing := sorted(OF_E3NN_ALONE & kwargs.keys()):
+            raise TypeError(f"ops.Linear has no {', '.join(missing)}; use e3nn.flax.Linear")
+        return super().__new__(cls)
 
     @nn.compact
     def __call__(self, index_or_input, input_or_none=None):
@@ -43,15 +66,22 @@ class Linear(nn.Module):
           index: [...] integers, which set of weights a row takes.
           x: IrrepsArray [..., irreps].
         Returns:
-          IrrepsArray [..., irreps_out].
+          IrrepsArray [..., irreps_out] of the promoted dtype of x and the parameters, which are
+          made in that of x; or of the dtype of x if that is bfloat16 or float16, whatever that of
+          the parameters, unlike e3nn's.
         Raises:
-          ValueError: an index without `num_indexed_weights` or the other way round; shapes that
-            do not fit; a backend that cannot run.
+          ValueError: an index without `num_indexed_weights` or the other way round; weights, as
+            e3nn's Linear mixes them with its own; shapes or irreps that do not fit; a backend that
+            cannot run.
         """
         index, x = index_or_input, input_or_none
         if x is None:
             index, x = None, index_or_input
         check_index(index, self.num_indexed_weights)
+        x = e3nn.as_irreps_array(x)
+        irreps = x.irreps if self.irreps_in is None else e3nn.Irreps(self.irreps_in)
+        if irreps.regroup() != x.irreps.regroup():
+            raise ValueError(f"x has irreps {x.irreps}, and irreps_in is {irreps}")
         if resolve(self.backend, type(self).__name__) == "e3nn":
             linear = self._reference()
             nn.share_scope(self, linear)
@@ -95,6 +125,8 @@ class LinearSum(nn.Module):
     @nn.compact
     def __call__(self, *inputs):
         """inputs: IrrepsArray [..., irreps], one for each name. Returns [..., irreps_out].
+
+        The dtype is that of `Linear` for the promoted dtype of the inputs.
 
         Raises:
           ValueError: as many inputs as there are names are needed, with the same leading axes.
@@ -155,10 +187,15 @@ def check_index(index, num_indexed_weights) -> None:
     Raises:
       ValueError: one without the other, or an index that is not of integers.
     """
+    if index is not None:
+        array = index.array if isinstance(index, e3nn.IrrepsArray) else jnp.asarray(index)
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise ValueError(
+                f"index must be of integers, got {array.dtype}; use e3nn.flax.Linear for weights "
+                "as an argument"
+            )
     if (index is not None) != (num_indexed_weights is not None):
         raise ValueError("index is needed with num_indexed_weights, and only with it")
-    if index is not None and not jnp.issubdtype(jnp.asarray(index).dtype, jnp.integer):
-        raise ValueError(f"index must be of integers, got {jnp.asarray(index).dtype}")
 
 
 def wrapped(index, num_sets: int) -> jax.Array:
@@ -171,11 +208,21 @@ def declare(module: nn.Module, parameters, num_sets: int | None, dtype) -> dict[
     """Parameters of e3nn's Linear by name, in the scope of a module, in their order."""
     lead = (num_sets,) if num_sets else ()
     return {
-        p.name: module.param(
-            p.name, nn.initializers.normal(stddev=p.std), (*lead, *p.shape), dtype
-        ).astype(dtype)
+        p.name: module.param(p.name, nn.initializers.normal(stddev=p.std), (*lead, *p.shape), dtype)
         for p in parameters
     }
+
+
+def promoted(rows, parameters):
+    """The dtype that a Linear of some rows is computed in, which is that of the result.
+
+    As for e3nn, that of all operands together; but parameters do not widen rows in half precision,
+    which would leave nothing of what that saves.
+    """
+    dtype = jnp.result_type(*(a.dtype for a in rows))
+    if dtype in (jnp.bfloat16, jnp.float16):
+        return dtype
+    return jnp.result_type(dtype, *(p.dtype for p in parameters))
 
 
 def _prepared(x, irreps_out, options):
@@ -196,10 +243,12 @@ def _evaluate(linears, inputs, parameters, index, backend):
     if index is not None:
         shape = jnp.broadcast_shapes(shape, jnp.shape(index))
     leading = Leading.of(shape, [x.array for x in inputs])
-    arrays = [leading.rows(x.array) for x in inputs]
+    arrays = [*(leading.rows(x.array) for x in inputs), *parameters]
+    dtype = promoted(inputs, parameters)
+    arrays = [a.astype(dtype) for a in arrays]
     if index is not None:
         index = leading.rows(wrapped(index, linears[0].mixing.num_sets), others=0)
     [out] = _mixing_primitive.evaluate(
-        _linear.sum_of(linears), [*arrays, *parameters], index, leading.count, resolve(backend)
+        _linear.sum_of(linears), arrays, index, leading.count, resolve(backend)
     )
     return e3nn.IrrepsArray(linears[0].irreps_out, leading.apart(out))

@@ -24,6 +24,7 @@ def evaluate(mixing: Mixing, arrays, index, num_rows: int, backend: str) -> list
     Returns:
       An array for each output.
     """
+    assert len({a.dtype for a in arrays}) == 1, [a.dtype for a in arrays]
     integers = [] if index is None else [index]
 
     def bound(*arrays):

@@ -26,6 +26,9 @@ def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalizatio
     if edges is not None:
         y = y[edges.receivers]
     pairs = [(i, j) for i in range(len(x.irreps)) for j in range(len(y.irreps))]
+    if not pairs:
+        shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+        return e3nn.IrrepsArray("", jnp.zeros((*shape, 0), x.dtype))
     left, right = (
         e3nn.concatenate([a[..., a.irreps.slices()[k]] for k in which])
         for a, which in zip((x, y), zip(*pairs, strict=True), strict=True)

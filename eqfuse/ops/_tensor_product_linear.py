@@ -23,7 +23,14 @@ from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._leading import Leading
-from eqfuse.ops._linear_modules import PRECISIONS, check_index, declare, rechunked, wrapped
+from eqfuse.ops._linear_modules import (
+    PRECISIONS,
+    check_index,
+    declare,
+    promoted,
+    rechunked,
+    wrapped,
+)
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     evaluate_rows,
@@ -88,7 +95,8 @@ class TensorProductLinear(nn.Module):
             `num_indexed_weights` to use.
           skip: IrrepsArray [..., irreps of the Linear's output], added to it.
         Returns:
-          IrrepsArray [..., irreps_out]; with `split`, a tuple of them.
+          IrrepsArray [..., irreps_out]; with `split`, a tuple of them. The dtype is that of
+          `eqfuse.ops.Linear` for the promoted dtype of x, y, weights and skip.
         Raises:
           ValueError: shapes or irreps that do not fit, naming both; a backend that cannot run.
         """
@@ -218,10 +226,11 @@ class TensorProductLinear(nn.Module):
             arrays = [leading.rows(a.array) for a in (x, y)]
             if product.expand:
                 arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
-        arrays += parameters
+        added = []
         if skip is not None:
-            skip = _check_skip(skip, linear, leading.shape).astype(x.dtype)
-            arrays.append(leading.rows(skip.array))
+            added.append(leading.rows(_check_skip(skip, linear, leading.shape).array))
+        dtype = promoted([*arrays, *added], parameters)
+        arrays = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
         integers = []
         if index is not None:
             integers.append(leading.rows(wrapped(index, self.num_indexed_weights), others=0))
@@ -238,7 +247,7 @@ class TensorProductLinear(nn.Module):
             return tuple(
                 e3nn.IrrepsArray(part, next(outputs))
                 if part.dim
-                else e3nn.zeros(part, leading.shape, x.dtype)
+                else e3nn.zeros(part, leading.shape, dtype)
                 for part in self._parts(linear.irreps_out)
             )
         out = e3nn.IrrepsArray(linear.irreps_out if gate is None else gate.irreps_out, *outputs)

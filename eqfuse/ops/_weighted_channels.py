@@ -35,16 +35,21 @@ def weighted_channels(y, weights, *, backend: str | None = None):
     count = len(y.irreps)
     if any(mul != 1 for mul, _ in y.irreps):
         raise ValueError(f"each irrep of y must have a multiplicity of 1, got {y.irreps}")
-    if weights.shape[:-1] != y.shape[:-1] or weights.shape[-1] % count:
+    channels = weights.shape[-1] // max(count, 1)
+    if weights.shape != (*y.shape[:-1], count * channels):
         raise ValueError(
             f"weights must be [..., {count} irreps of {y.irreps} x channels] with "
             f"the leading axes {y.shape[:-1]} of y, got shape {weights.shape}"
         )
-    channels = weights.shape[-1] // count
     irreps_out = e3nn.Irreps([(channels, ir) for _, ir in y.irreps])
+    if not irreps_out.dim:
+        return e3nn.IrrepsArray(irreps_out, jnp.zeros((*y.shape[:-1], 0), y.dtype))
     if backend == "e3nn":
         of_irreps = weights.array.reshape(*y.shape[:-1], count, channels, 1)
-        chunks = [of_irreps[..., k, :, :] * chunk for k, chunk in enumerate(y.chunks)]
+        chunks = [
+            None if chunk is None else of_irreps[..., k, :, :] * chunk
+            for k, chunk in enumerate(y.chunks)
+        ]
         return e3nn.from_chunks(irreps_out, chunks, y.shape[:-1], y.dtype)
     leading = Leading.of(y.shape[:-1], [weights.array, y.array])
     arrays = [leading.rows(a.array) for a in (weights, y)]

@@ -78,7 +78,9 @@ def generate(form: Form, dtype: str, machine: Machine) -> Module:
     plans = [
         Plan(form, owner, outputs, copied, machine, dtype) for owner, outputs in passes.items()
     ]
-    index_arrays = tuple(dict.fromkeys(name for plan in plans for name in plan.index_arrays()))
+    index_arrays = dict.fromkeys(name for plan in plans for name in plan.index_arrays())
+    # they are checked in this order: senders and receivers say best what is wrong with edges
+    index_arrays = tuple(sorted(index_arrays, key=lambda n: INDEX_ROLES[n][1] != NODE_INDEX))
     keys = [("in", i) for i in range(len(form.inputs))]
     keys += [("index", name) for name in index_arrays]
     keys += [("out", o) for o in range(len(form.outputs))]

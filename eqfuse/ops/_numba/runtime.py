@@ -219,8 +219,11 @@ class Runtime:
             wrong = b.icmp_signed("<", item(k), least)
             wrong = b.or_(wrong, b.icmp_signed(">", item(k), most))
             with b.if_then(wrong, likely=False):
-                text = "eqfuse: %s[%lld] is %lld, not in [%lld, %lld]"
-                self._fail(b, frame, OUT_OF_RANGE, text, name, k, item(k), least, most)
+                text = (
+                    "eqfuse: %s[%lld] is %lld, not in [%lld, %lld]: indices of edges must be in "
+                    "[0, %lld)"
+                )
+                self._fail(b, frame, OUT_OF_RANGE, text, name, k, item(k), least, most, nodes)
             b.store(item(k), before)
 
     def _run_pass(self, b: Builder, frame, entry, buffers, rows, nodes):

@@ -16,7 +16,7 @@ import pytest
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of published data sets beside the repository; skips where it is absent."""
     default = Path(__file__).parents[1] / ".." / "shared" / "data"

@@ -1,7 +1,4 @@
-"""Small random structures, and the folder of real data."""
-
-import os
-import pathlib
+"""Small random structures."""
 
 import numpy as np
 import pytest
@@ -9,15 +6,6 @@ import pytest
 from eqfuse.data import Structure
 
 SKEWED = np.array([[3.0, 0.0, 0.0], [2.5, 3.0, 0.0], [-2.0, 1.5, 2.5]])
-
-
-@pytest.fixture(scope="session")
-def real_data() -> pathlib.Path:
-    default = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
-    folder = pathlib.Path(os.environ.get("EQFUSE_TEST_DATA", default))
-    if not folder.is_dir():
-        pytest.skip(f"no real data at {folder}; set EQFUSE_TEST_DATA to the folder that holds it")
-    return folder
 
 
 def random_structure(rng, n_atoms=5, *, periodic=False, stress=False, elements=(1, 6, 8)):

@@ -81,10 +81,10 @@ def test_unwrapped_atoms_have_the_same_edge_vectors(skewed_cell):
     np.testing.assert_allclose(vectors(moved), vectors(positions), rtol=0, atol=1e-8)
 
 
-def test_mlearn_silicon_frames_against_ase(real_data):
+def test_mlearn_silicon_frames_against_ase(shared_data):
     import ase.io
 
-    frames = ase.io.read(real_data / "mlearn_si" / "mlearn_Si_training.extxyz", "::20")
+    frames = ase.io.read(shared_data / "mlearn_si" / "mlearn_Si_training.extxyz", "::20")
     for atoms in frames:
         assert assert_same_as_ase(atoms, 5.0) > 0
 

@@ -217,9 +217,9 @@ def test_bad_rmd17(tmp_path, change, message):
     assert message in str(error.value)
 
 
-def test_3bpa(real_data):
+def test_3bpa(shared_data):
     start = time.perf_counter()
-    frames = read_extxyz(real_data / "3bpa" / "train_300K.xyz")
+    frames = read_extxyz(shared_data / "3bpa" / "train_300K.xyz")
     assert time.perf_counter() - start < 10  # 0.3 s on an idle machine
     assert len(frames) == 500
     assert frames[0].energy == -17660.461737861464
@@ -227,8 +227,8 @@ def test_3bpa(real_data):
     assert np.sqrt(np.mean(forces**2)) == pytest.approx(0.948, abs=5e-4)
 
 
-def test_rmd17_ethanol(real_data):
-    frames = read_rmd17(real_data / "rmd17" / "rmd17_ethanol_train_01.npz")
+def test_rmd17_ethanol(shared_data):
+    frames = read_rmd17(shared_data / "rmd17" / "rmd17_ethanol_train_01.npz")
     assert len(frames) == 1000
     assert sorted(frames[0].numbers) == [1] * 6 + [6] * 2 + [8]
     # 1e-6: the constants of CODATA 2014 (ASE's default) and 2018 differ by 3e-7.

@@ -80,9 +80,9 @@ def test_fit_to_nothing():
 
 
 @pytest.mark.parametrize("kind", ["isolated atoms", "fit"])
-def test_float32_labels_of_3bpa_keep_a_microelectronvolt_per_atom(real_data, kind):
-    structures = read_extxyz(real_data / "3bpa" / "train_300K.xyz")
-    isolated = isolated_atom_energies(real_data / "3bpa" / "iso_atoms.xyz")
+def test_float32_labels_of_3bpa_keep_a_microelectronvolt_per_atom(shared_data, kind):
+    structures = read_extxyz(shared_data / "3bpa" / "train_300K.xyz")
+    isolated = isolated_atom_energies(shared_data / "3bpa" / "iso_atoms.xyz")
     data = Dataset.build(
         structures, cutoff=3.0, references=isolated if kind == "isolated atoms" else None
     )

@@ -3,12 +3,24 @@
 import jax
 import pytest
 
+from eqfuse.ops._numba import chain_arrays
+from tests.ops import parity
+
 
 @pytest.fixture
 def x64():
     """float64, which JAX turns into float32 by default."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """What native kernels compute; any number of rows is enough for one of a chain."""
+    monkeypatch.setattr(chain_arrays, "FEWEST_ROWS", 1)
+    jax.clear_caches()  # of what was lowered for more
+    yield parity.record_native(monkeypatch)
+    jax.clear_caches()
 
 
 @pytest.fixture(autouse=True, scope="session")

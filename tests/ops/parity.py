@@ -12,7 +12,7 @@ import pytest
 
 from eqfuse.ops import _reference, _xla
 from eqfuse.ops._backend import has_gpu
-from eqfuse.ops._numba import machine
+from eqfuse.ops._numba import machine, mixing, run
 from tests.ops.cases import Case, random_arrays
 
 NEEDS_TRITON = pytest.mark.skipif(
@@ -21,7 +21,8 @@ NEEDS_TRITON = pytest.mark.skipif(
 INTERPRETED = pytest.param("triton-interpret", marks=NEEDS_TRITON)
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 PRODUCTS = ("tensor_product", "elementwise_tensor_product")
-BACKENDS = ["xla", "numba", INTERPRETED, *(["triton"] if has_gpu() else [])]
+PORTABLE = ["xla", "numba", INTERPRETED]
+BACKENDS = [*PORTABLE, *(["triton"] if has_gpu() else [])]
 
 
 def derivatives(function, case: Case, dtype, held_by=np.float32) -> dict[str, np.ndarray]:
@@ -140,12 +141,20 @@ def largest(array) -> float:
 
 
 @contextlib.contextmanager
-def only(backend: str, runs: bool = True, launches: int | None = None, forbidden=PRODUCTS):
+def only(
+    backend: str,
+    runs: bool = True,
+    launches: int | None = None,
+    forbidden=PRODUCTS,
+    kinds: set[type] | None = None,
+):
     """Fail if another backend computes anything, or `backend` nothing where something `runs`.
 
     Inside, the `forbidden` products of e3nn-jax raise. `launches` is how many kernels are
-    interpreted, exactly.
+    interpreted, exactly; `kinds` are those of what native kernels compute: Form, Mixing, Chain.
     """
+    if backend == "numba" and kinds is not None:
+        jax.clear_caches()  # what was traced before is not computed again
     counter = _Counter()
     with pytest.MonkeyPatch.context() as patch:
         for name in forbidden:
@@ -158,6 +167,7 @@ def only(backend: str, runs: bool = True, launches: int | None = None, forbidden
             patch.setattr(_xla, "evaluate", functools.partial(_forbidden, "backend 'xla'"))
         native = _Counter()  # kernels that a lowering asks for
         patch.setattr(machine, "register", native.wrap(machine.register))
+        computed = record_native(patch)
         before = interpreted()
         yield
         launched = interpreted() - before
@@ -168,6 +178,26 @@ def only(backend: str, runs: bool = True, launches: int | None = None, forbidden
     assert (native.calls > 0) == (runs and backend == "numba")
     if backend == "xla":
         assert (counter.calls > 0) == runs
+    if backend == "numba" and kinds is not None:
+        assert {type(what) for what in computed} == kinds
+
+
+def record_native(patch: pytest.MonkeyPatch) -> list:
+    """What is computed by native kernels from now on: each Form, Mixing and Chain."""
+    computed = []
+
+    def recorded(name, function):
+        def record(what, *arguments):
+            results = function(what, *arguments)
+            if results is not None and not (name == "mix" and mixing.is_wide(what)):
+                computed.append(what)
+            return results
+
+        patch.setattr(run, name, record)
+
+    for name in ("run", "mix", "chain"):
+        recorded(name, getattr(run, name))
+    return computed
 
 
 def interpreted() -> int:

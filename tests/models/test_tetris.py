@@ -9,23 +9,6 @@ from benchmarks.e3nn_tetris import Reference
 from eqfuse import models
 from eqfuse.data.tetris import tetris
 
-NETWORK = {
-    "irreps_out": "0o + 7x0e",
-    "channels": 16,
-    "cutoff": 1.5,
-    "avg_num_neighbors": 50 / 32,
-}
-SETTINGS = {
-    "nequip": NETWORK,
-    # strictly local: what tells the shapes apart has to be within the cutoff
-    "allegro": NETWORK
-    | {"layers": 1, "lmax": 1, "latent_dim": 64, "cutoff": 4.0, "avg_num_neighbors": 3.0},
-    "mace": NETWORK | {"parity": True, "correlation": 2},
-    "tetris": {},
-}
-RADII = {"allegro": 4.0}
-LEARNING_RATES = {"mace": 0.003}
-
 
 @pytest.fixture(scope="module", autouse=True)
 def x64():
@@ -39,15 +22,10 @@ def logits_of(model, variables, graph):
     return models.tetris_logits(out, graph)
 
 
-def shapes(name):
-    return tetris(**{"radius": RADII[name]} if name in RADII else {})
-
-
-def trainer(name):
-    """A jitted function seed -> (variables, updates until 100%, or 101)."""
-    model = models.build(name, **SETTINGS[name])
-    graph, labels = jax.tree.map(jnp.asarray, shapes(name))
-    optimiser = optax.adam(LEARNING_RATES.get(name, 0.01))
+def trainer():
+    """A jitted function seed -> updates until 100%, or 101."""
+    model, optimiser = models.TetrisNet(), optax.adam(0.01)
+    graph, labels = jax.tree.map(jnp.asarray, tetris())
 
     def loss(variables):
         logits = logits_of(model, variables, graph)
@@ -67,43 +45,14 @@ def trainer(name):
             return variables, state, updates + 1, loss(variables)[1]
 
         carry = (variables, optimiser.init(variables), 0, loss(variables)[1])
-        carry = jax.lax.while_loop(lambda c: ~c[3] & (c[2] <= 100), body, carry)
-        return carry[0], carry[2]
+        return jax.lax.while_loop(lambda c: ~c[3] & (c[2] <= 100), body, carry)[2]
 
-    return model, graph, run
-
-
-@pytest.fixture(scope="module", params=list(models.MODELS))
-def trained(request):
-    model, graph, run = trainer(request.param)
-    variables, updates = run(0)
-    return jax.jit(lambda graph: logits_of(model, variables, graph)), graph, updates
-
-
-def test_all_shapes_are_told_apart_within_100_steps(trained):
-    logits_after_training, graph, updates = trained
-    assert updates <= 100
-    np.testing.assert_array_equal(logits_after_training(graph).argmax(axis=1), np.arange(8))
-
-
-def test_logits_do_not_change_under_rotation(trained):
-    logits_after_training, graph, _ = trained
-    logits = logits_after_training(graph)
-    for key in jax.random.split(jax.random.key(3), 5):
-        rotation = e3nn.rand_matrix(key)
-        turned = logits_after_training(_with(graph, graph.positions @ rotation.T))
-        np.testing.assert_allclose(turned, logits, rtol=0, atol=1e-4)
-
-
-def test_mirror_images_swap_the_chiral_shapes(trained):
-    logits_after_training, graph, _ = trained
-    logits = logits_after_training(_with(graph, graph.positions * jnp.array([-1.0, 1, 1])))
-    np.testing.assert_array_equal(logits.argmax(axis=1), [1, 0, 2, 3, 4, 5, 6, 7])
+    return run
 
 
 def test_the_tetris_network_needs_50_steps_at_most_as_a_median_over_seeds():
-    run = trainer("tetris")[2]
-    assert np.median([run(seed)[1] for seed in range(30)]) <= 50
+    run = trainer()
+    assert np.median([run(seed) for seed in range(30)]) <= 50
 
 
 def test_the_tetris_network_is_that_of_e3nn():
@@ -127,10 +76,9 @@ def test_the_tetris_network_is_that_of_e3nn():
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", models.MODELS)
-def test_padding_edges_do_nothing(name):
-    model = models.build(name, **SETTINGS[name])
-    graph, _ = shapes(name)
+def test_padding_edges_do_nothing():
+    """To the others' networks neither: `test_potential`."""
+    model, (graph, _) = models.TetrisNet(), tetris()
     variables = jax.jit(model.init)(jax.random.key(0), graph.vectors, graph.species, graph.edges)
     senders, receivers = (
         np.append(index, np.full(6, 31, np.int32))

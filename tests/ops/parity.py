@@ -153,6 +153,8 @@ def only(
     Inside, the `forbidden` products of e3nn-jax raise. `launches` is how many kernels are
     interpreted, exactly; `kinds` are those of what native kernels compute: Form, Mixing, Chain.
     """
+    if backend == "numba" and kinds is not None:
+        jax.clear_caches()  # what was traced before is not computed again
     counter = _Counter()
     with pytest.MonkeyPatch.context() as patch:
         for name in forbidden:

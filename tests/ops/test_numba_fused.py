@@ -8,7 +8,7 @@ from eqfuse.ops._form import Form
 from eqfuse.ops._mixing import Mixing
 from tests.ops.linear_cases import CASES, Problem
 from tests.ops.parity import only
-from tests.ops.test_tensor_product_linear import orders, worst
+from tests.ops.test_tensor_product_linear import orders, orders_of_e3nn, worst
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -17,11 +17,9 @@ def test_all_orders_equal_e3nn(name, kernels, x64):
 
     Rows that are mixed one by one, without a gate, are one kernel each way.
     """
-    problem, same = Problem(CASES[name]), Problem(CASES[name])
-    expected = orders(problem, "e3nn")
-    case = CASES[name]
+    case, problem = CASES[name], Problem(CASES[name])
     plain = case.cls is TensorProductLinear and not case.indexed
     by_row = not case.graph or dict(case.options).get("channelwise")
     with only("numba", kinds={Form, Mixing, *([Chain] if plain and by_row else [])}):
-        found = orders(same, "numba")
-    assert worst(found, expected) < 1e-12
+        found = orders(problem, "numba")
+    assert worst(found, orders_of_e3nn(case)) < 1e-12

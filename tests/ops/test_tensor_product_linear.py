@@ -1,5 +1,7 @@
 """TensorProductLinear and TensorProductLinearGate against e3nn's product, Linear and gate."""
 
+import functools
+
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
@@ -34,6 +36,12 @@ def orders(problem: Problem, backend: str):
         return value, tangent, first, pullback(directions[2])
 
     return jax.jit(everything, compiler_options=QUICK)(point, cotangent, directions)
+
+
+@functools.cache
+def orders_of_e3nn(case):
+    """`orders` of e3nn, in float64."""
+    return orders(Problem(case), "e3nn")
 
 
 def worst(got, expected) -> float:
@@ -73,6 +81,15 @@ def gradients(problem: Problem, backend: str):
     return [np.asarray(a).astype(np.float64) for a in jax.tree.leaves(found)]
 
 
+@functools.cache
+def of_e3nn(case, dtype):
+    """A problem in a low precision, and its `gradients` by e3nn in that and in float64."""
+    low = in_dtype(Problem(case, np.float32), dtype)
+    with jax.enable_x64(True):
+        exact = gradients(in_dtype(low, np.float64), "e3nn")
+    return low, gradients(low, "e3nn"), exact
+
+
 @pytest.fixture(params=CASES)
 def case(request):
     return CASES[request.param]
@@ -86,7 +103,7 @@ def test_all_orders_equal_e3nn(case, backend):
         with only(backend, kinds={Form, Mixing}):
             got = orders(problem, backend)
         for name, a, b in zip(
-            ("value", "jvp", "vjp", "vjp of vjp"), got, orders(problem, "e3nn"), strict=True
+            ("value", "jvp", "vjp", "vjp of vjp"), got, orders_of_e3nn(case), strict=True
         ):
             assert worst(a, b) < 1e-12, name
 
@@ -100,10 +117,8 @@ def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
     """
     if backend == "triton-interpret":
         pytest.importorskip("triton", reason="the interpreter is part of triton")
-    low = in_dtype(Problem(case, np.float32), dtype)
-    with jax.enable_x64(True):
-        exact = gradients(in_dtype(low, np.float64), "e3nn")
-    theirs, ours = gradients(low, "e3nn"), gradients(low, backend)
+    low, theirs, exact = of_e3nn(case, dtype)
+    ours = gradients(low, backend)
     for a, b, c in zip(ours, theirs, exact, strict=True):
         eight_roundings = 8 * float(jnp.finfo(dtype).eps) / 2 * np.abs(c).max(initial=0)
         allowed = max(2 * np.abs(b - c).max(initial=0), eight_roundings)
@@ -191,11 +206,12 @@ def test_launches_of_forward_and_backward(case):
 def test_parameters_are_e3nns(case):
     """Same tree, names, shapes and initial values, whatever the backend; same output irreps."""
     problem = Problem(case, np.float32)
-    expected, got = problem.init("e3nn"), problem.init("xla")
+    expected, got = (jax.jit(lambda b=b: problem.init(b))() for b in ("e3nn", "xla"))
     assert jax.tree.structure(expected) == jax.tree.structure(got)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(a, b)
-    outputs = [problem.apply(b, problem.params, problem.arrays) for b in ("xla", "e3nn")]
+    point = (problem.params, problem.arrays)
+    outputs = [jax.eval_shape(lambda b=b: problem.apply(b, *point)) for b in ("xla", "e3nn")]
     assert outputs[0].irreps == outputs[1].irreps
 
 

@@ -18,6 +18,7 @@ def compiled(primitive, static=("call", "active", "wanted", "given", "reached"))
     def bind(*arrays, **params):
         return primitive.bind(*arrays, **params)
 
+    @functools.wraps(bind)
     def implementation(*arrays, **params):
         with jax.disable_jit(False):  # under `jax.disable_jit`, the primitive would bind itself
             return bind(*arrays, **params)

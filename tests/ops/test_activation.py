@@ -147,8 +147,11 @@ def test_activations_are_as_exact_as_e3nns(name, dtype, normalize, backend):
         np.testing.assert_array_equal(found[1:], theirs[1:])
     if sign := _activation.parity(name):
         n = len(POINTS) // 2
-        # of values only: the rule for the slope of tanh in JAX before 0.12 rounds otherwise at -x
-        np.testing.assert_array_equal(found[0, 1:n], sign * found[0, n + 1 :])
+        signs = sign * np.array([1, -1, 1])[:, None, None]
+        # the rule for the slope of tanh in JAX before 0.12 rounds otherwise at -x
+        exact_orders = 1 if name == "tanh" and jax.__version_info__ < (0, 12) else 3
+        same = (found[:, 1:n], signs * found[:, n + 1 :])
+        np.testing.assert_array_equal(*(a[:exact_orders] for a in same))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

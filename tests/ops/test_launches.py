@@ -64,12 +64,11 @@ def test_launches_of_a_training_step_of_the_tetris_network(gpu):
     from eqfuse.training.hlo import NOT_ATTRIBUTED
 
     found = compiled(*CASES["tetris, eqfuse"](), gpu)
-    copies = found.launches.kinds["kCopy"]
-    assert found.launches.launches - copies <= 30
-    # of parameters, to an address that a kernel's operand may have: before, of all of them
-    assert copies <= (10 if jax.__version_info__ >= (0, 12) else 26)
     told = account(found.text, found.launches.launches)
     assert sum(sum(kinds.values()) for kinds in told.values()) == found.launches.launches
     assert sum(kinds.get("eqfuse", 0) for kinds in told.values()) == found.launches.custom_calls
     assert {"layer/linear_pre", "layer/LinearSum", "optimizer"} < set(told)
     assert not {NOT_ATTRIBUTED, NOT_SCHEDULED} & set(told)
+    if jax.__version_info__ < (0, 12):
+        pytest.xfail("XLA of jax 0.10 copies every parameter that a kernel reads: 53 launches")
+    assert found.launches.launches <= 40

@@ -10,6 +10,7 @@ import dataclasses
 
 from eqfuse.ops._body import Body, component_name
 from eqfuse.ops._form import Form, Index, Operand, Path
+from eqfuse.ops._text import Lines, program
 from eqfuse.ops._triton.spec import KernelSpec, pointer_type
 
 WARP = 32
@@ -74,31 +75,27 @@ def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
     return block, -(-form.max_mul // block)
 
 
-class _Writer:
+class _Writer(Lines):
     """Collects the text of one kernel."""
 
     def __init__(self, task: Task):
+        super().__init__()
         self.task, self.form = task, task.form
         self.real = "tl.float64" if task.dtype == "float64" else "tl.float32"
-        self.lines: list[str] = []
-        self.indent = 1
         written = task.written
         self.outputs = tuple(sorted({o for o, _ in written}))
         self.continued = tuple(sorted({o for o, _ in written} & {o for o, _ in task.begun}))
         reduces = any(not self.form.outputs[o].channels for o in self.outputs)
-        self.block, self.channel_blocks = blocks(self.form, reduces)
+        self.lanes, self.channel_blocks = blocks(self.form, reduces)
         self.partial = tuple(
             o for o in self.outputs if self.channel_blocks > 1 and not self.form.outputs[o].channels
         )
         over_rows = task.owner is Index.ROW
         if not over_rows:
-            self.block = max(self.block, WARP)
-        self.rows = max(1, 4 * WARP // self.block) if over_rows else 1
-        self.shape = f"[{self.rows}, {self.block}]" if over_rows else f"[{self.block}]"
+            self.lanes = max(self.lanes, WARP)
+        self.rows = max(1, 4 * WARP // self.lanes) if over_rows else 1
+        self.shape = f"[{self.rows}, {self.lanes}]" if over_rows else f"[{self.lanes}]"
         self.inputs = tuple(sorted({s.operand for g in task.groups for p in g for s in p.factors}))
-
-    def emit(self, line: str):
-        self.lines.append("    " * self.indent + line)
 
     @property
     def over_rows(self) -> bool:
@@ -124,30 +121,18 @@ class _Writer:
         names = [f"{form.inputs[i].name}_ptr" for i in self.inputs] + [f"{a}_ptr" for a in arrays]
         names += [f"{name}_before_ptr" for name in before] + list(scalars)
         names += [f"{form.outputs[o].name}_ptr" for o in self.outputs]
-        real = pointer_type_name(self.task.dtype)
-        sums = pointer_type_name(self.real.removeprefix("tl."))
+        real = pointer_type(self.task.dtype)
+        sums = pointer_type(self.real.removeprefix("tl."))
         unfinished = {*self.partial, *self.task.shared}
         note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
-        source = "\n".join(
-            [
-                *(f"# {line}" for line in note.splitlines()),
-                "import triton",
-                "import triton.language as tl",
-                "",
-                "",
-                "@triton.jit",
-                f"def KERNEL({', '.join(names)}):",
-                *self.lines,
-                "",
-            ]
-        )
+        source = program(note, names, self.lines)
         return KernelSpec.build(
             "_".join([*(form.outputs[o].name for o in self.outputs), self.task.owner.value]),
             source,
             [real] * len(self.inputs) + ["*i32"] * len(arrays) + [sums] * len(before),
             [sums if o in unfinished else real for o in self.outputs],
             scalars,
-            max(1, self.rows * self.block // WARP),
+            max(1, self.rows * self.lanes // WARP),
         )
 
     def body(self):
@@ -156,12 +141,10 @@ class _Writer:
             self._edge(lambda operand: True)
         else:
             self._graph_prologue()
-            self.emit("while position < stop:")
-            self.indent += 1
             owned = self.task.owner
-            self._edge(lambda operand: operand.index is not owned)
-            self.emit("position += 1")
-            self.indent -= 1
+            with self.block("while position < stop:"):
+                self._edge(lambda operand: operand.index is not owned)
+                self.emit("position += 1")
             for o in self.outputs:
                 operand = self.form.outputs[o]
                 if operand.index is owned:
@@ -176,7 +159,7 @@ class _Writer:
 
     def _masked(self, mul: int) -> bool:
         """Whether some lanes of some program have no channel of a segment of `mul`."""
-        return self.over_rows or mul != self.block * self.channel_blocks
+        return self.over_rows or mul != self.lanes * self.channel_blocks
 
     def _muls(self):
         operands = [self.form.inputs[i] for i in self.inputs]
@@ -190,13 +173,13 @@ class _Writer:
         for name in self.index_arrays():
             load = f"tl.load({name}_ptr + row, mask=present, other=0)"
             self.emit(f"{name[:-1]} = {load}.to(tl.int64)")
-        self.emit(f"lane = tl.program_id(1) * {self.block} + tl.arange(0, {self.block})[None, :]")
+        self.emit(f"lane = tl.program_id(1) * {self.lanes} + tl.arange(0, {self.lanes})[None, :]")
         self._masks()
 
     def _graph_prologue(self):
         owner = self.task.owner
         self.emit(f"{owner.value} = tl.program_id(0).to(tl.int64)")
-        self.emit(f"lane = tl.program_id(1) * {self.block} + tl.arange(0, {self.block})")
+        self.emit(f"lane = tl.program_id(1) * {self.lanes} + tl.arange(0, {self.lanes})")
         self._masks()
         _, ptr = owner.edge_arrays
         self.emit(f"position = tl.load({ptr}_ptr + {owner.value}).to(tl.int64)")
@@ -215,7 +198,7 @@ class _Writer:
             if operand.index is owner:
                 self._row_of(operand, output=o)
                 for name in self._accumulators(o):
-                    self.emit(f"{name} = tl.zeros([{self.block}], {self.real})")
+                    self.emit(f"{name} = tl.zeros([{self.lanes}], {self.real})")
 
     def _accumulators(self, o: int):
         operand = self.form.outputs[o]
@@ -337,12 +320,6 @@ class _Writer:
                 value = f"before + {value}"
             mask = f", mask={mask}" if mask else ""
             self.emit(f"tl.store({operand.name}_row + {place}, {value}{mask})")
-
-
-def pointer_type_name(dtype: str) -> str:
-    import numpy as np
-
-    return pointer_type(dtype if dtype == "bfloat16" else np.dtype(dtype))
 
 
 def generate(task: Task) -> Kernel:

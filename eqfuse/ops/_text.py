@@ -1,8 +1,8 @@
-"""What all writers of dense Triton kernels share: lines, names, matrix products."""
+"""What the writers of Triton kernels share: lines; of dense ones also names and matrix products."""
 
 import contextlib
 
-from eqfuse.ops._triton.spec import TRITON_TYPES, KernelSpec
+from eqfuse.ops._triton.spec import KernelSpec, pointer_type
 
 SLICE = 16
 """Terms of one matrix product: as few as Triton takes, since each is code, and loops are not."""
@@ -14,26 +14,29 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def pointer(dtype: str) -> str:
-    """Triton's type of a pointer to arrays of a dtype."""
-    return TRITON_TYPES[dtype]
+def program(note: str, names: list[str], lines: list[str]) -> str:
+    """The source of a kernel of the parameters `names`, with a note above it."""
+    return "\n".join(
+        [
+            *(f"# {line}" for line in note.splitlines()),
+            "import triton",
+            "import triton.language as tl",
+            "",
+            "",
+            "@triton.jit",
+            f"def KERNEL({', '.join(names)}):",
+            *lines,
+            "",
+        ]
+    )
 
 
-class Text:
-    """Collects the lines of one kernel.
+class Lines:
+    """Collects the lines of one kernel."""
 
-    Args:
-      dtype: of the operands, a numpy name.
-      input_precision: of matrix products, as `tl.dot` names it.
-    """
-
-    def __init__(self, dtype: str, input_precision: str = "ieee"):
-        self.dtype, self.input_precision = dtype, input_precision
-        self.wide = "float64" if dtype == "float64" else "float32"
-        self.real = f"tl.{self.wide}"
+    def __init__(self):
         self.lines: list[str] = []
         self.indent = 1
-        self._names = 0
 
     def emit(self, line: str):
         self.lines.append("    " * self.indent + line)
@@ -45,6 +48,22 @@ class Text:
         self.indent += 1
         yield
         self.indent -= 1
+
+
+class Text(Lines):
+    """Collects the lines of one dense kernel.
+
+    Args:
+      dtype: of the operands, a numpy name.
+      input_precision: of matrix products, as `tl.dot` names it.
+    """
+
+    def __init__(self, dtype: str, input_precision: str = "ieee"):
+        super().__init__()
+        self.dtype, self.input_precision = dtype, input_precision
+        self.wide = "float64" if dtype == "float64" else "float32"
+        self.real = f"tl.{self.wide}"
+        self._names = 0
 
     def fresh(self) -> str:
         """A name that is not taken."""
@@ -91,19 +110,7 @@ class Text:
           outputs: the dtype of each output by its name.
         """
         names = [f"{n}_ptr" for n in inputs] + list(scalars) + [f"{n}_ptr" for n in outputs]
-        source = "\n".join(
-            [
-                *(f"# {line}" for line in note.splitlines()),
-                "import triton",
-                "import triton.language as tl",
-                "",
-                "",
-                "@triton.jit",
-                f"def KERNEL({', '.join(names)}):",
-                *self.lines,
-                "",
-            ]
-        )
-        types = [pointer("int32" if n in integers else self.dtype) for n in inputs]
-        results = [pointer(dtype) for dtype in outputs.values()]
+        source = program(note, names, self.lines)
+        types = [pointer_type("int32" if n in integers else self.dtype) for n in inputs]
+        results = [pointer_type(dtype) for dtype in outputs.values()]
         return KernelSpec.build(stem, source, types, results, scalars, WARPS)

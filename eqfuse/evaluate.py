@@ -16,6 +16,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from eqfuse import data, ops, pictures
 from eqfuse.evaluation import Predicted, error_table, evaluate
 from eqfuse.training import CheckpointError, read_metadata
+from eqfuse.training.programs import keep_programs
 
 SOURCE = "file.txt"
 """Names the file that the results of a folder are of."""
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
       0 done; 2 a run or file that cannot be used.
     """
     options = _parser().parse_args(arguments)
+    keep_programs()
     try:
         ops.resolve_here(options.backend)
     except ValueError as error:

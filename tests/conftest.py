@@ -1,12 +1,22 @@
 """What every test runs under."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 # Where there is no GPU, JAX takes its CUDA plug-in, which compiles for one, only if told to use the
 # CPU. Before JAX is imported, and in the environment, for the programs that tests run.
 if not (any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()):
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# Programs that several tests and the commands that they run have in common are compiled once.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _programs = tempfile.mkdtemp(prefix="eqfuse-tests-")
+    atexit.register(shutil.rmtree, _programs, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 import jax
 import numpy as np

@@ -8,6 +8,7 @@ from eqfuse import __version__
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.memory import keep_freed_memory
 from eqfuse.training.options import parse, to_yaml
+from eqfuse.training.programs import keep_programs
 from eqfuse.training.resume import resumed_config, started_config
 from eqfuse.training.usage import usage
 
@@ -44,6 +45,7 @@ def _train(config: Config) -> int:
     # JAX takes seconds to import: --help and refused settings do not wait for it.
     import jax
 
+    keep_programs()
     from eqfuse import data, ops
     from eqfuse.training import CheckpointError, molecule, tetris
     from eqfuse.training.parallel import find_devices

@@ -1,0 +1,90 @@
+"""The programs that XLA compiles, kept for later runs by JAX's own cache of them."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import platform
+import re
+import time
+import warnings
+
+KEPT_DAYS = 30
+"""How long a program is kept after it was compiled."""
+
+_UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
+
+
+def keep_programs() -> pathlib.Path | None:
+    """Let JAX keep the programs that take over a second to compile, and find them in later runs.
+
+    They are kept in the cache folder, apart for each processor, number of cores and version of
+    jaxlib: a program is compiled for these. It is for a process whose work is the training, since
+    JAX has one such folder for all that a process compiles; so no import does it. Where JAX was
+    told to keep them elsewhere (JAX_COMPILATION_CACHE_DIR) or not at all
+    (JAX_ENABLE_COMPILATION_CACHE=false), this does nothing.
+
+    Returns:
+      The folder, or None if nothing was done.
+    """
+    import jax
+
+    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+        return None
+    from eqfuse.ops._triton.cache import cache_folder
+
+    folder = cache_folder() / "programs" / _machine()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_old(folder)
+    except OSError:  # a disk that is full, say: programs are compiled again
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    _remove_unreadable(folder)
+    return folder
+
+
+def _machine() -> str:
+    """Names the processor, the cores that this process may use, and the version of jaxlib."""
+    import jaxlib
+
+    cores = os.process_cpu_count() if hasattr(os, "process_cpu_count") else None
+    if cores is None and hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    cores = cores or os.cpu_count()
+    parts = [platform.system(), platform.machine(), _processor(), str(cores), jaxlib.__version__]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Its name and instructions."""
+    with contextlib.suppress(ImportError):
+        import llvmlite.binding as llvm
+
+        return f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    return platform.processor()
+
+
+def _remove_old(folder: pathlib.Path):
+    oldest = time.time() - KEPT_DAYS * 24 * 3600
+    for path in folder.glob("*-cache"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+def _remove_unreadable(folder: pathlib.Path):
+    """Remove entries that JAX warns of, which it would keep: of a full disk or a killed process.
+
+    JAX compiles such a program again, and so does every later run while the entry is there.
+    """
+    show = warnings.showwarning
+
+    def remove(message, *arguments, **more):
+        if found := _UNREADABLE.search(str(message)):
+            for path in folder.glob(f"{found[1]}-*"):
+                path.unlink(missing_ok=True)
+        else:
+            show(message, *arguments, **more)
+
+    warnings.showwarning = remove

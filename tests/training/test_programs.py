@@ -1,0 +1,107 @@
+"""Compiled programs are found by later runs, and nothing that is wrong with them stops one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Prints the folder, how many programs JAX found there, and the bits of a result.
+PROGRAM = """
+import jax, jax.monitoring
+import e3nn_jax as e3nn
+from eqfuse import ops
+from eqfuse.training.programs import keep_programs
+
+found = []
+jax.monitoring.register_event_listener(lambda name, **_: found.append(name.rpartition("/")[2]))
+folder = keep_programs()
+
+@jax.jit
+def product_of_a_test(x, y):
+    return ops.tensor_product(x, y, backend=BACKEND).array.sum(0)
+
+x = e3nn.normal("4x0e+4x1o", jax.random.key(0), (50,))
+bits = product_of_a_test(x, e3nn.normal("1o", jax.random.key(1), (50,))).tobytes().hex()
+print(folder, found.count("cache_hits"), bits, sep="\\n")
+"""
+
+
+def run(folder: Path, backend="numba", **variables) -> tuple[str, int, str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    environment |= {
+        "EQFUSE_CACHE_DIR": str(folder),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": str(ROOT),
+        **variables,
+    }
+    code = PROGRAM.replace("BACKEND", repr(backend))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+    assert "Warning" not in done.stderr
+    programs, hits, bits = done.stdout.splitlines()
+    return programs, int(hits), bits
+
+
+@pytest.mark.parametrize("backend", ["numba", "xla"])
+def test_later_runs_find_them(backend, tmp_path):
+    folder, hits, bits = run(tmp_path, backend)
+    assert hits == 0
+    assert Path(folder).parent == tmp_path / "programs"
+    assert list(Path(folder).glob("jit_product_of_a_test-*-cache"))
+    folder_again, hits, bits_again = run(tmp_path, backend)
+    assert folder_again == folder
+    assert hits > 0
+    assert bits_again == bits
+
+
+def test_a_damaged_one_is_compiled_and_kept_again(tmp_path):
+    folder, _, bits = run(tmp_path)
+    _, all_hits, _ = run(tmp_path)
+    [entry] = Path(folder).glob("jit_product_of_a_test-*-cache")
+    entry.write_bytes(entry.read_bytes()[:100])  # as a full disk leaves it
+    _, hits, bits_again = run(tmp_path)
+    assert (hits, bits_again) == (all_hits - 1, bits)
+    assert run(tmp_path)[1:] == (all_hits, bits)
+
+
+def test_old_ones_are_removed(tmp_path):
+    folder, _, _ = run(tmp_path)
+    entries = sorted(Path(folder).glob("*-cache"))
+    long_ago = entries[0].stat().st_mtime - 31 * 24 * 3600
+    os.utime(entries[0], (long_ago, long_ago))
+    _, hits, _ = run(tmp_path, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="1000")
+    assert hits == len(entries) - 1
+    assert sorted(Path(folder).glob("*-cache")) == entries[1:]
+
+
+def test_other_cores_have_programs_of_their_own(tmp_path):
+    folder, _, _ = run(tmp_path)
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    if len(cores) < 2:
+        pytest.skip("this process has one core, or cannot be given one")
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert run(tmp_path)[0] != folder
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def test_what_jax_was_told_stays(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    assert run(tmp_path / "cache", JAX_COMPILATION_CACHE_DIR=str(elsewhere))[0] == "None"
+    assert list(elsewhere.glob("jit_product_of_a_test-*"))
+    assert run(tmp_path / "cache", JAX_ENABLE_COMPILATION_CACHE="false")[0] == "None"
+    assert not (tmp_path / "cache" / "programs").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "programs").write_text("a file where the folder should be")
+    assert run(tmp_path)[0] == "None"

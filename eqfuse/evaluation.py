@@ -61,7 +61,7 @@ def evaluate(folder, structures: Sequence[Structure], *, backend=None) -> list[P
     with_stress = any(s.volume for s in structures)
 
     @jax.jit
-    def predicted(graph):
+    def predicted(params, graph):
         return predict(potential, params, graph, stress=with_stress)
 
     out = []
@@ -69,7 +69,9 @@ def evaluate(folder, structures: Sequence[Structure], *, backend=None) -> list[P
         prefetched(batcher.batches(shuffle=False)), batcher.groups(shuffle=False), strict=True
     ):
         out += _unpacked(
-            jax.device_get(predicted(batch.graph)), [structures[i] for i in group], references
+            jax.device_get(predicted(params, batch.graph)),
+            [structures[i] for i in group],
+            references,
         )
     return out
 

@@ -44,12 +44,12 @@ def parity_data(potential: Potential, params, batcher: Batcher):
     with_stress = any(sample.stress is not None for sample in batcher.samples)
 
     @jax.jit
-    def predicted(graph):
+    def predicted(params, graph):
         return predict(potential, params, graph, stress=with_stress)
 
     energies, forces, stresses = ([], []), ([], []), ([], [])
     for batch in batcher.batches(shuffle=False):
-        prediction, labels = jax.device_get(predicted(batch.graph)), batch.labels
+        prediction, labels = jax.device_get(predicted(params, batch.graph)), batch.labels
         graphs, nodes = np.asarray(batch.graph.graph_mask), np.asarray(batch.graph.node_mask)
         for k, values in enumerate((labels, prediction)):
             energies[k].append((values.energy / labels.num_atoms)[graphs])

@@ -20,6 +20,7 @@ from eqfuse.training.checkpoint import (
 )
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.drawing import draw, picture_batcher
+from eqfuse.training.initial import initial_parameters
 from eqfuse.training.loop import Fit
 from eqfuse.training.metrics import Loss
 from eqfuse.training.optimizer import flat_training, init_state
@@ -247,10 +248,7 @@ def _initial_parameters(potential, dataset: Dataset, config: Config):
     sample = dataset.train[0]
     shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
     graph = data.collate([sample], shape, config.dtype).graph
-    params = jax.jit(potential.init)(
-        jax.random.key(config.seed), graph.vectors, graph.species, graph.edges
-    )
-    return jax.tree.map(lambda p: p.astype(config.dtype), params)
+    return initial_parameters(potential, config.seed, graph, config.dtype)
 
 
 def _metadata(config, dataset, potential, fields) -> dict:

@@ -112,12 +112,12 @@ class Start:
         params = jax.tree.map(lambda p: jnp.asarray(p, config.dtype), self.params)
 
         @jax.jit
-        def energies(graph):
+        def energies(params, graph):
             return predict(potential, params, graph).energy
 
         batches = reference_batcher(config, dataset).batches(shuffle=False)
         predicted = np.concatenate(
-            [energies(batch.graph)[np.asarray(batch.graph.graph_mask)] for batch in batches]
+            [energies(params, batch.graph)[np.asarray(batch.graph.graph_mask)] for batch in batches]
         )
         missing = [s.energy - float(e) for s, e in zip(dataset.train, predicted, strict=True)]
         species = np.array(dataset.species)

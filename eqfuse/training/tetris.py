@@ -15,6 +15,7 @@ from eqfuse.graph import Graph
 from eqfuse.training.checkpoint import Checkpoints
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.flat import Flat
+from eqfuse.training.initial import initial_parameters
 from eqfuse.training.parallel import Devices
 from eqfuse.training.profiling import profile
 from eqfuse.training.runs import RunFolder
@@ -129,13 +130,13 @@ def demonstrate(module, params, graph: Graph, labels, *, rotations: int, seed: i
     """
 
     @jax.jit
-    def logits_at(positions):
+    def logits_at(params, positions):
         return logits(module, params, dataclasses.replace(graph, positions=positions))
 
     def moved(matrix):
         # Rotated in float64: the matrix is orthogonal to well below what the network resolves.
         positions = graph.positions.astype(np.float64) @ matrix.T
-        return np.asarray(logits_at(positions.astype(graph.positions.dtype)))
+        return np.asarray(logits_at(params, positions.astype(graph.positions.dtype)))
 
     rng = np.random.default_rng(seed)
     reference = moved(np.eye(3))
@@ -172,10 +173,7 @@ def run(config: Config, devices: Devices) -> None:
     fields = model_fields(config, graph)
     module = models.build(config.model.name, **fields, backend=config.backend)
     _check_reach(module)
-    params = jax.jit(module.init)(
-        jax.random.key(config.seed), graph.vectors, graph.species, graph.edges
-    )
-    params = jax.tree.map(lambda p: p.astype(config.dtype), params)
+    params = initial_parameters(module, config.seed, graph, config.dtype)
     with contextlib.closing(RunFolder(config)) as folder:
         if config.resume is not None:
             print("resume     from the beginning: a Tetris run takes seconds")

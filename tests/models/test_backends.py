@@ -46,9 +46,8 @@ def case(request, small_potential, make_graph, molecule):
     name = request.param
     graph = make_graph([molecule(0, 3), molecule(1, 2)], CUTOFF, nodes=6, edges=14)
     potential = small_potential(name, **TINY[name], backend="e3nn")
-    variables = jax.jit(potential.init)(
-        jax.random.key(0), graph.vectors, graph.species, graph.edges
-    )
+    init = jax.jit(potential.init, compiler_options=QUICK)
+    variables = init(jax.random.key(0), graph.vectors, graph.species, graph.edges)
     variables = jax.device_get(variables)
     exact = computed(small_potential, name, "e3nn", np.float64, variables, graph)
     rounded = computed(small_potential, name, "e3nn", np.float32, variables, graph)

@@ -8,6 +8,7 @@ import numpy as np
 
 from eqfuse import data, models
 from eqfuse.models import predict
+from eqfuse.training.initial import initial_parameters
 from eqfuse.training.metrics import Loss, error_sums
 from eqfuse.training.parallel import find_devices
 
@@ -50,8 +51,7 @@ def main(model: str, backend: str):
     network = models.build(model, irreps_out="0e", backend=backend, **settings)
     potential = models.Potential(network, scale=(1.0,) * species, shift=(0.0,) * species)
     graph = next(data.Batcher(dataset.train, 9).batches()).graph
-    params = jax.jit(potential.init)(jax.random.key(0), graph.vectors, graph.species, graph.edges)
-    params = jax.tree.map(lambda p: p.astype("float64"), params)
+    params = initial_parameters(potential, 0, graph, "float64")
     found = [results(potential, params, dataset.train, devices) for devices in (one, several)]
     assert len(found[0]) == 2
     for a, b in zip(*map(jax.tree.leaves, found), strict=True):

@@ -1,0 +1,53 @@
+"""The example that makes the frames a network may start from."""
+
+import itertools
+import runpy
+from pathlib import Path
+
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+from ase.calculators.emt import EMT
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "xtb_frames.py"
+
+
+def test_frames_have_their_own_labels():
+    trajectory = runpy.run_path(str(EXAMPLE))["trajectory"]
+    start = ase.build.molecule("CH3OH")
+    frames, others = (trajectory(start, EMT(), 3, 500.0, (0, n)) for n in range(2))
+    assert len(frames) == 3
+    for frame in frames:
+        assert set(frame.arrays) == {"numbers", "positions"}
+        again = frame.copy()
+        again.calc = EMT()
+        assert frame.get_potential_energy() == pytest.approx(again.get_potential_energy())
+        np.testing.assert_allclose(frame.get_forces(), again.get_forces(), rtol=0, atol=1e-12)
+        assert np.abs(frame.get_forces()).max() > 0.1
+    positions = [frame.positions for frame in (*frames, *others)]
+    assert all(np.abs(a - b).max() > 1e-3 for a, b in itertools.pairwise(positions))
+
+
+def test_it_writes_what_a_run_reads(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tblite", reason="it computes GFN2-xTB")
+    ase.io.write(tmp_path / "start.xyz", ase.build.molecule("H2O"))
+    arguments = [str(tmp_path / "start.xyz"), str(tmp_path / "frames.xyz"), "--count", "3"]
+    monkeypatch.setattr("sys.argv", [str(EXAMPLE), *arguments])
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert "3 frames" in capsys.readouterr().out
+    frames = ase.io.read(tmp_path / "frames.xyz", ":")
+    assert [len(frame) for frame in frames] == [3, 3, 3]
+    assert all(np.abs(frame.get_forces()).max() > 0 for frame in frames)
+
+
+def test_what_it_cannot_use_is_refused(tmp_path, monkeypatch, capsys):
+    for arguments, message in (
+        ([str(tmp_path / "none.xyz"), "out.xyz"], "none.xyz"),
+        ([str(EXAMPLE), "out.xyz"], "xtb_frames.py"),
+    ):
+        monkeypatch.setattr("sys.argv", [str(EXAMPLE), *arguments])
+        with pytest.raises(SystemExit, match="2"):
+            runpy.run_path(str(EXAMPLE), run_name="__main__")
+        assert message in capsys.readouterr().err

@@ -12,11 +12,15 @@ import warnings
 KEPT_DAYS = 30
 """How long a program is kept after it was compiled."""
 
+LONG = 0.1
+"""Seconds to compile a program that is worth keeping; JAX itself says one."""
+
+_LONG = "jax_persistent_cache_min_compile_time_secs"
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 
 
 def keep_programs() -> pathlib.Path | None:
-    """Let JAX keep the programs that take over a second to compile, and find them in later runs.
+    """Let JAX keep the programs that take long to compile, and find them in later runs.
 
     They are kept in the cache folder, apart for each processor, number of cores and version of
     jaxlib: a program is compiled for these. It is for a process whose work is the training, since
@@ -40,6 +44,8 @@ def keep_programs() -> pathlib.Path | None:
     except OSError:  # a disk that is full, say: programs are compiled again
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    if _LONG.upper() not in os.environ:
+        jax.config.update(_LONG, LONG)
     _remove_unreadable(folder)
     return folder
 

@@ -16,7 +16,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _programs = tempfile.mkdtemp(prefix="eqfuse-tests-")
     atexit.register(shutil.rmtree, _programs, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
 import numpy as np

@@ -120,6 +120,7 @@ def check(name, mesh, backend, shared_y):
 
 def main(backend):
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "Error reading persistent compilation cache entry")
     mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,))
     for number, name in enumerate([*MODULES, "graph"]):
         check(name, mesh, backend, shared_y=number % 2 == 0)

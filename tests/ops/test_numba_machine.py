@@ -38,6 +38,7 @@ def product(x):
 def run(code: str, **variables) -> str:
     """What a fresh process prints."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
+    environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # whose warnings would be errors
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True
     )

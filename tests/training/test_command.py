@@ -12,8 +12,9 @@ from eqfuse.training import load_run
 from eqfuse.training.main import main
 
 TRAIN = Path(__file__).parents[2] / "train.py"
-# Warnings are errors, but for the one of e3nn-jax 0.21 on Python 3.13.
-PYTHON = [sys.executable, "-W", "error", "-W", "ignore:Creating NamedTuple:DeprecationWarning"]
+# Warnings are errors, but for those that pyproject.toml names.
+IGNORED = ("Creating NamedTuple:DeprecationWarning", "Error reading persistent:UserWarning")
+PYTHON = [sys.executable, "-W", "error", *(f"-Wignore:{warning}" for warning in IGNORED)]
 
 
 def test_help_version_and_configuration_need_no_run(capsys):

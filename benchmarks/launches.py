@@ -5,8 +5,8 @@
 FILE.py defines CASES, a dict {name: () -> (function, args)}; `function` is what would be jitted and
 `args` its arrays or jax.ShapeDtypeStructs. It may define `parity(name)`, which gives the difference
 of what the case computes from its reference, or raises record.ParityError: then nothing is
-reported, and without it no time. One line of JSON is printed for each case, and with --account a
-table of where its launches come from. Needs jax's CUDA plug-in
+reported, and without it no time. A table in Markdown is printed, and with --account another of
+where the launches of each case come from. Needs jax's CUDA plug-in
 (`pip install -e ".[launches]"`).
 """
 
@@ -160,20 +160,33 @@ def main() -> None:
     kept = record.Record(options.json)
     try:
         gpu = device()
+        print(HEADER, flush=True)
         for name in options.names or cases:
             kept.add(measure(name, cases[name], module.get("parity"), gpu, options.account))
-            show(kept.results[-1])
+            print(row(kept.results[-1]), flush=True)
     except PluginMissingError as error:
         sys.exit(str(error))
+    for result in kept.results:
+        if "account" in result:
+            print("\n" + account.table(result["case"], result["account"]), flush=True)
     kept.finish()
 
 
-def show(result: dict) -> None:
-    """Print a result."""
-    plain = {name: value for name, value in result.items() if name != "account"}
-    print(record.to_json(plain), flush=True)
-    if "account" in result:
-        print(account.table(result["case"], result["account"]) + "\n", flush=True)
+HEADER = """
+| case | launches | of them ours and libraries' | scratch, MB | compile, s | difference |
+|---|---|---|---|---|---|"""
+
+
+def row(result: dict) -> str:
+    """A line of the table."""
+    if "error" in result:
+        return f"| {result['case']} | {result['error']} | | | | |"
+    difference = result["parity"]
+    return (
+        f"| {result['case']} | {result['launches']} | {result['custom_calls']} | "
+        f"{result['temp_bytes'] / 1e6:.2f} | {result.get('compile_s', '')} | "
+        f"{'' if difference is None else f'{difference:.1e}'} |"
+    )
 
 
 if __name__ == "__main__":

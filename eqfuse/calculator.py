@@ -26,7 +26,8 @@ class Calculator(ase.calculators.calculator.Calculator):
     by half of that. Programs are compiled for a number of atoms and a bucket of neighbours, which
     has room for a tenth more: fluctuations within it compile nothing. Structures with fewer atoms
     use the same program, and where atoms were added the next one has room for a tenth more of them.
-    It can be copied and pickled, for other processes.
+    It can be copied and pickled, for other processes. Atoms without a periodic direction have no
+    stress; energies are totals, in eV, reference energies included.
 
     Args:
       run: the run's folder.

@@ -86,6 +86,8 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
       samples: none makes a batch of padding.
       shape: sizes to pad to; at least one node and one graph more than the samples have.
       dtype: of positions, cells and labels; float32 or float64.
+    Returns:
+      numpy arrays of that shape: graph, and labels in eV, eV/Å and eV/Å^3, zero in the padding.
     Raises:
       DataError: samples that do not fit the shape.
     """

@@ -110,8 +110,11 @@ def fetch_public(name: str, file: str, folder: str | os.PathLike | None = None) 
       name: a key of `PUBLIC`, such as "3bpa".
       file: one of its files, such as "test_600K.xyz".
       folder: where to keep it; None for `default_folder`.
+    Returns:
+      its path.
     Raises:
-      DataError: an unknown set or file, no network, another checksum.
+      DataError: an unknown set or file, no network, another checksum (none is published for MD22
+        and the test files of 3BPA and AcAc, whose first download is trusted).
     """
     files = PUBLIC.get(name)
     if files is None or file not in files:

@@ -61,6 +61,8 @@ def summary(module: nn.Module, params) -> str:
     Args:
       module: a model, or a `Potential` around one.
       params: its variables.
+    Returns:
+      its name, input, layers, output and parameters, one in a line.
     """
     model = module.model if isinstance(module, Potential) else module
     first, *layers, last = model.layer_irreps()
@@ -81,6 +83,8 @@ def ops_summary(module: nn.Module, params, graph: Graph) -> str:
       module: a model, or a `Potential` around one.
       params: its variables.
       graph: what it is evaluated on.
+    Returns:
+      a line for each kind of op and backend.
     """
     with ops.recorded() as calls:
         # jax would not trace again a function that it knows, such as module.apply

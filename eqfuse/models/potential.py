@@ -31,6 +31,8 @@ class Potential(nn.Module):
       shift: eV, one number per species.
       trainable_scale_shift: whether gradients reach the parameters `scale` and `shift`.
       binds_within: where u is zero, the cutoff of the model, Å; None: no factor.
+    References: Batzner et al. 2022 (methods: scale and shift by species); Gasteiger et al. 2020,
+      arXiv:2003.03123, eq. 8 (u).
     """
 
     model: nn.Module

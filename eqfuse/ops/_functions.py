@@ -18,6 +18,7 @@ def linear(x, parameters, irreps_out, *, index=None, **options):
     Raises:
       ValueError: as `Linear`. flax.errors.ScopeParamShapeError, ScopeParamNotFoundError: parameters
         that do not fit.
+    References: those of `Linear`; so for the other functions here.
     """
     arguments = (x,) if index is None else (index, x)
     return Linear(irreps_out, **options).apply({"params": parameters}, *arguments)

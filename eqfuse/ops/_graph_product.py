@@ -32,8 +32,10 @@ def graph_tensor_product(
 
         out[n] = sum over edges e with receivers[e] = n:  weights[e] * (x[senders[e]] (x) y[e])
 
-    On a GPU this is one kernel, and its backward pass one kernel; nothing of size edges times
-    components is written to memory. Sums are deterministic.
+    On a GPU this is one kernel, and its backward pass one kernel (two or three in float64, or for
+    l = 3), and no product of an edge is written to memory; sums are the same bit for bit in every
+    run. Where x and y both have several channels, the products of the edges are written to memory
+    and summed by XLA, in an order that is not fixed on a GPU.
 
     Args:
       x: node features, IrrepsArray [num_nodes, irreps_x]; or irreps, to get those of the output.
@@ -47,8 +49,8 @@ def graph_tensor_product(
       IrrepsArray [num_nodes, irreps_out] of the promoted dtype, accumulated in float32 or better;
       the Irreps of the output if irreps were given.
     Raises:
-      ValueError: shapes that do not fit the edges or the irreps, naming both; a backend that cannot
-        run here; an unknown normalisation.
+      ValueError: no edges; shapes that do not fit the edges or the irreps, naming both; a backend
+        that cannot run here; an unknown normalisation.
     References: Batzner et al. 2022, eq. 9 (the convolution of NequIP).
     """
     backend = resolve(backend, "" if are_irreps(x, y) else "graph_tensor_product")

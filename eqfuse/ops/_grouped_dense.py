@@ -25,6 +25,7 @@ def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None)
       [rows, len(kernels) * n_out] of the promoted dtype, a floating one.
     Raises:
       ValueError: no kernels, kernels of several shapes, or an x that does not fit them.
+    References: the radial networks of the layers of Batzner et al. 2022 (methods).
     """
     shapes = {kernel.shape for kernel in kernels}
     if len(shapes) != 1:

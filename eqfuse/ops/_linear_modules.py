@@ -112,6 +112,8 @@ class LinearSum(nn.Module):
       irreps_out: of each of them; what no input has is zero.
       names: of the Linears, under which their parameters are.
       biases, path_normalization, gradient_normalization, input_precision, backend: as in `Linear`.
+    References: e3nn-jax 0.21, `e3nn.flax.Linear`; Batzner et al. 2022, figure 1 (self-interaction
+      and skip).
     """
 
     irreps_out: e3nn.Irreps | str

@@ -47,8 +47,9 @@ def symmetric_contraction(
     Returns:
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better.
     Raises:
-      ValueError: multiplicities that differ, an irrep that x cannot become, weights or an index of
-        another shape, naming both; a backend that cannot run here.
+      ValueError: multiplicities that differ, an irrep that x cannot become, a correlation below 1,
+        weights or an index of another shape, naming both, or of another kind; a backend that cannot
+        run here.
     References: Batatia et al. 2022, eqs. 10 and 11.
     """
     backend = resolve(backend, "symmetric_contraction")

@@ -43,6 +43,8 @@ from eqfuse.ops._tensor_product import (
 class TensorProductLinear(nn.Module):
     """`e3nn.flax.Linear` of a tensor product, in one kernel; the product is never in memory.
 
+    (But for a graph where x and y both have several channels: there the products are.)
+
     Over rows: Linear(x (x) y). On a graph, with `edges`: Linear(sum over the edges of a node of
     weights * (x[senders] (x) y)). The parameters are those of `e3nn.flax.Linear` in its place.
     With `channelwise`, the product is `eqfuse.ops.channelwise_tensor_product`, over rows or, with

@@ -177,8 +177,9 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
     Returns:
       module, a `models.Potential` (energies in eV, relative to the reference energies) or, for a
       Tetris run, the bare network; params, its variables, in float64 only where JAX has that
-      enabled; metadata, a dict with the configuration, species (atomic numbers), reference
-      energies (eV), statistics and units.
+      enabled; metadata, a dict with the configuration, irreps (of the input, each layer and the
+      output), species (atomic numbers), reference energies (eV, by atomic number as text:
+      {"6": -1029.5}), statistics and units.
     Raises:
       CheckpointError: no readable checkpoint there.
     """

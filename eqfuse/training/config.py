@@ -205,8 +205,10 @@ class Config:
     )
     dtype: str = setting("float32", "float32 or float64")
     steps: int | None = setting(None, "stop after so many steps; null: 100 for tetris")
-    epochs: int | None = setting(None, "stop after so many epochs; null: 100 for molecules")
-    max_minutes: float | None = setting(None, "stop after so long, minutes")
+    epochs: int | None = setting(
+        None, "stop after so many epochs; null: 100, unless steps or max_minutes is given"
+    )
+    max_minutes: float | None = setting(None, "stop after so long, minutes, or at steps or epochs")
     profile: bool = setting(
         False, "trace a few steps before the training, and print what they launch and how long"
     )

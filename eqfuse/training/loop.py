@@ -36,19 +36,20 @@ class Limits:
     """How long a run may take, in steps and in time.
 
     Args:
-      config: gives steps, epochs and max_minutes; 100 epochs if it gives no steps and no epochs.
+      config: gives steps, epochs and max_minutes; 100 epochs if it gives none of them.
       steps_per_epoch: batches in an epoch.
       elapsed: time that the run took before it was interrupted, s.
     Attributes:
+      steps: in all; math.inf where only the time is limited.
       elapsed: time that the run took, s, when it was last asked for; every process has the same.
     """
 
     def __init__(self, config: Config, steps_per_epoch: int, elapsed: float = 0.0):
         epochs = config.epochs
-        if epochs is None and config.steps is None:
+        if epochs is None and config.steps is None and config.max_minutes is None:
             epochs = DEFAULT_EPOCHS
         by_epochs = math.inf if epochs is None else epochs * steps_per_epoch
-        self.steps = int(min(by_epochs, config.steps or math.inf))
+        self.steps = min(by_epochs, config.steps or math.inf)
         self.seconds = 60.0 * (config.max_minutes or math.inf)
         self._start = time.monotonic() - elapsed
         self.elapsed = elapsed

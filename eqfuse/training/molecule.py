@@ -257,6 +257,7 @@ def _metadata(config, dataset, potential, fields) -> dict:
         "config": dataclasses.asdict(config),
         "model": config.model.name,
         "model_fields": fields,
+        "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
         "potential": {
             "scale": list(potential.scale),
             "shift": list(potential.shift),

@@ -97,8 +97,11 @@ def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
 def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:
     """How many programs will be compiled, for as long as the run may last."""
     train, val = batchers
-    epochs = math.ceil(Limits(config, len(train)).steps / len(train))
-    training = len(train.used_shapes(range(1, epochs + 1)))
+    epochs = Limits(config, len(train)).steps / len(train)
+    if math.isinf(epochs):
+        training = len(train.shapes)
+    else:
+        training = len(train.used_shapes(range(1, math.ceil(epochs) + 1)))
     validation = len(val.used_shapes(shuffle=False))
     first, purpose = (1 if config.start_from is None else 0), "parameters"
     if config.data.reference_energies == FIT:

@@ -192,6 +192,7 @@ def _train(config, module, params, graph, labels, fields, folder: RunFolder):
         "config": dataclasses.asdict(config),
         "model": config.model.name,
         "model_fields": fields,
+        "irreps": [str(irreps) for irreps in module.layer_irreps()],
         "potential": None,
         "task": "tetris",
     }

@@ -43,9 +43,10 @@ def test_an_output_that_is_not_written_is_nan():
     np.testing.assert_array_equal(np.isnan(out).all(axis=1), [False, True, False])
 
 
-def test_ahead_of_time_for_an_h100_it_is_one_launch():
+def test_ahead_of_time_for_an_h100_it_is_one_launch(tmp_path):
+    file = tmp_path / "launches.json"
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.launches", str(CASE)],
+        [sys.executable, "-m", "benchmarks.launches", str(CASE), "--json", str(file)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -53,10 +54,11 @@ def test_ahead_of_time_for_an_h100_it_is_one_launch():
     if "CUDA plug-in is missing" in run.stderr:
         pytest.skip(run.stderr.strip())
     assert run.returncode == 0, run.stderr
-    counts = {line["case"]: line for line in map(json.loads, run.stdout.splitlines())}
+    counts = {result["case"]: result for result in json.loads(file.read_text())["results"]}
     assert counts["alone"]["launches"] == counts["alone"]["custom_calls"] == 1
     assert counts["between"]["custom_calls"] == 1
     assert counts["between"]["launches"] > 1
+    assert "| alone | 1 | 1 | " in run.stdout
 
 
 def test_a_gpu_that_is_neither_present_nor_named_is_an_error():

@@ -13,6 +13,7 @@ from eqfuse.evaluate import main as evaluate
 from eqfuse.models import predict
 from eqfuse.training import load_run
 from eqfuse.training.flat import Flat
+from eqfuse.training.loop import Limits
 from eqfuse.training.main import main
 from eqfuse.training.metrics import Errors, error_sums
 from eqfuse.training.options import parse
@@ -257,9 +258,26 @@ def test_steps_that_compile_are_not_timed(tmp_path, water, tiny, capsys):
 
 
 def test_time_stops_a_run(tmp_path, water, tiny, capsys):
-    assert train(tmp_path / "run", water, tiny, "max_minutes=0.0001", "epochs=1000000") == 0
+    assert train(tmp_path / "run", water, tiny, "max_minutes=0.0001") == 0
     assert "time is up" in capsys.readouterr().out
     load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "seconds"),
+    [
+        ([], 400, np.inf),
+        (["epochs=3"], 12, np.inf),
+        (["steps=7", "epochs=3"], 7, np.inf),
+        (["max_minutes=2"], np.inf, 120),
+        (["max_minutes=2", "epochs=3"], 12, 120),
+    ],
+)
+def test_what_ends_a_run(settings, steps, seconds):
+    """100 epochs, here of four steps, only where nothing else is said."""
+    limits = Limits(parse(["data=ethanol", *settings]), 4)
+    assert (limits.steps, limits.seconds) == (steps, seconds)
+    assert limits.fraction(4) == 4 / steps
 
 
 def test_an_exhausted_plateau_stops_a_run(tmp_path, water, tiny, capsys):

@@ -15,6 +15,8 @@ def read_embedded(name: str) -> list[Structure]:
 
     Args:
       name: one of `NAMES`.
+    Returns:
+      structures with energies and forces; with stress if periodic.
     Raises:
       DataError: an unknown name.
     """

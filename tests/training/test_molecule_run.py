@@ -258,7 +258,7 @@ def test_steps_that_compile_are_not_timed(tmp_path, water, tiny, capsys):
 
 
 def test_time_stops_a_run(tmp_path, water, tiny, capsys):
-    assert train(tmp_path / "run", water, tiny, "max_minutes=0.0001") == 0
+    assert train(tmp_path / "run", water, tiny, "max_minutes=0.0001", "epochs=1000000") == 0
     assert "time is up" in capsys.readouterr().out
     load_run(tmp_path / "run")
 

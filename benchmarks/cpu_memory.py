@@ -1,6 +1,7 @@
 """Peak memory of a process that compiles and runs a training step on this CPU, for both backends.
 
-    python -m benchmarks.cpu_memory [--only TEXT] [--molecules 5] [--repeats 3] [--json FILE]
+    python -m benchmarks.cpu_memory [--only TEXT] [--molecules 5] [--keep-memory] [--repeats 3]
+        [--json FILE]
 
 Each number is of processes of their own: resident memory after all imports and with the data
 ("start"), and the most until the step is compiled and until it has run five times. Medians in MB,
@@ -19,6 +20,7 @@ import sys
 import tempfile
 
 from benchmarks import record
+from eqfuse.training.memory import keep_freed_memory
 
 BACKENDS = ("e3nn", "numba")
 MOMENTS = ("start", "compiled", "after five steps")
@@ -30,15 +32,17 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def child(title: str, backend: str, molecules: str, results: str) -> None:
+def child(title: str, backend: str, molecules: int, keep_memory: bool, results: str) -> None:
     """One line of JSON, peaks in MB; the results of the step into a file."""
+    if keep_memory and not keep_freed_memory():
+        sys.exit("--keep-memory needs glibc")
     import jax
     import numpy as np
 
     from benchmarks import cpu_problems
     from benchmarks.timing import compiled, fits
 
-    problem = cpu_problems.training_step(title.lower(), num_molecules=int(molecules))
+    problem = cpu_problems.training_step(title.lower(), num_molecules=molecules)
     start = peak()
     step, _, scratch = compiled(problem.function(backend), problem.args)
     after_compile = peak()
@@ -50,14 +54,15 @@ def child(title: str, backend: str, molecules: str, results: str) -> None:
     np.savez(results, *jax.tree.leaves(out))
 
 
-def measure(title: str, backend: str, molecules: int, repeats: int):
+def measure(title: str, backend: str, molecules: int, keep_memory: bool, repeats: int):
     """(the three peaks as `Spread`s over processes, the results of the step)."""
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "results.npz"
-        arguments = [title, backend, str(molecules), str(file)]
-        command = [sys.executable, "-m", "benchmarks.cpu_memory", "--child", *arguments]
+        command = [sys.executable, "-m", "benchmarks.cpu_memory", "--only", title]
+        command += ["--molecules", str(molecules), *["--keep-memory"] * keep_memory]
+        command += ["--child", backend, str(file)]
         runs = [
             subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
             for _ in range(repeats)
@@ -73,13 +78,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="only models whose name holds this")
     parser.add_argument("--molecules", type=int, default=5, help="of 27 atoms, in a batch")
+    parser.add_argument("--keep-memory", action="store_true", help="as train.py does")
     parser.add_argument("--repeats", type=int, default=3)
     record.add_json_option(parser)
-    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     if options.child:
-        child(*options.child)
+        backend, results = options.child
+        child(options.only, backend, options.molecules, options.keep_memory, results)
         return
     from benchmarks.cpu_problems import MODELS
 
@@ -87,17 +94,17 @@ def main() -> None:
     print(f"| training step | backend | {', MB | '.join(MOMENTS)}, MB |")
     print("|---|---|---|---|---|")
     for title in filter(lambda title: options.only in title, MODELS):
-        for result in compare(title, options.molecules, options.repeats):
+        for result in compare(title, options.molecules, options.keep_memory, options.repeats):
             kept.add(result)
             print(row(result), flush=True)
     kept.finish()
 
 
-def compare(title: str, molecules: int, repeats: int) -> list[dict]:
+def compare(title: str, molecules: int, keep_memory: bool, repeats: int) -> list[dict]:
     """The peaks of each backend; one error where their results differ."""
-    case = {"case": title, "molecules": molecules}
+    case = {"case": title, "molecules": molecules, "keep_memory": keep_memory}
     try:
-        found = {name: measure(title, name, molecules, repeats) for name in BACKENDS}
+        found = {n: measure(title, n, molecules, keep_memory, repeats) for n in BACKENDS}
         difference = record.parity(*(results for _, results in found.values()), tolerance=1e-4)
     except (record.ParityError, subprocess.CalledProcessError) as error:
         return [{**case, "error": str(error)}]

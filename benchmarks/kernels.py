@@ -28,11 +28,11 @@ from benchmarks.fused_cases import CASES as FUSED
 from eqfuse.graph import Graph
 from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict
-from eqfuse.ops import Edges, _fused_backward, _fused_kernel, _plan
+from eqfuse.ops import Edges, _fused_backward, _fused_kernel, _plan, _processors
 from eqfuse.ops._ahead import compile_ahead
 from eqfuse.ops._fused_primitive import second_op
 from eqfuse.ops._triton import compile as compiler
-from eqfuse.ops._triton.parallel import available_processes, compile_many
+from eqfuse.ops._triton.parallel import compile_many
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 OTHER_DTYPES = dict.fromkeys(("nequip-64-l2", "fused nequip-64-l2"), ("float64", "bfloat16"))
@@ -211,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), help="sm_90, gfx942, ...")
-    parser.add_argument("--processes", type=int, default=available_processes())
+    parser.add_argument("--processes", type=int, default=_processors.usable())
     record.add_json_option(parser)
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")

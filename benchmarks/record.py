@@ -114,13 +114,15 @@ def environment(commit: str | None = None) -> dict:
     """
     import jax
 
+    from eqfuse.ops import _processors
+
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit or git_commit(),
         "device": str(jax.devices()[0].device_kind),
         "platform": jax.default_backend(),
         "cpu": cpu_model(),
-        "processors": usable_processors(),
+        "processors": _processors.usable(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": platform.python_version(),
         "versions": versions(),
@@ -136,13 +138,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def usable_processors() -> int:
-    """Processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_model() -> str:

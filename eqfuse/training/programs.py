@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import pathlib
-import platform
 import re
 import time
 import warnings
@@ -54,21 +53,10 @@ def _machine() -> str:
     """Names the processor, the cores that this process may use, and the version of jaxlib."""
     import jaxlib
 
-    cores = os.process_cpu_count() if hasattr(os, "process_cpu_count") else None
-    if cores is None and hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    cores = cores or os.cpu_count()
-    parts = [platform.system(), platform.machine(), _processor(), str(cores), jaxlib.__version__]
+    from eqfuse.ops import _processors
+
+    parts = [*_processors.description(), str(_processors.usable()), jaxlib.__version__]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _processor() -> str:
-    """Its name and instructions."""
-    with contextlib.suppress(ImportError):
-        import llvmlite.binding as llvm
-
-        return f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
-    return platform.processor()
 
 
 def _remove_old(folder: pathlib.Path):

@@ -15,6 +15,7 @@ import threading
 
 import jax
 
+from eqfuse.ops import _processors
 from eqfuse.ops._numba import handlers
 from eqfuse.ops._numba.plan import Machine
 from eqfuse.ops._triton import cache
@@ -85,13 +86,8 @@ def compiled(text: str) -> bytes:
     import llvmlite.binding as llvm
 
     with _compiling:
-        target, features = _target()
-        host = [
-            llvm.llvm_version_info,
-            target.triple,
-            llvm.get_host_cpu_name(),
-            sorted(features.items()),
-        ]
+        target, _ = _target()
+        host = [llvm.llvm_version_info, target.triple, *_processors.description()]
         key = cache.digest([text, repr(host)])
         path = cache.cache_folder() / "cpu" / f"{key}.o"
         try:
@@ -216,11 +212,7 @@ def threads() -> int:
     The least of the processors in the affinity mask, the quota of the cgroup, OMP_NUM_THREADS and
     NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.
     """
-    if hasattr(os, "sched_getaffinity"):
-        allowed = [len(os.sched_getaffinity(0))]
-    else:
-        allowed = [os.cpu_count() or 1]
-    allowed += [_cgroup_quota()]
+    allowed = [_processors.usable(), _cgroup_quota()]
     for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
         first = os.environ.get(variable, "").split(",")[0].strip()
         if first.isdigit():

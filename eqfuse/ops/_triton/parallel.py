@@ -11,19 +11,12 @@ import sys
 import tempfile
 
 import eqfuse
+from eqfuse.ops import _processors
 from eqfuse.ops._triton import cache
 from eqfuse.ops._triton.compile import CompiledKernel, compile_kernel, find
 from eqfuse.ops._triton.spec import KernelSpec
 
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
-
-
-def available_processes() -> int:
-    """How many processes may run at once here: the CPU affinity where the system knows it."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
 
 
 def compile_many(specs, target: str, processes: int | None = None) -> list[CompiledKernel]:
@@ -44,7 +37,7 @@ def compile_many(specs, target: str, processes: int | None = None) -> list[Compi
     specs = list(specs)
     missing = [spec for spec in dict.fromkeys(specs) if find(spec, target) is None]
     missing.sort(key=lambda spec: len(spec.source), reverse=True)
-    count = min(len(missing), processes or available_processes())
+    count = min(len(missing), processes or _processors.usable())
     if count > 1:
         _run_workers(missing, target, count)
     found = {spec: find(spec, target, compiled_elsewhere=True) for spec in missing}

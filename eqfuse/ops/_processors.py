@@ -1,0 +1,26 @@
+"""The processors of this machine, and how many of them this process may use."""
+
+import contextlib
+import os
+import platform
+
+
+def usable() -> int:
+    """Processors in the affinity mask of this process; all, where the system has no such mask."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def description() -> list[str]:
+    """What code for this processor depends on: system, architecture, name and instructions.
+
+    Without llvmlite, the name is what Python knows of it.
+    """
+    found = [platform.system(), platform.machine()]
+    with contextlib.suppress(ImportError):
+        import llvmlite.binding as llvm
+
+        features = sorted(dict(llvm.get_host_cpu_features()).items())
+        return [*found, llvm.get_host_cpu_name(), repr(features)]
+    return [*found, platform.processor()]

@@ -13,9 +13,9 @@ class Graph:
     """Structures side by side, padded to a fixed size.
 
     An edge goes from the neighbour (sender j) to the centre (receiver i), and its vector is
-    `positions[j] + shifts - positions[i]`. Padding nodes belong to a padding graph; padding edges
-    join a padding node to itself without a shift, so that their vector is exactly zero, and models
-    give edges of zero length no weight.
+    `positions[j] + shifts - positions[i]`. Padding nodes belong to a padding graph; a padding edge
+    joins any node to itself without a shift, so that its vector is exactly zero, and models give
+    edges of zero length no weight.
 
     Attributes:
       positions: [n_nodes, 3] Å.

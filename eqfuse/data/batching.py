@@ -80,7 +80,8 @@ class Batch:
 def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
     """Put samples side by side and pad them to a shape.
 
-    Padding nodes belong to the last graph, padding edges join the last node to itself.
+    Padding nodes belong to the last graph. Padding edges join nodes to themselves, as many for each
+    node: the edges of one node are walked one after the other, and all of them would take longest.
 
     Args:
       samples: none makes a batch of padding.
@@ -101,20 +102,20 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
         )
 
     offsets = np.cumsum(atoms) - atoms
+    padding = shape.n_edges - n_edges
+    loops = np.arange(padding) * shape.n_nodes // max(padding, 1)
     senders = [s.senders + offset for s, offset in zip(samples, offsets, strict=True)]
     receivers = [s.receivers + offset for s, offset in zip(samples, offsets, strict=True)]
-    last = shape.n_nodes - 1
+    senders, receivers = (np.concatenate([*index, loops]) for index in (senders, receivers))
+    order = np.argsort(receivers * shape.n_nodes + senders, kind="stable")
+    shifts = _padded([s.shifts for s in samples], (shape.n_edges, 3), 0, dtype)
     graph_index = np.full(shape.n_nodes, shape.n_graphs - 1, np.int32)
     graph_index[:n_nodes] = np.repeat(np.arange(n_graphs), atoms)
     graph = Graph(
         positions=_padded([s.positions for s in samples], (shape.n_nodes, 3), 0, dtype),
         species=_padded([s.species for s in samples], (shape.n_nodes,), 0, np.int32),
-        edges=Edges.from_arrays(
-            _padded(senders, (shape.n_edges,), last, np.int32),
-            _padded(receivers, (shape.n_edges,), last, np.int32),
-            shape.n_nodes,
-        ),
-        shifts=_padded([s.shifts for s in samples], (shape.n_edges, 3), 0, dtype),
+        edges=Edges.from_arrays(senders[order], receivers[order], shape.n_nodes),
+        shifts=shifts[order],
         graph_index=graph_index,
         cells=_padded([s.cell[None] for s in samples], (shape.n_graphs, 3, 3), 0, dtype),
         node_mask=np.arange(shape.n_nodes) < n_nodes,

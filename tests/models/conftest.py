@@ -28,8 +28,8 @@ def x64():
 def _graph(structures, cutoff, *, nodes=None, edges=None, pad_seed=None):
     """One Graph of structures (species, positions, cell or None), in float64.
 
-    With `nodes` and `edges`, padded to those sizes by one more graph, whose atoms are at random
-    places if a seed is given, else at the origin.
+    With `nodes` and `edges`, padded to those sizes, by edges from nodes to themselves and by one
+    more graph, whose atoms are at random places if a seed is given, else at the origin.
     """
     num_graphs, num_nodes = len(structures), 0
     species, positions, cells, index, senders, receivers, shifts = [], [], [], [], [], [], []
@@ -60,8 +60,8 @@ def _graph(structures, cutoff, *, nodes=None, edges=None, pad_seed=None):
         positions = np.append(positions, place, axis=0)
         cells = np.append(cells, np.zeros((1, 3, 3)), axis=0)
         index = np.append(index, [num_graphs] * extra)
-        senders = np.append(senders, [nodes - 1] * extra_edges)
-        receivers = np.append(receivers, [nodes - 1] * extra_edges)
+        loops = np.arange(extra_edges) % nodes  # of all nodes, as `collate` has them
+        senders, receivers = np.append(senders, loops), np.append(receivers, loops)
         shifts = np.append(shifts, np.zeros((extra_edges, 3)), axis=0)
         node_mask, graph_mask = np.append(node_mask, [False] * extra), np.append(graph_mask, False)
     return Graph(

@@ -1,6 +1,7 @@
 """The kernels of fused ops inside a JAX computation."""
 
 import functools
+import math
 
 from eqfuse.ops import _fused_backward, _fused_kernel, _fused_operands
 from eqfuse.ops._form import Form, Index, Operand, Path, Segment, Slot
@@ -10,10 +11,13 @@ from eqfuse.ops._launch import launch
 from eqfuse.ops._mixing import Weights
 from eqfuse.ops._mixing_run import reduced
 
-MOST_SUMS = 32
-"""Programs that share the rows of a backward pass, each with its own sums of gradients."""
+PROGRAMS = 1024
+"""Programs that share the rows of a backward pass, at most: several for each processor of a GPU."""
+SUMS_BYTES = 1 << 28
+"""Memory of their sums of gradients, at most, but for the sums of `FEW`."""
+FEW = 32
 STEPS = 4
-"""Blocks of rows that one of them has, at least, if there are few."""
+"""Blocks of rows that a program has, at least, if there are few."""
 
 forward_kernel = functools.lru_cache(maxsize=256)(_fused_kernel.forward)
 backward_kernel = functools.lru_cache(maxsize=256)(_fused_backward.backward)
@@ -54,9 +58,18 @@ def forward(call: Call, floats, integers):
     )
 
 
-def num_sums(call: Call, kernel: FusedKernel) -> int:
-    """How many sums the gradient of a parameter consists of."""
-    return max(1, min(MOST_SUMS, -(-call.rows // (kernel.rows * STEPS))))
+def num_sums(call: Call, kernel: FusedKernel, wanted) -> int:
+    """How many sums the gradient of a parameter consists of, one for each program that adds to it.
+
+    Args:
+      call, kernel: the op, and its backward.
+      wanted: the parameters whose gradients are, by number.
+    """
+    sizes = [math.prod(call.fused.linear.parameters[n].shape) for n in wanted]
+    nbytes = 4 * sum(sizes) * max(call.fused.num_sets, 1)
+    most = max(FEW, SUMS_BYTES // max(nbytes, 1))
+    most = min(most, PROGRAMS // max(kernel.by_sum, 1))
+    return max(1, min(most, -(-call.rows // (kernel.rows * STEPS))))
 
 
 def backward(call: Call, wanted, given, floats, z, cotangents, integers):
@@ -76,7 +89,9 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     if not any(wanted):
         return []
     kernel = backward_kernel(fused, wanted, given, dtype.name)
-    sums = num_sums(call, kernel)
+    _, parameters, skip = fused.operands(wanted)
+    wanted_parameters = [n for n, want in enumerate(parameters) if want]
+    sums = num_sums(call, kernel, wanted_parameters)
     form = _fused_operands.backward_form(fused, wanted)
     sets = (fused.num_sets,) if fused.num_sets else ()
     shapes = {"dproduct": (call.rows, fused.form.outputs[0].size)}
@@ -96,8 +111,6 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
         call.backend,
     )
     found = dict(zip(kernel.outputs, results, strict=True))
-    _, parameters, skip = fused.operands(wanted)
-    wanted_parameters = [n for n, want in enumerate(parameters) if want]
     operands = [Weights(fused.linear.parameters[n].shape) for n in wanted_parameters]
     parts = [found[f"d{n}"] for n in wanted_parameters]
     gradients = reduced(operands, parts, dtype.name, call.backend) if parts else []

@@ -70,7 +70,7 @@ class Task:
 
 def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
     """Channels of a program and number of such blocks: one block where channels are summed."""
-    widest = 512 if reduces_channels else 128
+    widest = 256 if reduces_channels else 128  # a thread each; 256 can have 255 registers each
     block = min(max(1 << (form.max_mul - 1).bit_length(), 1), widest)
     return block, -(-form.max_mul // block)
 

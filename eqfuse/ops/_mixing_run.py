@@ -7,8 +7,11 @@ from eqfuse.ops import _mixing_kernel
 from eqfuse.ops._launch import launch
 from eqfuse.ops._mixing import Mixing, Weights
 
-ROWS_OF_A_PART = 1024
-MOST_PARTS = 64
+ROWS_OF_A_PART = 128
+"""Rows that a program walks, at least, for its sum of a gradient of weights."""
+MOST_PARTS = 256
+SUMS_BYTES = 1 << 28
+"""Memory of the sums of all parts, at most."""
 
 kernel = functools.lru_cache(maxsize=512)(_mixing_kernel.generate)
 reduction = functools.lru_cache(maxsize=512)(_mixing_kernel.reduction)
@@ -16,9 +19,11 @@ reduction = functools.lru_cache(maxsize=512)(_mixing_kernel.reduction)
 
 def num_parts(mixing: Mixing, num_rows: int) -> int:
     """Programs that share the rows of a gradient of weights, each with a sum of its own."""
-    if not any(isinstance(o, Weights) for o in mixing.outputs):
+    shapes = [mixing.shape(o, num_rows) for o in mixing.outputs if isinstance(o, Weights)]
+    if not shapes:
         return 1
-    return min(MOST_PARTS, max(1, num_rows // ROWS_OF_A_PART))
+    most = min(MOST_PARTS, SUMS_BYTES // (4 * sum(map(math.prod, shapes))))
+    return max(1, min(most, num_rows // ROWS_OF_A_PART))
 
 
 def run(mixing: Mixing, arrays, index, num_rows: int, backend: str):

@@ -5,7 +5,7 @@ The rest of the cases, and tables of their resources: `python -m benchmarks.kern
 
 import pytest
 
-from benchmarks.cases import CASES
+from benchmarks.cases import CASES, SH2, Case
 from eqfuse.ops import _plan
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
@@ -28,6 +28,18 @@ def test_nequip_compiles_without_spilling(order, target):
         assert len(compiled.binary or compiled.assembly) > 1000
         if target.startswith("sm_"):
             assert compiled.spilled_bytes == 0
+
+
+@pytest.mark.parametrize(("mul", "dtype"), [(256, "float32"), (512, "float64")])
+def test_threads_of_many_channels_find_their_registers(mul, dtype):
+    """All threads of a program run on one processor, which has 65,536 registers."""
+    from eqfuse.ops._triton.compile import compile_kernel
+
+    irreps = f"{mul}x0e+{mul}x1o+{mul}x2e"
+    for kernel in _plan.kernels(Case(irreps, SH2, "0e+1o+2e").forms()["backward"], dtype):
+        compiled = compile_kernel(kernel.spec, "sm_90")
+        assert compiled.registers * 32 * kernel.spec.num_warps <= 65536
+        assert compiled.spilled_bytes == 0
 
 
 @pytest.mark.parametrize(

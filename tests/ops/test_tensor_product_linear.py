@@ -139,7 +139,7 @@ def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
     from eqfuse.ops import _fused_run
 
     monkeypatch.setattr(_fused_run, "STEPS", 1)
-    monkeypatch.setattr(_fused_run, "MOST_SUMS", 3)
+    monkeypatch.setattr(_fused_run, "PROGRAMS", 6)  # three for each of two irreps
     x, y = (
         e3nn.normal(irreps, jax.random.key(n), (67,))
         for n, irreps in enumerate(("5x0e+5x1o", "0e+1o"))

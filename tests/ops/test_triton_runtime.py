@@ -298,6 +298,28 @@ def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
     assert stages["ptx"] == ".visible .entry k(\n)\n.reqntid 64\n.maxnreg 128\n{\n}\n"
 
 
+def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
+    """512 threads of 144 registers would compile, and fail to launch."""
+    from eqfuse.ops._triton import pipeline
+
+    monkeypatch.setattr(pipeline, "_ptxas", lambda ptx: (128, 0 if ".maxnreg" in ptx else 16))
+    for threads, spilled in (("512", 16), ("512, 1, 1", 16), ("256, 2, 1", 16), ("256", 0)):
+        stages = {"ptx": f".visible .entry k(\n)\n.maxntid {threads}\n{{\n}}\n"}
+        assert pipeline.resources(stages) == (128, spilled), threads
+        assert (".maxnreg" in stages["ptx"]) == (spilled == 0), threads
+
+
+def test_ptx_has_no_line_numbers(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops._triton import pipeline
+
+    stages, _ = pipeline.compile_stages(spec(), "sm_90")
+    assert "!DILocation" in stages["llir"]  # there were some
+    for what in (".loc", ".file", ".section", "//", str(folder)):
+        assert what not in stages["ptx"]
+    assert pipeline._ptxas(stages["ptx"])[0] > 0
+
+
 def test_register_limits_are_valid_ptx(folder):
     pytest.importorskip("triton")
     from eqfuse.ops._triton import pipeline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import pathlib
 import re
 import subprocess
@@ -13,10 +14,11 @@ from eqfuse.ops._triton.source import LANGUAGE_LOCK, load
 from eqfuse.ops._triton.spec import KernelSpec
 
 # raised when a change of this file changes what is compiled, so that old entries are not found
-REVISION = 3
+REVISION = 4
 
 # registers per thread at which ptxas fits fewer programs on a processor, for small programs
 _REGISTER_STEPS = (64, 80, 96, 128, 144, 168, 200, 255)
+_REGISTERS = 65536  # of a processor, for all threads of a program
 
 
 def gpu_target(name: str):
@@ -91,6 +93,8 @@ def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], di
     for name, stage in stages.items():
         module = stage(module, metadata)
         results[name] = module if isinstance(module, str | bytes) else str(module)
+    if "ptx" in results:
+        results["ptx"] = _without_lines(results["ptx"])
     return results, metadata
 
 
@@ -120,11 +124,23 @@ def _without_coalesce(make_ttgir):
     )
 
 
+def _without_lines(ptx: str) -> str:
+    """PTX without comments, and without the lines and the path of its source.
+
+    XLA reads and hashes the whole text in every call of a kernel; a third of it is this.
+    """
+    ptx = re.sub(r"^\s*\.section\s+\.debug_\w+\s*\{.*?\}", "", ptx, flags=re.M | re.S)
+    ptx = re.sub(r"^\s*\.(?:loc|file)\b.*$", "", ptx, flags=re.M)
+    ptx = re.sub(r"//.*$", "", ptx, flags=re.M)
+    return "".join(f"{line.rstrip()}\n" for line in ptx.splitlines() if line.strip())
+
+
 def resources(stages: dict[str, object]) -> tuple[int, int]:
     """Registers per thread, and bytes spilled per thread (stores and loads; AMD: scratch).
 
     PTX that spills is given, in `stages`, the fewest registers with which it does not: ptxas spills
-    a few bytes where that lets more programs run at once, which costs our kernels more.
+    a few bytes where that lets more programs run at once, which costs our kernels more. All threads
+    of a program must find their registers on one processor; ptxas does not see to that.
     """
     if "ptx" not in stages:
         text = stages["amdgcn"]
@@ -133,7 +149,7 @@ def resources(stages: dict[str, object]) -> tuple[int, int]:
         return int(registers[1]), int(scratch[1])
     registers, spilled = _ptxas(stages["ptx"])
     for limit in _REGISTER_STEPS if spilled else ():
-        if limit <= registers:
+        if limit <= registers or limit * _threads(stages["ptx"]) > _REGISTERS:
             continue
         allowed = _with_register_limit(stages["ptx"], limit)
         found = _ptxas(allowed)
@@ -141,6 +157,12 @@ def resources(stages: dict[str, object]) -> tuple[int, int]:
             stages["ptx"] = allowed
             return found
     return registers, spilled
+
+
+def _threads(ptx: str) -> int:
+    """Threads of a program."""
+    numbers = re.search(r"^\.(?:req|max)ntid (.*)$", ptx, re.M)[1]
+    return math.prod(int(n) for n in numbers.split(","))
 
 
 def _with_register_limit(ptx: str, limit: int) -> str:

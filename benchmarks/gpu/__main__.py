@@ -1,17 +1,20 @@
 """Check and time eqfuse on one GPU, beside e3nn-jax and the peers, in one call of few minutes.
 
     python -m benchmarks.gpu [--out FILE] [--minutes 9] [--only TEXT] [--peers NAME ...]
+        [--cache FOLDER]
 
-First parity: every op and two orders of derivative of backend "triton" against e3nn-jax in
-float64. Then kernels: the cases of the peers' benchmarks, forward, backward and backward of
-backward, against e3nn-jax jitted, cuEquivariance-JAX and OpenEquivariance-JAX, as times, ratios,
-and shares of the bandwidth and of the arithmetic measured on the same machine. Then training steps
-of the three models. No time is given of what is not right. What fails, is missing, or does not fit
-into the minutes is a result that says so; an error of eqfuse fails the command when all is done.
-Results are printed, and written to FILE as they come.
+Parity: every op and two orders of derivative of backend "triton" against e3nn-jax in float64, and
+against themselves, bit for bit, in a second run. Kernels: the cases of the peers' benchmarks,
+forward, backward and backward of backward, against e3nn-jax jitted, cuEquivariance-JAX and
+OpenEquivariance-JAX, as times, ratios, and shares of the bandwidth and of the arithmetic measured
+on the same machine. Training steps of the three models. Two cases come first, their parity and
+their times; then the rest. No time is given of what is not right. What fails, is missing, or does
+not fit into the minutes is a result that says so; an error of eqfuse fails the command when all is
+done. Results are printed, and written to FILE as they come.
 
 Without a GPU: --dry-run runs all of it in tiny sizes on the CPU, where no number means anything;
---compile-only compiles every kernel, and every computation, for an H100.
+--compile-only compiles every kernel, and every computation, for an H100. A later run with the same
+version of triton finds the kernels in FOLDER; its times to compile kernels then mean nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ class Run:
             self._add(job.label | result)
             if job.function == "parity":
                 key = job.label["case"], job.label["dtype"]
-                self._parity[key] = result.get("error", "")
+                self._parity[key] = self._parity.get(key) or result.get("error", "")
 
     def _red(self, job: Job) -> str:
         """What is wrong with the results of the same op in a reduced size, or ""."""
@@ -122,6 +125,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
     parser.add_argument("--seconds", type=float, default=2, help="to time each function")
+    parser.add_argument("--cache", type=pathlib.Path, help="where compiled kernels are kept")
     parser.add_argument("--commit", help="of the code, where it runs outside its repository")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--dry-run", action="store_true", help=DRY)
@@ -140,7 +144,9 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     if options.dry_run and "cuequivariance" in peers:
         peers["cuequivariance"] = {"method": "naive"}  # "uniform_1d" needs a GPU
     backend = options.backend if options.dry_run else "triton"
-    return plan.selected(plan.jobs(backend, peers, options.seconds, options.dry_run), options.only)
+    cached = options.cache is not None
+    found = plan.jobs(backend, peers, options.seconds, options.dry_run, cached)
+    return plan.selected(found, options.only)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -154,13 +160,14 @@ def main(arguments: list[str] | None = None) -> None:
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "dry_run": options.dry_run,
         "minutes": options.minutes,
+        "kernels_kept": options.cache is not None,
     }
     if options.dry_run:
         content["note"] = DRY
         print(DRY)
     with tempfile.TemporaryDirectory() as cache:  # compile times are those of a first run
         environment = {
-            "EQFUSE_CACHE_DIR": cache,
+            "EQFUSE_CACHE_DIR": str(options.cache.absolute()) if options.cache else cache,
             "JAX_PLATFORMS": "cpu" if on_cpu else "cuda,cpu",
             "XLA_PYTHON_CLIENT_MEM_FRACTION": os.environ.get(
                 "XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9"

@@ -60,12 +60,11 @@ def measure(request: Request) -> Iterator[dict]:
         shapes = problem.arguments("double", request.dtype)
         integers = jax.tree.map(jnp.asarray, problem.integers)
         ahead = _compile_ahead(sides[OURS].function, request.backend, shapes, integers)
-        compiled = _compiled(problem, sides, request.dtype, shapes, integers)
         arguments = random_arrays(shapes)
         for number, order in enumerate(ORDERS, 1):
+            compiled = _compiled(problem, sides, request.dtype, order, shapes[:number], integers)
             run = _Order(problem, request, order, arguments[:number], integers, sides, dict(errors))
-            found = run.measure({side: compiled.pop((order, side)) for side in (*sides, EXACT)})
-            yield found | {"kernels_compile_s": ahead}
+            yield run.measure(compiled) | {"kernels_compile_s": ahead}
 
 
 def _sides(problem: Problem, request: Request) -> tuple[dict[str, Side], dict[str, str]]:
@@ -98,19 +97,16 @@ def _compile_ahead(function, backend: str, shapes, integers) -> float | None:
     return time.perf_counter() - start
 
 
-def _compiled(problem, sides, dtype, shapes, integers) -> dict:
-    """What `compile_all` gives for every order and side, and for what is exact in bfloat16."""
+def _compiled(problem, sides, dtype, order: str, shapes, integers) -> dict:
+    """What `compile_all` gives for every side of an order, and for what is exact in bfloat16."""
     functions = {}
-    for number, order in enumerate(ORDERS, 1):
-        for name, side in sides.items():
-            inputs = jax.eval_shape(functools.partial(side.arguments, order), shapes[:number])
-            functions[order, name] = derivative(side.function, order), (inputs, integers)
-        if dtype == "bfloat16":
-            wide = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, "float32"), shapes[:number])
-            exact = derivative(problem.function("e3nn"), order)
-            functions[order, EXACT] = exact, (wide, integers)
-    found = compile_all(functions, dtype)
-    return {(order, EXACT): None for order in ORDERS} | found
+    for name, side in sides.items():
+        inputs = jax.eval_shape(functools.partial(side.arguments, order), shapes)
+        functions[name] = derivative(side.function, order), (inputs, integers)
+    if dtype == "bfloat16":
+        wide = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, "float32"), shapes)
+        functions[EXACT] = derivative(problem.function("e3nn"), order), (wide, integers)
+    return {EXACT: None} | compile_all(functions, dtype)
 
 
 def random_arrays(shapes):

@@ -6,6 +6,7 @@ from benchmarks.gpu.worker import Job
 
 LARGE, MIDDLE = (3_000, 160_000), (1_000, 50_000)
 REDUCED = (24, 400)
+MANY = (3_000, 20_000)
 STEPS = ((135, 2_700), LARGE)
 TINY, TINY_STEPS = (5, 12), ((20, 40),)
 
@@ -30,6 +31,8 @@ PARITY = (
     "mace-contraction-l0",
     "allegro-128-l3",
 )
+PARTS = ("fused-gate-64-l2", "linear-64-l2")
+"""Checked with so many rows, too, that gradients of parameters are sums of parts."""
 OTHER_DTYPES = ("float64", "bfloat16")
 MAIN = ("nequip-64-l2", "mace-large")
 MODELS = ("nequip", "mace", "allegro")
@@ -53,15 +56,17 @@ KERNELS = [
 ]
 
 
-def parity(name: str, dtype: str, backend: str, dry: bool) -> Job:
+def parity(name: str, dtype: str, backend: str, dry: bool, size=REDUCED) -> Job:
     """A comparison with e3nn-jax in a reduced size."""
-    size = TINY if dry else REDUCED
+    size = TINY if dry else size
     arguments = {"name": name, "dtype": dtype, "backend": backend, "size": size}
     label = {"group": "parity", "case": name, "dtype": dtype}
     return Job("parity", arguments, label, cost_s=20)
 
 
-def jobs(backend: str, peers: dict[str, dict], seconds: float, dry: bool) -> list[Job]:
+def jobs(
+    backend: str, peers: dict[str, dict], seconds: float, dry: bool, cached: bool = False
+) -> list[Job]:
     """All jobs of a run.
 
     Args:
@@ -69,17 +74,18 @@ def jobs(backend: str, peers: dict[str, dict], seconds: float, dry: bool) -> lis
       peers: names of `benchmarks.peers.PEERS`, with options.
       seconds: to time each function.
       dry: tiny sizes.
+      cached: whether kernels may be those of an earlier run.
     """
 
     def kernels(name, size, dtype):
         arguments = {"name": name, "size": TINY if dry else size, "dtype": dtype}
         arguments |= {"backend": backend, "peers": peers, "seconds": seconds}
         label = {"group": "kernels", "case": name, "dtype": dtype, "size": arguments["size"]}
-        return Job("kernels", arguments, label, cost_s=40)
+        return Job("kernels", arguments, label, cost_s=70)
 
     def steps(model):
         arguments = {"model": model, "sizes": TINY_STEPS if dry else STEPS}
-        arguments |= {"backend": backend, "seconds": seconds}
+        arguments |= {"backend": backend, "seconds": seconds, "cached": cached}
         label = {"group": "steps", "case": model, "dtype": "float32"}
         return Job("steps", arguments, label, cost_s=100, fresh=True)
 
@@ -91,9 +97,11 @@ def jobs(backend: str, peers: dict[str, dict], seconds: float, dry: bool) -> lis
         return [Job("compile", arguments, label, cost_s=60)]
 
     found = [
+        *(parity(name, "float32", backend, dry) for name in MAIN),
+        *(kernels(*case) for case in FIRST_KERNELS),
         *compiled("float32"),
         *(parity(name, "float32", backend, dry) for name in PARITY),
-        *(kernels(*case) for case in FIRST_KERNELS),
+        *(parity(name, "float32", backend, dry, MANY) for name in PARTS),
         *(steps(model) for model in MODELS),
     ]
     for dtype in OTHER_DTYPES:

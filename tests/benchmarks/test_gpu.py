@@ -4,6 +4,7 @@ import json
 import sys
 import time
 
+import e3nn_jax as e3nn
 import jax
 import numpy as np
 import pytest
@@ -98,6 +99,39 @@ def test_wrong_results_are_found_in_other_dtypes(dtype, monkeypatch):
     wrong(monkeypatch, 1.02)
     with pytest.raises(ParityError, match="times what is allowed"):
         parity.check("tetris-1", dtype, "numba", TINY)
+
+
+def test_results_that_differ_from_run_to_run_are_found(monkeypatch):
+    right, runs = ops.graph_tensor_product, iter(range(100))
+
+    def product(*args, backend, **options):
+        out = right(*args, backend=backend, **options)
+        if backend == "e3nn":
+            return out
+        shape, fixed = jax.ShapeDtypeStruct((), out.dtype), jax.lax.stop_gradient(out.array)
+        change = jax.pure_callback(lambda _: np.float32(next(runs)), shape, fixed)
+        return e3nn.IrrepsArray(out.irreps, out.array + change)
+
+    monkeypatch.setattr(ops, "graph_tensor_product", product)
+    with pytest.raises(ParityError, match="forward in float32 differs from itself in a second run"):
+        parity.check("tetris-1", "float32", "numba", TINY)
+
+
+def test_a_case_that_is_wrong_in_one_size_is_red(tetris, tmp_path, monkeypatch):
+    """Whatever a later comparison in another size says."""
+    checks = iter([ParityError("wrong"), None])
+
+    def check(*arguments):
+        if error := next(checks):
+            raise error
+        return {}
+
+    monkeypatch.setattr(parity, "check", check)
+    small, large = (
+        plan.parity("tetris-1", "float32", "numba", False, size) for size in (TINY, (7, 9))
+    )
+    *_, timed = run_of(tmp_path).all([small, large, tetris])["results"]
+    assert timed["error"] == "not timed: wrong"
 
 
 def test_a_peer_that_is_missing_or_wrong_or_fails_is_a_result(monkeypatch):
@@ -250,6 +284,13 @@ def test_what_is_asked_for():
     jobs = program.jobs_of(program.options_of(["--peers", "--minutes", "3"]))
     groups = [job.label["group"] for job in jobs]
     assert groups.index("parity") < groups.index("kernels") < groups.index("steps")
+    first = groups.index("compile")  # before all kernels: two cases, whole
+    assert [job.label["case"] for job in jobs[:first]] == ["nequip-64-l2", "mace-large"] * 2
+    sizes = {job.arguments["size"] for job in jobs if job.function == "parity"}
+    assert sizes == {plan.REDUCED, plan.MANY}
+    assert not any(job.arguments["cached"] for job in jobs if job.function == "steps")
+    kept = program.jobs_of(program.options_of(["--cache", "kernels"]))
+    assert all(job.arguments["cached"] for job in kept if job.function == "steps")
     assert {job.label["dtype"] for job in jobs} == {"float32", "float64", "bfloat16"}
     assert all(job.arguments["peers"] == {} for job in jobs if job.function == "kernels")
     with pytest.raises(SystemExit, match="nothing holds --only 'nothing such'"):

@@ -6,7 +6,7 @@ from benchmarks.gpu.worker import Job
 
 LARGE, MIDDLE = (3_000, 160_000), (1_000, 50_000)
 REDUCED = (24, 400)
-MANY = (3_000, 20_000)
+MANY = (1_000, 3_000)
 STEPS = ((135, 2_700), LARGE)
 TINY, TINY_STEPS = (5, 12), ((20, 40),)
 

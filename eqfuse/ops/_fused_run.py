@@ -11,11 +11,10 @@ from eqfuse.ops._launch import launch
 from eqfuse.ops._mixing import Weights
 from eqfuse.ops._mixing_run import reduced
 
-PROGRAMS = 1024
-"""Programs that share the rows of a backward pass, at most: several for each processor of a GPU."""
-SUMS_BYTES = 1 << 28
-"""Memory of their sums of gradients, at most, but for the sums of `FEW`."""
+PROGRAMS = 512
+"""Programs that share the rows of a backward pass, at most: as many as a large GPU runs at once."""
 FEW = 32
+"""Sums of the gradient of a parameter that may take more memory than the op reads."""
 STEPS = 4
 """Blocks of rows that a program has, at least, if there are few."""
 
@@ -58,16 +57,17 @@ def forward(call: Call, floats, integers):
     )
 
 
-def num_sums(call: Call, kernel: FusedKernel, wanted) -> int:
+def num_sums(call: Call, kernel: FusedKernel, wanted, inputs) -> int:
     """How many sums the gradient of a parameter consists of, one for each program that adds to it.
 
     Args:
       call, kernel: the op, and its backward.
-      wanted: the parameters whose gradients are, by number.
+      wanted: the parameters whose gradients are wanted, by number.
+      inputs: the arrays of the product.
     """
     sizes = [math.prod(call.fused.linear.parameters[n].shape) for n in wanted]
-    nbytes = 4 * sum(sizes) * max(call.fused.num_sets, 1)
-    most = max(FEW, SUMS_BYTES // max(nbytes, 1))
+    elements = sum(sizes) * max(call.fused.num_sets, 1)
+    most = max(FEW, sum(a.size for a in inputs) // max(elements, 1))
     most = min(most, PROGRAMS // max(kernel.by_sum, 1))
     return max(1, min(most, -(-call.rows // (kernel.rows * STEPS))))
 
@@ -91,7 +91,7 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     kernel = backward_kernel(fused, wanted, given, dtype.name)
     _, parameters, skip = fused.operands(wanted)
     wanted_parameters = [n for n, want in enumerate(parameters) if want]
-    sums = num_sums(call, kernel, wanted_parameters)
+    sums = num_sums(call, kernel, wanted_parameters, fused.operands(floats)[0])
     form = _fused_operands.backward_form(fused, wanted)
     sets = (fused.num_sets,) if fused.num_sets else ()
     shapes = {"dproduct": (call.rows, fused.form.outputs[0].size)}

@@ -10,26 +10,25 @@ from eqfuse.ops._mixing import Mixing, Weights
 ROWS_OF_A_PART = 128
 """Rows that a program walks, at least, for its sum of a gradient of weights."""
 MOST_PARTS = 256
-SUMS_BYTES = 1 << 28
-"""Memory of the sums of all parts, at most."""
+"""Sums, at most; fewer where they would take more memory than the mixing reads."""
 
 kernel = functools.lru_cache(maxsize=512)(_mixing_kernel.generate)
 reduction = functools.lru_cache(maxsize=512)(_mixing_kernel.reduction)
 
 
-def num_parts(mixing: Mixing, num_rows: int) -> int:
+def num_parts(mixing: Mixing, arrays, num_rows: int) -> int:
     """Programs that share the rows of a gradient of weights, each with a sum of its own."""
     shapes = [mixing.shape(o, num_rows) for o in mixing.outputs if isinstance(o, Weights)]
     if not shapes:
         return 1
-    most = min(MOST_PARTS, SUMS_BYTES // (4 * sum(map(math.prod, shapes))))
-    return max(1, min(most, num_rows // ROWS_OF_A_PART))
+    most = sum(a.size for a in arrays) // sum(map(math.prod, shapes))
+    return max(1, min(most, MOST_PARTS, num_rows // ROWS_OF_A_PART))
 
 
 def run(mixing: Mixing, arrays, index, num_rows: int, backend: str):
     """The outputs of a mixing from one kernel; two if gradients of weights are sums of parts."""
     dtype = arrays[0].dtype.name
-    parts = num_parts(mixing, num_rows)
+    parts = num_parts(mixing, arrays, num_rows)
     shapes = [
         (parts, *mixing.shape(o, num_rows))
         if parts > 1 and isinstance(o, Weights)

@@ -30,12 +30,6 @@ gc.set_threshold(100_000, 50, 100)
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
-def pytest_collection_finish():
-    """What is imported stays: it need not be looked through either."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of published data sets beside the repository; skips where it is absent."""

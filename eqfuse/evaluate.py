@@ -1,13 +1,13 @@
 """Errors of a trained run on a file: `python -m eqfuse.evaluate RUN FILE`."""
 
 import argparse
+import contextlib
 import csv
 import sys
 from pathlib import Path
 
 import ase
 import ase.io
-import jax
 import rich.console
 import rich.table
 import rich.text
@@ -38,9 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: --backend: {error}", file=sys.stderr)
         return 2
     try:
-        config = read_metadata(options.run)["config"]
-        with jax.enable_x64(config["dtype"] == "float64"), jax.default_matmul_precision("highest"):
-            _evaluate(options, config["data"])
+        _evaluate(options, read_metadata(options.run)["config"]["data"])
     except (CheckpointError, data.DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -67,9 +65,14 @@ def _evaluate(options, trained_on: dict):
             f"no frame of {options.file} has a stress under the key {options.stress_key!r}"
         )
     folder = _folder(options)
-    predicted = evaluate(options.run, structures, backend=options.backend)
+    folder.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
+    try:
+        predicted = evaluate(options.run, structures, backend=options.backend)
+    except (CheckpointError, data.DataError):
+        with contextlib.suppress(OSError):  # of an earlier evaluation: not empty
+            folder.rmdir()
+        raise
     rows = error_table(structures, predicted)
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / SOURCE).write_text(f"{options.file.resolve()}\n", encoding="utf-8")
     with open(folder / "errors.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))

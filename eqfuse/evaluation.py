@@ -11,7 +11,7 @@ from eqfuse.data import Batcher, DataError, Structure, prefetched
 from eqfuse.data.dataset import prepare_samples
 from eqfuse.data.structures import names_of
 from eqfuse.models import predict
-from eqfuse.training import CheckpointError, load_run
+from eqfuse.training import CheckpointError, load_run, read_metadata
 
 _BATCH_SIZE = 16
 
@@ -34,7 +34,7 @@ class Predicted:
 
 
 def evaluate(folder, structures: Sequence[Structure], *, backend=None) -> list[Predicted]:
-    """Predictions of the best checkpoint of a run.
+    """Predictions of the best checkpoint of a run, in the precision that it was trained in.
 
     Args:
       folder: of the run.
@@ -44,6 +44,13 @@ def evaluate(folder, structures: Sequence[Structure], *, backend=None) -> list[P
       CheckpointError: no readable checkpoint, or a run that did not train a potential.
       DataError: an element that the run does not know, or two atoms at one place.
     """
+    dtype = read_metadata(folder)["config"]["dtype"]
+    # TF32 would cost three digits of the forces on a GPU.
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+        return _evaluated(folder, structures, backend)
+
+
+def _evaluated(folder, structures, backend) -> list[Predicted]:
     potential, params, metadata = load_run(folder, backend=backend)
     if metadata["potential"] is None:
         raise CheckpointError(

@@ -18,9 +18,13 @@ def learning_curves(metrics: Path, target: Path):
     Args:
       metrics: a run's metrics.csv.
       target: the PNG file to write.
+    Raises:
+      ValueError: there is no whole line in metrics.csv.
     """
     with open(metrics, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    if not rows:
+        raise ValueError(f"there is no whole line in {metrics}")
     columns = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
     panels = {
         "loss": "loss",

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -195,7 +196,7 @@ def read_metadata(folder, *, which: str | None = None) -> dict:
     Raises:
       CheckpointError: no readable checkpoint there.
     """
-    return _read_metadata(*_newest(folder, _names(which)))
+    return _of_newest(_read_metadata, folder, _names(which))
 
 
 def _names(which: str | None) -> tuple[str, ...]:
@@ -219,7 +220,20 @@ def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
     Raises:
       CheckpointError: no checkpoint, a damaged one, or one of another model.
     """
-    return _read(*_newest(folder, names), state_like)
+    return _of_newest(functools.partial(_read, state_like=state_like), folder, names)
+
+
+def _of_newest(read: Callable, folder, names: tuple[str, ...]):
+    """What `read` makes of the newest checkpoint; of a newer one if that was removed meanwhile."""
+    place = _newest(folder, names)
+    while True:
+        try:
+            with _quiet():
+                return read(*place)
+        except CheckpointError:
+            before, place = place, _newest(folder, names)
+            if place == before:
+                raise
 
 
 def _newest(folder, names: tuple[str, ...]) -> tuple[Path, int]:

@@ -177,6 +177,8 @@ class MoleculeTraining:
         positive(self, "training.", "lr", "min_lr", "patience", "clip_norm")
         one_of("training.optimizer", self.optimizer, ["muon", "adam", "adamw", "amsgrad"])
         one_of("training.schedule", self.schedule, ["cosine", "plateau", "constant"])
+        falls = self.schedule == "constant" or self.min_lr <= self.lr
+        require(falls, "training.min_lr", self.min_lr, f"at most lr={self.lr}; lower it as well")
         weights = ("energy_weight", "forces_weight", "stress_weight")
         for name in (*weights, "weight_decay", "warmup_steps", "checkpoint_seconds"):
             value = getattr(self, name)
@@ -226,7 +228,7 @@ class Config:
         known = self.devices in ("all", "distributed") or self.devices.isdecimal()
         what = "a number of devices, all, or distributed"
         require(known and self.devices.strip("0") != "", "devices", self.devices, what)
-        require(self.seed >= 0, "seed", self.seed, "zero or more")
+        require(0 <= self.seed < 2**32, "seed", self.seed, "zero or more, and less than 2^32")
         fits = self.start_from is None and getattr(self.data, "reference_energies", None) == FIT
         need = f"a file, or null: {FIT} is for start_from=, and null fits them to the data"
         require(not fits, "data.reference_energies", FIT, need)

@@ -177,13 +177,17 @@ class Fit:
         with StopRequest() as stop, Progress(len(self._train), self._loss.stress > 0) as progress:
             self._signal(stop, limits)
             reason = self._reason_to_stop(int(state.step), limits)
-            if resume is not None and reason == _ALL_STEPS:
+            unfinished = at.epoch == 0 or at.batch == len(self._train)  # but for its validation
+            if resume is not None and (reason is None or unfinished):
+                self._folder.forget_after(at.epoch - 1)
+            if unfinished:
+                at = self._end_epoch(state, at, [], limits, progress)
+                reason = reason or self._reason_to_stop(int(state.step), limits)
+            elif resume is not None and reason == _ALL_STEPS:
                 progress.say(
                     f"the run has done {int(state.step)} steps, {at.epoch - 1} epochs, and was "
                     f"asked for {limits.steps} steps; more epochs= or steps= make it longer"
                 )
-            if at.epoch == 0:
-                at = self._end_epoch(state, at, [], limits, progress)
             while reason is None:
                 progress.start_epoch(at.epoch, at.batch)
                 state, times = self._epoch(state, at, limits, stop, progress)
@@ -200,7 +204,8 @@ class Fit:
 
     def _profile(self, state: TrainState, at: Position):
         """Trace the step on the next batch, and print what it launched; nothing is trained."""
-        batch = next(self._train.batches(at.epoch, shuffle=True, start=at.batch))
+        start = at.batch % len(self._train)  # none is left of an epoch that is to be validated
+        batch = next(self._train.batches(at.epoch, shuffle=True, start=start))
         args = state, self._devices.spread(batch), self._learning_rate(int(state.step), 0.0)
         writes = self._devices.is_main
         with self._devices.together():
@@ -302,11 +307,11 @@ class Fit:
         with self._devices.together():
             self._folder.log(row)
         errors = {k: v for k, v in row.items() if "val_" in k}
-        after = at
+        after = dataclasses.replace(at, best=min(at.best, val_loss))
         # A limit within an epoch ends the run; made longer, it goes on where it was.
         if at.epoch == 0 or at.batch == len(self._train):
             self._learning_rate.epoch_ended(val_loss)
-            after = Position(epoch=at.epoch + 1, best=min(at.best, val_loss))
+            after = Position(epoch=at.epoch + 1, best=after.best)
         if val_loss < at.best:
             record = {"epoch": at.epoch, "validation": errors}
             self._checkpoints.offer("best", step, self._average_of(state), record)

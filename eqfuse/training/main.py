@@ -70,7 +70,7 @@ def _train(config: Config) -> int:
         print(error, file=sys.stderr)
         return 128 + error.signum
     except KeyboardInterrupt:
-        print("interrupted; no step was under way", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
     return 0
 

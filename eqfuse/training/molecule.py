@@ -190,17 +190,21 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
         stress=config.training.stress_weight,
         force_scale=dataset.force_rms,
     )
+    drawn = True
     try:
         fit = Fit(config, potential, loss, params, batchers, folder, checkpoints, devices)
         fit.run(resume)
+    except KeyboardInterrupt:  # the second Ctrl-C, which stops at once
+        drawn = False
+        raise
     finally:
         checkpoints.close()
-        if devices.is_main:
+        if devices.is_main and drawn:
             draw(folder, potential, picture_batcher(config, dataset))
 
 
 def _interrupted(config, params, metadata: dict, folder: RunFolder):
-    """State and position of the run in the folder, whose metrics are cut back to them.
+    """State and position of the run in the folder.
 
     Returns:
       (`TrainState`, dict); None if the run ended before it wrote its first checkpoint.
@@ -227,7 +231,6 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder):
     if shapes[0] != shapes[1]:
         raise CheckpointError(f"the checkpoint in {folder.path} is of another model")
     position = theirs["position"]
-    folder.forget_after(position["epoch"] - 1)
     print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch")
     return jax.tree.map(jnp.asarray, state), position
 

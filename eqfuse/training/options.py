@@ -150,7 +150,10 @@ def _preset_lines(overrides, settings: dict, choices: dict) -> list[str]:
             f"preset={name} sets the training on molecules, which data={choices['data']} does not "
             "have; give data=extxyz and data.path=FILE, or other data"
         )
-    return [f"{key}={value}" for key, value in presets[name].items()]
+    found = dict(presets[name])
+    if any(o.key_or_group == "data.val_path" for o in overrides):
+        found.pop("data.val", None)  # all frames of that file validate
+    return [f"{key}={value}" for key, value in found.items()]
 
 
 def _settings(choices: dict) -> dict[str, dataclasses.Field]:

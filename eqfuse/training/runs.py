@@ -5,6 +5,7 @@ import datetime
 import fcntl
 import io
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -39,12 +40,10 @@ class RunFolder:
         if config.resume is not None:
             self._lock = _locked(self.path)
             return
-        try:
-            self.path.mkdir(parents=True)
-        except FileExistsError as error:
-            raise ConfigError(_exists(self.path)) from error
-        except OSError as error:
-            raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
+        while not self._made():
+            if config.run is not None:
+                raise ConfigError(_exists(self.path))
+            self.path = folder_for(config)  # another run of this second was faster
         self._lock = _locked(self.path)
         try:
             header = f"# eqfuse {__version__}\n"
@@ -53,6 +52,16 @@ class RunFolder:
             self.close()
             shutil.rmtree(self.path, ignore_errors=True)
             raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
+
+    def _made(self) -> bool:
+        """Make the folder; False if it exists."""
+        try:
+            self.path.mkdir(parents=True)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
+        return True
 
     @property
     def checkpoints(self) -> Path:
@@ -125,20 +134,33 @@ def folder_for(config: Config) -> Path:
     """Where the run will write.
 
     Raises:
-      ConfigError: `run` names something that exists, and is not to be resumed.
+      ConfigError: `run` names something that exists, and is not to be resumed; a path that no
+        checkpoint can be written to.
     """
     if config.run is not None:
         path = Path(config.run)
         if path.exists() and config.resume is None:
             raise ConfigError(_exists(path))
+        _check_name(path)
         return path
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     base = Path("runs") / f"{stamp}_{config.model.name}_{config.data.name}"
+    _check_name(base)
     path, count = base, 1
     while path.exists():
         count += 1
         path = base.with_name(f"{base.name}_{count}")
     return path
+
+
+def _check_name(path: Path):
+    """Refuse a folder that orbax, which writes the checkpoints, would take for a pattern."""
+    whole = str(path.resolve())
+    if re.search(r"\[.*\]|\\", whole):
+        raise ConfigError(
+            f"the run cannot be written to {whole}: no checkpoint can be written below a folder "
+            "with [...] or a backslash in its name; set run= to another one"
+        )
 
 
 def _exists(path: Path) -> str:
@@ -152,7 +174,10 @@ def _exists(path: Path) -> str:
 
 def _locked(folder: Path):
     """The open lock file of a folder; the system unlocks it when the process ends, however."""
-    file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - open while the run lasts
+    try:
+        file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - while the run lasts
+    except OSError as error:
+        raise ConfigError(f"the run in {folder} cannot be written to: {error.strerror}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

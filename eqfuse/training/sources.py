@@ -16,9 +16,10 @@ def read_structures(settings: MoleculeData) -> list[data.Structure]:
     """The structures that `data=` names, in eV and Å; public sets are downloaded.
 
     Raises:
-      data.DataError: a file that cannot be read or downloaded.
+      data.DataError: a file that cannot be read or downloaded, or that is to be validated with.
     """
     if isinstance(settings, FileData) and settings.path is not None:
+        _check_apart(settings)
         return _read_all(settings, settings.path)
     if settings.name in _ISOLATED_ATOMS:
         return _read(settings, _downloaded(settings, "train_300K.xyz"))
@@ -31,6 +32,21 @@ def read_structures(settings: MoleculeData) -> list[data.Structure]:
         path = _downloaded(settings, f"{settings.name}_{settings.molecule}.npz")
         return data.read_rmd17(path, frames)
     return data.read_embedded(settings.name)
+
+
+def _check_apart(settings: FileData):
+    """No file is both trained on and validated with."""
+    if settings.val_path is None:
+        return
+    ours, theirs = (
+        {os.path.realpath(file) for file in matching(path)}
+        for path in (settings.path, settings.val_path)
+    )
+    if both := sorted(ours & theirs):
+        raise data.DataError(
+            f"{both[0]} is among the files of data.path and of data.val_path: what is trained on "
+            "does not validate; move it, or change the pattern"
+        )
 
 
 def read_validation(settings: MoleculeData) -> list[data.Structure] | None:

@@ -1,11 +1,15 @@
+import shutil
+
 import ase.build
 import ase.io
 import numpy as np
 import pytest
 
 from eqfuse.ops._backend import has_gpu
-from eqfuse.training import load_run
+from eqfuse.training import load_run, runs
 from eqfuse.training.main import main
+from eqfuse.training.options import parse
+from eqfuse.training.runs import RunFolder
 
 
 @pytest.fixture
@@ -102,6 +106,46 @@ def test_existing_run_folder_is_not_touched(tmp_path, water, tiny, capsys):
 def test_run_folder_that_cannot_be_made(refused, tmp_path, water):
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert "cannot be made" in refused(water, f"run={tmp_path / 'file' / 'run'}")
+
+
+@pytest.mark.parametrize("name", ["sweep[1]", "a[64,32]b/run", "back\\slash"])
+def test_a_run_folder_that_checkpoints_cannot_be_written_to(tmp_path, water, tiny, capsys, name):
+    """orbax takes such a name for a pattern, and writes nothing that can be read."""
+    settings = ["data=extxyz", f"data.path={water}", *tiny]
+    assert main([*settings, f"run={tmp_path / name}"]) == 2
+    assert "no checkpoint can be written below" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    """Also where the other is made after a name was chosen."""
+    monkeypatch.chdir(tmp_path)
+    free = runs.folder_for
+
+    def taken_meanwhile(config):
+        path = free(config)
+        if not path.name.endswith("_2"):
+            path.mkdir(parents=True)
+        return path
+
+    monkeypatch.setattr(runs, "folder_for", taken_meanwhile)
+    folder = RunFolder(parse(["data=ethanol"]))
+    folder.close()
+    assert folder.path.name.endswith("_2")
+    assert (folder.path / "config.yaml").exists()
+
+
+def test_a_file_that_validates_is_not_trained_on(water, tiny, tmp_path, capsys):
+    for name in ("a.xyz", "val.xyz"):
+        shutil.copy(water, tmp_path / name)
+    (tmp_path / "link.xyz").symlink_to(tmp_path / "val.xyz")
+    tiny.remove("data.val=4")
+    for pattern, path in (("[av]*.xyz", "val.xyz"), ("[av]*.xyz", "link.xyz"), ("a.xyz", "a.xyz")):
+        files = [f"data.path={tmp_path / pattern}", f"data.val_path={tmp_path / path}"]
+        assert main(["data=extxyz", *files, *tiny, f"run={tmp_path / 'run'}"]) == 2
+        assert "is among the files of data.path and of data.val_path" in capsys.readouterr().err
+    files[1] = f"data.val_path={tmp_path / 'val.xyz'}"
+    assert main(["data=extxyz", *files, *tiny, "epochs=1", f"run={tmp_path / 'run'}"]) == 0
 
 
 def test_unknown_and_unavailable_backends(tmp_path, capsys):

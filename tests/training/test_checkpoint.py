@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eqfuse import models
-from eqfuse.training import CheckpointError, load_run
+from eqfuse.training import CheckpointError, checkpoint, load_run
 from eqfuse.training.checkpoint import Checkpoints
 
 METADATA = {
@@ -35,6 +35,26 @@ def test_a_run_is_read_back(tmp_path):
     _, read, metadata = load_run(tmp_path, which="last")
     jax.tree.map(np.testing.assert_array_equal, read, params(5.0))
     assert metadata["step"] == 5
+
+
+def test_a_run_that_is_training_can_be_read(tmp_path, monkeypatch):
+    """A checkpoint that is replaced while it is read is read again, as the newer one."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
+    checkpoints.offer("last", 1, lambda: params(1.0), {})
+    restore, calls = checkpoint._restore, []
+
+    def replaced(path, serial, **arguments):
+        calls.append(serial)
+        if len(calls) == 1:
+            checkpoints.offer("last", 2, lambda: params(2.0), {})
+        return restore(path, serial, **arguments)
+
+    monkeypatch.setattr(checkpoint, "_restore", replaced)
+    _, read, metadata = load_run(tmp_path)
+    assert metadata["step"] == 2
+    assert set(calls) == {1, 2}
+    jax.tree.map(np.testing.assert_array_equal, read, params(2.0))
+    checkpoints.close()
 
 
 def test_only_the_newest_stays(tmp_path):

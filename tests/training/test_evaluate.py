@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from eqfuse import Calculator, pictures
+from eqfuse.data import read_extxyz
 from eqfuse.evaluate import main as evaluate
+from eqfuse.evaluation import evaluate as predictions
 from eqfuse.training.main import main
 from tests.training.conftest import TINY
 
@@ -124,6 +127,26 @@ def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):
     ase.io.write(file, [atom], format="extxyz")
     assert evaluate([str(run), str(file), "--out", str(tmp_path / "out")]) == 2
     assert "isolated atoms only" in capsys.readouterr().err
+
+
+def test_predictions_have_the_precision_of_the_training(water, tiny, tmp_path):
+    """In Python too, where nobody has enabled float64."""
+    folder = tmp_path / "double"
+    settings = ["data=extxyz", f"data.path={water}", *tiny, "dtype=float64", "epochs=1"]
+    assert main([*settings, f"run={folder}"]) == 0
+    structures = read_extxyz(water)[:3]
+    calculator = Calculator(folder)
+    for structure, found in zip(structures, predictions(folder, structures), strict=True):
+        atoms = ase.Atoms(structure.numbers, structure.positions, calculator=calculator)
+        np.testing.assert_allclose(found.forces, atoms.get_forces(), rtol=0, atol=1e-12)
+
+
+def test_pictures_of_metrics_that_were_cut_off(tmp_path):
+    metrics = tmp_path / "metrics.csv"
+    for text in ("", "epoch,val_loss\n", "epoch,val_loss\n1\n"):
+        metrics.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match="no whole line in"):
+            pictures.learning_curves(metrics, tmp_path / "learning.png")
 
 
 def test_a_run_draws_itself(run):

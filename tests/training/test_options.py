@@ -4,6 +4,7 @@ import os
 import pytest
 
 from eqfuse.training.config import GROUPS, SHORTHANDS, Config, ConfigError
+from eqfuse.training.data_config import MoleculeData
 from eqfuse.training.options import parse, to_yaml
 from eqfuse.training.presets import PRESETS
 from eqfuse.training.resume import read_config
@@ -76,6 +77,16 @@ def test_settings_beside_a_preset_win_over_it():
     assert parse(["preset=large", "preset=null"]).model.lmax == parse([]).model.lmax
 
 
+def test_a_preset_goes_with_a_file_to_validate_with():
+    files = ["data.path=a.xyz", "data.val_path=b.xyz"]
+    config = parse(["model=mace", "preset=3bpa", "data=3bpa", *files])
+    assert (config.data.val, config.training.energy_weight) == (MoleculeData.val, 0.729)
+
+
+def test_a_constant_learning_rate_may_be_low():
+    assert parse(["lr=1e-6", "training.schedule=constant", *MOLECULE]).training.lr == 1e-6
+
+
 def test_training_follows_the_data():
     assert not hasattr(parse([]).training, "forces_weight")
     assert parse(MOLECULE).training.forces_weight > 0
@@ -108,6 +119,8 @@ def test_training_follows_the_data():
         (["layers=null"], ["model.layers"]),
         (["lr=nan"], ["training.lr=nan"]),
         (["lr=0"], ["training.lr=0"]),
+        (["lr=1e-6", *MOLECULE], ["training.min_lr=1e-05", "at most lr=1e-06"]),
+        (["seed=4294967296"], ["seed=4294967296", "less than 2^32"]),
         (["seed=-1"], ["seed=-1"]),
         (["seed=1,2"], ["seed", "int"]),
         (["dtype=float16"], ["float32"]),

@@ -14,7 +14,9 @@ import jax
 import numpy as np
 import pytest
 
+from eqfuse.training import molecule
 from eqfuse.training.checkpoint import CheckpointError, read_checkpoint
+from eqfuse.training.loop import Fit
 from eqfuse.training.main import main
 from tests.training.conftest import TINY
 
@@ -136,6 +138,55 @@ def test_a_run_that_ended_within_an_epoch_goes_on_in_it(settings, tmp_path):
     assert_same(tmp_path / "whole", tmp_path / "longer")
 
 
+@pytest.mark.parametrize("steps", [8, 10])
+def test_a_run_that_has_nothing_left_to_do_keeps_its_metrics(settings, tmp_path, steps):
+    """At the end of an epoch, of four steps, or within one."""
+    folder = tmp_path / "run"
+    assert main([*settings, f"steps={steps}", f"run={folder}"]) == 0
+    text = (folder / "metrics.csv").read_text(encoding="utf-8")
+    assert main([f"resume={folder}"]) == 0
+    assert (folder / "metrics.csv").read_text(encoding="utf-8") == text
+
+
+def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
+    """It is written when the limit ends the epoch, and what comes later must be better."""
+    folder = tmp_path / "run"
+    settings = [*settings, "training.schedule=constant", "training.warmup_steps=1"]
+    assert main([*settings, "steps=6", "lr=0.001", f"run={folder}"]) == 0
+    losses = [float(row["val_loss"]) for row in history(folder)]
+    assert losses[1] < losses[0], "the test needs the broken epoch to be the best"
+    _, best, _ = read_checkpoint(folder, ("best",))
+    assert best["step"] == 6
+    _, last, _ = read_checkpoint(folder, ("last",))
+    assert last["position"]["best"] == losses[1]
+
+
+def test_a_run_interrupted_at_the_end_of_an_epoch_can_be_profiled(settings, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    before = Fit._end_epoch
+
+    def interrupted(self, state, at, times, limits, progress):
+        raise self._interrupted(signal.SIGINT, state, at, limits)
+
+    monkeypatch.setattr(Fit, "_end_epoch", interrupted)
+    assert main([*settings, "epochs=1", f"run={folder}"]) == 128 + signal.SIGINT
+    monkeypatch.setattr(Fit, "_end_epoch", before)
+    assert main([f"resume={folder}", "profile=true"]) == 0
+    assert len(history(folder)) == 1
+
+
+def test_ctrl_c_twice_stops_at_once(settings, tmp_path, monkeypatch, capsys):
+    """What waits is written; no picture is drawn."""
+
+    def stopped(self, resume):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Fit, "run", stopped)
+    monkeypatch.setattr(molecule, "draw", lambda *_: pytest.fail("it was drawn"))
+    assert main([*settings, f"run={tmp_path / 'run'}"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def refused(arguments, capsys, code=2):
     assert main(arguments) == code
     error = capsys.readouterr().err
@@ -146,6 +197,10 @@ def refused(arguments, capsys, code=2):
 def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
     assert "channels cannot be given" in refused([f"resume={whole}", "channels=3"], capsys)
     assert "holds no run" in refused([f"resume={tmp_path / 'none'}"], capsys)
+    locked = shutil.copytree(whole, tmp_path / "locked")
+    (locked / ".lock").unlink()
+    (locked / ".lock").mkdir()  # cannot be opened, as in a folder that is read-only
+    assert "cannot be written to" in refused([f"resume={locked}"], capsys)
     again = refused(["data=extxyz", f"data.path={water}", f"run={whole}"], capsys)
     assert f"resume={whole}" in again
     other = tmp_path / "other"

@@ -199,6 +199,45 @@ def test_rmd17_is_converted_from_kcal_per_mol(tmp_path):
     np.testing.assert_allclose(frames[2].forces, arrays["forces"][2] * ev, rtol=1e-6)
 
 
+def save_md22(path, **units):
+    arrays = rmd17_arrays()
+    np.savez(path, **dict(zip("zREF", arrays.values(), strict=True)), **units)
+    return arrays
+
+
+@pytest.mark.parametrize("length", [None, "Ang", "Angstrom", "A", "Å", b"Ang"])
+@pytest.mark.parametrize(
+    ("energy", "factor"),
+    [
+        (None, 0.0433641),
+        ("kcal/mol", 0.0433641),
+        (b"kcal/mol", 0.0433641),
+        ("kcal mol-1", 0.0433641),
+        ("kcal mol^-1", 0.0433641),
+        ("eV", 1.0),
+        (b"eV", 1.0),
+    ],
+)
+def test_md22_is_read_in_its_own_units(tmp_path, energy, factor, length):
+    units = {"e_unit": energy, "r_unit": length}
+    units = {key: np.array(unit) for key, unit in units.items() if unit is not None}
+    arrays = save_md22(tmp_path / "m.npz", **units)
+    frame = read_rmd17(tmp_path / "m.npz")[2]
+    np.testing.assert_array_equal(frame.positions, arrays["coords"][2])
+    assert frame.energy == pytest.approx(-3 * factor, rel=1e-6)
+    np.testing.assert_allclose(frame.forces, arrays["forces"][2] * factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "unit"),
+    [("e_unit", "Hartree"), ("e_unit", "meV"), ("e_unit", ""), ("r_unit", "bohr"), ("r_unit", 1)],
+)
+def test_other_units_are_refused(tmp_path, key, unit):
+    save_md22(tmp_path / "m.npz", **{key: np.array(unit)})
+    with pytest.raises(DataError, match=rf"m\.npz: {key} is '{unit}', and only"):
+        read_rmd17(tmp_path / "m.npz")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,8 +1,10 @@
 """Structures from extended XYZ files, read by ASE."""
 
 import io
+import lzma
 import os
 import warnings
+import zlib
 from collections.abc import Iterator
 
 import ase.io
@@ -57,11 +59,14 @@ def read_extxyz(
 def _frames(path) -> Iterator[str]:
     # ASE stops silently at a blank line and does not say which frame is broken: split here.
     try:
-        with open_with_compression(os.fspath(path), "r") as file:
-            lines = file.readlines()
+        with (
+            open_with_compression(os.fspath(path), "rb") as file,
+            io.TextIOWrapper(file, encoding="utf-8-sig") as text,  # a byte-order mark is none of it
+        ):
+            lines = text.readlines()
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}; check the path (data.path, data.val_path)") from err
-    except (OSError, EOFError, UnicodeDecodeError) as err:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as err:
         hint = "; rMD17 is read with data=rmd17 data.path=FILE" if str(path).endswith("npz") else ""
         raise DataError(f"{path} cannot be read as text: {err}{hint}") from err
     start, frame = 0, 0

@@ -1,5 +1,8 @@
 """Reading extended XYZ and rMD17 files, good and bad."""
 
+import bz2
+import gzip
+import lzma
 import time
 
 import ase.units
@@ -113,11 +116,31 @@ def test_blank_lines_between_frames_lose_nothing(write):
 
 
 def test_compressed(tmp_path):
-    import gzip
-
     path = tmp_path / "data.xyz.gz"
     path.write_bytes(gzip.compress(GOOD.encode()))
     assert len(read_extxyz(path)) == 1
+
+
+def test_byte_order_mark(tmp_path):
+    path = tmp_path / "data.xyz"
+    path.write_text(GOOD, encoding="utf-8-sig")
+    assert read_extxyz(path)[0].energy == -14.25
+
+
+@pytest.mark.parametrize(
+    ("kind", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
+)
+def test_damaged_compressed_file_is_named(tmp_path, kind, compress):
+    rng = np.random.default_rng(0)
+    content = bytearray(compress(rng.bytes(2000)))
+    path = tmp_path / f"data.xyz.{kind}"
+    path.write_bytes(content[:1000])
+    with pytest.raises(DataError, match=rf"data\.xyz\.{kind} cannot be read"):
+        read_extxyz(path)
+    content[15:1000] = rng.bytes(985)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"data\.xyz\.{kind} cannot be read"):
+        read_extxyz(path)
 
 
 BAD_FRAMES = {

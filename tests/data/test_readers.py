@@ -81,6 +81,7 @@ def test_cell_rows_are_lattice_vectors(write):
 STRESS = np.array([[0.1, 0.4, 0.5], [0.4, 0.2, 0.6], [0.5, 0.6, 0.3]])
 NINE = " ".join(map(str, STRESS.ravel()))
 SIX = "0.1 0.2 0.3 0.6 0.5 0.4"
+ROWS = str(STRESS.tolist())
 
 
 @pytest.mark.parametrize(
@@ -92,11 +93,32 @@ SIX = "0.1 0.2 0.3 0.6 0.5 0.4"
         (f'virial="{NINE}"', "stress", -1 / 24),
         (f'virials="{NINE}"', "stress", -1 / 24),
         (f'REF_virial="{SIX}"', "REF_virial", -1 / 24),
+        # ASE itself takes nothing but nine numbers for these two names
+        (f'stress="{SIX}"', "stress", 1),
+        (f"stress = {{{SIX}}}", "stress", 1),
+        (f'virial="{SIX}"', "stress", -1 / 24),
+        (f'virial="{SIX}"', "virial", -1 / 24),
+        (f"stress={ROWS}", "stress", 1),
+        (f'stress="{ROWS}"', "stress", 1),
+        (f'stress="_JSON {ROWS}"', "stress", 1),
+        (f"stress={ROWS.replace(' ', '')}", "stress", 1),
+        (f"virials={ROWS}", "stress", -1 / 24),
+        (f"REF_stress={ROWS}", "REF_stress", 1),
+        # what is not the key, or is not asked for
+        (f'note="no stress=1 \'here" stress="{SIX}" after=\'stress=2\'', "stress", 1),
+        (f'stress_old="1 2" my_stress=3 stress-x=4 stress="{SIX}"', "stress", 1),
+        (f'stress="1 2" virial=None REF_stress="{SIX}"', "REF_stress", 1),
     ],
 )
 def test_stress(write, entry, key, factor):
     (structure,) = read_extxyz(write(CELL.format(stress=entry)), stress_key=key)
     np.testing.assert_allclose(structure.stress, factor * STRESS, rtol=1e-15)
+
+
+def test_stress_of_each_atom_is_not_that_of_the_cell(write):
+    text = CELL.format(stress=f'stress="{SIX}"').replace(":forces:R:3", ":forces:R:3:stress:R:1")
+    (structure,) = read_extxyz(write(text.replace("0.3 0.0 0.0 0.0", "0.3 0.0 0.0 0.0 7.0")))
+    np.testing.assert_array_equal(structure.stress, STRESS)
 
 
 def test_stress_of_a_molecule_is_dropped(write):
@@ -164,6 +186,10 @@ BAD_FRAMES = {
     "short stress": (
         CELL.format(stress='virials="1 2 3"'),
         "virials must be 6 or 9 numbers, got 3",
+    ),
+    "text stress": (
+        CELL.format(stress="stress=None"),
+        "stress must be 6 or 9 numbers, got 'None'",
     ),
 }
 

@@ -10,11 +10,17 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Sample, Shape, Structure, collate, neighbor_list
 from eqfuse.data.dataset import species_index
+from eqfuse.data.errors import FlownApartError
+from eqfuse.data.neighbors import lattice_offsets
 from eqfuse.models import predict
 from eqfuse.training import load_run, read_metadata
 
 _EDGE_MULTIPLE, _NODE_MULTIPLE = 64, 4
 _HEADROOM = 1.1
+_DIVERGED = (
+    "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "
+    "the structures before it look like"
+)
 
 
 class Calculator(ase.calculators.calculator.Calculator):
@@ -79,27 +85,28 @@ class Calculator(ase.calculators.calculator.Calculator):
 
         Raises:
           DataError: an element that the run was not trained on, no atoms, atoms at one place,
-            positions that are not finite, a periodic direction without a lattice vector.
+            positions that are not finite or far apart (see `eqfuse.data.neighbor_list`), a periodic
+            direction without a lattice vector.
         """
         super().calculate(atoms, properties, system_changes)
         if not np.isfinite(self.atoms.positions).all():
-            raise DataError(
-                "positions are not finite: the dynamics or relaxation has diverged before this "
-                "step; make its steps shorter, or see what the structures before it look like"
-            )
+            raise DataError(f"positions are not finite: {_DIVERGED}")
         atoms = self.atoms
         cell = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).cell
         species = species_index(atoms.numbers, self.species)
-        senders, receivers, shifts = self._edges(cell)
-        images = _images(atoms.positions, cell, atoms.pbc)
-        near = atoms.positions - images
+        try:
+            senders, receivers, shifts = self._edges(cell)
+        except FlownApartError as err:
+            raise FlownApartError(f"{err}; in a simulation: {_DIVERGED}") from err
+        offsets = lattice_offsets(atoms.positions, cell, atoms.pbc)
+        near = atoms.positions - offsets
         sample = Sample(
             # small numbers, which single precision resolves: near the origin, and near each other
             positions=near - near.mean(axis=0),
             species=species,
             senders=senders,
             receivers=receivers,
-            shifts=shifts + images[senders] - images[receivers],
+            shifts=shifts + offsets[senders] - offsets[receivers],
             cell=cell,
             energy=0.0,
             forces=np.zeros((len(species), 3)),
@@ -188,12 +195,6 @@ class _Neighbors:
 def _room(count: int, multiple: int) -> int:
     """A tenth more than a number of atoms or edges, and at least one, in whole multiples."""
     return -(-int(_HEADROOM * count + 1) // multiple) * multiple
-
-
-def _images(positions, cell, pbc) -> np.ndarray:
-    """[n_atoms, 3] Å, the lattice vector between each atom and its image in the cell."""
-    fractional = positions @ np.linalg.pinv(cell)
-    return np.where(pbc, np.floor(fractional), 0) @ cell
 
 
 def _largest_move(before, now) -> float:

@@ -17,7 +17,8 @@ class Sample:
     """One structure made ready for batches: neighbour list, species, relative energy.
 
     Attributes:
-      positions: [n_atoms, 3] float64, Å, centred on their mean (float32 resolves small numbers).
+      positions: [n_atoms, 3] float64, Å, of images in one cell, centred on their mean (float32
+        resolves small numbers).
       species: [n_atoms] int32, index into the table of species.
       senders, receivers: [n_edges] int32, sorted by receiver, then sender.
       shifts: [n_edges, 3] float64, Å; see `neighbor_list`.

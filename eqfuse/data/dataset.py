@@ -9,7 +9,7 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.batching import Sample, shuffled
 from eqfuse.data.errors import DataError
-from eqfuse.data.neighbors import neighbor_list
+from eqfuse.data.neighbors import lattice_offsets, neighbor_list
 from eqfuse.data.references import energies_of_atoms, fit_reference_energies, subtract
 from eqfuse.data.structures import Structure, names_of
 
@@ -330,16 +330,17 @@ def _prepare(structure, name, cutoff, species, references) -> Sample:
         if structure.energy is None or structure.forces is None:
             missing = "energy" if structure.energy is None else "forces"
             raise DataError(f"there is no {missing}; training needs energies and forces")
-        senders, receivers, shifts = neighbor_list(
-            structure.positions, structure.cell, structure.pbc, cutoff
-        )
+        cell, pbc = structure.cell, structure.pbc
+        near = structure.positions - lattice_offsets(structure.positions, cell, pbc)
+        senders, receivers, shifts = neighbor_list(near, cell, pbc, cutoff)
         return Sample(
-            positions=structure.positions - structure.positions.mean(axis=0),
+            # small numbers, which single precision resolves: near the origin, and near each other
+            positions=near - near.mean(axis=0),
             species=species_index(structure.numbers, species),
             senders=senders,
             receivers=receivers,
             shifts=shifts,
-            cell=structure.cell,
+            cell=cell,
             energy=subtract(structure, references),
             forces=structure.forces,
             stress=structure.stress,

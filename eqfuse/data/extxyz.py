@@ -1,16 +1,25 @@
 """Structures from extended XYZ files, read by ASE."""
 
 import io
+import lzma
 import os
+import re
 import warnings
+import zlib
 from collections.abc import Iterator
 
 import ase.io
 import numpy as np
+from ase.io.extxyz import key_val_str_to_dict
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.errors import DataError
 from eqfuse.data.structures import Structure, is_isolated_atom
+
+_PLAIN = "eqfuse_"
+# What is between quotes or brackets, of any kind that ASE knows; no key is looked for in there.
+_QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{(?:\\.|[^}\\])*\}|\[(?:\\.|[^]\\])*\]"""
+_NESTED_LIST = r"\[\s*\[[^]]*\](?:\s*,?\s*\[[^]]*\])*\s*\]"
 
 
 def read_extxyz(
@@ -25,7 +34,8 @@ def read_extxyz(
 
     A stress key whose name contains "virial" is read as the virial -V * stress in eV; with the
     default key, a frame without `stress` but with `virial` or `virials` has its stress from that.
-    Stress is 3x3 (9 numbers) or xx yy zz yz xz xy (6 numbers), eV/Å^3, ASE's sign.
+    Stress is 3x3 (9 numbers, or a list of lists) or xx yy zz yz xz xy (6 numbers), eV/Å^3, ASE's
+    sign.
 
     Args:
       path: the file.
@@ -46,7 +56,7 @@ def read_extxyz(
     for frame, text in enumerate(_frames(path)):
         origin = f"{path}, frame {frame}"
         try:
-            structures.append(_structure(_parse(text), *keys, require_labels, origin))
+            structures.append(_structure(_parse(text, stress_key), *keys, require_labels, origin))
         except DataError as err:
             raise DataError(f"{origin}: {err}") from err
     if not structures:
@@ -57,11 +67,14 @@ def read_extxyz(
 def _frames(path) -> Iterator[str]:
     # ASE stops silently at a blank line and does not say which frame is broken: split here.
     try:
-        with open_with_compression(os.fspath(path), "r") as file:
-            lines = file.readlines()
+        with (
+            open_with_compression(os.fspath(path), "rb") as file,
+            io.TextIOWrapper(file, encoding="utf-8-sig") as text,  # a byte-order mark is none of it
+        ):
+            lines = text.readlines()
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}; check the path (data.path, data.val_path)") from err
-    except (OSError, EOFError, UnicodeDecodeError) as err:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as err:
         hint = "; rMD17 is read with data=rmd17 data.path=FILE" if str(path).endswith("npz") else ""
         raise DataError(f"{path} cannot be read as text: {err}{hint}") from err
     start, frame = 0, 0
@@ -89,23 +102,48 @@ def _frames(path) -> Iterator[str]:
         start, frame = end, frame + 1
 
 
-def _parse(text: str):
+def _parse(text: str, stress_key: str):
+    def properties(comment: str) -> dict:
+        return key_val_str_to_dict(_with_plain_stress(comment, stress_key))
+
     try:
         with warnings.catch_warnings():
             # ASE 3.29 sets shapes in place, which NumPy 2.5 deprecates.
             warnings.filterwarnings("ignore", "Setting the shape", DeprecationWarning)
-            return ase.io.read(io.StringIO(text), index=0, format="extxyz")
+            return ase.io.read(
+                io.StringIO(text), index=0, format="extxyz", properties_parser=properties
+            )
     except KeyError as err:
         raise DataError(f"unknown element or property {err}; name a real element") from err
     except Exception as err:  # ASE's parser raises many types on broken input
         raise DataError(f"not a frame of extended XYZ: {err}") from err
 
 
+def _with_plain_stress(comment: str, stress_key: str) -> str:
+    """A comment line whose stress and virial ASE takes as they are: six numbers, lists of lists.
+
+    Of `stress` and `virial` it takes nothing but nine numbers: here they have other names. A list
+    of lists is quoted.
+    """
+    keys = rf"stress|virials?|{re.escape(stress_key)}"
+    entry = rf"(?<!\S)(?P<key>{keys})(?P<equals>\s*=\s*)(?P<list>{_NESTED_LIST})?"
+
+    def replaced(match) -> str:
+        key = match["key"]
+        if key is None:
+            return match[0]
+        key = _PLAIN + key if key in ("stress", "virial") else key
+        return key + match["equals"] + (f'"{match["list"]}"' if match["list"] else "")
+
+    return re.sub(f"{_QUOTED}|{entry}", replaced, comment)
+
+
 def _structure(atoms, energy_key, forces_key, stress_key, require_labels, origin) -> Structure:
     # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
     results = atoms.calc.results if atoms.calc is not None else {}
-    per_frame = {**atoms.info, **results}
+    info = {key.removeprefix(_PLAIN): value for key, value in atoms.info.items()}
+    per_frame = {**results, **info}  # results may have a column of the same name
     per_atom = {**atoms.arrays, **results}
     energy, forces = per_frame.get(energy_key), per_atom.get(forces_key)
     config_type = atoms.info.get("config_type")
@@ -148,7 +186,9 @@ def _stress(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
     if value is None or volume == 0:
         return None
     try:
-        stress = np.asarray(value, np.float64)
+        # a list of lists, as ASE leaves it
+        listed = isinstance(value, str) and re.sub(r"[\[\],]", " ", value).split()
+        stress = np.asarray(listed or value, np.float64)
     except (TypeError, ValueError) as err:
         raise DataError(f"{key} must be 6 or 9 numbers, got {value!r}") from err
     if stress.size == 6:

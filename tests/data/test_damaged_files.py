@@ -42,15 +42,16 @@ def assert_read_or_refused(read, path, rng):
     assert refusals > ROUNDS // 10
 
 
-def test_extxyz(make_structure, tmp_path, rng):
+@pytest.mark.parametrize("name", ["frames.xyz", "frames.xyz.gz", "frames.xyz.bz2", "frames.xyz.xz"])
+def test_extxyz(name, make_structure, tmp_path, rng):
     frames = []
     for _ in range(3):
         s = make_structure(rng, periodic=True)
         atoms = ase.Atoms(s.numbers, s.positions, cell=s.cell, pbc=True)
         atoms.info["energy"], atoms.arrays["forces"] = s.energy, s.forces
         frames.append(atoms)
-    ase.io.write(tmp_path / "frames.xyz", frames, format="extxyz")
-    assert_read_or_refused(read_extxyz, tmp_path / "frames.xyz", rng)
+    ase.io.write(tmp_path / name, frames, format="extxyz")
+    assert_read_or_refused(read_extxyz, tmp_path / name, rng)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

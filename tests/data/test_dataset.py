@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, Dataset, Structure
-from eqfuse.data.dataset import species_index, split_indices
+from eqfuse.data.dataset import prepare_samples, species_index, split_indices
 
 
 @pytest.fixture
@@ -134,6 +134,27 @@ def test_far_from_the_origin_float32_keeps_distances(structures):
     positions = sample.positions.astype(np.float32)
     # float32 roundings of numbers below 8 Å; at 1e5 Å they would be 4e-3 Å.
     np.testing.assert_allclose(positions - positions[0], near, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("pbc", [(1, 1, 1), (1, 0, 1), (0, 0, 1)])
+def test_atoms_moved_by_lattice_vectors_keep_distances_in_float32(skewed_cell, pbc):
+    rng = np.random.default_rng(0)
+    cell, pbc = 2 * skewed_cell, np.array(pbc, bool)
+    inside = rng.uniform(0.1, 0.9, (6, 3))
+    away = rng.integers(-5000, 5000, (6, 3)) * pbc
+    labels = {"cell": cell, "pbc": pbc, "energy": 0.0, "forces": np.zeros((6, 3))}
+    samples, vectors = [], []
+    for fractions in (inside, inside + away):
+        structure = Structure([1] * 6, fractions @ cell, **labels)
+        (sample,) = prepare_samples([structure], 4.0, (1,), {1: 0.0})
+        positions, shifts = (x.astype(np.float32) for x in (sample.positions, sample.shifts))
+        edges = positions[sample.senders] + shifts - positions[sample.receivers]
+        samples.append(sample)
+        vectors.append(edges)
+    assert samples[0].num_edges > 0
+    np.testing.assert_array_equal(samples[1].senders, samples[0].senders)
+    # float32 roundings of three numbers below 32 Å; at 3e4 Å they would be 1e-3 Å.
+    np.testing.assert_allclose(vectors[1], vectors[0], rtol=0, atol=6e-6)
 
 
 def test_isolated_atoms_are_warned_of(structures):

@@ -81,6 +81,24 @@ def test_unwrapped_atoms_have_the_same_edge_vectors(skewed_cell):
     np.testing.assert_allclose(vectors(moved), vectors(positions), rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("pbc", [(1, 1, 1), (1, 0, 1), (0, 0, 1)])
+def test_atoms_many_cells_away_have_the_neighbours_of_their_images(skewed_cell, pbc):
+    """Also along x, y and z of directions that are not periodic, which vesin makes boxes along."""
+    rng = np.random.default_rng(4)
+    pbc = np.array(pbc, bool)
+    positions = rng.uniform(0, 3, (5, 3))
+    away = rng.integers(-(10**6), 10**6, (5, 3)) * pbc
+    near = neighbor_list(positions, skewed_cell, pbc, 5.0)
+    far = neighbor_list(positions + away @ skewed_cell, skewed_cell, pbc, 5.0)
+    assert len(near[0]) == len(far[0]) > 0
+    # the same pairs, by the images that the atoms are moved to
+    moved = (away @ skewed_cell)[far[0]] - (away @ skewed_cell)[far[1]]
+    rows = [np.column_stack([r, s, shifts.round(6) + 0.0]) for s, r, shifts in (near, far)]
+    rows[1][:, 2:] = (far[2] + moved).round(6) + 0.0
+    rows = [table[np.lexsort(table.T)] for table in rows]
+    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-5)
+
+
 def test_mlearn_silicon_frames_against_ase(shared_data):
     import ase.io
 
@@ -115,3 +133,29 @@ def test_coincident_atoms_are_refused():
     positions = np.array([[0.0, 0, 0], [1.5, 0, 0], [1.5, 0, 0]])
     with pytest.raises(DataError, match="atoms 1 and 2 are at the same place"):
         neighbor_list(positions, np.zeros((3, 3)), np.zeros(3, bool), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("far", "cell", "pbc"),
+    [
+        ((0, 0, 2e6), np.zeros((3, 3)), (0, 0, 0)),
+        ((1e9, 0, 0), np.zeros((3, 3)), (0, 0, 0)),
+        ((2000, 2000, 0), np.zeros((3, 3)), (0, 0, 0)),
+        ((0, 0, 1e6), np.diag([3.0, 3.0, 0.0]), (1, 1, 0)),
+        ((0, 5e4, 0), np.diag([3.0, 9.0, 50.0]), (1, 0, 1)),
+        ((0, 0, 4e5), np.diag([3.0, 3.0, 0.0]), (1, 1, 0)),
+    ],
+)
+def test_atoms_flown_apart_are_refused(far, cell, pbc):
+    """They would end the process, in a division by zero within vesin; the last takes an hour."""
+    positions = np.array([[0.0, 0, 0], [0, 0, 1], far])
+    with pytest.raises(DataError, match="atoms have flown apart: they are spread over"):
+        neighbor_list(positions, cell, np.array(pbc, bool), 5.0)
+
+
+@pytest.mark.parametrize("far", [(0, 0, 4e5), (1000, 1000, 0), (1e9, 1e9, 1e9), (1e6, 1e5, 1e6)])
+def test_atoms_far_apart_have_the_neighbours_they_have(far):
+    positions = np.array([[0.0, 0, 0], [0, 0, 1], far, np.add(far, [0, 0, 1])])
+    senders, receivers, _ = neighbor_list(positions, np.zeros((3, 3)), np.zeros(3, bool), 5.0)
+    np.testing.assert_array_equal(senders, [1, 0, 3, 2])
+    np.testing.assert_array_equal(receivers, [0, 1, 2, 3])

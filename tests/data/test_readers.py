@@ -1,5 +1,8 @@
 """Reading extended XYZ and rMD17 files, good and bad."""
 
+import bz2
+import gzip
+import lzma
 import time
 
 import ase.units
@@ -78,6 +81,7 @@ def test_cell_rows_are_lattice_vectors(write):
 STRESS = np.array([[0.1, 0.4, 0.5], [0.4, 0.2, 0.6], [0.5, 0.6, 0.3]])
 NINE = " ".join(map(str, STRESS.ravel()))
 SIX = "0.1 0.2 0.3 0.6 0.5 0.4"
+ROWS = str(STRESS.tolist())
 
 
 @pytest.mark.parametrize(
@@ -89,11 +93,32 @@ SIX = "0.1 0.2 0.3 0.6 0.5 0.4"
         (f'virial="{NINE}"', "stress", -1 / 24),
         (f'virials="{NINE}"', "stress", -1 / 24),
         (f'REF_virial="{SIX}"', "REF_virial", -1 / 24),
+        # ASE itself takes nothing but nine numbers for these two names
+        (f'stress="{SIX}"', "stress", 1),
+        (f"stress = {{{SIX}}}", "stress", 1),
+        (f'virial="{SIX}"', "stress", -1 / 24),
+        (f'virial="{SIX}"', "virial", -1 / 24),
+        (f"stress={ROWS}", "stress", 1),
+        (f'stress="{ROWS}"', "stress", 1),
+        (f'stress="_JSON {ROWS}"', "stress", 1),
+        (f"stress={ROWS.replace(' ', '')}", "stress", 1),
+        (f"virials={ROWS}", "stress", -1 / 24),
+        (f"REF_stress={ROWS}", "REF_stress", 1),
+        # what is not the key, or is not asked for
+        (f'note="no stress=1 \'here" stress="{SIX}" after=\'stress=2\'', "stress", 1),
+        (f'stress_old="1 2" my_stress=3 stress-x=4 stress="{SIX}"', "stress", 1),
+        (f'stress="1 2" virial=None REF_stress="{SIX}"', "REF_stress", 1),
     ],
 )
 def test_stress(write, entry, key, factor):
     (structure,) = read_extxyz(write(CELL.format(stress=entry)), stress_key=key)
     np.testing.assert_allclose(structure.stress, factor * STRESS, rtol=1e-15)
+
+
+def test_stress_of_each_atom_is_not_that_of_the_cell(write):
+    text = CELL.format(stress=f'stress="{SIX}"').replace(":forces:R:3", ":forces:R:3:stress:R:1")
+    (structure,) = read_extxyz(write(text.replace("0.3 0.0 0.0 0.0", "0.3 0.0 0.0 0.0 7.0")))
+    np.testing.assert_array_equal(structure.stress, STRESS)
 
 
 def test_stress_of_a_molecule_is_dropped(write):
@@ -113,11 +138,31 @@ def test_blank_lines_between_frames_lose_nothing(write):
 
 
 def test_compressed(tmp_path):
-    import gzip
-
     path = tmp_path / "data.xyz.gz"
     path.write_bytes(gzip.compress(GOOD.encode()))
     assert len(read_extxyz(path)) == 1
+
+
+def test_byte_order_mark(tmp_path):
+    path = tmp_path / "data.xyz"
+    path.write_text(GOOD, encoding="utf-8-sig")
+    assert read_extxyz(path)[0].energy == -14.25
+
+
+@pytest.mark.parametrize(
+    ("kind", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
+)
+def test_damaged_compressed_file_is_named(tmp_path, kind, compress):
+    rng = np.random.default_rng(0)
+    content = bytearray(compress(rng.bytes(2000)))
+    path = tmp_path / f"data.xyz.{kind}"
+    path.write_bytes(content[:1000])
+    with pytest.raises(DataError, match=rf"data\.xyz\.{kind} cannot be read"):
+        read_extxyz(path)
+    content[15:1000] = rng.bytes(985)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"data\.xyz\.{kind} cannot be read"):
+        read_extxyz(path)
 
 
 BAD_FRAMES = {
@@ -141,6 +186,10 @@ BAD_FRAMES = {
     "short stress": (
         CELL.format(stress='virials="1 2 3"'),
         "virials must be 6 or 9 numbers, got 3",
+    ),
+    "text stress": (
+        CELL.format(stress="stress=None"),
+        "stress must be 6 or 9 numbers, got 'None'",
     ),
 }
 
@@ -197,6 +246,45 @@ def test_rmd17_is_converted_from_kcal_per_mol(tmp_path):
     np.testing.assert_array_equal(frames[2].positions, arrays["coords"][2])
     assert frames[2].energy == pytest.approx(-3 * ev, rel=1e-6)
     np.testing.assert_allclose(frames[2].forces, arrays["forces"][2] * ev, rtol=1e-6)
+
+
+def save_md22(path, **units):
+    arrays = rmd17_arrays()
+    np.savez(path, **dict(zip("zREF", arrays.values(), strict=True)), **units)
+    return arrays
+
+
+@pytest.mark.parametrize("length", [None, "Ang", "Angstrom", "A", "Å", b"Ang"])
+@pytest.mark.parametrize(
+    ("energy", "factor"),
+    [
+        (None, 0.0433641),
+        ("kcal/mol", 0.0433641),
+        (b"kcal/mol", 0.0433641),
+        ("kcal mol-1", 0.0433641),
+        ("kcal mol^-1", 0.0433641),
+        ("eV", 1.0),
+        (b"eV", 1.0),
+    ],
+)
+def test_md22_is_read_in_its_own_units(tmp_path, energy, factor, length):
+    units = {"e_unit": energy, "r_unit": length}
+    units = {key: np.array(unit) for key, unit in units.items() if unit is not None}
+    arrays = save_md22(tmp_path / "m.npz", **units)
+    frame = read_rmd17(tmp_path / "m.npz")[2]
+    np.testing.assert_array_equal(frame.positions, arrays["coords"][2])
+    assert frame.energy == pytest.approx(-3 * factor, rel=1e-6)
+    np.testing.assert_allclose(frame.forces, arrays["forces"][2] * factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "unit"),
+    [("e_unit", "Hartree"), ("e_unit", "meV"), ("e_unit", ""), ("r_unit", "bohr"), ("r_unit", 1)],
+)
+def test_other_units_are_refused(tmp_path, key, unit):
+    save_md22(tmp_path / "m.npz", **{key: np.array(unit)})
+    with pytest.raises(DataError, match=rf"m\.npz: {key} is '{unit}', and only"):
+        read_rmd17(tmp_path / "m.npz")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.md.verlet import VelocityVerlet
 
 import eqfuse
-from eqfuse.data import DataError
+from eqfuse.data import DataError, Structure
+from eqfuse.evaluation import evaluate
 from eqfuse.training import CheckpointError
 from eqfuse.training.main import main
 from tests.training.conftest import TINY
@@ -164,12 +165,31 @@ def test_atoms_far_from_the_origin_lose_no_precision(single, pbc):
     np.testing.assert_allclose(forces[1], forces[0], atol=1e-5 * np.abs(forces[0]).max())
 
 
+def test_evaluation_of_atoms_that_left_their_cell_loses_no_precision(single):
+    near = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
+    near.rattle(0.05, seed=0)
+    rng = np.random.default_rng(0)
+    images = rng.integers(-2000, 2000, (len(near), 3))
+    frames = [
+        Structure(near.numbers, positions, near.cell.array, near.pbc)
+        for positions in (near.positions, near.positions + images @ near.cell.array)
+    ]
+    near, far = evaluate(single, frames)
+    assert far.energy == pytest.approx(near.energy, abs=1e-5 * np.abs(near.relative_energy))
+    for name in ("forces", "stress"):
+        values = getattr(near, name)
+        scale = 1e-5 * np.abs(values).max()
+        np.testing.assert_allclose(getattr(far, name), values, rtol=0, atol=scale)
+
+
 def test_atoms_that_cannot_be_are_refused(run):
     calculator = eqfuse.Calculator(run)
     atoms = ase.build.bulk("Cu", cubic=True)
     atoms.positions[1, 2] = np.nan
     with pytest.raises(DataError, match="has diverged"):
         calculator.get_forces(atoms)
+    with pytest.raises(DataError, match=r"flown apart: .* 0 × 0 × 2e\+06 Å, .* has diverged"):
+        calculator.get_forces(ase.Atoms("Cu2", [[0, 0, 0], [0, 0, 2e6]]))
     with pytest.raises(DataError, match="need linearly independent lattice vectors"):
         calculator.get_forces(ase.Atoms("Cu", pbc=True))
     with pytest.raises(DataError, match="no atoms"):

@@ -21,7 +21,7 @@ def num_parts(mixing: Mixing, arrays, num_rows: int) -> int:
     shapes = [mixing.shape(o, num_rows) for o in mixing.outputs if isinstance(o, Weights)]
     if not shapes:
         return 1
-    most = sum(a.size for a in arrays) // sum(map(math.prod, shapes))
+    most = sum(a.size for a in arrays) // max(1, sum(map(math.prod, shapes)))
     return max(1, min(most, MOST_PARTS, num_rows // ROWS_OF_A_PART))
 
 

@@ -179,7 +179,8 @@ class Fit:
             reason = self._reason_to_stop(int(state.step), limits)
             unfinished = at.epoch == 0 or at.batch == len(self._train)  # but for its validation
             if resume is not None and (reason is None or unfinished):
-                self._folder.forget_after(at.epoch - 1)
+                with self._devices.together():
+                    self._folder.forget_after(at.epoch - 1)
             if unfinished:
                 at = self._end_epoch(state, at, [], limits, progress)
                 reason = reason or self._reason_to_stop(int(state.step), limits)

@@ -4,7 +4,7 @@
         [--cache FOLDER]
 
 Parity: every op and two orders of derivative of backend "triton" against e3nn-jax in float64, and
-against themselves, bit for bit, in a second run. Kernels: the cases of the peers' benchmarks,
+whether a second run has the same bits. Kernels: the cases of the peers' benchmarks,
 forward, backward and backward of backward, against e3nn-jax jitted, cuEquivariance-JAX and
 OpenEquivariance-JAX, as times, ratios, and shares of the bandwidth and of the arithmetic measured
 on the same machine. Training steps of the three models. Two cases come first, their parity and

@@ -116,7 +116,9 @@ def _ahead(result):
 
 def _parity(result):
     yield tuple(
-        f"{order['error']:.0e} ({order['share']:.2f})" for order in result["orders"].values()
+        f"{order['error']:.0e} ({order['share']:.2f})"
+        + ("" if order["repeatable"] else ", not repeatable")
+        for order in result["orders"].values()
     )
 
 

@@ -17,6 +17,7 @@ from eqfuse.data.errors import DataError
 from eqfuse.data.structures import Structure, is_isolated_atom
 
 _PLAIN = "eqfuse_"
+_NINE_NUMBERS = ("stress", "virial")  # for which ASE takes nothing else
 # What is between quotes or brackets, of any kind that ASE knows; no key is looked for in there.
 _QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{(?:\\.|[^}\\])*\}|\[(?:\\.|[^]\\])*\]"""
 _NESTED_LIST = r"\[\s*\[[^]]*\](?:\s*,?\s*\[[^]]*\])*\s*\]"
@@ -122,8 +123,7 @@ def _parse(text: str, stress_key: str):
 def _with_plain_stress(comment: str, stress_key: str) -> str:
     """A comment line whose stress and virial ASE takes as they are: six numbers, lists of lists.
 
-    Of `stress` and `virial` it takes nothing but nine numbers: here they have other names. A list
-    of lists is quoted.
+    `_NINE_NUMBERS` have other names here. A list of lists is quoted.
     """
     keys = rf"stress|virials?|{re.escape(stress_key)}"
     entry = rf"(?<!\S)(?P<key>{keys})(?P<equals>\s*=\s*)(?P<list>{_NESTED_LIST})?"
@@ -132,7 +132,7 @@ def _with_plain_stress(comment: str, stress_key: str) -> str:
         key = match["key"]
         if key is None:
             return match[0]
-        key = _PLAIN + key if key in ("stress", "virial") else key
+        key = _PLAIN + key if key in _NINE_NUMBERS else key
         return key + match["equals"] + (f'"{match["list"]}"' if match["list"] else "")
 
     return re.sub(f"{_QUOTED}|{entry}", replaced, comment)
@@ -142,7 +142,8 @@ def _structure(atoms, energy_key, forces_key, stress_key, require_labels, origin
     # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
     results = atoms.calc.results if atoms.calc is not None else {}
-    info = {key.removeprefix(_PLAIN): value for key, value in atoms.info.items()}
+    plain = {_PLAIN + key: key for key in _NINE_NUMBERS}
+    info = {plain.get(key, key): value for key, value in atoms.info.items()}
     per_frame = {**results, **info}  # results may have a column of the same name
     per_atom = {**atoms.arrays, **results}
     energy, forces = per_frame.get(energy_key), per_atom.get(forces_key)

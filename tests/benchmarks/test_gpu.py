@@ -102,6 +102,8 @@ def test_wrong_results_are_found_in_other_dtypes(dtype, monkeypatch):
 
 
 def test_results_that_differ_from_run_to_run_are_found(monkeypatch):
+    """They are said, and are no error: on a GPU XLA's sums differ."""
+    assert all(o["repeatable"] for o in parity.check("tetris-1", "float32", "numba", TINY).values())
     right, runs = ops.graph_tensor_product, iter(range(100))
 
     def product(*args, backend, **options):
@@ -109,12 +111,16 @@ def test_results_that_differ_from_run_to_run_are_found(monkeypatch):
         if backend == "e3nn":
             return out
         shape, fixed = jax.ShapeDtypeStruct((), out.dtype), jax.lax.stop_gradient(out.array)
-        change = jax.pure_callback(lambda _: np.float32(next(runs)), shape, fixed)
+        change = jax.pure_callback(lambda _: np.float32(1e-7 * (next(runs) % 2)), shape, fixed)
         return e3nn.IrrepsArray(out.irreps, out.array + change)
 
     monkeypatch.setattr(ops, "graph_tensor_product", product)
-    with pytest.raises(ParityError, match="forward in float32 differs from itself in a second run"):
-        parity.check("tetris-1", "float32", "numba", TINY)
+    orders = parity.check("tetris-1", "float32", "numba", TINY)
+    assert not orders["forward"]["repeatable"]
+    printed = []
+    label = plan.parity("tetris-1", "float32", "numba", True).label
+    Tables(printed.append).add(label | {"orders": orders})
+    assert ", not repeatable |" in printed[-1]
 
 
 def test_a_case_that_is_wrong_in_one_size_is_red(tetris, tmp_path, monkeypatch):

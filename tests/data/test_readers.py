@@ -115,6 +115,12 @@ def test_stress(write, entry, key, factor):
     np.testing.assert_allclose(structure.stress, factor * STRESS, rtol=1e-15)
 
 
+def test_a_key_with_the_name_of_this_package_is_a_key_of_its_own(write):
+    (structure,) = read_extxyz(write(CELL.format(stress="eqfuse_energy=7 eqfuse_stress_old=8")))
+    (other,) = read_extxyz(write(CELL.format(stress="")))
+    assert structure.energy == other.energy != 7
+
+
 def test_stress_of_each_atom_is_not_that_of_the_cell(write):
     text = CELL.format(stress=f'stress="{SIX}"').replace(":forces:R:3", ":forces:R:3:stress:R:1")
     (structure,) = read_extxyz(write(text.replace("0.3 0.0 0.0 0.0", "0.3 0.0 0.0 0.0 7.0")))

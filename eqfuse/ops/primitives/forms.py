@@ -11,19 +11,10 @@ from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.interpreters import batching, mlir
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.algebra.form import Form, Index
-from eqfuse.ops.primitives import multilinear
+from eqfuse.ops.algebra.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.primitives import form_kernels, multilinear
 from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
 from eqfuse.ops.xla import forms
-
-INDEX_ARRAYS = (
-    "senders",
-    "receivers",
-    "receiver_order",
-    "receiver_ptr",
-    "sender_order",
-    "sender_ptr",
-)
 
 form_p = multilinear.define("eqfuse_form", "form", ("num_rows", "num_nodes", "backend"))
 # the lowering of a form over rows partitions it over the devices; JAX has no public way to say so
@@ -190,8 +181,6 @@ def _lowered(*args, form, num_rows, num_nodes, backend):
             ends = indices.get("senders"), indices.get("receivers")
             dtype = inputs[0].dtype
             return forms.evaluate(form, inputs, *ends, num_nodes, num_rows, dtype)
-        from eqfuse.ops.primitives import form_kernels
-
         return form_kernels.run(form, inputs, indices, num_rows, num_nodes, backend)
 
     return _summed(computed, form, inputs)

@@ -6,10 +6,10 @@ Their rules are those of `primitives.multilinear`, as for the form.
 import jax
 from jax.interpreters import batching, mlir
 
-from eqfuse.ops.algebra import linear_form
 from eqfuse.ops.algebra.linear_form import Mixing, Rows
-from eqfuse.ops.primitives import multilinear
-from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
+from eqfuse.ops.primitives import linear_kernels, multilinear, native
+from eqfuse.ops.primitives.rules import lowerings, vary_alike, with_auto_axes
+from eqfuse.ops.xla import linear_forms as definition
 
 mixing_p = multilinear.define("eqfuse_mixing", "mixing", ("num_rows", "backend"))
 
@@ -21,7 +21,7 @@ def evaluate(mixing: Mixing, arrays, index, num_rows: int, backend: str) -> list
       mixing: what to compute.
       arrays: one for each input, all of one dtype: [num_rows, size] or the shape of the weights.
       index: [num_rows] int32, or None if the mixing has one set of weights.
-      backend: "triton" and "triton-interpret" run one kernel; all others `linear_form.evaluate`.
+      backend: "triton" and "triton-interpret" run one kernel; all others the definition.
     Returns:
       An array for each output.
     """
@@ -77,7 +77,7 @@ def _batch(arrays, dims, *, mixing, num_rows, backend):
 
         def member(*arrays):
             values, index = _split(mixing, arrays)
-            return linear_form.evaluate(mixing, values, index[0] if index else None, num_rows)
+            return definition.evaluate(mixing, values, index[0] if index else None, num_rows)
 
         outputs = jax.vmap(member, in_axes=list(dims))(*arrays)
         return outputs, [0] * len(outputs)
@@ -103,14 +103,11 @@ batching.primitive_batchers[mixing_p] = _batch
 def _lowered(*arrays, mixing, num_rows, backend):
     values, index = _split(mixing, arrays)
     if backend.startswith("triton") and num_rows and mixing.terms:
-        from eqfuse.ops.primitives import linear_kernels
-
         return linear_kernels.run(mixing, values, index, num_rows, backend)
     if backend == "numba" and num_rows and mixing.terms:
-        from eqfuse.ops.primitives import native
-
         return native.mix(mixing, values, index[0] if index else None, num_rows)
-    return linear_form.evaluate(mixing, values, index[0] if index else None, num_rows)
+    return definition.evaluate(mixing, values, index[0] if index else None, num_rows)
 
 
 mlir.register_lowering(mixing_p, mlir.lower_fun(_lowered, multiple_results=True))
+lowerings[mixing_p] = _lowered

@@ -2,13 +2,12 @@
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Path
+from eqfuse.ops.algebra.form import Form, Path, ordered_groups
 from eqfuse.ops.llvm.codegen.contract import Contraction, split
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.layout import lanes, padded
 from eqfuse.ops.llvm.codegen.plan import Plan
 from eqfuse.ops.llvm.codegen.rows import Rows
-from eqfuse.ops.triton.codegen.arithmetic import ordered_groups
 
 LONG = 8
 """Vectors of channels of a segment, from which on rows are long: 128 channels with AVX-512."""

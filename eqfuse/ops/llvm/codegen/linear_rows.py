@@ -8,7 +8,7 @@ from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.kernel import Pass
 from eqfuse.ops.llvm.codegen.layout import padded
-from eqfuse.ops.llvm.codegen.linear_form import Lanes, Layouts, Place, Product, width_of
+from eqfuse.ops.llvm.codegen.linear_layouts import Lanes, Layouts, Place, Product, width_of
 
 AT_ONCE = 4
 """Rows of a unit of work, and the most that are mixed together."""

@@ -21,7 +21,7 @@ from eqfuse.ops.llvm.codegen.groups import Groups
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.kernel import SIGNATURE, Pass, write_block
 from eqfuse.ops.llvm.codegen.layout import Copies
-from eqfuse.ops.llvm.codegen.linear_form import Layouts, width_of, write_copies
+from eqfuse.ops.llvm.codegen.linear_layouts import Layouts, width_of, write_copies
 from eqfuse.ops.llvm.codegen.module import Module, assembled
 from eqfuse.ops.llvm.codegen.plan import Machine, Plan
 from eqfuse.ops.llvm.codegen.rows import Rows as PassRows

@@ -4,7 +4,7 @@ from eqfuse.ops.algebra.form import Index
 from eqfuse.ops.algebra.linear_form import Mixing, Weights
 from eqfuse.ops.algebra.sequence import Chain
 from eqfuse.ops.llvm.codegen import ir
-from eqfuse.ops.llvm.codegen.linear_form import is_wide, transposed, width_of
+from eqfuse.ops.llvm.codegen.linear_layouts import is_wide, transposed, width_of
 from eqfuse.ops.llvm.codegen.module import DATA, DTYPES, NODES, ROWS, Entry
 
 MOST_ROWS, FEWEST_TOGETHER, CACHE = 32, 8, 1 << 20

@@ -8,8 +8,7 @@ earlier ones began.
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Index, Path
-from eqfuse.ops.triton.codegen.arithmetic import ordered_groups
+from eqfuse.ops.algebra.form import Form, Index, Path, ordered_groups
 from eqfuse.ops.triton.codegen.form_kernel import Kernel, Task, generate
 
 REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}

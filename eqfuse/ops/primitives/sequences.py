@@ -1,0 +1,32 @@
+"""Fused ops over rows on a CPU: what JAX makes of a definition, run as one native kernel.
+
+All arrays of whole products stay in the cache of a thread, in the backward and in the backward of
+that as well.
+"""
+
+from eqfuse.ops.algebra.form import INDEX_ARRAYS
+from eqfuse.ops.primitives import native
+from eqfuse.ops.primitives.tracing import traced
+
+
+def is_native(call) -> bool:
+    """Whether kernels of chains may run a call: rows that are mixed one by one, without a gate."""
+    fused = call.fused
+    plain = not fused.summed and fused.gate is None and not fused.num_sets
+    return call.backend == "numba" and plain
+
+
+def run(function, arrays, call) -> list:
+    """What `function` computes of the arrays, by one kernel where it is a chain that has one.
+
+    Args:
+      function: of floating point arrays and, for a form on a graph, the index arrays.
+    """
+    n = len(arrays) - len(INDEX_ARRAYS) * call.fused.form.on_graph
+    found = traced(function, arrays, len(arrays) - n) if is_native(call) else None
+    if found is None or not found[0].is_runnable:
+        return function(*arrays)
+    chain, read = found
+    indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
+    results = native.chain(chain, [arrays[k] for k in read], indices, call.num_rows, call.num_nodes)
+    return function(*arrays) if results is None else results

@@ -30,6 +30,13 @@ class Call:
         """Rows of the output."""
         return self.num_nodes if self.fused.summed else self.num_rows
 
+    @property
+    def is_native(self) -> bool:
+        """Whether native kernels of sequences may run it: rows mixed one by one, without a gate."""
+        fused = self.fused
+        plain = not fused.summed and fused.gate is None and not fused.num_sets
+        return self.backend == "numba" and plain
+
 
 def product(call: Call, form: Form, inputs, integers):
     """A form on the operands of a call."""

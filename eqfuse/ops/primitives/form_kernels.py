@@ -1,13 +1,8 @@
-"""Kernels inside a JAX computation: the plan of a form, launched one kernel after the other."""
-
-import functools
+"""The Triton kernels of a form inside a JAX computation, launched one after the other."""
 
 import jax
-from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
 
-from eqfuse.ops.algebra.form import Form, Index
-from eqfuse.ops.primitives import native
+from eqfuse.ops.algebra.form import Form
 from eqfuse.ops.primitives.launch import launch
 from eqfuse.ops.triton.codegen import plan
 from eqfuse.ops.triton.codegen.form_kernel import Kernel
@@ -20,45 +15,8 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str
       form: what to compute.
       inputs: an array for each input of the form.
       indices: the index arrays by name.
-      backend: "triton", "triton-interpret" to interpret those kernels on a CPU, or "numba".
+      backend: "triton", or "triton-interpret" to interpret those kernels on a CPU.
     """
-    if form.on_graph or backend == "triton-interpret":  # JAX cannot partition a Python callback
-        return _launch(form, inputs, indices, num_rows, num_nodes, backend)
-    return over_rows(form, backend)(*inputs)
-
-
-@functools.lru_cache(maxsize=1024)
-def over_rows(form: Form, backend: str):
-    """A form without a graph: every device computes the rows that it holds."""
-
-    def rows(*inputs):
-        return _launch(form, inputs, {}, inputs[first].shape[0], 0, backend)
-
-    def partition(mesh, arguments, results):
-        # none where nothing is sharded: XLA's own kind of sharding has no axes then
-        spec = getattr(arguments[first].sharding, "spec", None)
-        by_row = NamedSharding(mesh, PartitionSpec(spec[0] if spec else None, None))
-        whole = NamedSharding(mesh, PartitionSpec(None, None))
-        return mesh, rows, [by_row for _ in results], tuple(by_row if r else whole for r in is_row)
-
-    is_row = [o.index is Index.ROW for o in form.inputs]
-    first = is_row.index(True)
-    partitioned = custom_partitioning(rows)
-    lines = ["i" if r else f"o{n}" for n, r in enumerate(is_row)] + ["i"] * len(form.outputs)
-    operands = [f"{line} c{n}" for n, line in enumerate(lines)]
-    axes = " ".join(operands).split()
-    partitioned.def_partition(
-        partition,
-        sharding_rule=f"{', '.join(operands[: len(form.inputs)])} -> "
-        f"{', '.join(operands[len(form.inputs) :])}",
-        need_replication_factors=tuple(axis for axis in axes if axis != "i"),
-    )
-    return partitioned
-
-
-def _launch(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
-    if backend == "numba":
-        return native.run(form, inputs, indices, num_rows, num_nodes)
     sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
     results: dict[int, jax.Array] = {}
     for kernel in plan.kernels(form, inputs[0].dtype.name):

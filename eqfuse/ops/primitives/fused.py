@@ -9,14 +9,12 @@ missing at any order.
 """
 
 import dataclasses
-import functools
 
 import jax
 from jax.interpreters import ad
 
-from eqfuse.ops.algebra.form import Index
 from eqfuse.ops.algebra.fused import Fused
-from eqfuse.ops.primitives import fused_kernels, rules, sequences
+from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.definitions import (
     Call,
     define,
@@ -48,7 +46,7 @@ def evaluate(call: Call, floats, integers):
 # the definitions, of the operands in one list
 
 
-def _split(arrays, *sizes: int) -> list:
+def split(arrays, *sizes: int) -> list:
     """Parts of these sizes, and the rest: the index arrays."""
     parts, start = [], 0
     for size in sizes:
@@ -58,27 +56,27 @@ def _split(arrays, *sizes: int) -> list:
 
 
 def _fused(*arrays, call):
-    return define(call, *_split(arrays, call.fused.num_floats))
+    return define(call, *split(arrays, call.fused.num_floats))
 
 
 def _tangent(*arrays, call, active):
-    floats, [z], *others = _split(arrays, call.fused.num_floats, 1, sum(active))
+    floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(active))
     return define_tangent(call, active, floats, z, *others)
 
 
 def _backward(*arrays, call, wanted, given):
-    floats, [z], *others = _split(arrays, call.fused.num_floats, 1, sum(given))
+    floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(given))
     return define_backward(call, wanted, given, floats, z, *others)
 
 
 def _second(*arrays, call, wanted, given, active):
-    parts = _split(arrays, len(active), sum(active))
+    parts = split(arrays, len(active), sum(active))
     return define_second(call, wanted, given, active, *parts)
 
 
 def _double(*arrays, call, active, reached, **params):
     """The transpose of the tangent of a backward, from cotangents of the outputs `reached`."""
-    operands, cotangents, integers = _split(arrays, len(active), sum(reached))
+    operands, cotangents, integers = split(arrays, len(active), sum(reached))
 
     def tangent(*tangents):
         found = _second(*operands, *tangents, *integers, call=call, active=active, **params)
@@ -163,7 +161,7 @@ def _fused_jvp(primals, tangents, *, call):
 
 
 def _tangent_transpose(cotangents, *arrays, call, active):
-    floats, [z], tangents, integers = _split(arrays, call.fused.num_floats, 1, sum(active))
+    floats, [z], tangents, integers = split(arrays, call.fused.num_floats, 1, sum(active))
     if any(map(ad.is_undefined_primal, (*floats, z))) or not all(
         map(ad.is_undefined_primal, tangents)
     ):
@@ -180,7 +178,7 @@ def _tangent_transpose(cotangents, *arrays, call, active):
 
 def _backward_jvp(primals, tangents, *, call, wanted, given):
     params = {"call": call, "wanted": wanted, "given": given}
-    if not is_plain(call, wanted) and not sequences.is_native(call):
+    if not is_plain(call, wanted) and not call.is_native:
         return rules.jvp_of(_backward)(primals, tangents, **params)
     outputs = backward_p.bind(*primals, **params)
     n, m = call.fused.num_floats, call.fused.num_floats + 1 + sum(given)
@@ -195,11 +193,11 @@ def _backward_jvp(primals, tangents, *, call, wanted, given):
 
 def _second_transpose(cotangents, *arrays, call, wanted, given, active):
     params = {"call": call, "wanted": wanted, "given": given, "active": active}
-    operands, tangents, integers = _split(arrays, len(active), sum(active))
+    operands, tangents, integers = split(arrays, len(active), sum(active))
     if any(map(ad.is_undefined_primal, operands)) or not all(map(ad.is_undefined_primal, tangents)):
         return rules.transpose_of(_second, cotangents, arrays, **params)
     cotangents = [None if type(c) is ad.Zero else c for c in cotangents]
-    if sequences.is_native(call):
+    if call.is_native:
         reached = tuple(c is not None for c in cotangents)
         cotangents = [c for c in cotangents if c is not None]
         varied = rules.vary_alike([*operands, *cotangents, *integers])
@@ -211,44 +209,14 @@ def _second_transpose(cotangents, *arrays, call, wanted, given, active):
     return [None] * len(operands) + found + [None] * len(integers)
 
 
-# their kernels
-
-
-def _lower_fused(*arrays, call):
-    if not call.backend.startswith("triton") or not _has_kernels(call):
-        return sequences.run(functools.partial(_fused, call=call), arrays, call)
-    return fused_kernels.forward(call, *_split(arrays, call.fused.num_floats))
-
-
-def _lower_backward(*arrays, call, wanted, given):
-    if not call.backend.startswith("triton") or not _has_kernels(call):
-        function = functools.partial(_backward, call=call, wanted=wanted, given=given)
-        return sequences.run(function, arrays, call)
-    floats, [z], *others = _split(arrays, call.fused.num_floats, 1, sum(given))
-    return fused_kernels.backward(call, wanted, given, floats, z, *others)
-
-
-def _lower_double(*arrays, call, **params):
-    return sequences.run(functools.partial(_double, call=call, **params), arrays, call)
-
-
-def _has_kernels(call: Call) -> bool:
-    """Whether there is work for a kernel: rows, and something to mix, that it owns."""
-    fused = call.fused
-    if not fused.summed and any(o.index is Index.SENDER for o in fused.form.inputs):
-        return False
-    matrices = any(term.x is not None for term in fused.linear.mixing.terms)
-    return bool(call.rows and call.num_rows and fused.form.paths and matrices)
-
-
-fused_p = rules.defined("eqfuse_fused", _fused, _fused_abstract, jvp=_fused_jvp, lower=_lower_fused)
+fused_p = rules.defined("eqfuse_fused", _fused, _fused_abstract, jvp=_fused_jvp)
 tangent_p = rules.defined(
     "eqfuse_fused_tangent", _tangent, _fused_abstract, transpose=_tangent_transpose
 )
 backward_p = rules.defined(
-    "eqfuse_fused_backward", _backward, _backward_abstract, jvp=_backward_jvp, lower=_lower_backward
+    "eqfuse_fused_backward", _backward, _backward_abstract, jvp=_backward_jvp
 )
 second_p = rules.defined(
     "eqfuse_fused_second", _second, _backward_abstract, transpose=_second_transpose
 )
-double_p = rules.defined("eqfuse_fused_double", _double, _double_abstract, lower=_lower_double)
+double_p = rules.defined("eqfuse_fused_double", _double, _double_abstract)

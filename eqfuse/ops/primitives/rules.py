@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 from jax.sharding import PartitionSpec
 
 
@@ -29,15 +29,16 @@ def compiled(primitive, static=("call", "active", "wanted", "given", "reached"))
     return implementation
 
 
-def defined(name: str, function, abstract, *, jvp=None, transpose=None, lower=None) -> Primitive:
+def defined(name: str, function, abstract, *, jvp=None, transpose=None) -> Primitive:
     """Make a primitive that has a definition, from which every rule follows that is not given.
+
+    Only its lowering is registered elsewhere, in `lowering`.
 
     Args:
       name: of the primitive.
       function: the definition, of arrays and static parameters; returns a list of arrays.
       abstract: the abstract evaluation.
       jvp, transpose: rules in the place of those of the definition.
-      lower: the same function in terms of kernels.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -46,16 +47,14 @@ def defined(name: str, function, abstract, *, jvp=None, transpose=None, lower=No
     ad.primitive_jvps[primitive] = jvp or jvp_of(function)
     ad.primitive_transposes[primitive] = transpose or functools.partial(transpose_of, function)
     batching.primitive_batchers[primitive] = batch_of(function)
-    definitions[primitive], lowerings[primitive] = function, lower or function
+    definitions[primitive] = function
     # a form over rows is partitioned when it is lowered; JAX has no public way to say so
     prim_requires_devices_during_lowering.add(primitive)
-    mlir.register_lowering(primitive, mlir.lower_fun(lower or function, multiple_results=True))
     return primitive
 
 
 definitions: dict[Primitive, Callable] = {}
-lowerings: dict[Primitive, Callable] = {}
-"""The primitives that `defined` made: what they are, and what becomes of them."""
+"""What the primitives that `defined` made are."""
 
 
 def instantiated(cotangents):

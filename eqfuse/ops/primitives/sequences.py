@@ -9,13 +9,6 @@ from eqfuse.ops.primitives import native
 from eqfuse.ops.primitives.tracing import traced
 
 
-def is_native(call) -> bool:
-    """Whether kernels of chains may run a call: rows that are mixed one by one, without a gate."""
-    fused = call.fused
-    plain = not fused.summed and fused.gate is None and not fused.num_sets
-    return call.backend == "numba" and plain
-
-
 def run(function, arrays, call) -> list:
     """What `function` computes of the arrays, by one kernel where it is a chain that has one.
 
@@ -23,7 +16,7 @@ def run(function, arrays, call) -> list:
       function: of floating point arrays and, for a form on a graph, the index arrays.
     """
     n = len(arrays) - len(INDEX_ARRAYS) * call.fused.form.on_graph
-    found = traced(function, arrays, len(arrays) - n) if is_native(call) else None
+    found = traced(function, arrays, len(arrays) - n) if call.is_native else None
     if found is None or not found[0].is_runnable:
         return function(*arrays)
     chain, read = found

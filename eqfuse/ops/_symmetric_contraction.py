@@ -18,7 +18,7 @@ import numpy as np
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._tensor_product import operands, sharing
-from eqfuse.ops.algebra.form import Form, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, Slot
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.batch_axes import Leading
 from eqfuse.ops.primitives.rules import with_auto_axes
@@ -161,8 +161,9 @@ def make_form(irs, irs_out, mul: int, correlation: int) -> Form:
                     factors = (*(Slot(0, s) for s in blocks), Slot(1, number))
                     paths.append(Path(factors, Slot(0, out), terms))
                 number += 1
-    sides = {"x": irs, "w": (e3nn.Irrep("0e"),) * number, "out": irs_out}
-    x, w, out = (_operand(name, side, mul) for name, side in sides.items())
+    x = _operand("x", irs, mul, Role.LEFT)
+    w = _operand("w", (e3nn.Irrep("0e"),) * number, mul, Role.OTHER)
+    out = _operand("out", irs_out, mul, Role.OUTPUT)
     return Form((x, w), (out,), tuple(paths)).merged()
 
 
@@ -177,7 +178,7 @@ def _polynomials(irs, coefficients: np.ndarray):
     return {blocks: tuple(terms.items()) for blocks, terms in found.items()}
 
 
-def _operand(name: str, irs, mul: int) -> Operand:
+def _operand(name: str, irs, mul: int, role: Role) -> Operand:
     starts = np.cumsum([0, *(mul * ir.dim for ir in irs)]).tolist()
     segments = [Segment(s, mul, ir.dim, ir.dim) for s, ir in zip(starts, irs, strict=False)]
-    return Operand(name, starts[-1], tuple(segments), channels=True)
+    return Operand(name, starts[-1], tuple(segments), channels=True, role=role)

@@ -11,8 +11,8 @@ from eqfuse.ops.algebra.sequence import Chain
 from eqfuse.ops.llvm.codegen import linear_form as native_linear
 from eqfuse.ops.llvm.codegen import sequence as native_chain
 from eqfuse.ops.llvm.codegen import sequence_arrays
+from eqfuse.ops.llvm.codegen.form import generate
 from eqfuse.ops.llvm.codegen.linear_layouts import is_wide, transposed, width_of
-from eqfuse.ops.llvm.codegen.module import generate
 from eqfuse.ops.llvm.runtime import machine
 from eqfuse.ops.xla import linear_forms
 

@@ -2,7 +2,7 @@
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Path, ordered_groups
+from eqfuse.ops.algebra.form import Form, Path, Role, ordered_groups
 from eqfuse.ops.llvm.codegen.contract import Contraction, split
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.layout import lanes, padded
@@ -51,7 +51,7 @@ class Groups:
     def _lead(self, path: Path):
         slots = [(self.plan.form.inputs[s.operand], s.segment) for s in path.factors]
         slots.append((self.plan.form.outputs[path.output.operand], path.output.segment))
-        return next((segment for operand, segment in slots if operand.origin == "x"), None)
+        return next((segment for operand, segment in slots if operand.role is Role.LEFT), None)
 
     def _accumulators(self, paths) -> list[tuple[int, int, int]]:
         """Components of owned outputs, which stay in registers through a block."""

@@ -10,9 +10,8 @@ import functools
 
 from eqfuse.ops.algebra.linear_form import Mixing, Rows
 from eqfuse.ops.llvm.codegen import ir, linear_rows, linear_weights
-from eqfuse.ops.llvm.codegen.kernel import Pass
 from eqfuse.ops.llvm.codegen.linear_layouts import Layouts, write_copies
-from eqfuse.ops.llvm.codegen.module import Module, assembled
+from eqfuse.ops.llvm.codegen.module import Module, Pass, assembled
 from eqfuse.ops.llvm.codegen.plan import Machine
 
 
@@ -26,7 +25,7 @@ def generate(mixing: Mixing, dtype: str, machine: Machine) -> Module:
     passes += [linear_weights.write_pass(layouts, o) for o in layouts.gradients]
     texts = [ir.declarations(dtype), *layouts.copies.functions.values()]
     texts += [p.text for p in passes]
-    text, name = assembled(texts, layouts.entries(), layouts.num_arguments, passes)
+    text, name = assembled(texts, layouts.arguments, passes)
     widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
     return Module(name, text, layouts.index_arrays, widths)
 

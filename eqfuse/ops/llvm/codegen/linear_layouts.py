@@ -6,10 +6,10 @@ import math
 from eqfuse.ops.algebra.form import Operand, Segment
 from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows, Term, Weights
 from eqfuse.ops.llvm.codegen import ir
+from eqfuse.ops.llvm.codegen.arguments import NODES, ROWS, Arguments
 from eqfuse.ops.llvm.codegen.ir import Function
-from eqfuse.ops.llvm.codegen.kernel import SIGNATURE
 from eqfuse.ops.llvm.codegen.layout import Copies, Layout, padded
-from eqfuse.ops.llvm.codegen.module import DATA, DTYPES, NODES, ROWS, Entry
+from eqfuse.ops.llvm.codegen.module import SIGNATURE
 from eqfuse.ops.llvm.codegen.plan import Machine
 
 Lanes = tuple[int, int]
@@ -46,7 +46,7 @@ class Layouts:
 
     Arguments of the kernel: the inputs, weights as [sets, elements]; those of `transposed`; index
     arrays. Results: the outputs, alike; copies, [rows, elements], of the blocks of rows that
-    gradients of weights read with their channels side by side. All by number in `places`.
+    gradients of weights read with their channels side by side.
 
     Rows of `local` inputs and outputs, by number, are those of a block that a chain works on: by
     position, not by row, and each component with its channels side by side.
@@ -66,13 +66,21 @@ class Layouts:
         self.packed = [key for key in apart if key[1].dim > 1]
         self.index_arrays = ("index",) * bool(mixing.num_sets)
         self.index_arrays += ("order", "offsets") * bool(mixing.num_sets and self.gradients)
-        keys = [("in", i) for i in range(len(mixing.inputs))]
-        keys += [("transposed", i) for i in transposed(mixing)]
-        keys += [("index", name) for name in self.index_arrays]
-        self.num_arguments = len(keys)
-        keys += [("out", o) for o in range(len(mixing.outputs))]
-        keys += [("copy", n) for n in range(len(self.packed))]
-        self.places = {key: n for n, key in enumerate(keys)}
+        self.arguments = Arguments(dtype)
+        for i, operand in enumerate(mixing.inputs):
+            self._add("in", i, operand)
+        for i in transposed(mixing):
+            self._add("transposed", i, mixing.inputs[i])
+        self.arguments.add_indices(self.index_arrays)
+        self.arguments.end()
+        for o, operand in enumerate(mixing.outputs):
+            self._add("out", o, operand)
+        for n, (_, block) in enumerate(self.packed):
+            self.arguments.add(("copy", n), ROWS, self.copy_width(block), f"copy {n} of a mixing")
+
+    def _add(self, side: str, n: int, operand: Rows | Weights):
+        rows = ROWS if isinstance(operand, Rows) else NODES
+        self.arguments.add((side, n), rows, width_of(operand), f"{side} {n} of a mixing")
 
     def _sort(self, term: Term):
         o = self.mixing.output_of(term)
@@ -96,7 +104,7 @@ class Layouts:
         return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
 
     def array(self, f: Function, side: str, n) -> str:
-        return f.load_pointer(f.at("%buffers", self.places[side, n] * 8))
+        return self.arguments.load(f, side, n)
 
     def operand(self, f: Function, n: int) -> str:
         """The array of an input or an output."""
@@ -127,22 +135,6 @@ class Layouts:
     def layout(self, block: Block, size: int) -> Layout:
         segment = Segment(block.offset, block.mul, block.dim, block.dim, 1)
         return Layout(Operand("rows", size, (segment,), True), (0,), True, self.widest)
-
-    def entries(self) -> list[Entry]:
-        """What the runtime checks of each array."""
-        entries = []
-        for side, n in self.places:
-            if side == "index":
-                entries.append(Entry.of_index(n))
-                continue
-            if side == "copy":
-                rows, width = ROWS, self.copy_width(self.packed[n][1])
-            else:
-                operand = (self.mixing.outputs if side == "out" else self.mixing.inputs)[n]
-                rows, width = ROWS if isinstance(operand, Rows) else NODES, width_of(operand)
-            name = f"{side} {n} of a mixing"
-            entries.append(Entry(DTYPES[self.dtype], 2, rows, width, DATA, name))
-        return entries
 
 
 def transposed(mixing: Mixing) -> tuple[int, ...]:

@@ -52,6 +52,11 @@ class _Group:
     mul: int
     pieces: tuple[_Piece, ...]
 
+    @property
+    def zero(self) -> bool:
+        """Whether it is zero by structure; a block without channels is not for that alone."""
+        return all(p.zero for p in self.pieces)
+
 
 def _groups(irreps, zero_flags, regroup: bool) -> list[_Group]:
     blocks, offset = [], 0
@@ -172,9 +177,7 @@ def tensor_product(
     for ir, gx, gy in blocks:
         terms = coupling(gx.ir, gy.ir, ir, normalization)
         weighted_terms = tuple(((i, j, 0, k), c) for (i, j, k), c in terms)
-        zero = True
         for x, y, places in _unrolled(gx, gy, x_channels):
-            zero = False
             first, step, mul = places  # the irreps of this path among those of the block
             factors = [operands.slot(X, x), operands.slot(Y, y)]
             if weighted:
@@ -183,7 +186,7 @@ def tensor_product(
             paths.append(
                 Path(tuple(factors), operands.slot(OUT, out), weighted_terms if weighted else terms)
             )
-        zeros.append(zero)
+        zeros.append(gx.zero or gy.zero)
         offset += gx.mul * gy.mul * ir.dim
         irrep += gx.mul * gy.mul
 
@@ -268,7 +271,7 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
     places, sizes, offset = {}, [0, 0], 0
     for ir, gx, gy in blocks:
         mul = gx.mul * gy.mul
-        zero = all(p.zero for p in gx.pieces) or all(p.zero for p in gy.pieces)
+        zero = gx.zero or gy.zero
         zeros.append(zero)
         if (gx, gy) not in places:
             places[gx, gy] = tuple(sizes)

@@ -118,7 +118,7 @@ def _lower(ctx, *operands, kernel, shapes, num_rows, num_nodes, backend):
 
 def _lower_cpu(ctx, *operands, backend, **params):
     if backend == "triton":
-        raise NotImplementedError(
+        raise ValueError(
             "backend='triton' compiles for GPUs, and this computation is lowered for a CPU; use "
             "backend='xla' there, or 'triton-interpret' to check the kernels slowly without a GPU"
         )

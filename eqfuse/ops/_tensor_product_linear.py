@@ -20,12 +20,14 @@ from eqfuse.ops import (
 )
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._channelwise_product import check_receivers
-from eqfuse.ops._edges import Edges
+from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._leading import Leading
 from eqfuse.ops._linear_modules import (
+    OF_LINEAR_ALONE,
     PRECISIONS,
     check_index,
+    check_positional,
     declare,
     promoted,
     rechunked,
@@ -64,6 +66,8 @@ class TensorProductLinear(nn.Module):
       input_precision: of the channel mixing on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
+    Raises:
+      TypeError: other arguments than `irreps_out` by position; options that `Linear` alone has.
     References: Batzner et al. 2022, figure 1; e3nn-jax 0.21.
     """
 
@@ -80,6 +84,10 @@ class TensorProductLinear(nn.Module):
     split: tuple[e3nn.Irreps | str, ...] | None = None
     input_precision: str = "ieee"
     backend: str | None = None
+
+    def __new__(cls, *args, **kwargs):
+        check_positional(cls, args, kwargs, OF_LINEAR_ALONE)
+        return super().__new__(cls)
 
     @nn.compact
     def __call__(self, x, y, weights=None, edges: Edges | None = None, index=None, skip=None):
@@ -105,7 +113,9 @@ class TensorProductLinear(nn.Module):
         return self._apply(x, y, weights, edges, index, skip, lambda linear: None, lambda z: z)
 
     def _apply(self, x, y, weights, edges, index, skip, make_gate, gate):
-        backend = resolve(self.backend, type(self).__name__)
+        check_edges(edges, weights)
+        parameters = jax.tree.leaves(self.variables)
+        backend = resolve(self.backend, type(self).__name__, x, y, weights, skip, *parameters)
         check_index(index, self.num_indexed_weights)
         if self.input_precision not in PRECISIONS:
             raise ValueError(
@@ -138,8 +148,7 @@ class TensorProductLinear(nn.Module):
             self.irreps_out,
             force_irreps_out=self.force_irreps_out,
             biases=self.biases,
-            path_normalization=self.path_normalization,
-            gradient_normalization=self.gradient_normalization,
+            **_linear.normalizations(self.path_normalization, self.gradient_normalization),
             num_sets=self.num_indexed_weights or 0,
             input_precision=self.input_precision,
         )

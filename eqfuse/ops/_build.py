@@ -58,7 +58,8 @@ class _Group:
         return all(p.zero for p in self.pieces)
 
 
-def _groups(irreps, zero_flags, regroup: bool) -> list[_Group]:
+def groups(irreps, zero_flags, regroup: bool) -> list[_Group]:
+    """Blocks as they are, or those of one irrep as one, sorted."""
     blocks, offset = [], 0
     for (mul, ir), zero in zip(irreps, zero_flags, strict=True):
         blocks.append((ir, offset, mul, zero))
@@ -153,8 +154,8 @@ def tensor_product(
     not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the scalar of y gives
     before the rest of each block of the output.
     """
-    x_groups = _groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
-    y_groups = _groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
+    x_groups = groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
+    y_groups = groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
     blocks = [
         (ir, gx, gy)
@@ -276,7 +277,7 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
         if (gx, gy) not in places:
             places[gx, gy] = tuple(sizes)
             for side, group, axis in ((0, gx, 1), (1, gy, 0)):
-                pairs = np.repeat(_columns(group)[None], (gy, gx)[side].mul, 0)
+                pairs = np.repeat(columns_of(group)[None], (gy, gx)[side].mul, 0)
                 columns[side].append(np.moveaxis(pairs, 0, axis).ravel())
                 sizes[side] += columns[side][-1].size
         if mul and not zero:
@@ -299,7 +300,7 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
     return Product(form, irreps_out, zeros, columns)
 
 
-def _columns(group: _Group) -> np.ndarray:
+def columns_of(group: _Group) -> np.ndarray:
     """Where the channels and components of a group lie in the row: [mul, dim]."""
     d = group.ir.dim
     return np.concatenate([p.offset + np.arange(p.mul * d).reshape(p.mul, d) for p in group.pieces])

@@ -18,6 +18,7 @@ from eqfuse.ops import (
     _primitive,
     _reference,
 )
+from eqfuse.ops._activation import UnknownActivationError
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges, check_edges
@@ -158,10 +159,11 @@ class TensorProductLinear(nn.Module):
             sizes = tuple(part.dim for part in self._parts(linear.irreps_out) if part.dim)
             linear, columns = _linear.cut(linear, sizes or (0,))
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
-        return self._fused(
+        fused_gate = make_gate(linear)
+        out = self._fused(
             product,
             linear,
-            make_gate(linear),
+            fused_gate,
             backend,
             x,
             y,
@@ -171,6 +173,7 @@ class TensorProductLinear(nn.Module):
             index,
             skip,
         )
+        return gate(out) if fused_gate is None else out
 
     def _operands(self, x, y, weights, edges, options):
         """x, y and weights, of one dtype, that fit the edges."""
@@ -316,7 +319,8 @@ class TensorProductLinearGate(TensorProductLinear):
 
     Attributes (besides those of `TensorProductLinear`):
       even_act, odd_act, even_gate_act, odd_gate_act, normalize_act: as in `e3nn.gate`; the kernels
-        know silu, gelu, sigmoid, tanh, relu, abs, `e3nn.soft_odd` and None.
+        know silu, gelu, sigmoid, tanh, relu, abs, `e3nn.soft_odd` and None. With another function,
+        whatever the backend, product and Linear are fused, and `e3nn.gate` follows them.
       gated: False activates the scalars only, as `e3nn.scalar_activation`.
     References: Weiler et al. 2018 (the gate); Batzner et al. 2022; e3nn-jax 0.21.
     """
@@ -343,6 +347,13 @@ class TensorProductLinearGate(TensorProductLinear):
             acts = {name: getattr(self, name) for name in names}
             make, reference = _gate.gate, e3nn.gate
         acts["normalize_act"] = self.normalize_act
+
+        def fused(linear):
+            try:
+                return make(linear, **acts)
+            except UnknownActivationError:
+                return None
+
         return self._apply(
             x,
             y,
@@ -350,7 +361,7 @@ class TensorProductLinearGate(TensorProductLinear):
             edges,
             index,
             skip,
-            lambda linear: make(linear, **acts),
+            fused,
             lambda z: reference(z, **acts),
         )
 

@@ -35,7 +35,8 @@ def haiku_linear(backend: str):
         module = ops.Linear(irreps_out, backend=backend, **options)
 
         def apply(*arguments):
-            variables = hk.lift(module.init, name=name or "linear")(*arguments)
+            key = hk.maybe_next_rng_key()
+            variables = hk.lift(module.init, name=name or "linear")(key, *arguments)
             return module.apply(variables, *arguments)
 
         return apply

@@ -10,17 +10,9 @@ import jax.numpy as jnp
 from eqfuse.ops import _linear, _linear_general, _mixing_primitive
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._leading import Leading
+from eqfuse.ops._linear_arguments import check_options, check_positional, index_or_weights
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
-OF_LINEAR_ALONE = {
-    "channel_out",
-    "instructions",
-    "irreps_in",
-    "parameter_initializer",
-    "simplify_irreps_internally",
-    "weights_per_channel",
-}
-"""Options of `e3nn.flax.Linear` that `Linear` has here, and fused ops have not."""
 
 
 class Linear(nn.Module):
@@ -70,7 +62,7 @@ class Linear(nn.Module):
         Args:
           index: [...] integers, which set of weights a row takes.
           e: [..., d] or IrrepsArray of scalars, floating: weights that are contracted with
-            parameters [d, mul_in, mul_out], each d times as large as without.
+            parameters [d, mul_in, mul_out], as in the last layer of a radial network.
           x: IrrepsArray [..., irreps]; with `channel_out` or `weights_per_channel`
             [..., channels, irreps], and with the latter parameters are [d, channels, ...].
         Returns:
@@ -86,8 +78,8 @@ class Linear(nn.Module):
         if x is None:
             first, x = None, weights_or_input
         x = e3nn.as_irreps_array(x)
-        index, weights = self._index_or_weights(first)
-        self._check(x, index, weights)
+        index, weights = index_or_weights(first, self.num_indexed_weights)
+        check_options(self, x, weights)
         parameters = jax.tree.leaves(self.variables)
         if resolve(self.backend, type(self).__name__, x, weights, *parameters) == "e3nn":
             linear = self._reference()
@@ -153,56 +145,6 @@ class Linear(nn.Module):
         initializer = self.parameter_initializer
         number = self.num_indexed_weights
         return declare(self, parameters, number, dtype, lead, factor, initializer)
-
-    def _index_or_weights(self, first):
-        """(index, weights), of which one at least is None.
-
-        Raises:
-          ValueError: neither an index nor weights, or not what the options are for.
-        """
-        if isinstance(first, e3nn.IrrepsArray):
-            if not first.irreps.is_scalar():
-                raise ValueError(f"weights must be scalars, 0e, got {first.irreps}")
-            first = first.array
-        if first is None or self.num_indexed_weights is not None:
-            check_index(first, self.num_indexed_weights)
-            return first, None
-        weights = jnp.asarray(first)
-        if not jnp.issubdtype(weights.dtype, jnp.inexact):
-            check_index(first, None)
-        if weights.ndim == 0 or weights.shape[-1] == 0:
-            raise ValueError(f"weights must be [..., d], at least one, got shape {weights.shape}")
-        return None, weights
-
-    def _check(self, x, index, weights) -> None:
-        """Refuse options that exclude each other, and an x that they are not for."""
-        excluded = {
-            "weights_per_channel needs weights as an argument": weights is None
-            and self.weights_per_channel,
-            "weights_per_channel and channel_out exclude each other": self.weights_per_channel
-            and self.channel_out is not None,
-            "instructions need irreps_in": self.instructions is not None and self.irreps_in is None,
-            "instructions need simplify_irreps_internally=False": self.instructions is not None
-            and self.simplify_irreps_internally,
-            "instructions and channel_out exclude each other": self.instructions is not None
-            and self.channel_out is not None,
-        }
-        for message, found in excluded.items():
-            if found:
-                raise ValueError(message)
-        if (self.channel_out is not None or self.weights_per_channel) and x.ndim < 2:
-            raise ValueError(f"x must be [..., channels, {x.irreps}], got shape {x.shape}")
-        if self.irreps_in is None:
-            return
-        irreps = e3nn.Irreps(self.irreps_in)
-        known = [x.irreps]
-        if self.channel_out is not None:  # e3nn's counts the channels in
-            known.append(x.shape[-2] * x.irreps)
-        same = irreps == x.irreps
-        if self.instructions is None:
-            same = irreps.regroup() in [i.regroup() for i in known]
-        if not same:
-            raise ValueError(f"x has irreps {x.irreps}, and irreps_in is {irreps}")
 
     def _reference(self) -> e3nn.flax.Linear:
         return e3nn.flax.Linear(
@@ -302,42 +244,10 @@ def rechunked(x: e3nn.IrrepsArray, irreps) -> e3nn.IrrepsArray:
     return x if x.irreps == irreps else x.rechunk(irreps)
 
 
-def check_index(index, num_indexed_weights) -> None:
-    """Refuse an index that there are no sets of weights for, and sets without an index.
-
-    Raises:
-      ValueError: one without the other, or an index that is not of integers.
-    """
-    if index is not None:
-        array = index.array if isinstance(index, e3nn.IrrepsArray) else jnp.asarray(index)
-        if not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ValueError(f"index must be of integers, got {array.dtype}")
-    if (index is not None) != (num_indexed_weights is not None):
-        raise ValueError("index is needed with num_indexed_weights, and only with it")
-
-
 def wrapped(index, num_sets: int) -> jax.Array:
     """The index as int32; a negative one counts from the last set, as it does for e3nn."""
     index = jnp.asarray(index).astype(jnp.int32)
     return jnp.where(index < 0, index + num_sets, index)
-
-
-def check_positional(cls, args, kwargs, others) -> None:
-    """Refuse all arguments but irreps_out by position, and `others` by name.
-
-    Raises:
-      TypeError: naming them.
-    """
-    if len(args) > 1:
-        raise TypeError(
-            f"ops.{cls.__name__} takes irreps_out alone by position, the rest by name: the second "
-            f"argument of e3nn.flax.Linear is irreps_in; got {args}"
-        )
-    if missing := sorted(set(others) & kwargs.keys()):
-        raise TypeError(
-            f"ops.{cls.__name__} has no {', '.join(missing)}; ops.Linear has, to be applied to the "
-            "product"
-        )
 
 
 def declare(

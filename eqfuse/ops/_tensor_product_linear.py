@@ -24,16 +24,8 @@ from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._leading import Leading
-from eqfuse.ops._linear_modules import (
-    OF_LINEAR_ALONE,
-    PRECISIONS,
-    check_index,
-    check_positional,
-    declare,
-    promoted,
-    rechunked,
-    wrapped,
-)
+from eqfuse.ops._linear_arguments import OF_LINEAR_ALONE, check_index, check_positional
+from eqfuse.ops._linear_modules import PRECISIONS, declare, promoted, rechunked, wrapped
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     evaluate_rows,

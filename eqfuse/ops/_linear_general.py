@@ -13,8 +13,8 @@ import math
 import e3nn_jax as e3nn
 import jax.numpy as jnp
 
-from eqfuse.ops._linear import Linear, Parameter, blocks, functional
-from eqfuse.ops._mixing import Block, Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.algebra.linears import Linear, Parameter, blocks, functional
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,10 +7,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _linear, _linear_general, _mixing_primitive
+from eqfuse.ops import _linear_general
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._leading import Leading
 from eqfuse.ops._linear_arguments import check_options, check_positional, index_or_weights
+from eqfuse.ops.algebra import linears as _linears
+from eqfuse.ops.primitives import linear_forms
+from eqfuse.ops.primitives.batch_axes import Leading
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 
@@ -219,7 +221,7 @@ class LinearSum(nn.Module):
 class _Parameters(nn.Module):
     """The parameters of a Linear, in a scope of their own."""
 
-    linear: _linear.Linear
+    linear: _linears.Linear
 
     @nn.compact
     def __call__(self, dtype):
@@ -232,7 +234,7 @@ def _options(module) -> dict:
             f"input_precision {module.input_precision!r} is unknown; choose one of {PRECISIONS}"
         )
     options = {name: getattr(module, name) for name in ("biases", "input_precision")}
-    options |= _linear.normalizations(module.path_normalization, module.gradient_normalization)
+    options |= _linears.normalizations(module.path_normalization, module.gradient_normalization)
     if isinstance(module, Linear):
         options["force_irreps_out"] = module.force_irreps_out
     return options
@@ -297,7 +299,7 @@ def _prepared(x, irreps_out, options):
     if len(set(irs)) < len(irs):
         x = x.regroup()
     flags = (False,) * len(x.irreps)
-    return x, _linear.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
+    return x, _linears.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
 
 
 def _evaluate(linears, inputs, parameters, index, backend):
@@ -310,7 +312,7 @@ def _evaluate(linears, inputs, parameters, index, backend):
     arrays = [a.astype(dtype) for a in arrays]
     if index is not None:
         index = leading.rows(wrapped(index, linears[0].mixing.num_sets), others=0)
-    [out] = _mixing_primitive.evaluate(
-        _linear.sum_of(linears), arrays, index, leading.count, resolve(backend)
+    [out] = linear_forms.evaluate(
+        _linears.sum_of(linears), arrays, index, leading.count, resolve(backend)
     )
     return e3nn.IrrepsArray(linears[0].irreps_out, leading.apart(out))

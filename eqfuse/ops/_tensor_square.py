@@ -7,7 +7,9 @@ import e3nn_jax as e3nn
 import numpy as np
 
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._build import (
+from eqfuse.ops._tensor_product import are_irreps, evaluate_rows, normalization, operands
+from eqfuse.ops.algebra.form import Form, Index, Path, Segment
+from eqfuse.ops.algebra.products import (
     OUT,
     Operands,
     Product,
@@ -19,8 +21,6 @@ from eqfuse.ops._build import (
     regrouped,
     renumbered,
 )
-from eqfuse.ops._form import Form, Index, Path, Segment
-from eqfuse.ops._tensor_product import are_irreps, evaluate_rows, normalization, operands
 
 
 def tensor_square(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops._mixing import Mixing
+from eqfuse.ops.algebra.linear_form import Mixing
 from tests.ops.parity import QUICK, only
 
 ROWS, CHANNELS, WEIGHTS = 5, 3, 4

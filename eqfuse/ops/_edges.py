@@ -41,8 +41,13 @@ class Edges:
           num_nodes: number of nodes, static.
         Raises:
           ValueError: shapes that differ, or (for arrays that are not traced) an index out of range.
-          TypeError: indices that are not integers.
+          TypeError: indices that are not integers, or a `num_nodes` that is traced.
         """
+        if isinstance(num_nodes, jax.core.Tracer):
+            raise TypeError(
+                "num_nodes is the size of an array, and cannot be traced: make it static "
+                "(jax.jit's static_argnames), or take it from a shape, such as x.shape[0]"
+            )
         traced = isinstance(senders, jax.core.Tracer) or isinstance(receivers, jax.core.Tracer)
         xp = jnp if traced else np
         senders, receivers = xp.asarray(senders), xp.asarray(receivers)
@@ -70,3 +75,21 @@ class Edges:
     @property
     def num_edges(self) -> int:
         return self.senders.shape[0]
+
+
+def check_edges(edges, weights=None) -> None:
+    """Refuse edges that are no `Edges`, and those given in the place of weights.
+
+    Raises:
+      ValueError: saying what to give.
+    """
+    if isinstance(weights, Edges):
+        raise ValueError(
+            "edges were given as the weights, which come before them: give edges=edges, or None "
+            "for the weights"
+        )
+    if edges is not None and not isinstance(edges, Edges):
+        raise ValueError(
+            f"edges must be an eqfuse.ops.Edges, got {type(edges).__name__}: "
+            "Edges.from_arrays(senders, receivers, num_nodes) makes them"
+        )

@@ -53,7 +53,7 @@ def symmetric_contraction(
         run here.
     References: Batatia et al. 2022, eqs. 10 and 11.
     """
-    backend = resolve(backend, "symmetric_contraction")
+    backend = resolve(backend, "symmetric_contraction", x, weights)
     [x] = operands("symmetric_contraction", x)
     irreps_out = e3nn.Irreps(irreps_out)
     paths = symmetric_contraction_paths(x.irreps, irreps_out, correlation)

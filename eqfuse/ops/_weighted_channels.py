@@ -25,11 +25,11 @@ def weighted_channels(y, weights, *, backend: str | None = None):
     Returns:
       IrrepsArray [..., channels x each irrep of y], in the order of y, of the promoted dtype.
     Raises:
-      ValueError: multiplicities other than 1, shapes that do not fit, a backend that cannot run
-        here, or a dtype that is not a real floating type.
+      ValueError: multiplicities other than 1, shapes that do not fit, or a backend that cannot
+        run here.
     References: Musaelian et al. 2023 (the first features of Allegro).
     """
-    backend = resolve(backend, "weighted_channels")
+    backend = resolve(backend, "weighted_channels", y, weights)
     scalars = e3nn.Irreps([(jnp.shape(weights)[-1], "0e")])
     y, weights = operands("weighted_channels", y, e3nn.IrrepsArray(scalars, jnp.asarray(weights)))
     count = len(y.irreps)

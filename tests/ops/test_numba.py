@@ -186,7 +186,7 @@ def test_a_computation_for_another_device_is_refused():
         return ops.tensor_product(x, x, backend="numba")
 
     x = e3nn.IrrepsArray("2x0e", jnp.ones((3, 2)))
-    with pytest.raises(NotImplementedError, match="backend='numba' runs on CPUs, and this"):
+    with pytest.raises(ValueError, match="backend='numba' runs on CPUs, and this"):
         jax.jit(product).trace(x).lower(lowering_platforms=("cuda",))
 
 

@@ -52,8 +52,14 @@ class _Group:
     mul: int
     pieces: tuple[_Piece, ...]
 
+    @property
+    def zero(self) -> bool:
+        """Whether it is zero by structure; a block without channels is not for that alone."""
+        return all(p.zero for p in self.pieces)
 
-def _groups(irreps, zero_flags, regroup: bool) -> list[_Group]:
+
+def groups(irreps, zero_flags, regroup: bool) -> list[_Group]:
+    """Blocks as they are, or those of one irrep as one, sorted."""
     blocks, offset = [], 0
     for (mul, ir), zero in zip(irreps, zero_flags, strict=True):
         blocks.append((ir, offset, mul, zero))
@@ -150,8 +156,8 @@ def tensor_product(
     not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the scalar of y gives
     before the rest of each block of the output.
     """
-    x_groups = _groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
-    y_groups = _groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
+    x_groups = groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
+    y_groups = groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
     blocks = [
         (ir, gx, gy)
@@ -174,9 +180,7 @@ def tensor_product(
     for ir, gx, gy in blocks:
         terms = coupling(gx.ir, gy.ir, ir, normalization)
         weighted_terms = tuple(((i, j, 0, k), c) for (i, j, k), c in terms)
-        zero = True
         for x, y, places in _unrolled(gx, gy, x_channels):
-            zero = False
             first, step, mul = places  # the irreps of this path among those of the block
             factors = [operands.slot(X, x), operands.slot(Y, y)]
             if weighted:
@@ -185,7 +189,7 @@ def tensor_product(
             paths.append(
                 Path(tuple(factors), operands.slot(OUT, out), weighted_terms if weighted else terms)
             )
-        zeros.append(zero)
+        zeros.append(gx.zero or gy.zero)
         offset += gx.mul * gy.mul * ir.dim
         irrep += gx.mul * gy.mul
 
@@ -270,12 +274,12 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
     places, sizes, offset = {}, [0, 0], 0
     for ir, gx, gy in blocks:
         mul = gx.mul * gy.mul
-        zero = all(p.zero for p in gx.pieces) or all(p.zero for p in gy.pieces)
+        zero = gx.zero or gy.zero
         zeros.append(zero)
         if (gx, gy) not in places:
             places[gx, gy] = tuple(sizes)
             for side, group, axis in ((0, gx, 1), (1, gy, 0)):
-                pairs = np.repeat(_columns(group)[None], (gy, gx)[side].mul, 0)
+                pairs = np.repeat(columns_of(group)[None], (gy, gx)[side].mul, 0)
                 columns[side].append(np.moveaxis(pairs, 0, axis).ravel())
                 sizes[side] += columns[side][-1].size
         if mul and not zero:
@@ -296,7 +300,7 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
     return Product(form, irreps_out, zeros, columns)
 
 
-def _columns(group: _Group) -> np.ndarray:
+def columns_of(group: _Group) -> np.ndarray:
     """Where the channels and components of a group lie in the row: [mul, dim]."""
     d = group.ir.dim
     return np.concatenate([p.offset + np.arange(p.mul * d).reshape(p.mul, d) for p in group.pieces])

@@ -54,7 +54,7 @@ def _lower(ctx, *operands, spec, shapes, scalars, grid, backend, aliases):
 
 def _lower_cpu(ctx, *operands, backend, **params):
     if backend == "triton":
-        raise NotImplementedError(NO_GPU)
+        raise ValueError(NO_GPU)
     return _lower(ctx, *operands, backend=backend, **params)
 
 

@@ -122,7 +122,7 @@ def _lower(ctx, *operands, module, shapes):
 
 
 def _refuse(ctx, *operands, module, shapes):
-    raise NotImplementedError(
+    raise ValueError(
         "backend='numba' runs on CPUs, and this computation is lowered for another device; use "
         "backend='triton' or backend='xla' there"
     )

@@ -100,7 +100,7 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
     start = time.perf_counter()
     stages, metadata = pipeline.compile_stages(spec, target)
     if metadata.get("global_scratch_size"):
-        raise NotImplementedError(
+        raise ValueError(
             f"kernel {spec.name} asks for scratch memory on the device, which is not passed to it"
         )
     registers, spilled = pipeline.resources(stages)

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from eqfuse.ops._triton import cache
+from eqfuse.ops import _cache as cache
 from eqfuse.ops._triton.spec import KernelSpec
 
 case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))

@@ -15,10 +15,9 @@ import threading
 
 import jax
 
-from eqfuse.ops import _processors
+from eqfuse.ops import _cache, _processors
 from eqfuse.ops._numba import handlers
 from eqfuse.ops._numba.plan import Machine
-from eqfuse.ops._triton import cache
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
 """Of XLA's FFI, major and minor, whose structures `runtime.py` reads: jaxlib 0.10 to 0.12."""
@@ -88,19 +87,16 @@ def compiled(text: str) -> bytes:
     with _compiling:
         target, _ = _target()
         host = [llvm.llvm_version_info, target.triple, *_processors.description()]
-        key = cache.digest([text, repr(host)])
-        path = cache.cache_folder() / "cpu" / f"{key}.o"
-        try:
-            content = path.read_bytes()
+        key = _cache.digest([text, repr(host)])
+        path = _cache.cache_folder("cpu") / f"{key}.o"
+        if content := _cache.read(path):
             code, checksum = content[:-32], content[-32:]
             if hashlib.sha256(key.encode() + code).digest() == checksum:
                 return code
-        except OSError:
-            pass
         parsed = llvm.parse_assembly(text)
         parsed.verify()
         code = target.emit_object(parsed)
-        cache.write(path, code + hashlib.sha256(key.encode() + code).digest())
+        _cache.write(path, code + hashlib.sha256(key.encode() + code).digest())
         return code
 
 

@@ -4,7 +4,7 @@ Nothing here is imported with `eqfuse.ops`, and triton only when a kernel is wan
 works on a machine without triton.
 """
 
-from eqfuse.ops._triton.cache import cache_folder
+from eqfuse.ops._cache import cache_folder
 from eqfuse.ops._triton.spec import KernelSpec
 
 __all__ = ["KernelSpec", "cache_folder"]

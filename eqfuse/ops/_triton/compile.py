@@ -10,7 +10,8 @@ import threading
 import time
 
 import eqfuse
-from eqfuse.ops._triton import cache, pipeline
+from eqfuse.ops import _cache
+from eqfuse.ops._triton import pipeline
 from eqfuse.ops._triton.spec import KernelSpec
 
 
@@ -86,7 +87,7 @@ def find(spec: KernelSpec, target: str, *, compiled_elsewhere: bool = False):
         if found := _KERNELS.get((spec, target)):
             _count("in_memory")
             return found
-        value = cache.read_entry(*_place(spec, target))
+        value = _cache.read_entry(*_place(spec, target))
         if value is None:
             return None
         kernel = _from_json(value, from_disk=not compiled_elsewhere)
@@ -115,7 +116,7 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
         from_disk=False,
     )
     path, key = _place(spec, target)
-    cache.write_entry(path, key, _to_json(kernel))
+    _cache.write_entry(path, key, _to_json(kernel))
     _count("compiled")
     _KERNELS[spec, target] = kernel
     return kernel
@@ -130,8 +131,8 @@ def _place(spec: KernelSpec, target: str) -> tuple[pathlib.Path, dict]:
         "triton": importlib.metadata.version("triton"),
         "eqfuse": f"{eqfuse.__version__}-{pipeline.REVISION}",
     }
-    folder = cache.cache_folder() / "compiled"
-    return folder / f"{spec.name}-{target}-{cache.digest(key)[:16]}.json", key
+    folder = _cache.cache_folder("compiled")
+    return folder / f"{spec.name}-{target}-{_cache.digest(key)[:16]}.json", key
 
 
 def _to_json(kernel: CompiledKernel) -> dict:

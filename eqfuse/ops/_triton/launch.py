@@ -17,7 +17,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from eqfuse.ops._triton import cache
+from eqfuse.ops import _cache
 from eqfuse.ops._triton.compile import CompiledKernel, compile_kernel
 from eqfuse.ops._triton.interpret import interpret
 from eqfuse.ops._triton.spec import KernelSpec
@@ -117,8 +117,8 @@ def _library_kernel(library, spec: KernelSpec, compiled: CompiledKernel):
         binary, capability = compiled.assembly, int(compiled.target.removeprefix("sm_"))
     else:
         # ROCm loads the code object from a file
-        path = cache.cache_folder() / "compiled" / f"{spec.name}-{compiled.target}.hsaco"
-        cache.ensure(path, compiled.binary)
+        path = _cache.cache_folder("compiled") / f"{spec.name}-{compiled.target}.hsaco"
+        _cache.ensure(path, compiled.binary)
         binary, capability = str(path), 0
     return library.TritonKernel(
         compiled.entry, spec.num_warps, 1, compiled.shared_bytes, binary, "", capability

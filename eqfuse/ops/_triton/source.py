@@ -7,7 +7,7 @@ import pathlib
 import threading
 import types
 
-from eqfuse.ops._triton import cache
+from eqfuse.ops import _cache
 from eqfuse.ops._triton.spec import KernelSpec
 
 # held by the interpreter, which patches `triton.language`, and by the compiler, which reads it:
@@ -20,8 +20,8 @@ _LOADED: dict[tuple[KernelSpec, str], object] = {}
 
 def source_file(spec: KernelSpec) -> pathlib.Path:
     """The kernel's source as a file in the cache folder, written if it is missing or differs."""
-    path = cache.cache_folder() / "source" / f"{spec.name}.py"
-    cache.ensure(path, spec.source.encode())
+    path = _cache.cache_folder("source") / f"{spec.name}.py"
+    _cache.ensure(path, spec.source.encode())
     return path
 
 

@@ -105,7 +105,7 @@ def test_a_folder_of_others_is_not_used(folder, fault, name):
 
 def test_a_folder_that_others_can_exchange_is_not_used(folder):
     folder.parent.chmod(0o777)
-    with pytest.warns(UserWarning, match=rf"since {folder.parent} can be .* chmod go-w {folder.p"):
+    with pytest.warns(UserWarning, match=rf"since {folder.parent} can be .* chmod go-w"):
         assert _cache.cache_folder() != folder
 
 

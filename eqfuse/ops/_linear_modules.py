@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops import _linear, _mixing_primitive
 from eqfuse.ops._backend import resolve
+from eqfuse.ops._edges import as_int32
 from eqfuse.ops._leading import Leading
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
@@ -202,7 +203,7 @@ def check_index(index, num_indexed_weights) -> None:
 
 def wrapped(index, num_sets: int) -> jax.Array:
     """The index as int32; a negative one counts from the last set, as it does for e3nn."""
-    index = jnp.asarray(index).astype(jnp.int32)
+    index = jnp.asarray(as_int32(index))
     return jnp.where(index < 0, index + num_sets, index)
 
 

@@ -12,11 +12,13 @@ import functools
 import math
 
 import e3nn_jax as e3nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
+from eqfuse.ops._edges import as_int32
 from eqfuse.ops._tensor_product import operands, sharing
 from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, Slot
 from eqfuse.ops.primitives import forms
@@ -125,9 +127,10 @@ def _gathered(weights, index, shape, leading):
             f"weights must be [num_indices, {shape[0]} paths, {shape[1]} channels], got shape "
             f"{weights.shape}"
         )
-    index = jnp.asarray(index)
+    index = index if isinstance(index, jax.Array) else np.asarray(index)
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise ValueError(f"index must hold integers, got {index.dtype}")
+    index = jnp.asarray(as_int32(index))
     if len(weights) == 1:  # of one species, say
         return weights[0]
     # the gradient of the weights is a sum over rows, in float32 or better

@@ -39,7 +39,7 @@ def arguments(name):
     options, shape = CASES[name]
     channels = "channel_out" in options or "weights_per_channel" in options
     shape_x = (ROWS, CHANNELS) if channels else (ROWS,)
-    x = e3nn.normal(IRREPS, jax.random.key(0), shape_x).astype(jnp.float64)
+    x = e3nn.normal(IRREPS, jax.random.key(0), shape_x).astype(jnp.result_type(float))
     if "num_indexed_weights" in options:
         return jnp.arange(ROWS) % 3, x
     return (x,) if shape is None else (jax.random.normal(jax.random.key(5), shape), x)

@@ -3,6 +3,7 @@ import functools
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 
@@ -208,3 +209,20 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "checkpoints" / "last" / "1" / "params")
     with pytest.raises(CheckpointError, match="damaged"):
         load_run(tmp_path)
+
+
+def test_a_damaged_checkpoint_prints_nothing_of_closed_event_loops(tmp_path, monkeypatch):
+    """orbax closes its loop at the first error; each of the other arrays would print a stack."""
+    arrays = {"params": {str(k): np.full(3000, k, np.float32) for k in range(40)}}
+    checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
+    checkpoints.offer("last", 1, lambda: arrays, {})
+    checkpoints.close()
+    manifest = tmp_path / "checkpoints" / "last" / "1" / "params" / "manifest.ocdbt"
+    manifest.write_bytes(manifest.read_bytes()[:50])
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    for _ in range(10):
+        with pytest.raises(CheckpointError, match="damaged"):
+            read_checkpoint(tmp_path, ("last",))
+    time.sleep(0.2)  # tensorstore's threads go on for a while
+    assert printed == []

@@ -1,7 +1,9 @@
 """Neighbour lists, open or periodic in any direction."""
 
 import numpy as np
+import scipy.sparse
 import vesin
+from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from eqfuse.data.errors import DataError, FlownApartError
 
@@ -13,6 +15,9 @@ _COINCIDENT = 1e-3
 # after the other, and divides by them: with 3 or more before that, none becomes zero. Where only
 # some directions are periodic, it compares each box with all along the others: 1e8 take 20 s.
 _BOXES, _FEWEST_BOXES, _COMPARED = 0.9e5, 3, 1e8
+# A list of so many pairs takes 6 GB while it is made, and a model needs kilobytes for each of them.
+# vesin looks at a hundred empty images of a box in the time of a pair.
+_MOST_PAIRS, _IMAGES_PER_PAIR = 5e7, 100
 
 
 def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -31,7 +36,8 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
       senders (neighbours) [n_edges] int32, receivers (centres) [n_edges] int32 and shifts
       [n_edges, 3] float64 in Å, sorted by receiver, then sender, then periodic image.
     Raises:
-      DataError: a cutoff that is not positive and finite, or two atoms at the same place.
+      DataError: a cutoff that is not positive and finite, two atoms at the same place, or more than
+        about 5e7 pairs, estimated before any is looked for.
       FlownApartError: atoms too far apart in directions that are not periodic: those of a molecule
         by 1e5 cutoffs along a line or 300 in a plane, of a narrow slab by 1e4, of a wire by 100.
     References: vesin, https://github.com/Luthaf/vesin
@@ -44,7 +50,10 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     away = _cells_away(positions, cell, pbc)
     points = positions - away @ cell
     _require_together(points, cell, pbc, cutoff)
-    calculator = vesin.NeighborList(cutoff=float(cutoff), full_list=True)
+    # No pair of a molecule is further apart; vesin looks for images of it as far as it is told.
+    reach = cutoff if pbc.any() else min(cutoff, 1 + 1.01 * np.linalg.norm(np.ptp(points, axis=0)))
+    _require_few_pairs(points, cell, pbc, reach)
+    calculator = vesin.NeighborList(cutoff=float(reach), full_list=True)
     receivers, senders, images, distances = calculator.compute(
         points=points, box=cell, periodic=pbc, quantities="ijSd"
     )
@@ -63,17 +72,60 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     return senders[order].astype(np.int32), receivers[order].astype(np.int32), shifts
 
 
-def lattice_offsets(positions, cell, pbc) -> np.ndarray:
-    """The lattice vector between each atom and its image in the cell, [n_atoms, 3] float64 in Å.
+def gathering_offsets(positions, senders, receivers, shifts) -> tuple[np.ndarray, np.ndarray]:
+    """Find images of neighbours near each other and near the origin, as float32 needs them.
 
-    What is left without it are small numbers, which single precision resolves.
+        near = positions - offsets
+        vector[e] = near[senders[e]] + moved_shifts[e] - near[receivers[e]]
+
+    Atoms that are connected by edges, directly or through others, are moved by lattice vectors,
+    each to the image next to a neighbour, and then together by their mean. All numbers are small
+    then, and most shifts zero, however large the cell and wherever the atoms are in it. Atoms that
+    no edges connect lose their distances: only the vectors of edges keep a meaning.
 
     Args:
       positions: [n_atoms, 3] Å.
-      cell: [3, 3] Å, rows are lattice vectors; not read in non-periodic directions.
-      pbc: [3] bool, which directions are periodic.
+      senders, receivers: [n_edges], both directions of each pair; see `neighbor_list`.
+      shifts: [n_edges, 3] Å.
+    Returns:
+      offsets [n_atoms, 3] and moved shifts [n_edges, 3], float64 in Å.
     """
-    return _cells_away(positions, cell, pbc) @ cell
+    count = len(positions)
+    edges = scipy.sparse.coo_array((np.ones(len(senders)), (receivers, senders)), (count, count))
+    num_parts, part = connected_components(edges, directed=False)
+    offsets = np.zeros((count, 3))
+    if shifts.any():
+        offsets = -_steps_to_neighbors(positions, senders, receivers, shifts, part)
+        shifts = shifts + offsets[senders] - offsets[receivers]
+    sums = [np.bincount(part, column, num_parts) for column in (positions - offsets).T]
+    means = np.stack(sums, axis=-1) / np.bincount(part)[:, None]
+    return offsets + means[part], shifts
+
+
+def _steps_to_neighbors(positions, senders, receivers, shifts, part) -> np.ndarray:
+    """Lattice vectors [n_atoms, 3] that move each atom near the one before it in a tree.
+
+    Args:
+      part: [n_atoms], the connected part that each atom is in; it keeps the place of its first.
+    """
+    count = len(positions)
+    firsts = np.unique(part, return_index=True)[1]
+    # One tree of all parts: breadth first from a node next to the first atom of each.
+    rows = np.concatenate([receivers, np.full(len(firsts), count)])
+    columns = np.concatenate([senders, firsts])
+    edges = scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), (count + 1, count + 1))
+    before = breadth_first_order(edges, count, return_predecessors=True)[1].astype(np.int64)
+    before[count] = count
+    lengths = np.linalg.norm(positions[senders] + shifts - positions[receivers], axis=1)
+    order = np.lexsort((lengths, senders, receivers))
+    pairs = receivers[order].astype(np.int64) * count + senders[order]
+    later = np.flatnonzero(before < count)
+    steps = np.zeros((count + 1, 3))
+    steps[later] = shifts[order[np.searchsorted(pairs, before[later] * count + later)]]
+    while (before < count).any():  # twice as far towards the first atom each time
+        steps += steps[before]
+        before = before[before]
+    return steps[:count]
 
 
 def _cells_away(positions, cell, pbc) -> np.ndarray:
@@ -103,4 +155,32 @@ def _require_together(points, cell, pbc, cutoff: float) -> None:
         raise FlownApartError(
             f"atoms have flown apart: they are spread over {spread} Å, too far for a list of "
             f"neighbours within {cutoff:.3g} Å; leave out this structure, or the atoms far away"
+        )
+
+
+def _require_few_pairs(points, cell, pbc, cutoff: float) -> None:
+    """Refuse a list that memory does not hold, or that takes hours.
+
+    Along lattice vectors within reach of their images, these are as dense as the volume says; along
+    other directions atoms are counted in boxes as wide as the cutoff.
+
+    Raises:
+      DataError: too many pairs.
+    """
+    lengths = np.maximum(np.ptp(points, axis=0), 1)
+    lengths[pbc] = 1 / np.linalg.norm(np.linalg.pinv(cell[pbc]), axis=0)
+    with np.errstate(over="ignore"):
+        short = cell[pbc & (lengths < 2 * cutoff)]
+        ball = (1, 2, np.pi, 4 / 3 * np.pi)[len(short)] * np.float64(cutoff) ** len(short)
+        images = ball / np.sqrt(np.linalg.det(short @ short.T))
+        across = points - points @ np.linalg.pinv(short) @ short
+        boxes = np.unique(np.round(across / cutoff), axis=0, return_counts=True)[1]
+        pairs = images * (boxes.astype(np.float64) ** 2).sum()
+        looked_at = np.prod(np.maximum(2 * cutoff / lengths, 1)) / _IMAGES_PER_PAIR
+    if not max(pairs, looked_at) <= _MOST_PAIRS:
+        raise DataError(
+            f"{len(points)} atoms in a cell of {cell.tolist()} Å have about "
+            f"{max(pairs, looked_at):.1g} pairs within {cutoff:.3g} Å, and at most "
+            f"{_MOST_PAIRS:.0e} are listed, for memory and time; lower the cutoff (a calculator "
+            "adds its skin to it), or correct the cell"
         )

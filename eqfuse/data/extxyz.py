@@ -21,7 +21,7 @@ _PLAIN = "eqfuse_"
 _NINE_NUMBERS = ("stress", "virial")  # for which ASE takes nothing else
 _LONGEST_COMMENT = 2**20  # characters, which ASE takes seconds for; 6 million take a minute
 # What is between quotes or brackets, of any kind that ASE knows; no key is looked for in there. One
-# that nothing closes reaches to the end, as for ASE: if it did not, and each were looked for anew, a
+# that nothing closes reaches to the end, as for ASE: if the end were looked for again from each, a
 # line of brackets would take the square of its length.
 _DELIMITERS = ('""', "''", (r"\{", r"\}"), (r"\[", r"\]"))
 _QUOTED = "|".join([r"\\.", *(rf"{a}(?:\\.|[^{b}\\])*(?:{b}|\\?\Z)" for a, b in _DELIMITERS)])
@@ -53,8 +53,9 @@ def read_extxyz(
     Returns:
       one Structure per frame, in order.
     Raises:
-      DataError: a missing, empty or unreadable file, a pipe or a device; a frame without atoms or labels, with an
-        unknown element, NaN or infinity. Names the file and the frame, counted from 0.
+      DataError: a missing, empty or unreadable file, a pipe or a device; a frame without atoms or
+        labels, with an unknown element, NaN, infinity or a comment line of more than 2^20
+        characters. Names the file and the frame, counted from 0.
     References: https://github.com/libAtoms/extxyz
     """
     structures = []

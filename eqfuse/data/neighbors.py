@@ -15,6 +15,8 @@ _COINCIDENT = 1e-3
 # after the other, and divides by them: with 3 or more before that, none becomes zero. Where only
 # some directions are periodic, it compares each box with all along the others: 1e8 take 20 s.
 _BOXES, _FEWEST_BOXES, _COMPARED = 0.9e5, 3, 1e8
+# An empty layer so many cutoffs thick is cut away; thinner ones are no trouble.
+_VACUUM = 100
 # A list of so many pairs takes 6 GB while it is made, and a model needs kilobytes for each of them.
 # vesin looks at a hundred empty images of a box in the time of a pair.
 _MOST_PAIRS, _IMAGES_PER_PAIR = 5e7, 100
@@ -48,14 +50,18 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     cell = np.ascontiguousarray(cell, np.float64)
     pbc = np.ascontiguousarray(pbc, bool)
     away = _cells_away(positions, cell, pbc)
-    points = positions - away @ cell
-    _require_together(points, cell, pbc, cutoff)
+    points, periodic = positions - away @ cell, pbc
+    if _too_far_apart(points, cell, periodic, cutoff):
+        away, periodic = _closed_up(points, cell, pbc, away, cutoff)
+        points = positions - away @ cell
+    _require_together(points, cell, periodic, cutoff)
     # No pair of a molecule is further apart; vesin looks for images of it as far as it is told.
-    reach = cutoff if pbc.any() else min(cutoff, 1 + 1.01 * np.linalg.norm(np.ptp(points, axis=0)))
-    _require_few_pairs(points, cell, pbc, reach)
+    size = 1 + 1.01 * np.linalg.norm(np.ptp(points, axis=0))
+    reach = cutoff if periodic.any() else min(cutoff, size)
+    _require_few_pairs(points, cell, periodic, reach)
     calculator = vesin.NeighborList(cutoff=float(reach), full_list=True)
     receivers, senders, images, distances = calculator.compute(
-        points=points, box=cell, periodic=pbc, quantities="ijSd"
+        points=points, box=cell, periodic=periodic, quantities="ijSd"
     )
     if distances.size and distances.min() < _COINCIDENT:
         pair = int(np.argmin(distances))
@@ -135,23 +141,53 @@ def _cells_away(positions, cell, pbc) -> np.ndarray:
     return away
 
 
-def _require_together(points, cell, pbc, cutoff: float) -> None:
-    """Refuse what vesin would divide by zero for, which ends the process, or need hours for.
+def _closed_up(points, cell, pbc, away, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
+    """Cut periodic directions open within a thick empty layer, which no pair reaches across.
 
-    Raises:
-      FlownApartError: points in too many boxes.
+    Returns:
+      `away` [n_atoms, 3] with atoms of the lower side of the layer a cell higher, and which
+      directions are left periodic [3].
     """
+    inverse = np.linalg.pinv(cell[pbc])
+    heights = 1 / np.linalg.norm(inverse, axis=0)
+    away, pbc = away.copy(), pbc.copy()
+    for axis, height, at in zip(np.flatnonzero(pbc), heights, (points @ inverse).T, strict=True):
+        sites = np.sort(at)
+        gaps = np.diff(sites, append=sites[0] + 1)
+        widest = np.argmax(gaps)
+        if gaps[widest] * height > _VACUUM * cutoff:
+            away[:, axis] -= at <= sites[widest]
+            pbc[axis] = False
+    return away, pbc
+
+
+def _extent(points, cell, pbc) -> np.ndarray:
+    """[3] Å, the distance between faces of the cell, or of the first and last atom."""
     extent = np.ptp(points, axis=0)
     extent[pbc] = 1 / np.linalg.norm(np.linalg.pinv(cell[pbc]), axis=0)
+    return extent
+
+
+def _too_far_apart(points, cell, pbc, cutoff: float) -> bool:
+    """Whether vesin would divide by zero, which ends the process, or need hours."""
     # logarithms, which do not overflow
-    boxes = np.log(np.maximum(np.floor(extent / cutoff), 1))
+    boxes = np.log(np.maximum(np.floor(_extent(points, cell, pbc) / cutoff), 1))
     excess = boxes.sum() - np.log(_BOXES)
     if excess > 0:
         boxes -= excess / 3
     ends = excess > 0 and boxes.min() < np.log(_FEWEST_BOXES)
     lasts = pbc.any() and boxes.sum() + boxes[~pbc].sum() > np.log(_COMPARED)
-    if ends or lasts:
-        spread = " × ".join(f"{length:.3g}" for length in extent)
+    return bool(ends or lasts)
+
+
+def _require_together(points, cell, pbc, cutoff: float) -> None:
+    """Refuse points in too many boxes.
+
+    Raises:
+      FlownApartError: see `_too_far_apart`.
+    """
+    if _too_far_apart(points, cell, pbc, cutoff):
+        spread = " × ".join(f"{length:.3g}" for length in _extent(points, cell, pbc))
         raise FlownApartError(
             f"atoms have flown apart: they are spread over {spread} Å, too far for a list of "
             f"neighbours within {cutoff:.3g} Å; leave out this structure, or the atoms far away"
@@ -167,8 +203,8 @@ def _require_few_pairs(points, cell, pbc, cutoff: float) -> None:
     Raises:
       DataError: too many pairs.
     """
-    lengths = np.maximum(np.ptp(points, axis=0), 1)
-    lengths[pbc] = 1 / np.linalg.norm(np.linalg.pinv(cell[pbc]), axis=0)
+    lengths = _extent(points, cell, pbc)
+    lengths[~pbc] = np.maximum(lengths[~pbc], 1)
     with np.errstate(over="ignore"):
         short = cell[pbc & (lengths < 2 * cutoff)]
         ball = (1, 2, np.pi, 4 / 3 * np.pi)[len(short)] * np.float64(cutoff) ** len(short)

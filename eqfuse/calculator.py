@@ -85,8 +85,8 @@ class Calculator(ase.calculators.calculator.Calculator):
 
         Raises:
           DataError: an element that the run was not trained on, no atoms, atoms at one place,
-            positions that are not finite or far apart (see `eqfuse.data.neighbor_list`), a periodic
-            direction without a lattice vector.
+            positions that are not finite or far apart, or too many pairs of them within cutoff and
+            skin (see `eqfuse.data.neighbor_list`), a periodic direction without a lattice vector.
         """
         super().calculate(atoms, properties, system_changes)
         if not np.isfinite(self.atoms.positions).all():
@@ -95,7 +95,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         cell = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).cell
         species = species_index(atoms.numbers, self.species)
         try:
-            positions, senders, receivers, shifts = self._edges(cell)
+            senders, receivers, shifts, positions = self._edges(cell)
         except FlownApartError as err:
             raise FlownApartError(f"{err}; in a simulation: {_DIVERGED}") from err
         sample = Sample(
@@ -114,7 +114,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._store(prediction, len(species), cell)
 
     def _edges(self, cell):
-        """Positions of near images, and the pairs of them within the cutoff, as `Sample` has them.
+        """Pairs within the cutoff, and positions of the images that they join, as in `Sample`.
 
         They are of a list that is made anew when atoms have moved too far.
         """
@@ -138,7 +138,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         senders, receivers, shifts = listed.senders, listed.receivers, listed.shifts
         vectors = positions[senders] + shifts - positions[receivers]
         near = np.einsum("ei,ei->e", vectors, vectors) < self.cutoff**2
-        return positions, senders[near], receivers[near], shifts[near]
+        return senders[near], receivers[near], shifts[near], positions
 
     def _padded(self, sample: Sample) -> Shape:
         """A shape with room for the sample: of those compiled for, unless most would be padding."""

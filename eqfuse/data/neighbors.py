@@ -18,8 +18,9 @@ _BOXES, _FEWEST_BOXES, _COMPARED = 0.9e5, 3, 1e8
 # An empty layer so many cutoffs thick is cut away; thinner ones are no trouble.
 _VACUUM = 100
 # A list of so many pairs takes 6 GB while it is made, and a model needs kilobytes for each of them.
+# Per atom these are the neighbours within 60 Å in a metal: more come from a cell that is too small.
 # vesin looks at a hundred empty images of a box in the time of a pair.
-_MOST_PAIRS, _IMAGES_PER_PAIR = 5e7, 100
+_MOST_PAIRS, _MOST_NEIGHBORS, _IMAGES_PER_PAIR = 5e7, 1e5, 100
 
 
 def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -39,7 +40,7 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
       [n_edges, 3] float64 in Å, sorted by receiver, then sender, then periodic image.
     Raises:
       DataError: a cutoff that is not positive and finite, two atoms at the same place, or more than
-        about 5e7 pairs, estimated before any is looked for.
+        about 5e7 pairs or 1e5 for each atom, estimated before any is looked for.
       FlownApartError: atoms too far apart in directions that are not periodic: those of a molecule
         by 1e5 cutoffs along a line or 300 in a plane, of a narrow slab by 1e4, of a wire by 100.
     References: vesin, https://github.com/Luthaf/vesin
@@ -213,10 +214,11 @@ def _require_few_pairs(points, cell, pbc, cutoff: float) -> None:
         boxes = np.unique(np.round(across / cutoff), axis=0, return_counts=True)[1]
         pairs = images * (boxes.astype(np.float64) ** 2).sum()
         looked_at = np.prod(np.maximum(2 * cutoff / lengths, 1)) / _IMAGES_PER_PAIR
-    if not max(pairs, looked_at) <= _MOST_PAIRS:
+    pairs, count = max(pairs, looked_at), len(points)
+    if not pairs <= min(_MOST_PAIRS, _MOST_NEIGHBORS * count):
         raise DataError(
-            f"{len(points)} atoms in a cell of {cell.tolist()} Å have about "
-            f"{max(pairs, looked_at):.1g} pairs within {cutoff:.3g} Å, and at most "
-            f"{_MOST_PAIRS:.0e} are listed, for memory and time; lower the cutoff (a calculator "
-            "adds its skin to it), or correct the cell"
+            f"{count} atoms in a cell of {cell.tolist()} Å have about {pairs:.1g} pairs within "
+            f"{cutoff:.3g} Å, and at most {_MOST_PAIRS:.0e}, and {_MOST_NEIGHBORS:.0e} for each "
+            "atom, are listed, for memory and time; lower the cutoff (a calculator adds its skin "
+            "to it), or correct the cell"
         )

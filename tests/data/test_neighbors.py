@@ -195,7 +195,7 @@ def test_gathered_atoms_have_small_coordinates_wherever_they_are(kind, size):
         vectors = x[senders] + shifts - x[receivers]
         gathered = near[senders] + moved - near[receivers]
         np.testing.assert_allclose(gathered, vectors, rtol=0, atol=1e-15 * size + 1e-13)
-        assert len(senders) == len(expected) > 300
+        assert len(senders) == len(expected) > 200
 
 
 def test_connected_parts_are_gathered_each_for_itself():
@@ -237,6 +237,7 @@ def test_a_wide_vacuum_changes_no_neighbours(size, empty):
     ("n_atoms", "cell", "pbc", "cutoff"),
     [
         (1, 0.02 * np.eye(3), (1, 1, 1), 5.0),
+        (1, 0.1 * np.eye(3), (1, 1, 1), 5.0),
         (20, 0.1 * np.eye(3), (1, 1, 1), 5.0),
         (4, 4 * np.eye(3), (1, 1, 1), 1e9),
         (4, 4 * np.eye(3), (1, 1, 1), 1e200),

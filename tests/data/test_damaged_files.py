@@ -96,7 +96,7 @@ COMMENTS = {
     "brackets": "[" * LENGTH,
     "braces": "{ " * (LENGTH // 2),
     "brackets and a backslash": "[" * LENGTH + "\\",
-    "a list that does not end": "stress=[[1]" + " " * LENGTH,
+    "a list that does not end": "stress=[[1]" + " " * LENGTH + "x",
     "lists that do not end": "stress=[[1 " * (LENGTH // 11),
 }
 

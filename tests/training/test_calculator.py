@@ -221,7 +221,7 @@ def test_too_many_pairs_are_refused(run):
     with pytest.raises(DataError, match=message):
         eqfuse.Calculator(run, skin=1e6).get_forces(atoms)
     atoms.set_cell(0.1 * np.eye(3))
-    with pytest.raises(DataError, match=r"0\.1\], .* lower the cutoff .*, or correct the cell"):
+    with pytest.raises(DataError, match=r"0\.1\]\] Å .* lower the cutoff .*, or correct the cell"):
         eqfuse.Calculator(run).get_forces(atoms)
     with pytest.raises(DataError, match=r"^structure 0: 4 atoms in a cell of .* pairs within"):
         evaluate(run, [Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops import _linear_general
 from eqfuse.ops._backend import resolve
+from eqfuse.ops._edges import as_int32
 from eqfuse.ops._linear_arguments import check_options, check_positional, index_or_weights
 from eqfuse.ops.algebra import linears as _linears
 from eqfuse.ops.primitives import linear_forms
@@ -248,7 +249,7 @@ def rechunked(x: e3nn.IrrepsArray, irreps) -> e3nn.IrrepsArray:
 
 def wrapped(index, num_sets: int) -> jax.Array:
     """The index as int32; a negative one counts from the last set, as it does for e3nn."""
-    index = jnp.asarray(index).astype(jnp.int32)
+    index = jnp.asarray(as_int32(index))
     return jnp.where(index < 0, index + num_sets, index)
 
 

@@ -68,6 +68,11 @@ def tensor_product(
 
         out[..., (u, v), k] = sum over i, j:  cg[i, j, k] * input1[..., u, i] * input2[..., v, j]
 
+    A NaN or inf of an operand reaches every output that depends on it, on every backend. On
+    "numba" and "triton" it reaches no other, since the kernels compute the terms alone whose
+    coefficient is not zero. On "xla" and "e3nn", which multiply by the zeros of the whole table cg
+    as well, it may reach further outputs of the same irreps and row, as 0 * NaN is NaN.
+
     Args:
       input1: IrrepsArray [..., irreps1]; or irreps, to get the irreps of the product.
       input2: IrrepsArray [..., irreps2]; leading axes broadcast against those of input1. Where

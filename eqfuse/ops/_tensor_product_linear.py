@@ -25,7 +25,9 @@ from eqfuse.ops._tensor_product import (
 from eqfuse.ops.algebra import channelwise as _channelwise
 from eqfuse.ops.algebra import gates, linears, products
 from eqfuse.ops.algebra.activations import UnknownActivationError
-from eqfuse.ops.primitives import definitions, forms
+from eqfuse.ops.algebra.form import INDEX_ARRAYS
+from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.batch_axes import Leading
 
@@ -236,8 +238,8 @@ class TensorProductLinear(nn.Module):
         if index is not None:
             integers.append(leading.rows(wrapped(index, self.num_indexed_weights), others=0))
         if edges is not None:
-            integers += [jnp.asarray(getattr(edges, n)) for n in forms.INDEX_ARRAYS]
-        fused = definitions.Fused.build(product.form, linear, gate, skip is not None)
+            integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
+        fused = Fused.build(product.form, linear, gate, skip is not None)
         num_rows = leading.count if edges is None else edges.num_edges
         num_nodes = 0 if edges is None else edges.num_nodes
         call = definitions.Call(fused, num_rows, num_nodes, backend)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._tensor_product import operands
-from eqfuse.ops.algebra.form import Form, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, Slot
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.batch_axes import Leading
 
@@ -71,8 +71,8 @@ def _form(irreps: e3nn.Irreps, channels: int) -> Form:
     return Form(
         (
             Operand("weights", len(irreps) * channels, tuple(weights), channels=True),
-            Operand("y", offset, tuple(y), channels=False),
+            Operand("y", offset, tuple(y), channels=False, role=Role.RIGHT),
         ),
-        (Operand("out", offset * channels, tuple(out), channels=True),),
+        (Operand("out", offset * channels, tuple(out), channels=True, role=Role.OUTPUT),),
         tuple(paths),
     )

@@ -201,7 +201,7 @@ def test_any_function_is_an_activation(name, backend):
         )
 
     (_, expected), exact = both(theirs)
-    with only(backend, forbidden=("tensor_product",)):  # e3nn's gate multiplies elementwise
+    with only(backend, forbidden=("tensor_product",)):  # the gate is e3nn's, and multiplies
         (_, out), found = both(lambda params, x: module.apply(params, x, y, skip=skip))
     assert out.irreps == expected.irreps
     for a, b in zip(jax.tree.leaves((out, found)), jax.tree.leaves((expected, exact)), strict=True):

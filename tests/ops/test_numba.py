@@ -11,7 +11,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops.algebra import products
 from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, Slot
-from eqfuse.ops.llvm.codegen.module import generate
+from eqfuse.ops.llvm.codegen.form import generate
 from eqfuse.ops.llvm.codegen.plan import Machine
 from eqfuse.ops.llvm.runtime import machine
 from eqfuse.ops.primitives.forms import evaluate

@@ -12,7 +12,7 @@ import math
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Role, Segment, Slot
 
 UNROLLED_MUL = 4
 """Up to this multiplicity of the smaller operand, its channels become components of the form."""
@@ -108,7 +108,7 @@ class Operands:
         known = self.segments.setdefault(operand, {})
         return Slot(operand, known.setdefault(segment, len(known)))
 
-    def operand(self, number, name, size, channels, index) -> Operand:
+    def operand(self, number, size, channels, index) -> Operand:
         """The operand with the segments that were used, and the rest of its row in others."""
         segments = list(self.segments.get(number, {}))
         free = np.ones(size, bool)
@@ -125,10 +125,12 @@ class Operands:
                 mul, dim = (stop - start, 1) if channels else (1, stop - start)
                 segments.append(Segment(start, mul, dim, dim))
             start = max(stop, start + 1)
-        return Operand(name, size, tuple(segments), channels, index)
+        name, role = NAMES[number]
+        return Operand(name, size, tuple(segments), channels, index, role)
 
 
 X, Y, W, OUT = range(4)
+NAMES = (("x", Role.LEFT), ("y", Role.RIGHT), ("w", Role.OTHER), ("out", Role.OUTPUT))
 
 
 @functools.cache
@@ -194,13 +196,13 @@ def tensor_product(
     irreps_out = e3nn.Irreps([(gx.mul * gy.mul, ir) for ir, gx, gy in blocks])
     x_index = Index.SENDER if on_graph else Index.ROW
     inputs = [
-        operands.operand(X, "x", irreps_x.dim, x_channels, x_index),
-        operands.operand(Y, "y", irreps_y.dim, not x_channels, Index.ROW),
+        operands.operand(X, irreps_x.dim, x_channels, x_index),
+        operands.operand(Y, irreps_y.dim, not x_channels, Index.ROW),
     ]
     if weighted:
-        inputs.append(operands.operand(W, "w", irrep, True, Index.ROW))
+        inputs.append(operands.operand(W, irrep, True, Index.ROW))
     out_index = Index.RECEIVER if on_graph else Index.ROW
-    output = operands.operand(OUT, "out", irreps_out.dim, True, out_index)
+    output = operands.operand(OUT, irreps_out.dim, True, out_index)
     form = renumbered(Form(tuple(inputs), (output,), ()), paths)
     irreps_out, zeros = regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
     return Product(form, irreps_out, zeros)
@@ -290,10 +292,8 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
             paths.append(Path(factors, out, coupling(gx.ir, gy.ir, ir, normalization)))
         offset += mul * ir.dim
     irreps_out = e3nn.Irreps([(gx.mul * gy.mul, ir) for ir, gx, gy in blocks])
-    inputs = tuple(
-        operands.operand(n, name, sizes[n], True, Index.ROW) for n, name in ((X, "x"), (Y, "y"))
-    )
-    output = operands.operand(OUT, "out", irreps_out.dim, True, Index.ROW)
+    inputs = tuple(operands.operand(n, sizes[n], True, Index.ROW) for n in (X, Y))
+    output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
     form = renumbered(Form(inputs, (output,), ()), paths)
     irreps_out, zeros = regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
     columns = tuple(np.concatenate([*c, np.zeros(0, int)]).astype(np.int32) for c in columns)

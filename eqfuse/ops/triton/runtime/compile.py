@@ -131,7 +131,7 @@ def _place(spec: KernelSpec, target: str) -> tuple[pathlib.Path, dict]:
         "triton": importlib.metadata.version("triton"),
         "eqfuse": f"{eqfuse.__version__}-{pipeline.REVISION}",
     }
-    folder = _cache.cache_folder() / "compiled"
+    folder = _cache.cache_folder("compiled")
     return folder / f"{spec.name}-{target}-{_cache.digest(key)[:16]}.json", key
 
 

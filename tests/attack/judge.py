@@ -52,7 +52,11 @@ def check_no_traceback(said: Said):
     """Refuse a traceback among what was printed."""
     for text in (said.out, said.err):
         if "Traceback (most recent call last)" in text:
-            raise FaultError(f"a traceback was printed: {text.strip().splitlines()[-1][:200]}")
+            after = text.partition("Traceback (most recent call last):\n")[2].splitlines()
+            last = next((line for line in after if not line.startswith(" ")), "")
+            raise FaultError(
+                f"{text.count('Traceback (most')} tracebacks were printed: {last[:200]}"
+            )
 
 
 def check_refusal(said: Said, *parts: str):

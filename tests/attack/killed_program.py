@@ -1,17 +1,19 @@
-"""`train.py`, which says what it has acknowledged and may end itself within a write.
+"""A training process that says what it has acknowledged, and may end itself within a write.
 
-    python -m tests.attack.killed_program PLAN setting...
-
-PLAN is "none"; "operation:K:FOLDER", to be killed at the K-th file that is opened to be written,
-made, renamed or removed in the folder; or "size:N:BYTES", to be killed, after N checkpoints, by the
-system within the first write that makes a file longer than this.
+Its plan is "none"; "operation:K:FOLDER", to be killed at the K-th file that is opened to be
+written, made, renamed or removed in the folder; or "size:N:BYTES", to be killed by the system,
+after N checkpoints, within the first write that makes a file longer than this.
 """
 
 import os
 import resource
 import signal
 import sys
+import warnings
+from multiprocessing.connection import Connection
 
+# Imported here, once: the server that processes are forked from has them all.
+from eqfuse.training import molecule  # noqa: F401
 from eqfuse.training.checkpoint import Checkpoints
 from eqfuse.training.main import main
 
@@ -42,8 +44,17 @@ def kill_at_size(size: int):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def run(plan: str, arguments: list[str]) -> int:
-    """Train as the plan says; return the exit code."""
+def train(plan: str, arguments: list[str], output: Connection):
+    """Train as the plan says, in a process of its own; end it with the exit code of `train.py`.
+
+    Args:
+      plan: see above.
+      arguments: settings.
+      output: to which all that is printed goes; no limit of the size of files ends it.
+    """
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    output.close()
     how, _, rest = plan.partition(":")
     count, _, what = rest.partition(":")
     if how == "operation":
@@ -61,8 +72,8 @@ def run(plan: str, arguments: list[str]) -> int:
             kill_at_size(int(what))
 
     Checkpoints.offer = offered
-    return main(arguments)
+    sys.exit(main(arguments))
 
 
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1], sys.argv[2:]))
+# JAX warns of a fork after it has started threads; the server has not started them.
+warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)

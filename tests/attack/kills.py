@@ -5,12 +5,11 @@ ends bit for bit as one that nothing interrupted.
 """
 
 import dataclasses
+import multiprocessing
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,11 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.attack import samples
+from tests.attack import killed_program, samples
 from tests.attack.judge import FaultError
 from tests.attack.killed_program import ACKNOWLEDGED
 from tests.attack.table import FAULT, Row
-from tests.attack.worker import ROOT
 from tests.training.test_resume import assert_same
 
 KIND = "kills"
@@ -35,6 +33,10 @@ _TRAINS = "validation errors:"
 _EPOCH_LINE = re.compile(r" +(\d+) +[\d.e+-]+ +[\d.]+ ")
 _RESUMED = re.compile(r"resume     epoch (\d+), batch (\d+) of the epoch")
 
+# They have imported what they need when they begin, which is half of what they do.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload([killed_program.__name__])
+
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
@@ -43,13 +45,13 @@ class Kill:
     Attributes:
       what: the same in words.
       plan: for `killed_program`.
-      after: the line after which the clock starts, or None for the start of the process.
+      checkpoints: how many there are when the clock starts; None for the start of the process.
       seconds: on that clock; None where the plan does it.
     """
 
     what: str
     plan: str = "none"
-    after: str | None = None
+    checkpoints: int | None = None
     seconds: float | None = None
 
 
@@ -123,7 +125,7 @@ class Kills:
             seconds = rng.uniform(0.0, 12.0)
             return Kill(f"{seconds:.2f} s after the start", seconds=seconds)
         seconds = rng.uniform(0.0, 1.0)
-        return Kill(f"{seconds:.3f} s into training", after=_TRAINS, seconds=seconds)
+        return Kill(f"{seconds:.3f} s after two checkpoints", checkpoints=2, seconds=seconds)
 
 
 def _kill_within_write(rng: np.random.Generator, folder: Path) -> Kill:
@@ -145,31 +147,31 @@ class _Process:
     """
 
     def __init__(self, settings: list[str], kill: Kill):
-        command = [sys.executable, "-m", "tests.attack.killed_program", kill.plan, *settings]
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-            # A pipe, which no limit of the size of files ends.
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        ours, theirs = _PROCESSES.Pipe(duplex=False)
+        process = _PROCESSES.Process(
+            target=killed_program.train, args=(kill.plan, settings, theirs)
         )
+        process.start()
+        theirs.close()
         timers = [threading.Timer(SECONDS, process.kill)]
         if kill.seconds is not None:
             timers.append(threading.Timer(kill.seconds, process.kill))
-        started, lines = time.monotonic(), []
+        started, lines, checkpoints = time.monotonic(), [], 0
         timers[0].start()
-        if kill.after is None and len(timers) == 2:
+        if kill.checkpoints is None and len(timers) == 2:
             timers[1].start()
-        for line in process.stdout:
-            lines.append(line)
-            if kill.after is not None and line.startswith(kill.after):
-                timers[1].start()
-        self.code = process.wait()
+        with open(os.dup(ours.fileno()), encoding="utf-8", errors="backslashreplace") as output:
+            for line in output:
+                lines.append(line)
+                checkpoints += line.startswith(ACKNOWLEDGED)
+                if kill.checkpoints is not None and checkpoints == kill.checkpoints:
+                    kill = dataclasses.replace(kill, checkpoints=None)
+                    timers[1].start()
+        ours.close()
+        process.join()
+        self.code = process.exitcode
         for timer in timers:
             timer.cancel()
-        process.stdout.close()
         self._late = time.monotonic() - started >= SECONDS
         self.text = "".join(lines)
         self.acknowledged = max(map(_acknowledged, lines), default=0)

@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import gc
-import io
+import os
+import tempfile
 import traceback
 
 
@@ -32,14 +33,32 @@ def listen(command, *arguments) -> Said:
     Raises:
       FaultError: it raised an exception, of which a user would see the traceback.
     """
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with _captured(1) as out, _captured(2) as err:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = command(*arguments)
+            except (Exception, SystemExit) as error:
+                raise FaultError(_last_frame(error)) from error
+            gc.collect()  # what was left open complains when it goes
+        texts = []
+        for file in (out, err):
+            file.flush()
+            file.seek(0)
+            texts.append(file.read())
+    return Said(code, *texts)
+
+
+@contextlib.contextmanager
+def _captured(descriptor: int):
+    """Context in which a file takes what is written there, by native code and loggers too."""
+    before = os.dup(descriptor)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace") as file:
+        os.dup2(file.fileno(), descriptor)
         try:
-            code = command(*arguments)
-        except (Exception, SystemExit) as error:
-            raise FaultError(_last_frame(error)) from error
-        gc.collect()  # what was left open complains when it goes
-    return Said(code, out.getvalue(), err.getvalue())
+            yield file
+        finally:
+            os.dup2(before, descriptor)
+            os.close(before)
 
 
 def _last_frame(error: BaseException) -> str:

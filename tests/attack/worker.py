@@ -19,21 +19,24 @@ from tests.attack.table import FAULT, Row
 
 ROOT = Path(__file__).parents[2]
 SETUP_SECONDS = 300
+DOING = "doing.txt"
+"""The file in which a worker says what it does."""
 
 
 class Worker:
     """The process of one kind of attack, started anew after an attack that ended it.
 
     Args:
-      kind: a module of this folder with a class `Attacks`, made with a folder. Its `prepare` takes
+      kind: a module with a class `Attacks`, made with a folder. Its `prepare` takes
         a seed and returns what will be done, in words, and a function that does it, which returns
         outcome and detail or raises FaultError. Its `seconds` is the time limit of one attack, and
         `megabytes` the memory that the attacks may take, or None.
       folder: to work in; what takes long to make is kept there.
+      package: that the module is in, with a point.
     """
 
-    def __init__(self, kind: str, folder: Path):
-        self._kind, self._folder = kind, folder
+    def __init__(self, kind: str, folder: Path, package: str = "tests.attack."):
+        self._kind, self._folder, self._module = kind, folder, package + kind
         self._process = None
 
     def __enter__(self):
@@ -51,18 +54,21 @@ class Worker:
         answer = self._answer(self._seconds)
         seconds = time.monotonic() - start
         if answer is not None:
+            if answer["outcome"] == FAULT:
+                self._stop()  # it may have left anything behind
             return Row(self._kind, seed, **answer, seconds=seconds)
         code = self._process.poll()
         self._stop()
-        what = (self._folder / f"{self._kind}.doing").read_text(encoding="utf-8")
+        what = (self._folder / DOING).read_text(encoding="utf-8")
         detail = f"not done after {self._seconds} s" if code is None else f"process ended: {code}"
         return Row(self._kind, seed, what, FAULT, detail, seconds)
 
     def _start(self):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         shown = ["-W", "ignore", "-W", "always::UserWarning", "-W", "always::RuntimeWarning"]
         self._process = subprocess.Popen(
-            [sys.executable, *shown, "-m", "tests.attack.worker", self._kind, str(self._folder)],
+            [sys.executable, *shown, "-m", "tests.attack.worker", self._module, str(self._folder)],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,
@@ -101,15 +107,18 @@ def limit_memory(megabytes: int):
     resource.setrlimit(resource.RLIMIT_AS, (now + megabytes * 2**20, hard))
 
 
-def main(kind: str, folder: Path):
+def main(module: str, folder: Path):
     """Answer seeds until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # answers are all that goes there
-    attacks = importlib.import_module(f"tests.attack.{kind}").Attacks(folder)
+    here = folder / "here"
+    here.mkdir(exist_ok=True)
+    os.chdir(here)  # what has no folder is written there
+    attacks = importlib.import_module(module).Attacks(folder)
     if attacks.megabytes is not None:
         limit_memory(attacks.megabytes)
     print(json.dumps({"seconds": attacks.seconds}), file=answers, flush=True)
-    doing = folder / f"{kind}.doing"
+    doing = folder / DOING
     for line in sys.stdin:
         what, attack = attacks.prepare(int(line))
         outcome, detail = FAULT, ""

@@ -12,10 +12,10 @@ import sys
 import warnings
 from multiprocessing.connection import Connection
 
-# Imported here, once: the server that processes are forked from has them all.
-from eqfuse.training import molecule  # noqa: F401
-from eqfuse.training.checkpoint import Checkpoints
 from eqfuse.training.main import main
+
+# Imported here, once: the server that processes are forked from has all of it.
+from eqfuse.training.molecule import Checkpoints
 
 ACKNOWLEDGED = "acknowledged step"
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink"}

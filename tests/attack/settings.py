@@ -17,8 +17,8 @@ from tests.attack import samples
 from tests.attack.judge import FaultError, check_no_traceback, check_refusal, listen
 
 WORDS = """
--1 0 -0.0 1e-300 1e-9 1e9 1e300 -1e300 inf -inf nan 1.5 six None null true [] [1,2] {} '' " ' [ } ~
-1_0 0x10 1e ++1 ٣ ½ é 10**9 1;2 1,2 1=2 \\ ${seed} ${nothing} ${data} ${ ${oc.env:HOME} ??? ~nobody/x
+-1 0 -0.0 1e-300 1e-9 1e9 1e300 -1e300 inf -inf nan 1.5 six None null true [] [1,2] {} '' " ' [ } ~ ~nobody/x
+1_0 0x10 1e ++1 ٣ ½ é 10**9 1;2 1,2 1=2 \\ ${seed} ${nothing} ${data} ${ ${oc.env:HOME} ???
 ${oc.env:NOTHING_OF_THIS_NAME} / . .. * [a] file://x /dev/null /dev/zero /nowhere/at/all
 /proc/self/mem 2147483648 9223372036854775808 -9223372036854775808
 """
@@ -111,8 +111,12 @@ class Attacks:
         if said.code == 2 and self._run.exists():
             raise FaultError(f"refused, and the folder of the run was made: {said.error[:200]}")
         # A path may be named as it was read.
-        paths = [str(Path(value)), os.path.abspath(value)] if name in PATHS and value else []
-        named = [name.rpartition(".")[2], argument, *paths, *([value] if len(value) > 2 else [])]
+        paths = [value.replace("${oc.env:HOME}", os.environ["HOME"]), os.path.expanduser(value)]
+        paths += [str(Path(value)), os.path.abspath(value)]
+        named = [name.rpartition(".")[2], argument, *([value] if len(value) > 2 else [])]
+        named += [path for path in paths if name in PATHS and value]
+        # As it is printed.
+        named = [text.encode("utf-8", "backslashreplace").decode() for text in named]
         check_refusal(said, *filter(None, named))
         return "refused", said.error
 

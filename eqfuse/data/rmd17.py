@@ -7,6 +7,7 @@ import ase.units
 import numpy as np
 
 from eqfuse.data.errors import DataError
+from eqfuse.data.files import require_regular
 from eqfuse.data.structures import Structure
 
 _RMD17 = ("nuclear_charges", "coords", "energies", "forces")
@@ -33,9 +34,9 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
     Returns:
       one Structure per frame, in order; energies in eV, forces in eV/Å.
     Raises:
-      DataError: a missing or unreadable file, missing arrays, other units, shapes that do not fit,
-        a frame that is not there, an unknown element, NaN or infinity. Names the file and the
-        frame, counted from 0.
+      DataError: a missing or unreadable file, a pipe or a device, missing arrays, other units,
+        shapes that do not fit, a frame that is not there, an unknown element, NaN or infinity.
+        Names the file and the frame, counted from 0.
     References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
       2023, doi:10.1126/sciadv.adf0873.
     """
@@ -74,6 +75,7 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
 
 def _load(path) -> tuple[dict[str, np.ndarray], float]:
     """The arrays, and the unit of the energies in eV."""
+    require_regular(path)
     try:
         with open(path, "rb") as stream, _npz(path, stream) as file:
             keys = _MD22 if set(_MD22) <= set(file) else _RMD17

@@ -4,7 +4,7 @@ import functools
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops import _build_uuu, _primitive, _reference
+from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._tensor_product import (
@@ -14,6 +14,8 @@ from eqfuse.ops._tensor_product import (
     normalization,
     operands,
 )
+from eqfuse.ops.algebra import channelwise
+from eqfuse.ops.primitives import forms
 
 
 def channelwise_tensor_product(
@@ -55,7 +57,7 @@ def channelwise_tensor_product(
     filter_ir_out = irreps_filter(filter_ir_out)
     irrep_normalization = normalization(irrep_normalization)
     build = functools.partial(
-        _build_uuu.channelwise_tensor_product,
+        channelwise.channelwise_tensor_product,
         filter_ir_out=filter_ir_out,
         normalization=irrep_normalization,
     )
@@ -81,7 +83,7 @@ def channelwise_tensor_product(
         )
     if edges is None:
         return evaluate_rows(product, x, y, backend)
-    [out] = _primitive.evaluate(product.form, [x.array, y.array], edges, backend=backend)
+    [out] = forms.evaluate(product.form, [x.array, y.array], edges, backend=backend)
     return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
 
 

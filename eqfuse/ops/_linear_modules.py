@@ -5,9 +5,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _linear, _mixing_primitive
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._leading import Leading
+from eqfuse.ops.algebra import linears as _linears
+from eqfuse.ops.primitives import linear_forms
+from eqfuse.ops.primitives.batch_axes import Leading
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 OF_E3NN_ALONE = {
@@ -158,7 +159,7 @@ class LinearSum(nn.Module):
 class _Parameters(nn.Module):
     """The parameters of a Linear, in a scope of their own."""
 
-    linear: _linear.Linear
+    linear: _linears.Linear
 
     @nn.compact
     def __call__(self, dtype):
@@ -237,7 +238,7 @@ def _prepared(x, irreps_out, options):
     if len(set(irs)) < len(irs):
         x = x.regroup()
     flags = (False,) * len(x.irreps)
-    return x, _linear.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
+    return x, _linears.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
 
 
 def _evaluate(linears, inputs, parameters, index, backend):
@@ -250,7 +251,7 @@ def _evaluate(linears, inputs, parameters, index, backend):
     arrays = [a.astype(dtype) for a in arrays]
     if index is not None:
         index = leading.rows(wrapped(index, linears[0].mixing.num_sets), others=0)
-    [out] = _mixing_primitive.evaluate(
-        _linear.sum_of(linears), arrays, index, leading.count, resolve(backend)
+    [out] = linear_forms.evaluate(
+        _linears.sum_of(linears), arrays, index, leading.count, resolve(backend)
     )
     return e3nn.IrrepsArray(linears[0].irreps_out, leading.apart(out))

@@ -15,12 +15,13 @@ import e3nn_jax as e3nn
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops import _primitive, _reference
+from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._form import Form, Operand, Path, Segment, Slot
-from eqfuse.ops._leading import Leading
-from eqfuse.ops._rules import with_auto_axes
 from eqfuse.ops._tensor_product import operands, sharing
+from eqfuse.ops.algebra.form import Form, Operand, Path, Segment, Slot
+from eqfuse.ops.primitives import forms
+from eqfuse.ops.primitives.batch_axes import Leading
+from eqfuse.ops.primitives.rules import with_auto_axes
 
 ZERO = 1e-10
 """Coefficients of e3nn's bases below this are rounding."""
@@ -67,7 +68,7 @@ def symmetric_contraction(
     shared = weights.ndim == 2
     weights = weights.reshape(1, -1) if shared else leading.rows(weights, others=2)
     arrays = [leading.rows(x.array), weights]
-    [out] = _primitive.evaluate(sharing(form, arrays, leading.count), arrays, backend=backend)
+    [out] = forms.evaluate(sharing(form, arrays, leading.count), arrays, backend=backend)
     return e3nn.IrrepsArray(irreps_out, leading.apart(out))
 
 

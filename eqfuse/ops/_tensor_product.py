@@ -7,10 +7,11 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _build, _build_uuu, _primitive
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._form import Form, Index
-from eqfuse.ops._leading import Leading
+from eqfuse.ops.algebra import channelwise, products
+from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.primitives import forms
+from eqfuse.ops.primitives.batch_axes import Leading
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 
@@ -90,7 +91,7 @@ def tensor_product(
             regroup_output=regroup_output,
         )
     build = functools.partial(
-        _build.tensor_product,
+        products.tensor_product,
         filter_ir_out=irreps_filter(filter_ir_out),
         normalization=normalization(irrep_normalization),
         regroup=regroup_output,
@@ -137,7 +138,7 @@ def elementwise_tensor_product(
             irrep_normalization=irrep_normalization,
         )
     build = functools.partial(
-        _build_uuu.elementwise_tensor_product,
+        channelwise.elementwise_tensor_product,
         filter_ir_out=irreps_filter(filter_ir_out),
         normalization=normalization(irrep_normalization),
     )
@@ -148,7 +149,7 @@ def elementwise_tensor_product(
     return evaluate_rows(product, x, y, backend)
 
 
-def evaluate_rows(product: _build.Product, x, y, backend: str):
+def evaluate_rows(product: products.Product, x, y, backend: str):
     """The product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
     if product.expand:  # whole irreps are repeated, in which blocks known to be zero are constants
         x, y = (_with_constant_zeros(a) for a in (x, y))
@@ -158,7 +159,7 @@ def evaluate_rows(product: _build.Product, x, y, backend: str):
     if product.expand:
         arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
     form = sharing(product.form, arrays, leading.count)
-    [out] = _primitive.evaluate(form, arrays, backend=backend)
+    [out] = forms.evaluate(form, arrays, backend=backend)
     return e3nn.IrrepsArray(product.irreps_out, leading.apart(out), zero_flags=product.zero_flags)
 
 

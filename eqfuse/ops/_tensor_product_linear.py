@@ -8,21 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops import (
-    _build,
-    _build_uuu,
-    _fused,
-    _fused_primitive,
-    _gate,
-    _linear,
-    _primitive,
-    _reference,
-)
+from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._graph_product import check as check_graph
-from eqfuse.ops._leading import Leading
 from eqfuse.ops._linear_modules import (
     PRECISIONS,
     check_index,
@@ -38,6 +28,11 @@ from eqfuse.ops._tensor_product import (
     normalization,
     operands,
 )
+from eqfuse.ops.algebra import channelwise as _channelwise
+from eqfuse.ops.algebra import gates, linears, products
+from eqfuse.ops.primitives import definitions, forms
+from eqfuse.ops.primitives import fused as _fused
+from eqfuse.ops.primitives.batch_axes import Leading
 
 
 class TensorProductLinear(nn.Module):
@@ -132,7 +127,7 @@ class TensorProductLinear(nn.Module):
             x, y = self._summed(x, y, weights, edges, options)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
-        linear, declared = _linear.for_product(
+        linear, declared = linears.for_product(
             product,
             irreps,
             self.irreps_out,
@@ -147,7 +142,7 @@ class TensorProductLinear(nn.Module):
         parameters = [parameters[p.name] for p in linear.parameters]
         if self.split is not None:
             sizes = tuple(part.dim for part in self._parts(linear.irreps_out) if part.dim)
-            linear, columns = _linear.cut(linear, sizes or (0,))
+            linear, columns = linears.cut(linear, sizes or (0,))
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
         return self._fused(
             product,
@@ -182,7 +177,7 @@ class TensorProductLinear(nn.Module):
             check_receivers(x, y, edges)
         return x, y, None
 
-    def _product(self, x, y, weights, edges, options) -> _build.Product:
+    def _product(self, x, y, weights, edges, options) -> products.Product:
         common = {
             "filter_ir_out": options["filter_ir_out"],
             "normalization": options["irrep_normalization"],
@@ -191,8 +186,8 @@ class TensorProductLinear(nn.Module):
             "on_graph": edges is not None,
         }
         if self.channelwise:
-            return _build_uuu.channelwise_tensor_product(x.irreps, y.irreps, **common)
-        return _build.tensor_product(
+            return _channelwise.channelwise_tensor_product(x.irreps, y.irreps, **common)
+        return products.tensor_product(
             x.irreps,
             y.irreps,
             weighted=weights is not None,
@@ -216,7 +211,7 @@ class TensorProductLinear(nn.Module):
         if edges is not None and not self.channelwise:  # e3nn does not know zeros after a sum
             flags = ((False,) * len(f) for f in flags)
         keep = irreps_filter(self.filter_ir_out)
-        return _build.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
+        return products.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
 
     def _fused(self, product, linear, gate, backend, x, y, weights, parameters, edges, index, skip):
         if edges is not None:
@@ -237,12 +232,12 @@ class TensorProductLinear(nn.Module):
         if index is not None:
             integers.append(leading.rows(wrapped(index, self.num_indexed_weights), others=0))
         if edges is not None:
-            integers += [jnp.asarray(getattr(edges, n)) for n in _primitive.INDEX_ARRAYS]
-        fused = _fused.Fused.build(product.form, linear, gate, skip is not None)
+            integers += [jnp.asarray(getattr(edges, n)) for n in forms.INDEX_ARRAYS]
+        fused = definitions.Fused.build(product.form, linear, gate, skip is not None)
         num_rows = leading.count if edges is None else edges.num_edges
         num_nodes = 0 if edges is None else edges.num_nodes
-        call = _fused.Call(fused, num_rows, num_nodes, backend)
-        outputs = _fused_primitive.evaluate(call, arrays, integers)
+        call = definitions.Call(fused, num_rows, num_nodes, backend)
+        outputs = _fused.evaluate(call, arrays, integers)
         outputs = [leading.apart(out) for out in outputs]
         if self.split is not None:
             outputs = iter(outputs)
@@ -328,11 +323,11 @@ class TensorProductLinearGate(TensorProductLinear):
         """
         if not self.gated:
             acts = {"even_act": self.even_act, "odd_act": self.odd_act}
-            make, reference = _gate.scalar_activation, e3nn.scalar_activation
+            make, reference = gates.scalar_activation, e3nn.scalar_activation
         else:
             names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
             acts = {name: getattr(self, name) for name in names}
-            make, reference = _gate.gate, e3nn.gate
+            make, reference = gates.gate, e3nn.gate
         acts["normalize_act"] = self.normalize_act
         return self._apply(
             x,

@@ -5,11 +5,11 @@ import functools
 import e3nn_jax as e3nn
 import jax.numpy as jnp
 
-from eqfuse.ops import _primitive
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._form import Form, Operand, Path, Segment, Slot
-from eqfuse.ops._leading import Leading
 from eqfuse.ops._tensor_product import operands
+from eqfuse.ops.algebra.form import Form, Operand, Path, Segment, Slot
+from eqfuse.ops.primitives import forms
+from eqfuse.ops.primitives.batch_axes import Leading
 
 
 def weighted_channels(y, weights, *, backend: str | None = None):
@@ -53,7 +53,7 @@ def weighted_channels(y, weights, *, backend: str | None = None):
         return e3nn.from_chunks(irreps_out, chunks, y.shape[:-1], y.dtype)
     leading = Leading.of(y.shape[:-1], [weights.array, y.array])
     arrays = [leading.rows(a.array) for a in (weights, y)]
-    [out] = _primitive.evaluate(_form(y.irreps, channels), arrays, backend=backend)
+    [out] = forms.evaluate(_form(y.irreps, channels), arrays, backend=backend)
     return e3nn.IrrepsArray(irreps_out, leading.apart(out))
 
 

@@ -34,7 +34,7 @@ def keep_programs() -> pathlib.Path | None:
 
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return None
-    from eqfuse.ops._triton.cache import cache_folder
+    from eqfuse.ops._cache import cache_folder
 
     folder = cache_folder() / "programs" / _machine()
     try:

@@ -1,3 +1,4 @@
+import os
 import shutil
 
 import ase.build
@@ -43,6 +44,32 @@ def test_missing_file(refused, tmp_path):
 def test_missing_rmd17_file(tmp_path, capsys):
     assert main(["data=rmd17", f"data.path={tmp_path / 'missing.npz'}"]) == 2
     assert "missing.npz" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_pipes_and_devices(refused, water, tiny, tmp_path, capsys):
+    """None of them is opened, which would wait for ever; a pattern passes them over."""
+    tiny.remove("data.val=4")  # which does not go with data.val_path
+    pipe = tmp_path / "pipe.xyz"
+    os.mkfifo(pipe)
+    for path, more in (
+        (pipe, []),
+        (water, [f"data.val_path={pipe}"]),
+        (water, [f"data.reference_energies={pipe}"]),
+    ):
+        assert "pipe.xyz is a pipe and no file" in refused(path, *more)
+    assert "no file matches" in refused(tmp_path / "p*.xyz")
+    assert "/dev/zero is a device and no file" in refused("/dev/zero")
+    assert main(["data=rmd17", "data.path=/dev/zero"]) == 2
+    assert "/dev/zero is a device and no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["cutoff=1e9", "cutoff=200"])
+def test_too_many_pairs(refused, copper, setting):
+    error = refused(copper, setting)
+    assert f"{copper}, frame " in error
+    assert " pairs within " in error
+    assert "lower the cutoff" in error
 
 
 def test_file_without_forces(refused, tmp_path):

@@ -174,7 +174,8 @@ class _Process:
             timer.cancel()
         self._late = time.monotonic() - started >= SECONDS
         self.text = "".join(lines)
-        self.acknowledged = max(map(_acknowledged, lines), default=0)
+        whole = [line for line in lines if line.endswith("\n")]  # not what the kill cut off
+        self.acknowledged = max(map(_acknowledged, whole), default=0)
 
     @property
     def killed(self) -> bool:

@@ -117,7 +117,7 @@ class Attacks:
         named += [path for path in paths if name in PATHS and value]
         # As it is printed.
         named = [text.encode("utf-8", "backslashreplace").decode() for text in named]
-        check_refusal(said, *filter(None, named))
+        check_refusal(said, *(filter(None, named) if argument else ["name=value"]))
         return "refused", said.error
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops.algebra import channelwise as _channelwise
 from eqfuse.ops.algebra import gates, linears, products
-from eqfuse.ops.primitives import definitions
+from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.triton.codegen import linear_kernel
 
 BOTH_L2 = "0e+0o+1e+1o+2e+2o"
@@ -41,7 +41,7 @@ def fused(
         linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
     acts = (jax.nn.silu, jnp.tanh, jax.nn.silu, jnp.tanh)
     gate = gates.gate(linear, *acts, True) if gated else None
-    return definitions.Fused.build(product.form, linear, gate, gated)
+    return Fused.build(product.form, linear, gate, gated)
 
 
 TETRIS = "32x0e+32x0o+8x1e+8x1o+8x2e+8x2o"

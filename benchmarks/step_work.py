@@ -9,10 +9,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.algebra.linear_form import Mixing
-from eqfuse.ops.primitives import forms, fused, fused_native, linear_forms
-
-DEFINITIONS = fused.FUNCTIONS | {fused_native.double_p: fused_native._double}
-"""What the parts of fused ops are made of. Arrays inside of them need not be moved."""
+from eqfuse.ops.primitives import forms, linear_forms
+from eqfuse.ops.primitives.rules import definitions
 
 
 def step_work(function, args) -> tuple[int, int]:
@@ -34,9 +32,9 @@ def _work(jaxpr: Jaxpr) -> tuple[int, int]:
 def _work_of(equation) -> tuple[int, int]:
     primitive, params = equation.primitive, equation.params
     moved = sum(v.aval.size * v.aval.dtype.itemsize for v in (*equation.invars, *equation.outvars))
-    if primitive in DEFINITIONS:
+    if primitive in definitions:  # a fused op: arrays inside of it need not be moved
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
-        inner = jax.make_jaxpr(lambda *a: DEFINITIONS[primitive](*a, **params))(*avals)
+        inner = jax.make_jaxpr(lambda *a: definitions[primitive](*a, **params))(*avals)
         used, _ = pe.dce_jaxpr(inner.jaxpr, [True] * len(inner.jaxpr.outvars))
         return moved, _work(used)[1]
     if primitive is forms.form_p:

@@ -42,15 +42,16 @@ class Calculator(ase.calculators.calculator.Calculator):
       backend: see `eqfuse.ops`.
     Raises:
       CheckpointError: no readable checkpoint.
-      ValueError: a negative skin, or a run that did not train a potential.
+      ValueError: a skin that is negative or not finite, another `which`, or a run that did not
+        train a potential.
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "free_energy")
 
     def __init__(self, run, *, skin: float = 0.5, which=None, backend=None, **kwargs):
         super().__init__(**kwargs)
-        if not skin >= 0:
-            raise ValueError(f"the skin must be zero or more Å, got {skin}")
+        if not 0 <= skin < np.inf:
+            raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
         metadata = read_metadata(run, which=which)
         if metadata["potential"] is None:
             raise ValueError(f"{run} trained no potential but a classification (data=tetris)")

@@ -1,4 +1,4 @@
-"""Print a hash of the text of every generated kernel, so that a refactoring can be seen to keep them.
+"""Print a hash of the text of every generated kernel: what a refactoring must keep.
 
     python scripts/kernel_texts.py > before.txt      # and after the change, then diff
 
@@ -41,8 +41,8 @@ def main():
         function, args = step(name, "triton")
         for n, spec in enumerate(ahead._specs(jax.jit(function).trace(*args).jaxpr.jaxpr)):
             show(f"{name} triton {n}", spec.name, spec.source)
-        found = []
-        machine.register = lambda name, text: found.append((name, text))
+        found: list[tuple[str, str]] = []
+        machine.register = lambda *module, found=found: found.append(module)
         function, args = step(name, "numba")
         args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
         jax.jit(function).lower(*args)

@@ -10,6 +10,7 @@ from eqfuse.data.errors import DataError, FlownApartError
 # Nearer than any nuclei in a simulation: such a pair is one atom listed twice. At zero distance
 # the pair would pass for a padding edge and silently vanish from the energy.
 _COINCIDENT = 1e-3
+_LEAST_CUTOFF = 1e-6  # vesin's
 # vesin sorts atoms into boxes as wide as the cutoff, of which it makes wider ones where they are
 # more than 1e5 (a few per cent of margin here). It rounds their numbers along x, y and z down, one
 # after the other, and divides by them: with 3 or more before that, none becomes zero. Where only
@@ -41,14 +42,14 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
       senders (neighbours) [n_edges] int32, receivers (centres) [n_edges] int32 and shifts
       [n_edges, 3] float64 in Å, sorted by receiver, then sender, then periodic image.
     Raises:
-      DataError: a cutoff that is not positive and finite, two atoms at the same place, or more than
-        about 5e7 pairs or 1e5 for each atom, estimated before any is looked for.
+      DataError: a cutoff that is not finite and above 1e-6 Å, two atoms at the same place, or more
+        than about 5e7 pairs or 1e5 for each atom, estimated before any is looked for.
       FlownApartError: atoms too far apart in directions that are not periodic: those of a molecule
         by 1e5 cutoffs along a line or 300 in a plane, of a narrow slab by 1e4, of a wire by 100.
     References: vesin, https://github.com/Luthaf/vesin
     """
-    if not (np.isfinite(cutoff) and cutoff > 0):
-        raise DataError(f"the cutoff must be a positive number of Å, got {cutoff}")
+    if not (np.isfinite(cutoff) and cutoff > _LEAST_CUTOFF):
+        raise DataError(f"the cutoff must be a number of Å above {_LEAST_CUTOFF}, got {cutoff}")
     positions = np.ascontiguousarray(positions, np.float64)
     cell = np.ascontiguousarray(cell, np.float64)
     pbc = np.ascontiguousarray(pbc, bool)

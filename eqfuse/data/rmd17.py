@@ -88,15 +88,30 @@ def _load(path) -> tuple[dict[str, np.ndarray], float]:
                     f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'}, "
                     f"rMD17 has {', '.join(_RMD17)} and MD22 {', '.join(_MD22)}"
                 )
-            units = {key: _unit(path, key, file[key]) for key in _UNITS if key in file}
-            return {key: file[key] for key in keys}, units.get("e_unit", _KCAL_PER_MOL)
+            units = {
+                key: _unit(path, key, _array(path, file, key)) for key in _UNITS if key in file
+            }
+            arrays = {key: _array(path, file, key) for key in keys}
+            return arrays, units.get("e_unit", _KCAL_PER_MOL)
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}; check the path (data.path)") from err
     except DataError:
         raise
     except Exception as err:  # zip, zlib and numpy raise many types on broken files
-        reason = "it is none" if "pickle" in str(err) else err  # what numpy takes for one
+        reason = "it is none" if "pickle" in str(err) else err  # what numpy takes for a pickle
         raise DataError(f"{path} cannot be read as an npz file: {reason}") from err
+
+
+def _array(path, file, key: str) -> np.ndarray:
+    try:
+        return file[key]
+    except ValueError as err:
+        if "allow_pickle" not in str(err):
+            raise
+        raise DataError(
+            f"{path}: {key} holds pickled Python objects, which are not read since they can run "
+            "any code; save it again as an array of numbers"
+        ) from err
 
 
 def _unit(path, key: str, value: np.ndarray) -> float:

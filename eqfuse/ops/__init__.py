@@ -20,6 +20,7 @@ from eqfuse.ops._linear_modules import Linear, LinearSum
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops._tensor_product import elementwise_tensor_product, tensor_product
 from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProductLinearGate
+from eqfuse.ops._tensor_square import tensor_square
 from eqfuse.ops._weighted_channels import weighted_channels
 from eqfuse.ops.primitives.ahead import compile_ahead
 
@@ -45,5 +46,6 @@ __all__ = [
     "tensor_product",
     "tensor_product_linear",
     "tensor_product_linear_gate",
+    "tensor_square",
     "weighted_channels",
 ]

@@ -6,7 +6,7 @@ import e3nn_jax as e3nn
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._edges import Edges
+from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._tensor_product import (
     are_irreps,
     evaluate_rows,
@@ -50,10 +50,11 @@ def channelwise_tensor_product(
       float32 or better; the Irreps of the output if irreps were given.
     Raises:
       ValueError: multiplicities that differ, shapes that do not fit, a backend that cannot run
-        here, an unknown normalisation, or a dtype that is not a real floating type.
+        here, edges that are not `Edges`, or an unknown normalisation.
     References: Musaelian et al. 2023 (the tensor product of Allegro); e3nn-jax 0.21.
     """
-    backend = resolve(backend, "" if are_irreps(x, y) else "channelwise_tensor_product")
+    check_edges(edges)
+    backend = resolve(backend, "" if are_irreps(x, y) else "channelwise_tensor_product", x, y)
     filter_ir_out = irreps_filter(filter_ir_out)
     irrep_normalization = normalization(irrep_normalization)
     build = functools.partial(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._edges import Edges
+from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._tensor_product import (
     are_irreps,
     elementwise_tensor_product,
@@ -55,7 +55,8 @@ def graph_tensor_product(
         that cannot run here; an unknown normalisation.
     References: Batzner et al. 2022, eq. 9 (the convolution of NequIP).
     """
-    backend = resolve(backend, "" if are_irreps(x, y) else "graph_tensor_product")
+    check_edges(edges, weights)
+    backend = resolve(backend, "" if are_irreps(x, y) else "graph_tensor_product", x, y, weights)
     options = {
         "filter_ir_out": irreps_filter(filter_ir_out),
         "irrep_normalization": normalization(irrep_normalization),

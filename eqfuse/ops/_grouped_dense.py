@@ -37,7 +37,7 @@ def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None)
             f"[{n_in}, {n_out}], got shape {x.shape}"
         )
     mixing = _mixing(len(kernels), x.shape[1] // n_in, n_in, n_out, float(scale))
-    backend = resolve(backend, "grouped_dense")
+    backend = resolve(backend, "grouped_dense", x, *kernels)
     dtype = jnp.result_type(x, *kernels)
     if not jnp.issubdtype(dtype, jnp.inexact):
         dtype = jnp.ones(()).dtype

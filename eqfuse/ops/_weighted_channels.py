@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._tensor_product import operands
-from eqfuse.ops.algebra.form import Form, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, Slot
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.batch_axes import Leading
 
@@ -25,11 +25,11 @@ def weighted_channels(y, weights, *, backend: str | None = None):
     Returns:
       IrrepsArray [..., channels x each irrep of y], in the order of y, of the promoted dtype.
     Raises:
-      ValueError: multiplicities other than 1, shapes that do not fit, a backend that cannot run
-        here, or a dtype that is not a real floating type.
+      ValueError: multiplicities other than 1, shapes that do not fit, or a backend that cannot
+        run here.
     References: Musaelian et al. 2023 (the first features of Allegro).
     """
-    backend = resolve(backend, "weighted_channels")
+    backend = resolve(backend, "weighted_channels", y, weights)
     scalars = e3nn.Irreps([(jnp.shape(weights)[-1], "0e")])
     y, weights = operands("weighted_channels", y, e3nn.IrrepsArray(scalars, jnp.asarray(weights)))
     count = len(y.irreps)
@@ -71,8 +71,8 @@ def _form(irreps: e3nn.Irreps, channels: int) -> Form:
     return Form(
         (
             Operand("weights", len(irreps) * channels, tuple(weights), channels=True),
-            Operand("y", offset, tuple(y), channels=False),
+            Operand("y", offset, tuple(y), channels=False, role=Role.RIGHT),
         ),
-        (Operand("out", offset * channels, tuple(out), channels=True),),
+        (Operand("out", offset * channels, tuple(out), channels=True, role=Role.OUTPUT),),
         tuple(paths),
     )

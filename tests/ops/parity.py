@@ -12,7 +12,7 @@ import pytest
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import has_gpu
-from eqfuse.ops.llvm.codegen import linear_form as native_linear
+from eqfuse.ops.llvm.codegen.linear_layouts import is_wide
 from eqfuse.ops.llvm.runtime import machine
 from eqfuse.ops.primitives import native as _native
 from eqfuse.ops.xla import forms
@@ -192,7 +192,7 @@ def record_native(patch: pytest.MonkeyPatch) -> list:
     def recorded(name, function):
         def record(what, *arguments):
             results = function(what, *arguments)
-            if results is not None and not (name == "mix" and native_linear.is_wide(what)):
+            if results is not None and not (name == "mix" and is_wide(what)):
                 computed.append(what)
             return results
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.cases import CASES
 from eqfuse.ops.algebra import channelwise, products
-from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Role, Segment, Slot
 
 EPS = np.finfo(np.float64).eps
 
@@ -188,7 +188,7 @@ def test_jvp_is_the_sum_over_the_active_inputs():
         assert derivative.inputs[:3] == form.inputs
         chosen = [o for o, a in zip(form.inputs, active, strict=True) if a]
         assert [o.name for o in derivative.inputs[3:]] == [f"t_{o.name}" for o in chosen]
-        assert [o.origin for o in derivative.inputs[3:]] == [o.name for o in chosen]
+        assert [o.role for o in derivative.inputs[3:]] == [o.role for o in chosen]
         arrays = arrays_for(derivative.inputs)
         expected = np.zeros((NUM_NODES, form.outputs[0].size))
         for operand in chosen:
@@ -227,7 +227,7 @@ def test_transpose_names_and_zero_cotangents():
     backward = gradients(form)
     assert [o.name for o in backward.inputs] == ["x", "y", "w", "dout"]
     assert [o.name for o in backward.outputs] == ["dx", "dy", "dw"]
-    assert [o.origin for o in backward.outputs] == ["x", "y", "w"]
+    assert [o.role for o in backward.outputs] == [Role.LEFT, Role.RIGHT, Role.OTHER]
     assert [o.index for o in backward.outputs] == [Index.SENDER, Index.ROW, Index.ROW]
     double = gradients(backward)
     names = [o.name for o in double.inputs + double.outputs]

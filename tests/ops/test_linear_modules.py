@@ -174,3 +174,15 @@ def test_errors():
         ops.grouped_dense(jnp.zeros((2, 3)), [jnp.zeros((3, 2)), jnp.zeros((3, 1))])
     with pytest.raises(ValueError, match=r"x must be \[rows, 3\] or \[rows, 6\]"):
         ops.grouped_dense(jnp.zeros((2, 4)), [jnp.zeros((3, 2))] * 2)
+
+
+@pytest.mark.parametrize("cls", [ops.Linear, ops.TensorProductLinear])
+def test_triton_on_a_cpu_is_refused(cls):
+    """As the ops promise: by a ValueError, where the computation is lowered."""
+    pytest.importorskip("triton")
+    if jax.default_backend() != "cpu":
+        pytest.skip("a GPU is present")
+    x = e3nn.normal("2x0e", jax.random.key(0), (3,))
+    args = (x,) if cls is ops.Linear else (x, x)
+    with pytest.raises(ValueError, match="'triton' runs on a GPU"):
+        jax.jit(cls("2x0e", backend="triton").init_with_output)(jax.random.key(0), *args)

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.ops.algebra import linear_form
 from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows, Slot, Term, Weights
 from eqfuse.ops.llvm.codegen.plan import Machine
 from eqfuse.ops.llvm.runtime import machine
 from eqfuse.ops.primitives import linear_forms
+from eqfuse.ops.xla import linear_forms as definition
 from tests.ops.parity import only
 
 MACHINES = {64: "avx512", 32: "avx", 16: "sse"}
@@ -162,7 +162,7 @@ def test_narrow_dtypes_are_computed_in_float32(dtype):
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=mixing.shape(o, 5)), dtype) for o in mixing.inputs]
     [found] = linear_forms.evaluate(mixing, arrays, None, 5, "numba")
-    [exact] = linear_form.evaluate(mixing, [a.astype(jnp.float32) for a in arrays], None, 5)
+    [exact] = definition.evaluate(mixing, [a.astype(jnp.float32) for a in arrays], None, 5)
     assert found.dtype == dtype
     rounding = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=rounding)

@@ -287,7 +287,5 @@ def test_errors():
         module.init(key, x, y, weights)
     with pytest.raises(ValueError, match="index is needed with num_indexed_weights"):
         module.init(key, x, x, index=jnp.zeros(NODES, int))
-    with pytest.raises(ValueError, match="not known to the kernels"):
-        TensorProductLinearGate("3x0e", even_act=jnp.sin, backend="xla").init(key, x, x)
     with pytest.raises(ValueError, match="input_precision 'half' is unknown"):
         TensorProductLinear("3x0e", input_precision="half", backend="xla").init(key, x, x)

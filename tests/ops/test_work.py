@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax.interpreters import partial_eval as pe
 
+from eqfuse.ops.algebra.form import Role
 from eqfuse.ops.primitives import forms as _forms
 from tests.ops.cases import Case, random_arrays
 from tests.ops.parity import NEEDS_TRITON, only
@@ -58,7 +59,7 @@ def test_gradients_that_are_zero_are_not_computed():
         return jax.vjp(of_x, *a)[1](operands[0])
 
     [form] = forms(second, *operands, cotangent)
-    assert [o.origin for o in form.outputs] == ["y", "w", "out"]
+    assert [o.role for o in form.outputs] == [Role.RIGHT, Role.OTHER, Role.OUTPUT]
 
 
 def _with(function, n, operands, value):

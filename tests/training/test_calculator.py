@@ -248,8 +248,11 @@ def test_what_the_run_does_not_know_is_refused(run, tmp_path):
         atoms.get_potential_energy()
     with pytest.raises(CheckpointError, match="no checkpoint"):
         eqfuse.Calculator(tmp_path)
-    with pytest.raises(ValueError, match="skin"):
-        eqfuse.Calculator(run, skin=-1.0)
+    for skin in (-1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match=f"zero or more Å, and finite, got {skin}"):
+            eqfuse.Calculator(run, skin=skin)
+    with pytest.raises(ValueError, match="which='foo' is unknown"):
+        eqfuse.Calculator(run, which="foo")
 
 
 def test_isolated_atoms_have_the_energies_that_were_given(water, tmp_path):

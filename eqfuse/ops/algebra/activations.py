@@ -102,17 +102,21 @@ def triton_text(act: Activation, x: str, derivative: bool = False) -> tuple[list
     return [text(s) for s in statements], scaled
 
 
+class UnknownActivationError(ValueError):
+    """A function that kernels do not know, which is then composed."""
+
+
 def activation(function: Callable | None, normalize: bool = True) -> Activation:
     """The activation that kernels run for a JAX function, normalised as e3nn-jax normalises it.
 
     Raises:
-      ValueError: a function that kernels do not know, naming those that they do.
+      UnknownActivationError: a function that kernels do not know, naming those that they do.
     """
     names = {f: name for name, f in FUNCTIONS.items()} | _ALIASES
     if function not in names:
-        raise ValueError(
+        raise UnknownActivationError(
             f"activation {function!r} is not known to the kernels, which have "
-            f"{', '.join(FUNCTIONS)}; use one of them, or backend='e3nn'"
+            f"{', '.join(FUNCTIONS)}"
         )
     name = names[function]
     if not normalize or name == "identity":

@@ -95,10 +95,10 @@ def _channelwise(
             paths.append(Path(factors, operands.slot(OUT, out), terms))
     irreps_out = e3nn.Irreps(irreps_out)
     inputs = (
-        operands.operand(X, "x", irreps_x.dim, True, Index.ROW),
-        operands.operand(Y, "y", irreps_y.dim, True, y_index),
+        operands.operand(X, irreps_x.dim, True, Index.ROW),
+        operands.operand(Y, irreps_y.dim, True, y_index),
     )
-    output = operands.operand(OUT, "out", irreps_out.dim, True, Index.ROW)
+    output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
     form = renumbered(Form(inputs, (output,), ()), paths)
     return Product(form, irreps_out, tuple(zeros))
 

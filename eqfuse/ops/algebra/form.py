@@ -20,6 +20,16 @@ import dataclasses
 import enum
 import functools
 
+INDEX_ARRAYS = (
+    "senders",
+    "receivers",
+    "receiver_order",
+    "receiver_ptr",
+    "sender_order",
+    "sender_ptr",
+)
+"""Names of the index arrays of a form on a graph, in the order of its operands, as in `Edges`."""
+
 
 class Index(enum.Enum):
     """How the row of an operand is found from the row of the form."""
@@ -51,6 +61,18 @@ class Index(enum.Enum):
         return {Index.ROW: num_rows, Index.ONE: 1}.get(self, num_nodes)
 
 
+class Role(enum.IntEnum):
+    """What an operand is in the product that a form comes from; a derivative's keeps its role.
+
+    Kernels take paths together that read the same segments of the two factors.
+    """
+
+    LEFT = 0
+    RIGHT = 1
+    OTHER = 2
+    OUTPUT = 3
+
+
 @dataclasses.dataclass(frozen=True)
 class Segment:
     """A block of `mul` channels times `dim` components inside the row of an operand.
@@ -71,22 +93,14 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """An array [rows, size] that a form reads or writes.
-
-    `origin` is the name of the operand that this one is a tangent or cotangent of, its own name
-    where it is neither.
-    """
+    """An array [rows, size] that a form reads or writes."""
 
     name: str
     size: int
     segments: tuple[Segment, ...]
     channels: bool
     index: Index = Index.ROW
-    origin: str = ""
-
-    def __post_init__(self):
-        if not self.origin:
-            object.__setattr__(self, "origin", self.name)
+    role: Role = Role.OTHER
 
     @property
     def is_whole(self) -> bool:
@@ -286,66 +300,64 @@ class Form:
         linear, then a cotangent for each output marked in `cotangents` (the others are zero).
         Outputs: one for each linear input, in order.
         """
-        used = {o.name for o, is_linear in zip(self.inputs, linear, strict=True) if not is_linear}
-        inputs, outputs, place = [], [], {}
-        for i, operand in enumerate(self.inputs):
-            place[i] = len(outputs) if linear[i] else len(inputs)
-            (outputs if linear[i] else inputs).append(operand)
-        cotangent_of = {}
-        for i, operand in enumerate(self.outputs):
-            if cotangents[i]:
-                cotangent_of[i] = len(inputs)
-                name = _fresh(f"d{operand.name}", used)
-                inputs.append(dataclasses.replace(operand, name=name))
-        outputs = [
-            dataclasses.replace(o, name=_fresh(f"d{o.name.removeprefix('t_')}", used))
-            for o in outputs
-        ]
-        paths = []
-        for path in self.paths:
-            if path.output.operand not in cotangent_of:
-                continue
-            [position] = [n for n, slot in enumerate(path.factors) if linear[slot.operand]]
-            struck = path.factors[position]
-            factors = [
-                Slot(place[slot.operand], slot.segment)
-                for n, slot in enumerate(path.factors)
-                if n != position
-            ]
-            factors.append(Slot(cotangent_of[path.output.operand], path.output.segment))
-            terms = tuple(
-                ((*c[:position], *c[position + 1 :], c[position]), value) for c, value in path.terms
-            )
-            output = Slot(place[struck.operand], struck.segment)
-            paths.append(Path(tuple(factors), output, terms))
-        return Form(tuple(inputs), tuple(outputs), tuple(paths)).merged()
+        n = len(self.inputs)
+        known = [i for i in range(n) if not linear[i]]
+        given = [n + o for o in range(len(self.outputs)) if cotangents[o]]
+        wanted = [i for i in range(n) if linear[i]]
+        used = {self.inputs[i].name for i in known}
+        names = {j: _fresh(f"d{self._operands[j].name}", used) for j in given}
+        names |= {i: _fresh(f"d{self.inputs[i].name.removeprefix('t_')}", used) for i in wanted}
+        return self._with(known + given, wanted, names).merged()
 
     def restrict(self, wanted: tuple[bool, ...]) -> "Form":
         """The same form with only the wanted outputs, and every input."""
-        place = {i: n for n, i in enumerate(i for i, keep in enumerate(wanted) if keep)}
-        outputs = tuple(self.outputs[i] for i in place)
-        paths = tuple(
-            dataclasses.replace(path, output=Slot(place[path.output.operand], path.output.segment))
-            for path in self.paths
-            if path.output.operand in place
-        )
-        return Form(self.inputs, outputs, paths)
+        n = len(self.inputs)
+        return self._with([*range(n)], [n + o for o, keep in enumerate(wanted) if keep])
+
+    def drop_inputs(self, keep: tuple[bool, ...]) -> "Form":
+        """The same form with only the inputs that `keep` marks; no path may read another."""
+        n = len(self.inputs)
+        outputs = [*range(n, n + len(self.outputs))]
+        return self._with([i for i in range(n) if keep[i]], outputs)
+
+    @property
+    def _operands(self) -> tuple[Operand, ...]:
+        return self.inputs + self.outputs
+
+    def _with(self, inputs: list[int], outputs: list[int], names=None) -> "Form":
+        """The form of some operands, and of the paths that have no others.
+
+        Args:
+          inputs, outputs: numbers of operands; this form's outputs are numbered after its inputs.
+          names: new names of some of them.
+        """
+        n, order = len(self.inputs), inputs + outputs
+        place = {j: new for new, j in enumerate(order)}
+        paths = []
+        for path in self.paths:
+            slots = [*path.factors, Slot(n + path.output.operand, path.output.segment)]
+            if any(slot.operand not in place for slot in slots):
+                continue
+            slots = [Slot(place[slot.operand], slot.segment) for slot in slots]
+            [out] = [p for p, slot in enumerate(slots) if slot.operand >= len(inputs)]
+            output = Slot(slots[out].operand - len(inputs), slots[out].segment)
+            terms = path.terms
+            if out < len(slots) - 1:
+                terms = tuple(((*c[:out], *c[out + 1 :], c[out]), value) for c, value in terms)
+            paths.append(Path((*slots[:out], *slots[out + 1 :]), output, terms))
+        operands = [
+            dataclasses.replace(self._operands[j], name=names[j])
+            if names and j in names
+            else self._operands[j]
+            for j in order
+        ]
+        sides = tuple(operands[: len(inputs)]), tuple(operands[len(inputs) :])
+        return Form(*sides, tuple(paths))
 
     def used_inputs(self) -> tuple[bool, ...]:
         """Which inputs any path reads."""
         used = {slot.operand for path in self.paths for slot in path.factors}
         return tuple(i in used for i in range(len(self.inputs)))
-
-    def drop_inputs(self, keep: tuple[bool, ...]) -> "Form":
-        """The same form with only the inputs that `keep` marks; no path may read another."""
-        place = {i: n for n, i in enumerate(i for i, kept in enumerate(keep) if kept)}
-        paths = tuple(
-            dataclasses.replace(
-                path, factors=tuple(Slot(place[s.operand], s.segment) for s in path.factors)
-            )
-            for path in self.paths
-        )
-        return Form(tuple(self.inputs[i] for i in place), self.outputs, paths)
 
     def merged(self) -> "Form":
         """The same form, paths of the same factors and output in one, without those that cancel."""
@@ -375,3 +387,21 @@ def _fresh(name: str, used: set[str]) -> str:
         candidate = f"{name}_{n}"
     used.add(candidate)
     return candidate
+
+
+def ordered_groups(form: Form) -> list[list[Path]]:
+    """Paths in the order in which a kernel computes them, grouped by what they share.
+
+    Two paths are in one group if they come from paths of the original product that read the same
+    segments of its two factors.
+    """
+
+    def key(path: Path):
+        slots = [(form.inputs[s.operand].role, s.segment) for s in path.factors]
+        slots.append((form.outputs[path.output.operand].role, path.output.segment))
+        return sorted(slots)
+
+    groups = collections.OrderedDict()
+    for path in sorted(form.paths, key=key):
+        groups.setdefault(tuple(key(path)[:2]), []).append(path)
+    return list(groups.values())

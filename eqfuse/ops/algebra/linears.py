@@ -125,9 +125,56 @@ def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Columns, 
     return Linear(mixing, tuple(parameters), linear.irreps_out), tuple(columns)
 
 
-def _blocks(irreps) -> tuple[Block, ...]:
+def blocks(irreps) -> tuple[Block, ...]:
+    """Where the blocks of irreps lie in a row."""
     offsets = np.cumsum([0] + [mul_ir.dim for mul_ir in irreps])
     return tuple(Block(int(o), mul, ir.dim) for o, (mul, ir) in zip(offsets, irreps, strict=False))
+
+
+def functional(
+    irreps_in, irreps_out, biases, instructions=None, **options
+) -> e3nn.FunctionalLinear:
+    """`e3nn.FunctionalLinear`, which says what is wrong.
+
+    Raises:
+      ValueError: biases that are neither a bool nor one for each block of the output, or of irreps
+        that are no scalars; instructions that join no blocks, or blocks of different irreps.
+    """
+    if not isinstance(biases, bool) and (
+        not isinstance(biases, tuple | list)
+        or len(biases) != len(irreps_out)
+        or any(b and not ir.is_scalar() for b, (_, ir) in zip(biases, irreps_out, strict=True))
+    ):
+        raise ValueError(
+            f"biases must be True, False, or one of them for each block of {irreps_out} (True for "
+            f"0e only), got {biases!r}"
+        )
+    for i_in, i_out in instructions or ():
+        if not (0 <= i_in < len(irreps_in) and 0 <= i_out < len(irreps_out)):
+            raise ValueError(
+                f"instruction ({i_in}, {i_out}) is of no blocks of {irreps_in} and {irreps_out}"
+            )
+        if irreps_in[i_in].ir != irreps_out[i_out].ir:
+            raise ValueError(
+                f"instruction ({i_in}, {i_out}) joins {irreps_in[i_in]} with {irreps_out[i_out]}"
+            )
+    if instructions is not None:
+        options["instructions"] = [tuple(i) for i in instructions]
+    return e3nn.FunctionalLinear(irreps_in, irreps_out, biases=biases, **options)
+
+
+def normalizations(path_normalization, gradient_normalization) -> dict[str, float]:
+    """e3nn's two normalisations of Linears as numbers, its configured ones for None."""
+    given = {
+        "path_normalization": path_normalization,
+        "gradient_normalization": gradient_normalization,
+    }
+    return {
+        name: ({"element": 0.0, "path": 1.0}[value] if isinstance(value, str) else float(value))
+        for name, value in (
+            (name, e3nn.config(name) if value is None else value) for name, value in given.items()
+        )
+    }
 
 
 @functools.cache
@@ -159,20 +206,20 @@ def linear(
     irreps_out = irreps_out.simplify()
     if not force_irreps_out:
         irreps_out = irreps_out.filter(keep=merged)
-    functional = e3nn.FunctionalLinear(
+    ours = functional(
         merged,
         irreps_out,
-        biases=biases,
+        biases,
         path_normalization=path_normalization,
         gradient_normalization=gradient_normalization,
     )
     # where the merged blocks lie in the input, whose zero blocks take up room as well
     offsets = {}
-    for (_, ir), block, zero in zip(irreps_in, _blocks(irreps_in), zero_flags, strict=True):
+    for (_, ir), block, zero in zip(irreps_in, blocks(irreps_in), zero_flags, strict=True):
         if not zero:
             offsets.setdefault(ir, block.offset)
     place = {ir: n for n, (_, ir) in enumerate(merged if numbered is None else numbered)}
-    instructions = functional.instructions
+    instructions = ours.instructions
     parameters, terms = [], []
     for number, i in enumerate(instructions, start=1):
         out = irreps_out[i.i_out]
@@ -188,7 +235,7 @@ def linear(
         terms.append(Term(x, number, z, scale))
     rows = Rows(irreps_in.dim, tuple(Block(offsets[ir], mul, ir.dim) for mul, ir in merged))
     weights = tuple(Weights(p.shape) for p in parameters)
-    mixed = Rows(irreps_out.dim, _blocks(irreps_out))
+    mixed = Rows(irreps_out.dim, blocks(irreps_out))
     mixing = Mixing((rows, *weights), (mixed,), tuple(terms), num_sets, input_precision)
     return Linear(mixing, tuple(parameters), irreps_out)
 

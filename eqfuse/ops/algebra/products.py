@@ -12,7 +12,7 @@ import math
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Role, Segment, Slot
 
 UNROLLED_MUL = 4
 """Up to this multiplicity of the smaller operand, its channels become components of the form."""
@@ -52,8 +52,14 @@ class _Group:
     mul: int
     pieces: tuple[_Piece, ...]
 
+    @property
+    def zero(self) -> bool:
+        """Whether it is zero by structure; a block without channels is not for that alone."""
+        return all(p.zero for p in self.pieces)
 
-def _groups(irreps, zero_flags, regroup: bool) -> list[_Group]:
+
+def groups(irreps, zero_flags, regroup: bool) -> list[_Group]:
+    """Blocks as they are, or those of one irrep as one, sorted."""
     blocks, offset = [], 0
     for (mul, ir), zero in zip(irreps, zero_flags, strict=True):
         blocks.append((ir, offset, mul, zero))
@@ -102,7 +108,7 @@ class Operands:
         known = self.segments.setdefault(operand, {})
         return Slot(operand, known.setdefault(segment, len(known)))
 
-    def operand(self, number, name, size, channels, index) -> Operand:
+    def operand(self, number, size, channels, index) -> Operand:
         """The operand with the segments that were used, and the rest of its row in others."""
         segments = list(self.segments.get(number, {}))
         free = np.ones(size, bool)
@@ -119,10 +125,12 @@ class Operands:
                 mul, dim = (stop - start, 1) if channels else (1, stop - start)
                 segments.append(Segment(start, mul, dim, dim))
             start = max(stop, start + 1)
-        return Operand(name, size, tuple(segments), channels, index)
+        name, role = NAMES[number]
+        return Operand(name, size, tuple(segments), channels, index, role)
 
 
 X, Y, W, OUT = range(4)
+NAMES = (("x", Role.LEFT), ("y", Role.RIGHT), ("w", Role.OTHER), ("out", Role.OUTPUT))
 
 
 @functools.cache
@@ -148,8 +156,8 @@ def tensor_product(
     not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the scalar of y gives
     before the rest of each block of the output.
     """
-    x_groups = _groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
-    y_groups = _groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
+    x_groups = groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
+    y_groups = groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
     blocks = [
         (ir, gx, gy)
@@ -172,9 +180,7 @@ def tensor_product(
     for ir, gx, gy in blocks:
         terms = coupling(gx.ir, gy.ir, ir, normalization)
         weighted_terms = tuple(((i, j, 0, k), c) for (i, j, k), c in terms)
-        zero = True
         for x, y, places in _unrolled(gx, gy, x_channels):
-            zero = False
             first, step, mul = places  # the irreps of this path among those of the block
             factors = [operands.slot(X, x), operands.slot(Y, y)]
             if weighted:
@@ -183,20 +189,20 @@ def tensor_product(
             paths.append(
                 Path(tuple(factors), operands.slot(OUT, out), weighted_terms if weighted else terms)
             )
-        zeros.append(zero)
+        zeros.append(gx.zero or gy.zero)
         offset += gx.mul * gy.mul * ir.dim
         irrep += gx.mul * gy.mul
 
     irreps_out = e3nn.Irreps([(gx.mul * gy.mul, ir) for ir, gx, gy in blocks])
     x_index = Index.SENDER if on_graph else Index.ROW
     inputs = [
-        operands.operand(X, "x", irreps_x.dim, x_channels, x_index),
-        operands.operand(Y, "y", irreps_y.dim, not x_channels, Index.ROW),
+        operands.operand(X, irreps_x.dim, x_channels, x_index),
+        operands.operand(Y, irreps_y.dim, not x_channels, Index.ROW),
     ]
     if weighted:
-        inputs.append(operands.operand(W, "w", irrep, True, Index.ROW))
+        inputs.append(operands.operand(W, irrep, True, Index.ROW))
     out_index = Index.RECEIVER if on_graph else Index.ROW
-    output = operands.operand(OUT, "out", irreps_out.dim, True, out_index)
+    output = operands.operand(OUT, irreps_out.dim, True, out_index)
     form = renumbered(Form(tuple(inputs), (output,), ()), paths)
     irreps_out, zeros = regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
     return Product(form, irreps_out, zeros)
@@ -268,12 +274,12 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
     places, sizes, offset = {}, [0, 0], 0
     for ir, gx, gy in blocks:
         mul = gx.mul * gy.mul
-        zero = all(p.zero for p in gx.pieces) or all(p.zero for p in gy.pieces)
+        zero = gx.zero or gy.zero
         zeros.append(zero)
         if (gx, gy) not in places:
             places[gx, gy] = tuple(sizes)
             for side, group, axis in ((0, gx, 1), (1, gy, 0)):
-                pairs = np.repeat(_columns(group)[None], (gy, gx)[side].mul, 0)
+                pairs = np.repeat(columns_of(group)[None], (gy, gx)[side].mul, 0)
                 columns[side].append(np.moveaxis(pairs, 0, axis).ravel())
                 sizes[side] += columns[side][-1].size
         if mul and not zero:
@@ -286,17 +292,15 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
             paths.append(Path(factors, out, coupling(gx.ir, gy.ir, ir, normalization)))
         offset += mul * ir.dim
     irreps_out = e3nn.Irreps([(gx.mul * gy.mul, ir) for ir, gx, gy in blocks])
-    inputs = tuple(
-        operands.operand(n, name, sizes[n], True, Index.ROW) for n, name in ((X, "x"), (Y, "y"))
-    )
-    output = operands.operand(OUT, "out", irreps_out.dim, True, Index.ROW)
+    inputs = tuple(operands.operand(n, sizes[n], True, Index.ROW) for n in (X, Y))
+    output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
     form = renumbered(Form(inputs, (output,), ()), paths)
     irreps_out, zeros = regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
     columns = tuple(np.concatenate([*c, np.zeros(0, int)]).astype(np.int32) for c in columns)
     return Product(form, irreps_out, zeros, columns)
 
 
-def _columns(group: _Group) -> np.ndarray:
+def columns_of(group: _Group) -> np.ndarray:
     """Where the channels and components of a group lie in the row: [mul, dim]."""
     d = group.ir.dim
     return np.concatenate([p.offset + np.arange(p.mul * d).reshape(p.mul, d) for p in group.pieces])

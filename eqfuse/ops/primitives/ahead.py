@@ -8,19 +8,8 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.primitives import fused, linear_forms
-from eqfuse.ops.primitives.forms import form_p
 from eqfuse.ops.primitives.launch import launch_p
-from eqfuse.ops.triton.codegen import plan
-
-# what becomes of the primitives that consist of several kernels
-_LOWERED = {
-    fused.fused_p: fused._lower_fused,
-    fused.tangent_p: fused._tangent_function,
-    fused.backward_p: fused._lower_backward,
-    fused.second_p: fused._second_function,
-    linear_forms.mixing_p: linear_forms._lowered,
-}
+from eqfuse.ops.primitives.lowering import lowerings
 
 
 def _backend(params) -> str:
@@ -61,17 +50,12 @@ def compile_ahead(function, *args, target: str | None = None, processes: int | N
 
 def _specs(jaxpr: Jaxpr):
     for equation in jaxpr.eqns:
-        if equation.primitive in _LOWERED and _backend(equation.params) == "triton":
-            lower = functools.partial(_LOWERED[equation.primitive], **equation.params)
+        if equation.primitive in lowerings and _backend(equation.params) == "triton":
+            lower = functools.partial(lowerings[equation.primitive], **equation.params)
             avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
             yield from _specs(jax.make_jaxpr(lower)(*avals).jaxpr)
         if equation.primitive is launch_p:
             yield equation.params["spec"]
-        if equation.primitive is form_p and equation.params["backend"] == "triton":
-            dtype = equation.invars[0].aval.dtype.name
-            rows, form = equation.params["num_rows"], equation.params["form"]
-            if rows and form.paths:
-                yield from (kernel.spec for kernel in plan.kernels(form, dtype))
         for inner in jax.tree.leaves(
             list(equation.params.values()), is_leaf=lambda p: isinstance(p, Jaxpr | ClosedJaxpr)
         ):

@@ -8,22 +8,12 @@ forward and reverse. Index arrays are those of `Edges`, absent for a form over r
 import jax
 import jax.numpy as jnp
 from jax._src.dispatch import prim_requires_devices_during_lowering
-from jax.interpreters import batching, mlir
+from jax.interpreters import batching
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.algebra.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.primitives import multilinear
 from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
-from eqfuse.ops.xla import forms
-
-INDEX_ARRAYS = (
-    "senders",
-    "receivers",
-    "receiver_order",
-    "receiver_ptr",
-    "sender_order",
-    "sender_ptr",
-)
 
 form_p = multilinear.define("eqfuse_form", "form", ("num_rows", "num_nodes", "backend"))
 # the lowering of a form over rows partitions it over the devices; JAX has no public way to say so
@@ -72,7 +62,7 @@ def _check(form: Form, inputs, edges) -> tuple[int, int]:
     return num_rows, num_nodes
 
 
-def _split(form: Form, args):
+def split(form: Form, args):
     return list(args[: len(form.inputs)]), list(args[len(form.inputs) :])
 
 
@@ -91,7 +81,7 @@ def _abstract(*args, form, num_rows, num_nodes, backend):
 
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None}
-    inputs, indices = _split(form, list(zip(args, dims, strict=True)))
+    inputs, indices = split(form, list(zip(args, dims, strict=True)))
     shared = _shared_by_members(form, inputs)
     changed, arrays = {}, []
     for i, ((array, dim), operand) in enumerate(zip(inputs, form.inputs, strict=True)):
@@ -119,7 +109,7 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
         counts = [o.index.count(num_rows, num_nodes) for o in form.outputs]
         return [o.reshape(size, n, o.shape[-1]) for o, n in zip(outputs, counts, strict=True)]
 
-    outputs = _summed(bound, form.indexed(changed), arrays)
+    outputs = summed(bound, form.indexed(changed), arrays)
     return outputs, [0] * len(outputs)
 
 
@@ -137,7 +127,7 @@ def _shared_by_members(form: Form, inputs) -> set[int]:
     return shared
 
 
-def _summed(compute, form: Form, inputs) -> list[jax.Array]:
+def summed(compute, form: Form, inputs) -> list[jax.Array]:
     """The outputs of a form by `compute`, which knows of no outputs of one row.
 
     It gives what each row adds to them, in float32 or better, on the last axis but one.
@@ -176,25 +166,3 @@ def _batched_indices(indices, size, num_rows, num_nodes):
 
 
 batching.primitive_batchers[form_p] = _batch
-
-
-def _lowered(*args, form, num_rows, num_nodes, backend):
-    inputs, indices = _split(form, args)
-    indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
-    if num_rows == 0 or not form.paths:
-        shapes = [(o.index.count(num_rows, num_nodes), o.size) for o in form.outputs]
-        return [jnp.zeros(shape, inputs[0].dtype) for shape in shapes]
-
-    def computed(form, *inputs):
-        if backend == "xla":
-            ends = indices.get("senders"), indices.get("receivers")
-            dtype = inputs[0].dtype
-            return forms.evaluate(form, inputs, *ends, num_nodes, num_rows, dtype)
-        from eqfuse.ops.primitives import form_kernels
-
-        return form_kernels.run(form, inputs, indices, num_rows, num_nodes, backend)
-
-    return _summed(computed, form, inputs)
-
-
-mlir.register_lowering(form_p, mlir.lower_fun(_lowered, multiple_results=True))

@@ -1,36 +1,28 @@
 """The fused op as JAX primitives, with their derivatives.
 
-Four primitives: the op; its tangent, linear in the tangents; its backward, the transpose of the
-tangent; and the tangent of the backward. On a GPU the op and its backward are fused kernels, and so
-are, over rows and without a gate, the derivatives of the backward. Everything else (the tangents,
-other derivatives of the backward, `vmap`) is composed by JAX itself from the definitions in
-`primitives.definitions`, so that no derivative is missing at any order.
+Five primitives, each a derivative of the one before: the op; its tangent, linear in the tangents;
+its backward, the transpose of the tangent; the tangent of the backward; and the transpose of that.
+On a GPU the op and its backward are fused kernels, and so are, over rows and without a gate, the
+derivatives of the backward; on a CPU, over rows and without a gate, all but the tangents are one
+kernel each. Everything else is composed by JAX itself from `definitions`, so that no derivative is
+missing at any order.
 """
 
 import dataclasses
-import functools
 
 import jax
-from jax._src.dispatch import prim_requires_devices_during_lowering
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad
 
-from eqfuse.ops.algebra.form import Index
+from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.definitions import (
     Call,
-    Fused,
     define,
     define_backward,
     define_second,
     define_tangent,
     is_plain,
 )
-
-fused_p = Primitive("eqfuse_fused")
-tangent_p = Primitive("eqfuse_fused_tangent")
-backward_p = Primitive("eqfuse_fused_backward")
-second_p = Primitive("eqfuse_fused_second")
 
 
 def evaluate(call: Call, floats, integers):
@@ -51,70 +43,71 @@ def evaluate(call: Call, floats, integers):
     return outputs if call.fused.gate is None else outputs[:1]
 
 
-def _fused_function(*arrays, call):
-    return define(call, arrays[: call.fused.num_floats], arrays[call.fused.num_floats :])
+# the definitions, of the operands in one list
 
 
-def _tangent_arguments(arrays, call, active):
-    n = call.fused.num_floats
-    m = n + 1 + sum(active)
-    return arrays[:n], arrays[n], arrays[n + 1 : m], arrays[m:]
+def split(arrays, *sizes: int) -> list:
+    """Parts of these sizes, and the rest: the index arrays."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(arrays[start : start + size])
+        start += size
+    return [*parts, arrays[start:]]
 
 
-def _tangent_function(*arrays, call, active):
-    return define_tangent(call, active, *_tangent_arguments(arrays, call, active))
+def _fused(*arrays, call):
+    return define(call, *split(arrays, call.fused.num_floats))
 
 
-def _backward_arguments(arrays, call, given):
-    n = call.fused.num_floats
-    m = n + 1 + sum(given)
-    return arrays[:n], arrays[n], arrays[n + 1 : m], arrays[m:]
+def _tangent(*arrays, call, active):
+    floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(active))
+    return define_tangent(call, active, floats, z, *others)
 
 
-def _backward_function(*arrays, call, wanted, given):
-    return define_backward(call, wanted, given, *_backward_arguments(arrays, call, given))
+def _backward(*arrays, call, wanted, given):
+    floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(given))
+    return define_backward(call, wanted, given, floats, z, *others)
 
 
-def _second_arguments(arrays, call, given, active):
-    n = call.fused.num_floats + 1 + sum(given)
-    m = n + sum(active)
-    return arrays[:n], arrays[n:m], arrays[m:]
-
-
-def _second_function(*arrays, call, wanted, given, active):
-    parts = _second_arguments(arrays, call, given, active)
+def _second(*arrays, call, wanted, given, active):
+    parts = split(arrays, len(active), sum(active))
     return define_second(call, wanted, given, active, *parts)
 
 
-FUNCTIONS = {
-    fused_p: _fused_function,
-    tangent_p: _tangent_function,
-    backward_p: _backward_function,
-    second_p: _second_function,
-}
-for _p in FUNCTIONS:
-    _p.multiple_results = True
+def _double(*arrays, call, active, reached, **params):
+    """The transpose of the tangent of a backward, from cotangents of the outputs `reached`."""
+    operands, cotangents, integers = split(arrays, len(active), sum(reached))
+
+    def tangent(*tangents):
+        found = _second(*operands, *tangents, *integers, call=call, active=active, **params)
+        return [t for t, is_reached in zip(found, reached, strict=True) if is_reached]
+
+    avals = [rules.abstract(a) for a, is_active in zip(operands, active, strict=True) if is_active]
+    return list(jax.linear_transpose(tangent, *avals)(list(cotangents)))
 
 
-@fused_p.def_abstract_eval
-def _fused_abstract(*arrays, call):
+# their shapes
+
+
+def _fused_abstract(*arrays, call, **params):
     return [arrays[0].update(shape=(call.rows, s), weak_type=False) for s in call.fused.sizes]
 
 
-@tangent_p.def_abstract_eval
-def _tangent_abstract(*arrays, call, active):
-    return _fused_abstract(*arrays, call=call)
+def _like(arrays, chosen):
+    """What is of the shapes of the chosen ones of some arrays."""
+    found = (a for a, is_chosen in zip(arrays, chosen, strict=False) if is_chosen)
+    return [a.update(weak_type=False) for a in found]
 
 
-@backward_p.def_abstract_eval
-def _backward_abstract(*arrays, call, wanted, given):
-    floats = arrays[: call.fused.num_floats]
-    return [a.update(weak_type=False) for a, w in zip(floats, wanted, strict=True) if w]
+def _backward_abstract(*arrays, wanted, **params):
+    return _like(arrays, wanted)
 
 
-@second_p.def_abstract_eval
-def _second_abstract(*arrays, call, wanted, given, active):
-    return _backward_abstract(*arrays, call=call, wanted=wanted, given=given)
+def _double_abstract(*arrays, active, **params):
+    return _like(arrays, active)
+
+
+# their derivatives
 
 
 def second_op(fused: Fused, given):
@@ -168,13 +161,12 @@ def _fused_jvp(primals, tangents, *, call):
 
 
 def _tangent_transpose(cotangents, *arrays, call, active):
-    floats, z, tangents, integers = _tangent_arguments(arrays, call, active)
+    floats, [z], tangents, integers = split(arrays, call.fused.num_floats, 1, sum(active))
     if any(map(ad.is_undefined_primal, (*floats, z))) or not all(
         map(ad.is_undefined_primal, tangents)
     ):
         # linear in some of the tangents only
-        cotangents = rules.instantiated(cotangents)
-        return rules.transpose_of(_tangent_function, cotangents, arrays, call=call, active=active)
+        return rules.transpose_of(_tangent, cotangents, arrays, call=call, active=active)
     if call.fused.gate is None:  # its kernels take those of all arrays of the mixed row
         cotangents = rules.instantiated(cotangents)
     given = tuple(type(c) is not ad.Zero for c in cotangents)
@@ -184,17 +176,11 @@ def _tangent_transpose(cotangents, *arrays, call, active):
     return [None] * (len(floats) + 1) + list(results) + [None] * len(integers)
 
 
-def _backward_transpose(cotangents, *arrays, **params):
-    return rules.transpose_of(_backward_function, rules.instantiated(cotangents), arrays, **params)
-
-
 def _backward_jvp(primals, tangents, *, call, wanted, given):
-    from eqfuse.ops.primitives import fused_native
-
-    if not is_plain(call, wanted) and not fused_native.is_native(call):
-        rule = rules.jvp_of(_backward_function)
-        return rule(primals, tangents, call=call, wanted=wanted, given=given)
-    outputs = backward_p.bind(*primals, call=call, wanted=wanted, given=given)
+    params = {"call": call, "wanted": wanted, "given": given}
+    if not is_plain(call, wanted) and not call.is_native:
+        return rules.jvp_of(_backward)(primals, tangents, **params)
+    outputs = backward_p.bind(*primals, **params)
     n, m = call.fused.num_floats, call.fused.num_floats + 1 + sum(given)
     # without a gate, the backward does not depend on z
     active = tuple(k != n and type(t) is not ad.Zero for k, t in enumerate(tangents[:m]))
@@ -202,77 +188,35 @@ def _backward_jvp(primals, tangents, *, call, wanted, given):
         return outputs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outputs]
     changed = [t for t, a in zip(tangents, active, strict=False) if a]
     arrays = rules.vary_alike([*primals[:m], *changed, *primals[m:]])
-    params = {"call": call, "wanted": wanted, "given": given, "active": active}
-    return outputs, second_p.bind(*arrays, **params)
+    return outputs, second_p.bind(*arrays, active=active, **params)
 
 
 def _second_transpose(cotangents, *arrays, call, wanted, given, active):
-    operands, tangents, integers = _second_arguments(arrays, call, given, active)
+    params = {"call": call, "wanted": wanted, "given": given, "active": active}
+    operands, tangents, integers = split(arrays, len(active), sum(active))
     if any(map(ad.is_undefined_primal, operands)) or not all(map(ad.is_undefined_primal, tangents)):
-        params = {"call": call, "wanted": wanted, "given": given, "active": active}
-        return rules.transpose_of(
-            _second_function, rules.instantiated(cotangents), arrays, **params
-        )
-    from eqfuse.ops.primitives import fused_native
-
+        return rules.transpose_of(_second, cotangents, arrays, **params)
     cotangents = [None if type(c) is ad.Zero else c for c in cotangents]
-    if fused_native.is_native(call):
-        params = {"call": call, "wanted": wanted, "given": given, "active": active}
-        found = fused_native.double(operands, cotangents, integers, **params)
-        return [None] * len(operands) + found + [None] * len(integers)
-    found = second_transposed(call, wanted, operands, integers, cotangents)
-    found = [g for g, a in zip(found, active, strict=True) if a]
-    zeros = [ad.Zero(t.aval) if g is None else g for g, t in zip(found, tangents, strict=True)]
-    return [None] * len(operands) + zeros + [None] * len(integers)
+    if call.is_native:
+        reached = tuple(c is not None for c in cotangents)
+        cotangents = [c for c in cotangents if c is not None]
+        varied = rules.vary_alike([*operands, *cotangents, *integers])
+        found = double_p.bind(*varied, reached=reached, **params)
+    else:
+        found = second_transposed(call, wanted, operands, integers, cotangents)
+        found = [g for g, a in zip(found, active, strict=True) if a]
+    found = [ad.Zero(t.aval) if g is None else g for g, t in zip(found, tangents, strict=True)]
+    return [None] * len(operands) + found + [None] * len(integers)
 
 
-ad.primitive_jvps[fused_p] = _fused_jvp
-ad.primitive_jvps[tangent_p] = rules.jvp_of(_tangent_function)
-ad.primitive_jvps[backward_p] = _backward_jvp
-ad.primitive_jvps[second_p] = rules.jvp_of(_second_function)
-ad.primitive_transposes[tangent_p] = _tangent_transpose
-ad.primitive_transposes[backward_p] = _backward_transpose
-ad.primitive_transposes[second_p] = _second_transpose
-for _p, _function in FUNCTIONS.items():
-    _p.def_impl(rules.compiled(_p))
-    prim_requires_devices_during_lowering.add(_p)  # as the forms that they are lowered to
-    batching.primitive_batchers[_p] = rules.batch_of(_function)
-
-
-def _lower_fused(*arrays, call):
-    n = call.fused.num_floats
-    if not call.backend.startswith("triton") or not _has_kernels(call):
-        return _composed(_fused_function, arrays, call=call)
-    from eqfuse.ops.primitives import fused_kernels
-
-    return fused_kernels.forward(call, arrays[:n], arrays[n:])
-
-
-def _lower_backward(*arrays, call, wanted, given):
-    if not call.backend.startswith("triton") or not _has_kernels(call):
-        return _composed(_backward_function, arrays, call=call, wanted=wanted, given=given)
-    from eqfuse.ops.primitives import fused_kernels
-
-    return fused_kernels.backward(call, wanted, given, *_backward_arguments(arrays, call, given))
-
-
-def _composed(function, arrays, call, **params):
-    """A definition as it is, or as one native kernel."""
-    from eqfuse.ops.primitives import fused_native
-
-    return fused_native.run(functools.partial(function, call=call, **params), arrays, call)
-
-
-def _has_kernels(call: Call) -> bool:
-    """Whether there is work for a kernel: rows, and something to mix, that it owns."""
-    fused = call.fused
-    if not fused.summed and any(o.index is Index.SENDER for o in fused.form.inputs):
-        return False
-    matrices = any(term.x is not None for term in fused.linear.mixing.terms)
-    return bool(call.rows and call.num_rows and fused.form.paths and matrices)
-
-
-mlir.register_lowering(fused_p, mlir.lower_fun(_lower_fused, multiple_results=True))
-for _p in (tangent_p, second_p):
-    mlir.register_lowering(_p, mlir.lower_fun(FUNCTIONS[_p], multiple_results=True))
-mlir.register_lowering(backward_p, mlir.lower_fun(_lower_backward, multiple_results=True))
+fused_p = rules.defined("eqfuse_fused", _fused, _fused_abstract, jvp=_fused_jvp)
+tangent_p = rules.defined(
+    "eqfuse_fused_tangent", _tangent, _fused_abstract, transpose=_tangent_transpose
+)
+backward_p = rules.defined(
+    "eqfuse_fused_backward", _backward, _backward_abstract, jvp=_backward_jvp
+)
+second_p = rules.defined(
+    "eqfuse_fused_second", _second, _backward_abstract, transpose=_second_transpose
+)
+double_p = rules.defined("eqfuse_fused_double", _double, _double_abstract)

@@ -4,8 +4,9 @@ import functools
 import math
 
 from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.algebra.linear_form import Weights
-from eqfuse.ops.primitives.definitions import Call, Fused, product
+from eqfuse.ops.primitives.definitions import Call, product
 from eqfuse.ops.primitives.launch import launch
 from eqfuse.ops.primitives.linear_kernels import reduced
 from eqfuse.ops.triton.codegen import fused_backward, fused_forward, fused_operands
@@ -52,7 +53,7 @@ def forward(call: Call, floats, integers):
         [named[name] for name in kernel.inputs],
         [(call.rows, size) for size in fused.sizes],
         (call.rows,),
-        -(-call.rows // kernel.rows),
+        (-(-call.rows // kernel.rows),),
         call.backend,
     )
 
@@ -107,7 +108,7 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
         [named[name] for name in kernel.inputs],
         [shapes[name] for name in kernel.outputs],
         (call.rows, sums),
-        kernel.by_row * -(-call.rows // kernel.rows) + kernel.by_sum * sums,
+        (kernel.by_row * -(-call.rows // kernel.rows) + kernel.by_sum * sums,),
         call.backend,
     )
     found = dict(zip(kernel.outputs, results, strict=True))

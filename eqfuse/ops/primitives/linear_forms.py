@@ -4,12 +4,12 @@ Their rules are those of `primitives.multilinear`, as for the form.
 """
 
 import jax
-from jax.interpreters import batching, mlir
+from jax.interpreters import batching
 
-from eqfuse.ops.algebra import linear_form
 from eqfuse.ops.algebra.linear_form import Mixing, Rows
 from eqfuse.ops.primitives import multilinear
 from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
+from eqfuse.ops.xla import linear_forms as definition
 
 mixing_p = multilinear.define("eqfuse_mixing", "mixing", ("num_rows", "backend"))
 
@@ -21,7 +21,7 @@ def evaluate(mixing: Mixing, arrays, index, num_rows: int, backend: str) -> list
       mixing: what to compute.
       arrays: one for each input, all of one dtype: [num_rows, size] or the shape of the weights.
       index: [num_rows] int32, or None if the mixing has one set of weights.
-      backend: "triton" and "triton-interpret" run one kernel; all others `linear_form.evaluate`.
+      backend: "triton" and "triton-interpret" run one kernel; all others the definition.
     Returns:
       An array for each output.
     """
@@ -56,7 +56,7 @@ def tangent(mixing: Mixing, arrays, tangents, index, num_rows: int, backend: str
     return multilinear.bind_reached(mixing_p, "mixing", derivative, given, index, params)
 
 
-def _split(mixing: Mixing, arrays):
+def split(mixing: Mixing, arrays):
     n = len(mixing.inputs)
     return list(arrays[:n]), list(arrays[n:])
 
@@ -70,14 +70,14 @@ def _abstract(*arrays, mixing, num_rows, backend):
 
 def _batch(arrays, dims, *, mixing, num_rows, backend):
     """Weights of one set for all members and no gradient of them: the members' rows, in one."""
-    inputs, index = _split(mixing, dims)
+    inputs, index = split(mixing, dims)
     weights = [d for o, d in zip(mixing.inputs, inputs, strict=True) if not isinstance(o, Rows)]
     one_set = all(d is None for d in weights) and all(isinstance(o, Rows) for o in mixing.outputs)
     if not one_set:
 
         def member(*arrays):
-            values, index = _split(mixing, arrays)
-            return linear_form.evaluate(mixing, values, index[0] if index else None, num_rows)
+            values, index = split(mixing, arrays)
+            return definition.evaluate(mixing, values, index[0] if index else None, num_rows)
 
         outputs = jax.vmap(member, in_axes=list(dims))(*arrays)
         return outputs, [0] * len(outputs)
@@ -98,19 +98,3 @@ def _joined(array, dim, size):
 
 
 batching.primitive_batchers[mixing_p] = _batch
-
-
-def _lowered(*arrays, mixing, num_rows, backend):
-    values, index = _split(mixing, arrays)
-    if backend.startswith("triton") and num_rows and mixing.terms:
-        from eqfuse.ops.primitives import linear_kernels
-
-        return linear_kernels.run(mixing, values, index, num_rows, backend)
-    if backend == "numba" and num_rows and mixing.terms:
-        from eqfuse.ops.primitives import native
-
-        return native.mix(mixing, values, index[0] if index else None, num_rows)
-    return linear_form.evaluate(mixing, values, index[0] if index else None, num_rows)
-
-
-mlir.register_lowering(mixing_p, mlir.lower_fun(_lowered, multiple_results=True))

@@ -40,7 +40,7 @@ def run(mixing: Mixing, arrays, index, num_rows: int, backend: str):
         [*arrays, *index],
         shapes,
         (num_rows, parts),
-        linear_kernel.programs(mixing, num_rows, parts),
+        (linear_kernel.programs(mixing, num_rows, parts),),
         backend,
     )
     if parts == 1:
@@ -57,7 +57,7 @@ def reduced(operands, results, dtype: str, backend: str):
         [results[n] for n in places],
         [results[n].shape[1:] for n in places],
         (results[places[0]].shape[0],),
-        linear_kernel.reduction_programs(sizes),
+        (linear_kernel.reduction_programs(sizes),),
         backend,
     )
     results = list(results)

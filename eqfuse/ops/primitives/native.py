@@ -5,15 +5,16 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from eqfuse.ops.algebra import linear_form
 from eqfuse.ops.algebra.form import Form, Index
 from eqfuse.ops.algebra.linear_form import Mixing, Rows, Weights
 from eqfuse.ops.algebra.sequence import Chain
-from eqfuse.ops.llvm.codegen import linear_form as native_mixing
+from eqfuse.ops.llvm.codegen import linear_form as native_linear
 from eqfuse.ops.llvm.codegen import sequence as native_chain
 from eqfuse.ops.llvm.codegen import sequence_arrays
-from eqfuse.ops.llvm.codegen.module import generate
+from eqfuse.ops.llvm.codegen.form import generate
+from eqfuse.ops.llvm.codegen.linear_layouts import is_wide, transposed, width_of
 from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.xla import linear_forms
 
 native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True
@@ -43,22 +44,22 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
 
 
 def mix(mixing: Mixing, arrays, index, num_rows: int) -> list[jax.Array]:
-    """The outputs of a mixing, computed by its native kernel; arguments as `linear_form.evaluate`.
+    """The outputs of a mixing, computed by its native kernel; arguments as those of the definition.
 
     Matrices of 256 x 256 and more for scalars, of 512 x 512 and more for others, are XLA's.
     """
-    if native_mixing.is_wide(mixing):
-        return linear_form.evaluate(mixing, arrays, index, num_rows)
+    if is_wide(mixing):
+        return linear_forms.evaluate(mixing, arrays, index, num_rows)
     dtype = arrays[0].dtype
     wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
-    module = native_mixing.generate(mixing, wide.name, machine.machine())
+    module = native_linear.generate(mixing, wide.name, machine.machine())
     num_sets = max(1, mixing.num_sets)
 
     def flat(operand, array):
         return array if isinstance(operand, Rows) else array.reshape(num_sets, -1)
 
     inputs = [flat(o, a) for o, a in zip(mixing.inputs, arrays, strict=True)]
-    for i in native_mixing.transposed(mixing):
+    for i in transposed(mixing):
         inputs.append(jnp.swapaxes(arrays[i], -1, -2).reshape(num_sets, -1))
     indices = []
     if index is not None:
@@ -68,7 +69,7 @@ def mix(mixing: Mixing, arrays, index, num_rows: int) -> list[jax.Array]:
         counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
         indices += [jnp.argsort(index).astype(jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)]
     rows = [num_rows if isinstance(o, Rows) else num_sets for o in mixing.outputs]
-    widths = [native_mixing.width_of(o) for o in mixing.outputs]
+    widths = [width_of(o) for o in mixing.outputs]
     shapes = [*zip(rows, widths, strict=True), *((num_rows, width) for width in module.copies)]
     results = native_p.bind(
         *(a.astype(wide) for a in inputs), *indices, module=module, shapes=tuple(shapes)
@@ -100,7 +101,7 @@ def chain(chain: Chain, arrays, indices, num_rows: int, num_nodes: int) -> list[
         operand = chain.operands[n]
         if is_weights[n]:
             final.append(operand.shape)
-            shapes.append((1, native_mixing.width_of(operand)))
+            shapes.append((1, width_of(operand)))
         else:
             by_row = isinstance(operand, Rows) or operand.index is Index.ROW
             final.append((num_rows if by_row else num_nodes, operand.size))
@@ -121,7 +122,7 @@ def _lower(ctx, *operands, module, shapes):
 
 
 def _refuse(ctx, *operands, module, shapes):
-    raise NotImplementedError(
+    raise ValueError(
         "backend='numba' runs on CPUs, and this computation is lowered for another device; use "
         "backend='triton' or backend='xla' there"
     )

@@ -1,9 +1,12 @@
 """Rules of JAX primitives that have a definition in terms of others."""
 
 import functools
+from collections.abc import Callable
 
 import jax
-from jax.interpreters import ad
+from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
 from jax.sharding import PartitionSpec
 
 
@@ -26,6 +29,34 @@ def compiled(primitive, static=("call", "active", "wanted", "given", "reached"))
     return implementation
 
 
+def defined(name: str, function, abstract, *, jvp=None, transpose=None) -> Primitive:
+    """Make a primitive that has a definition, from which every rule follows that is not given.
+
+    Only its lowering is registered elsewhere, in `lowering`.
+
+    Args:
+      name: of the primitive.
+      function: the definition, of arrays and static parameters; returns a list of arrays.
+      abstract: the abstract evaluation.
+      jvp, transpose: rules in the place of those of the definition.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(compiled(primitive))
+    primitive.def_abstract_eval(abstract)
+    ad.primitive_jvps[primitive] = jvp or jvp_of(function)
+    ad.primitive_transposes[primitive] = transpose or functools.partial(transpose_of, function)
+    batching.primitive_batchers[primitive] = batch_of(function)
+    definitions[primitive] = function
+    # a form over rows is partitioned when it is lowered; JAX has no public way to say so
+    prim_requires_devices_during_lowering.add(primitive)
+    return primitive
+
+
+definitions: dict[Primitive, Callable] = {}
+"""What the primitives that `defined` made are."""
+
+
 def instantiated(cotangents):
     """The cotangents as arrays, also those that JAX knows to be zero."""
     return [ad.instantiate_zeros(c) for c in cotangents]
@@ -38,6 +69,7 @@ def abstract(array):
 
 def transpose_of(function, cotangents, arrays, **params):
     """The transpose of a definition with respect to the operands that are unknown."""
+    cotangents = instantiated(cotangents)
     linear = [n for n, a in enumerate(arrays) if ad.is_undefined_primal(a)]
 
     def restricted(*unknown):
@@ -47,7 +79,7 @@ def transpose_of(function, cotangents, arrays, **params):
         return function(*full, **params)
 
     avals = [arrays[n].aval.update(weak_type=False) for n in linear]
-    found = iter(jax.linear_transpose(restricted, *avals)(list(cotangents)))
+    found = iter(jax.linear_transpose(restricted, *avals)(cotangents))
     return [next(found) if ad.is_undefined_primal(a) else None for a in arrays]
 
 

@@ -2,13 +2,12 @@
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Path
+from eqfuse.ops.algebra.form import Form, Path, Role, ordered_groups
 from eqfuse.ops.llvm.codegen.contract import Contraction, split
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.layout import lanes, padded
 from eqfuse.ops.llvm.codegen.plan import Plan
 from eqfuse.ops.llvm.codegen.rows import Rows
-from eqfuse.ops.triton.codegen.arithmetic import ordered_groups
 
 LONG = 8
 """Vectors of channels of a segment, from which on rows are long: 128 channels with AVX-512."""
@@ -52,7 +51,7 @@ class Groups:
     def _lead(self, path: Path):
         slots = [(self.plan.form.inputs[s.operand], s.segment) for s in path.factors]
         slots.append((self.plan.form.outputs[path.output.operand], path.output.segment))
-        return next((segment for operand, segment in slots if operand.origin == "x"), None)
+        return next((segment for operand, segment in slots if operand.role is Role.LEFT), None)
 
     def _accumulators(self, paths) -> list[tuple[int, int, int]]:
         """Components of owned outputs, which stay in registers through a block."""

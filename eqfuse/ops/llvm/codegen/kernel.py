@@ -7,48 +7,14 @@ over the edges of the block: sums of the node stay in registers from edge to edg
 lanes. Every node and row is computed by one thread, in an order that depends on nothing else.
 """
 
-import dataclasses
-
 from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.llvm.codegen.arguments import Arguments
 from eqfuse.ops.llvm.codegen.groups import Groups
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.layout import Copies
+from eqfuse.ops.llvm.codegen.module import SIGNATURE, Pass
 from eqfuse.ops.llvm.codegen.plan import Plan
 from eqfuse.ops.llvm.codegen.rows import Rows
-
-SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
-
-
-@dataclasses.dataclass(frozen=True)
-class Pass:
-    """One function of a kernel.
-
-    Attributes:
-      name, text: of the function, which computes units `begin` to `end`.
-      block: rows of a unit; 0 where a unit is a node; -n where it is the n-th part of a node.
-      row_cost, node_cost: vector operations of a row, and of a node.
-      scratch: bytes of memory that a thread needs.
-      units: how many there are, whatever the rows; 0 where `block` tells. Such a function is given
-        the number of nodes for `rows` if `block` is 0.
-    """
-
-    name: str
-    text: str
-    block: int
-    row_cost: int
-    node_cost: int
-    scratch: int
-    units: int = 0
-
-
-class Buffers:
-    """The numbers of the arrays in the table of pointers that every pass is given."""
-
-    def __init__(self):
-        self.numbers: dict[tuple, int] = {}
-
-    def load(self, f: Function, *key) -> str:
-        return f.load_pointer(f.at("%buffers", self.numbers[key] * 8))
 
 
 def owners(form: Form) -> dict[Index, list[int]]:
@@ -63,14 +29,14 @@ def owners(form: Form) -> dict[Index, list[int]]:
     return found
 
 
-def write_pass(plan: Plan, buffers: Buffers, copies: Copies, name: str) -> Pass:
+def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> Pass:
     """The pass that computes the outputs of a plan."""
     f = Function(f"define internal void @{name}{SIGNATURE}", copies.dtype)
     base = {
-        key: buffers.load(f, "copy" if plan.is_copied(key) else key[0], key[1])
+        key: arguments.load(f, "copy" if plan.is_copied(key) else key[0], key[1])
         for key in plan.operands()
     }
-    arrays = {n: buffers.load(f, "index", n) for n in plan.index_arrays()}
+    arrays = {n: arguments.load(f, "index", n) for n in plan.index_arrays()}
     rows = Rows(plan, f, copies, base, arrays)
     groups = Groups(plan, f, rows)
     with f.loop("%end", start="%begin") as units:

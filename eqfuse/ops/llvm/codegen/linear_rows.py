@@ -6,9 +6,9 @@ in registers, while the channels of what is mixed pass by, each number in all la
 
 from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows
 from eqfuse.ops.llvm.codegen.ir import Function
-from eqfuse.ops.llvm.codegen.kernel import Pass
 from eqfuse.ops.llvm.codegen.layout import padded
-from eqfuse.ops.llvm.codegen.linear_form import Lanes, Layouts, Place, Product, width_of
+from eqfuse.ops.llvm.codegen.linear_layouts import Lanes, Layouts, Place, Product, width_of
+from eqfuse.ops.llvm.codegen.module import Pass
 
 AT_ONCE = 4
 """Rows of a unit of work, and the most that are mixed together."""
@@ -49,7 +49,7 @@ def rows_together(mixing: Mixing, block: Block) -> int:
 class _Writer:
     def __init__(self, layouts: Layouts, f: Function, order: str | None):
         self.layouts, self.mixing, self.f, self.order = layouts, layouts.mixing, f, order
-        wanted = [key for key in layouts.places if key[0] in ("in", "transposed", "out")]
+        wanted = [key for key in layouts.arguments.numbers if key[0] in ("in", "transposed", "out")]
         self.arrays = {key: layouts.array(f, *key) for key in wanted}
         self.index = layouts.array(f, "index", "index") if self.mixing.num_sets else None
 

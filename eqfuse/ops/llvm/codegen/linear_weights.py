@@ -8,9 +8,9 @@ errors grow with the length and the number of parts only.
 
 from eqfuse.ops.algebra.linear_form import Term
 from eqfuse.ops.llvm.codegen.ir import Function
-from eqfuse.ops.llvm.codegen.kernel import Pass
 from eqfuse.ops.llvm.codegen.layout import padded
-from eqfuse.ops.llvm.codegen.linear_form import Lanes, Layouts, Place, width_of
+from eqfuse.ops.llvm.codegen.linear_layouts import Lanes, Layouts, Place, width_of
+from eqfuse.ops.llvm.codegen.module import Pass
 
 TOGETHER = 4
 """Lines whose sums stay in registers at the same time."""

@@ -19,10 +19,10 @@ from eqfuse.ops.algebra.sequence import Chain
 from eqfuse.ops.llvm.codegen import ir, linear_rows, linear_weights
 from eqfuse.ops.llvm.codegen.groups import Groups
 from eqfuse.ops.llvm.codegen.ir import Function
-from eqfuse.ops.llvm.codegen.kernel import SIGNATURE, Pass, write_block
+from eqfuse.ops.llvm.codegen.kernel import write_block
 from eqfuse.ops.llvm.codegen.layout import Copies
-from eqfuse.ops.llvm.codegen.linear_form import Layouts, width_of, write_copies
-from eqfuse.ops.llvm.codegen.module import Module, assembled
+from eqfuse.ops.llvm.codegen.linear_layouts import Layouts, width_of, write_copies
+from eqfuse.ops.llvm.codegen.module import SIGNATURE, Module, Pass, assembled
 from eqfuse.ops.llvm.codegen.plan import Machine, Plan
 from eqfuse.ops.llvm.codegen.rows import Rows as PassRows
 from eqfuse.ops.llvm.codegen.sequence_arrays import NODE, ORDER, PTR, Arrays
@@ -49,6 +49,7 @@ class _Generator:
         self.chain, self.dtype, self.machine, self.parts = chain, dtype, machine, parts
         self.copies = Copies(dtype, machine.vector_bytes // ir.BYTES[dtype])
         self.arrays = Arrays(chain, parts, dtype)
+        self.arguments = self.arrays.arguments
         self.texts: list[str] = []
         self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes
         self.cost = 0
@@ -57,7 +58,7 @@ class _Generator:
         for n in self.chain.local:
             self.arrays.add_local(("array", n), self.chain.operands[n].size * ir.BYTES[self.dtype])
         for key in (FIRST, LAST) if self.chain.on_graph else ():
-            self.arrays.add_word(key)
+            self.arguments.add_word(key)
         for s, step in enumerate(self.chain.steps):
             if isinstance(step.what, Form):
                 self._form(s, step)
@@ -67,17 +68,15 @@ class _Generator:
         passes += [self._sum(n) for n in self.arrays.sums]
         texts = [ir.declarations(self.dtype), *self.copies.functions.values()]
         texts += [*self.texts, *(p.text for p in passes)]
-        entries = self.arrays.entries(self.dtype)
-        text, name = assembled(texts, entries, self.arrays.num_arguments, passes)
+        text, name = assembled(texts, self.arguments, passes)
         widths = tuple(width_of(self.chain.operands[n]) for n in self.arrays.sums)
         return Module(name, text, self.arrays.index_arrays, widths)
 
     def _pointer(self, f: Function, *key) -> str:
-        return f.load_pointer(f.at("%buffers", self.arrays.places[key] * 8))
+        return self.arguments.load(f, *key)
 
     def _word(self, f: Function, key) -> str:
-        place = f.at("%buffers", self.arrays.places[key] * 8)
-        return f.value(f"load i64, ptr {place}, align 8")
+        return f.value(f"load i64, ptr {self.arguments.place(f, *key)}, align 8")
 
     def _add_function(self, f: Function, name: str, scratch: int, cost: int, of_nodes=False):
         self.texts.append(f.text())
@@ -141,7 +140,8 @@ class _Generator:
         for n, (_, block) in enumerate(layouts.packed):
             width = layouts.copy_width(block) * ir.BYTES[self.dtype]
             self.arrays.add_local((f"copy of step {s}", n), width)
-        layouts.places = {key: self._place(s, step, key) for key in layouts.places}
+        numbers = layouts.arguments.numbers
+        layouts.arguments.numbers = {key: self._number(s, step, key) for key in numbers}
         layouts.copies = self.copies
         if layouts.packed:
             f, order = self._ordered(f"copy_{s}")
@@ -155,14 +155,14 @@ class _Generator:
             cost = linear_weights.write_block(layouts, o, f, order)
             self._add_function(f, f"weights_{s}_{o}", 0, cost)
 
-    def _place(self, s: int, step, key) -> int:
+    def _number(self, s: int, step, key) -> int:
         """The number in the table of pointers of an array of a mixing."""
         side, n = key
         if side == "copy":
-            return self.arrays.places[f"copy of step {s}", n]
+            return self.arguments.numbers[f"copy of step {s}", n]
         if side == "transposed":
-            return self.arrays.places["transposed", step.reads[n]]
-        return self.arrays.places["array", (step.reads if side == "in" else step.writes)[n]]
+            return self.arguments.numbers["transposed", step.reads[n]]
+        return self.arguments.numbers["array", (step.reads if side == "in" else step.writes)[n]]
 
     def _ordered(self, name: str) -> tuple[Function, str | None]:
         """A function, and the order of rows that it loads."""
@@ -172,9 +172,9 @@ class _Generator:
     def _main(self) -> Pass:
         """The pass that takes every part through all steps, block by block."""
         f = self._function("chain")
-        table = self.arrays.allocate(8 * len(self.arrays.places))
+        table = self.arrays.allocate(8 * len(self.arguments.numbers))
         self.table = f.at("%scratch", table)
-        for n in range(self.arrays.num_external):
+        for n in range(len(self.arguments.entries)):
             self._set(f, n, f.value(f"load i64, ptr {f.at('%buffers', 8 * n)}, align 8"))
         sums = {n: self._pointer(f, "sum", n) for n in self.arrays.sums}
         with f.loop("%end", start="%begin") as units:
@@ -183,7 +183,9 @@ class _Generator:
                 size = width_of(self.chain.operands[n]) * f.bytes
                 part = f.at(array, units.index, size)
                 f.zero(part, size)
-                self._set(f, self.arrays.places["array", n], f.value(f"ptrtoint ptr {part} to i64"))
+                self._set(
+                    f, self.arguments.numbers["array", n], f.value(f"ptrtoint ptr {part} to i64")
+                )
             if self.chain.on_graph:
                 self._part_of_nodes(f, first, last)
             else:
@@ -238,10 +240,10 @@ class _Generator:
             array = f.at("%scratch", place)
             array = f.at(array, f.value(f"sub nsw i64 0, {first}"), row_bytes)
             address = f.value(f"ptrtoint ptr {array} to i64")
-            self._set(f, self.arrays.places[key], address)
+            self._set(f, self.arguments.numbers[key], address)
         if nodes:
-            self._set(f, self.arrays.places[FIRST], first)
-            self._set(f, self.arrays.places[LAST], stop)
+            self._set(f, self.arguments.numbers[FIRST], first)
+            self._set(f, self.arguments.numbers[LAST], stop)
         for name, scratch, of_nodes in self.calls:
             begin, end = nodes if of_nodes else (first, stop)
             arguments = f"ptr {self.table}, i64 {begin}, i64 {end}, i64 %rows"

@@ -4,8 +4,8 @@ from eqfuse.ops.algebra.form import Index
 from eqfuse.ops.algebra.linear_form import Mixing, Weights
 from eqfuse.ops.algebra.sequence import Chain
 from eqfuse.ops.llvm.codegen import ir
-from eqfuse.ops.llvm.codegen.linear_form import is_wide, transposed, width_of
-from eqfuse.ops.llvm.codegen.module import DATA, DTYPES, NODES, ROWS, Entry
+from eqfuse.ops.llvm.codegen.arguments import NODES, ROWS, Arguments
+from eqfuse.ops.llvm.codegen.linear_layouts import is_wide, transposed, width_of
 
 MOST_ROWS, FEWEST_TOGETHER, CACHE = 32, 8, 1 << 20
 """Rows that go through a chain together, and the bytes of all that lies between the steps."""
@@ -20,8 +20,7 @@ class Arrays:
     """The arrays of a chain, and where each is: an argument, a result, or in scratch memory.
 
     Attributes:
-      places: numbers in the table of pointers.
-      num_arguments, num_external: arrays that XLA gives, first the arguments.
+      arguments: the arrays that XLA hands over; local arrays and words follow them in the table.
       block: rows that go through the chain together.
       scratch: bytes that a thread needs.
     """
@@ -32,46 +31,39 @@ class Arrays:
         fitting = CACHE // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
         self.block = max(FEWEST_TOGETHER, min(MOST_ROWS, fitting))
         self.transposed = transposed_weights(chain)
-        keys = [("array", n) for n in range(chain.num_inputs)]
-        keys += [("transposed", n) for n in self.transposed]
         self.index_arrays = (NODE, ORDER, PTR) if chain.on_graph else ()
-        keys += [("index", name) for name in self.index_arrays]
-        self.num_arguments = len(keys)
-        keys += [("array", n) for n in chain.outputs]
         self.sums = [n for n in chain.outputs if isinstance(chain.operands[n], Weights)]
-        keys += [("sum", n) for n in self.sums]
-        self.num_external = len(keys)
-        self.places = {key: n for n, key in enumerate(keys)}
+        self.arguments = Arguments(dtype)
+        for n in range(chain.num_inputs):
+            self._add("array", n)
+        for n in self.transposed:
+            self._add("transposed", n)
+        self.arguments.add_indices(self.index_arrays)
+        self.arguments.end()
+        for n in chain.outputs:
+            self._add("array", n)
+        for n in self.sums:
+            self._add("sum", n)
         self.local: dict[tuple, tuple[int, int]] = {}
 
     def add_local(self, key: tuple, row_bytes: int):
         """An array of a block of rows in scratch memory."""
-        self.places[key] = len(self.places)
+        self.arguments.add_word(key)
         self.local[key] = (self.allocate(self.block * row_bytes), row_bytes)
-
-    def add_word(self, key: tuple):
-        self.places[key] = len(self.places)
 
     def allocate(self, size: int) -> int:
         place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64
         return place
 
-    def entries(self, dtype: str) -> list[Entry]:
-        """What the runtime checks of the arguments and results."""
-        entries = []
-        for side, n in list(self.places)[: self.num_external]:
-            if side == "index":
-                entries.append(Entry.of_index(n))
-                continue
-            operand = self.chain.operands[n]
-            if isinstance(operand, Weights):
-                rows, width = -(self.parts if side == "sum" else 1), width_of(operand)
-            else:
-                by_node = getattr(operand, "index", Index.ROW) is not Index.ROW
-                rows, width = NODES if by_node else ROWS, operand.size
-            name = f"{side} {n} of a chain"
-            entries.append(Entry(DTYPES[dtype], 2, rows, width, DATA, name))
-        return entries
+    def _add(self, side: str, n: int):
+        """An array that XLA hands over."""
+        operand = self.chain.operands[n]
+        if isinstance(operand, Weights):
+            rows, width = -(self.parts if side == "sum" else 1), width_of(operand)
+        else:
+            by_node = getattr(operand, "index", Index.ROW) is not Index.ROW
+            rows, width = NODES if by_node else ROWS, operand.size
+        self.arguments.add((side, n), rows, width, f"{side} {n} of a chain")
 
 
 def num_parts(chain: Chain, num_rows: int, num_nodes: int) -> int:

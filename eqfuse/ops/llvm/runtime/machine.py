@@ -88,14 +88,11 @@ def compiled(text: str) -> bytes:
         target, _ = _target()
         host = [llvm.llvm_version_info, target.triple, *_processors.description()]
         key = _cache.digest([text, repr(host)])
-        path = _cache.cache_folder() / "cpu" / f"{key}.o"
-        try:
-            content = path.read_bytes()
+        path = _cache.cache_folder("cpu") / f"{key}.o"
+        if content := _cache.read(path):
             code, checksum = content[:-32], content[-32:]
             if hashlib.sha256(key.encode() + code).digest() == checksum:
                 return code
-        except OSError:
-            pass
         parsed = llvm.parse_assembly(text)
         parsed.verify()
         code = target.emit_object(parsed)

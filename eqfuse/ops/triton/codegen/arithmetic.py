@@ -10,28 +10,6 @@ import dataclasses
 from eqfuse.ops.algebra.form import Form, Operand, Path, Slot
 
 
-def ordered_groups(form: Form) -> list[list[Path]]:
-    """Paths in the order in which a kernel computes them, grouped by what they share.
-
-    Two paths are in one group if they come from paths of the original product that read the same
-    segments of its first two operands.
-    """
-    origins = list(
-        dict.fromkeys(o.origin for o in (*form.inputs, *form.outputs) if o.origin != "out")
-    )
-    rank = {name: n for n, name in enumerate(["x", "y", *sorted(set(origins) - {"x", "y"})])}
-
-    def key(path: Path):
-        slots = [(form.inputs[s.operand].origin, s.segment) for s in path.factors]
-        slots.append((form.outputs[path.output.operand].origin, path.output.segment))
-        return sorted((rank.get(origin, len(rank)), segment) for origin, segment in slots)
-
-    groups = collections.OrderedDict()
-    for path in sorted(form.paths, key=key):
-        groups.setdefault(tuple(key(path)[:2]), []).append(path)
-    return list(groups.values())
-
-
 @dataclasses.dataclass
 class _Sum:
     """A linear combination of named values, kept as text once it is needed."""

@@ -10,9 +10,9 @@ cotangent of the summed product, per node, for the product's own backward kernel
 the product are divided among `groups` of programs.
 """
 
+from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.algebra.gates import Part
 from eqfuse.ops.algebra.linear_form import Term
-from eqfuse.ops.primitives.definitions import Fused
 from eqfuse.ops.triton.codegen.fused_forward import FusedKernel, activated, gate_value
 from eqfuse.ops.triton.codegen.fused_operands import OperandGradients
 from eqfuse.ops.triton.codegen.lines import SLICE

@@ -8,9 +8,9 @@ such a tile in a loop, so that the code of a matrix product does not grow with t
 
 import contextlib
 
-from eqfuse.ops.algebra.form import Form, Index, Operand
-from eqfuse.ops.primitives.definitions import Fused
-from eqfuse.ops.triton.codegen.arithmetic import Body, component_name, ordered_groups
+from eqfuse.ops.algebra.form import Form, Index, Operand, ordered_groups
+from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.triton.codegen.arithmetic import Body, component_name
 from eqfuse.ops.triton.codegen.lines import SLICE, power_of_two
 from eqfuse.ops.triton.codegen.preactivation import THREADS, MixedText
 

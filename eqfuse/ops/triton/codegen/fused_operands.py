@@ -2,10 +2,10 @@
 
 import contextlib
 
-from eqfuse.ops.algebra.form import Form
+from eqfuse.ops.algebra.form import Form, ordered_groups
+from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.algebra.gates import Part
-from eqfuse.ops.primitives.definitions import Fused
-from eqfuse.ops.triton.codegen.arithmetic import Body, component_name, ordered_groups
+from eqfuse.ops.triton.codegen.arithmetic import Body, component_name
 from eqfuse.ops.triton.codegen.fused_lines import FusedText
 from eqfuse.ops.triton.codegen.lines import SLICE
 

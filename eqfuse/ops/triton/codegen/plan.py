@@ -8,8 +8,7 @@ earlier ones began.
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Index, Path
-from eqfuse.ops.triton.codegen.arithmetic import ordered_groups
+from eqfuse.ops.algebra.form import Form, Index, Path, Role, ordered_groups
 from eqfuse.ops.triton.codegen.form_kernel import Kernel, Task, generate
 
 REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
@@ -97,7 +96,7 @@ def _registers(form: Form, owner: Index, groups: list[tuple[Path, ...]]) -> int:
             place.add(("out", path.output, size))
             for slot in path.factors:
                 operand = form.inputs[slot.operand]
-                reused = operand.index is owner or operand.origin in ("x", "y")
+                reused = operand.index is owner or operand.role in (Role.LEFT, Role.RIGHT)
                 dim = operand.segments[slot.segment].dim
                 (kept if reused else local).add(("in", slot, dim))
         products = max(_pairs(form, path) for path in group)

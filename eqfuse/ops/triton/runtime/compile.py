@@ -100,7 +100,7 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
     start = time.perf_counter()
     stages, metadata = pipeline.compile_stages(spec, target)
     if metadata.get("global_scratch_size"):
-        raise NotImplementedError(
+        raise ValueError(
             f"kernel {spec.name} asks for scratch memory on the device, which is not passed to it"
         )
     registers, spilled = pipeline.resources(stages)
@@ -131,7 +131,7 @@ def _place(spec: KernelSpec, target: str) -> tuple[pathlib.Path, dict]:
         "triton": importlib.metadata.version("triton"),
         "eqfuse": f"{eqfuse.__version__}-{pipeline.REVISION}",
     }
-    folder = _cache.cache_folder() / "compiled"
+    folder = _cache.cache_folder("compiled")
     return folder / f"{spec.name}-{target}-{_cache.digest(key)[:16]}.json", key
 
 

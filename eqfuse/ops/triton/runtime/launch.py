@@ -117,7 +117,7 @@ def _library_kernel(library, spec: KernelSpec, compiled: CompiledKernel):
         binary, capability = compiled.assembly, int(compiled.target.removeprefix("sm_"))
     else:
         # ROCm loads the code object from a file
-        path = _cache.cache_folder() / "compiled" / f"{spec.name}-{compiled.target}.hsaco"
+        path = _cache.cache_folder("compiled") / f"{spec.name}-{compiled.target}.hsaco"
         _cache.ensure(path, compiled.binary)
         binary, capability = str(path), 0
     return library.TritonKernel(

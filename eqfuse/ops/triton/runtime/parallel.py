@@ -56,7 +56,7 @@ def _run_workers(specs: list[KernelSpec], target: str, count: int) -> None:
 
 def _feed_worker(tasks, target: str) -> str:
     """Give one worker a kernel at a time until none is left; return what went wrong, or ""."""
-    environment = {**os.environ, "EQFUSE_CACHE_DIR": str(_cache.cache_folder())}
+    environment = {**os.environ, "EQFUSE_CACHE_DIR": str(_cache.cache_folder("compiled").parent)}
     command = [sys.executable, str(_WORKER), str(pathlib.Path(eqfuse.__file__).parent), target]
     with (
         tempfile.TemporaryFile("w+") as log,

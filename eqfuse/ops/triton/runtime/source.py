@@ -20,7 +20,7 @@ _LOADED: dict[tuple[KernelSpec, str], object] = {}
 
 def source_file(spec: KernelSpec) -> pathlib.Path:
     """The kernel's source as a file in the cache folder, written if it is missing or differs."""
-    path = _cache.cache_folder() / "source" / f"{spec.name}.py"
+    path = _cache.cache_folder("source") / f"{spec.name}.py"
     _cache.ensure(path, spec.source.encode())
     return path
 

@@ -86,5 +86,7 @@ def _printing(wanted: bool):
 
 
 def _fail(code: int, error: Exception) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    # A name may hold line ends, and what a terminal takes for commands.
+    shown = (c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+    print(f"error: {''.join(shown)}", file=sys.stderr)
     return code

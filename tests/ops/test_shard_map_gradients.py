@@ -7,8 +7,12 @@ import sys
 
 import pytest
 
+from tests.ops import tiers
 
-@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+
+@pytest.mark.parametrize(
+    "backend", tiers.slow_unless(["numba"], "xla", "numba", "triton-interpret")
+)
 def test_two_host_devices(backend):
     """Of data and parameters, first and second order: those of e3nn, half by half."""
     if backend == "triton-interpret":

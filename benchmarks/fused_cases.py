@@ -5,9 +5,10 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops.algebra import channelwise as _channelwise
-from eqfuse.ops.algebra import gates, linears, products
+from eqfuse.ops.algebra import linears, products
 from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.triton.codegen import linear_kernel
+from eqfuse.ops.xla import gates
 
 BOTH_L2 = "0e+0o+1e+1o+2e+2o"
 
@@ -39,8 +40,9 @@ def fused(
     linear, _ = linears.for_product(product, product.irreps_out, out, force_irreps_out=True)
     if split is not None:
         linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
-    acts = (jax.nn.silu, jnp.tanh, jax.nn.silu, jnp.tanh)
-    gate = gates.gate(linear, *acts, True) if gated else None
+    names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
+    acts = dict(zip(names, (jax.nn.silu, jnp.tanh) * 2, strict=True))
+    gate = gates.gate(linear, **acts, normalize_act=True) if gated else None
     return Fused.build(product.form, linear, gate, gated)
 
 

@@ -3,6 +3,8 @@
 import e3nn_jax as e3nn
 import jax.numpy as jnp
 
+from eqfuse.ops.algebra.contraction import symmetric_basis
+
 
 def tensor_product(x, y, *, scalar_first: bool = False, **options) -> e3nn.IrrepsArray:
     """`e3nn.tensor_product`; `scalar_first` puts the channels from y's leading scalar first."""
@@ -37,16 +39,6 @@ def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalizatio
         left, right, filter_ir_out=filter_ir_out, irrep_normalization=irrep_normalization
     )
     return product.regroup()
-
-
-def symmetric_basis(irs, ir_out: e3nn.Irrep, degree: int) -> e3nn.IrrepsArray:
-    """Symmetric maps of `degree` factors of irreps to one: [d, ..., d, number of maps x ir_out]."""
-    irreps = e3nn.Irreps([(1, ir) for ir in irs])
-    # e3nn-jax fails where there is no map at all; to the highest l there always is one
-    top = max(irs, key=lambda ir: ir.l)
-    keep = [ir_out, e3nn.Irrep(degree * top.l, top.p**degree)]
-    maps = e3nn.reduced_symmetric_tensor_product_basis(irreps, degree, keep_ir=keep)
-    return maps.filter(keep=[ir_out])
 
 
 def symmetric_contraction(x, weights, irreps_out, correlation: int):

@@ -1,14 +1,5 @@
-"""`symmetric_contraction`: MACE's product basis on a form in which A occurs several times.
+"""`symmetric_contraction`: MACE's product basis, in one kernel."""
 
-Every element of e3nn's basis of symmetric maps is a path with its own weight, and its terms are
-monomials of the components of A, each once: A_i A_j and A_j A_i are one term. Making pairs of A in
-a first form and coupling them with A in a second would have less than half of the terms where there
-are many (MACE with l <= 3 to l <= 2: 585 instead of 1301), but two launches for one, and an array
-of pairs in memory.
-"""
-
-import collections
-import functools
 import math
 
 import e3nn_jax as e3nn
@@ -20,13 +11,10 @@ from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import as_int32
 from eqfuse.ops._tensor_product import operands, sharing
-from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, Slot
+from eqfuse.ops.algebra.contraction import basis, contraction
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.batch_axes import Leading
 from eqfuse.ops.primitives.rules import with_auto_axes
-
-ZERO = 1e-10
-"""Coefficients of e3nn's bases below this are rounding."""
 
 
 def symmetric_contraction(
@@ -65,7 +53,7 @@ def symmetric_contraction(
     x, weights = x.astype(dtype), weights.astype(dtype)
     if backend == "e3nn":
         return _reference.symmetric_contraction(x, weights, irreps_out, correlation)
-    form = make_form(_irs(x.irreps), _irs(irreps_out), mul, correlation)
+    form = contraction(_irs(x.irreps), _irs(irreps_out), mul, correlation)
     leading = Leading.of(x.shape[:-1], [x.array])
     shared = weights.ndim == 2
     weights = weights.reshape(1, -1) if shared else leading.rows(weights, others=2)
@@ -96,7 +84,7 @@ def symmetric_contraction_paths(irreps, irreps_out, correlation: int):
         raise ValueError(f"correlation must be at least 1, got {correlation}")
     irs, paths = _irs(irreps), []
     for ir in _irs(irreps_out):
-        found = [(ir, nu, _basis(irs, ir, nu).shape[-2]) for nu in range(1, correlation + 1)]
+        found = [(ir, nu, basis(irs, ir, nu).shape[-2]) for nu in range(1, correlation + 1)]
         if not any(count for *_, count in found):
             raise ValueError(
                 f"irreps_out {irreps_out} holds {ir}, which no symmetric product of up to "
@@ -138,50 +126,3 @@ def _gathered(weights, index, shape, leading):
     index = jnp.broadcast_to(index, leading)
     [found] = with_auto_axes(lambda w, i: [w[i]], [wide, index], (None, "rows"), ("rows",))
     return found.astype(weights.dtype)
-
-
-@functools.cache
-def _basis(irs: tuple[e3nn.Irrep, ...], ir_out: e3nn.Irrep, degree: int) -> np.ndarray:
-    """e3nn's basis of symmetric maps: [d, ..., d, number of maps, ir_out.dim], float64."""
-    maps = _reference.symmetric_basis(irs, ir_out, degree)
-    return np.asarray(maps.array, np.float64).reshape(*maps.shape[:-1], -1, ir_out.dim)
-
-
-@functools.cache
-def make_form(irs, irs_out, mul: int, correlation: int) -> Form:
-    """The form of a contraction: inputs x and w, output out, by rows.
-
-    Args:
-      irs, irs_out: irreps of x and of the output, each of `mul` channels.
-      mul, correlation: as in `symmetric_contraction`.
-    """
-    paths, number = [], 0
-    for out, ir in enumerate(irs_out):
-        for degree in range(1, correlation + 1):
-            maps = _basis(irs, ir, degree)
-            for k in range(maps.shape[-2]):
-                for blocks, terms in _polynomials(irs, maps[..., k, :]).items():
-                    factors = (*(Slot(0, s) for s in blocks), Slot(1, number))
-                    paths.append(Path(factors, Slot(0, out), terms))
-                number += 1
-    x = _operand("x", irs, mul, Role.LEFT)
-    w = _operand("w", (e3nn.Irrep("0e"),) * number, mul, Role.OTHER)
-    out = _operand("out", irs_out, mul, Role.OUTPUT)
-    return Form((x, w), (out,), tuple(paths)).merged()
-
-
-def _polynomials(irs, coefficients: np.ndarray):
-    """Terms of a map [d, ..., d, dim], by the blocks of x in increasing order; weights have one."""
-    block = [(s, i) for s, ir in enumerate(irs) for i in range(ir.dim)]
-    found = collections.defaultdict(collections.Counter)
-    for *places, component in np.argwhere(abs(coefficients) > ZERO).tolist():
-        factors = [block[place] for place in sorted(places)]
-        key = (*(i for _, i in factors), 0, component)
-        found[tuple(s for s, _ in factors)][key] += float(coefficients[*places, component])
-    return {blocks: tuple(terms.items()) for blocks, terms in found.items()}
-
-
-def _operand(name: str, irs, mul: int, role: Role) -> Operand:
-    starts = np.cumsum([0, *(mul * ir.dim for ir in irs)]).tolist()
-    segments = [Segment(s, mul, ir.dim, ir.dim) for s, ir in zip(starts, irs, strict=False)]
-    return Operand(name, starts[-1], tuple(segments), channels=True, role=role)

@@ -23,13 +23,14 @@ from eqfuse.ops._tensor_product import (
     operands,
 )
 from eqfuse.ops.algebra import channelwise as _channelwise
-from eqfuse.ops.algebra import gates, linears, products
-from eqfuse.ops.algebra.activations import UnknownActivationError
+from eqfuse.ops.algebra import linears, products
 from eqfuse.ops.algebra.form import INDEX_ARRAYS
 from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.batch_axes import Leading
+from eqfuse.ops.xla import gates
+from eqfuse.ops.xla.activations import UnknownActivationError
 
 
 class TensorProductLinear(nn.Module):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.algebra import activations
+from eqfuse.ops.xla import activations
 from tests.ops.parity import BACKENDS, PORTABLE, QUICK, only
 
 # 0.4 is where the kernels' tanh changes from a fraction to exponentials

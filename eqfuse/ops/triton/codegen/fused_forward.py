@@ -6,9 +6,9 @@ matrices of the Linear, and at the end applies the gate; the product is never wr
 
 import dataclasses
 
-from eqfuse.ops.algebra import activations
 from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.algebra.gates import Part, Tile
+from eqfuse.ops.triton.codegen import activations
 from eqfuse.ops.triton.codegen.fused_lines import FusedText
 from eqfuse.ops.triton.codegen.lines import SLICE
 from eqfuse.ops.triton.spec import KernelSpec

@@ -105,6 +105,13 @@ class RunFolder:
             self._set_log_aside(error)
             return
         rows = [row for row in rows if int(row["epoch"]) <= epoch]
+        if (last := max((int(row["epoch"]) for row in rows), default=0)) < epoch:
+            print(
+                f"warning: {self.metrics} was cut off: it has no line of epoch {last + 1} to "
+                f"{epoch}, which are done; the run goes on without",
+                file=sys.stderr,
+                flush=True,
+            )
         with self._log_errors():
             if not rows:
                 self.metrics.unlink()

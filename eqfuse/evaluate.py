@@ -54,7 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--energy-key", help=f"name in the file, eV{keys}")
     parser.add_argument("--forces-key", help=f"eV/Å{keys}")
     parser.add_argument("--stress-key", help=f"eV/Å^3, optional in the file{keys}")
-    parser.add_argument("--backend", help="implementation of the ops; by device if not given")
+    parser.add_argument(
+        "--backend",
+        help="implementation of the ops, such as xla or triton,linear=xla; by device if not given",
+    )
     return parser
 
 

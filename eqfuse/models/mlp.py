@@ -75,7 +75,7 @@ def dense(x, kernel, backend: str | None):
     Returns:
       [rows, width].
     """
-    if len(x) <= FEW_ROWS and ops.resolve(backend) == "numba":
+    if len(x) <= FEW_ROWS and ops.resolve(backend, "grouped_dense") == "llvm":
         return ops.grouped_dense(x, [kernel], scale=scale(kernel), backend=backend)
     return scale(kernel) * jnp.dot(x, kernel)
 

@@ -167,7 +167,7 @@ class RadialNetworks(nn.Module):
         few = len(basis) <= mlp.FEW_ROWS
         if not self.hidden:
             hidden = [basis] * len(networks)
-        elif few and ops.resolve(self.backend) not in ("xla", "e3nn"):
+        elif few and ops.resolve(self.backend, "grouped_dense") not in ("xla", "e3nn"):
             groups = [first[k : k + TOGETHER] for k in range(0, len(first), TOGETHER)]
             hidden = [h for group in groups for h in _side_by_side(basis, group, self.backend)]
         else:

@@ -201,7 +201,11 @@ class Config:
     training: Any = MISSING
     preset: str | None = setting(None, "settings that go together; see Presets below")
     seed: int = setting(0, "of the initial parameters, the split and the order of the data")
-    backend: str | None = setting(None, "implementation of the ops; null: by device")
+    backend: str | None = setting(
+        None,
+        "implementation of the ops: triton, llvm, xla or e3nn, and of single ops: "
+        "triton,linear=xla; null: by device",
+    )
     devices: str = setting(
         "1", "to share every batch between: a number; all of this machine; distributed, see Options"
     )

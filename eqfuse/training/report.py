@@ -51,12 +51,19 @@ def report(
         "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}); "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
         "programs": _programs(config, dataset, batchers),
-        "backend": f"{ops.resolve(config.backend)} on {jax.devices()[0].platform}, {config.dtype}",
+        "backend": _backend(config),
         "devices": f"{devices.count}"
         + (", each with its part of every batch" if devices.count > 1 else ""),
         "run": folder.path,
     }
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+
+
+def _backend(config: Config) -> str:
+    """What runs the ops, and which ops something else runs."""
+    apart = "".join(f"; {op} on {name}" for op, name in ops.resolve_apart(config.backend).items())
+    platform = jax.devices()[0].platform
+    return f"{ops.resolve(config.backend)} on {platform}{apart}; {config.dtype}"
 
 
 def _frames(config: Config, dataset: Dataset) -> str:

@@ -9,7 +9,7 @@ import pytest
 from eqfuse import ops
 
 NODES, EDGES, SETS = 4, 6, 3
-BACKENDS = ["xla", "numba", "e3nn"]
+BACKENDS = ["xla", "llvm", "e3nn"]
 
 
 def random_irreps(rng, blocks: int, lmax: int) -> e3nn.Irreps:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+@pytest.mark.parametrize("backend", ["xla", "llvm", "triton-interpret"])
 def test_two_host_devices(backend):
     """Of data and parameters, first and second order: those of e3nn, half by half."""
     if backend == "triton-interpret":

@@ -24,13 +24,17 @@ SOURCE = "file.txt"
 _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.evaluate") -> int:
     """Print and write what the arguments ask for.
+
+    Args:
+      arguments: of the command; None for those of the command line.
+      program: how it was called, for the help text.
 
     Returns:
       0 done; 2 a run or file that cannot be used.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser(program).parse_args(arguments)
     keep_programs()
     try:
         ops.resolve_here(options.backend)
@@ -45,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m eqfuse.evaluate", description=__doc__)
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description="Errors of a trained run on a file.")
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("file", type=Path, help="extended XYZ file, or rMD17 .npz, with labels")
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")

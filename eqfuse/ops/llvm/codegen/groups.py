@@ -2,7 +2,8 @@
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Path, Role, ordered_groups
+from eqfuse.ops.algebra.form import Form, Path, Role
+from eqfuse.ops.algebra.schedule import ordered_groups
 from eqfuse.ops.llvm.codegen.contract import Contraction, split
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.layout import lanes, padded

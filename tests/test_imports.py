@@ -17,6 +17,7 @@ ALLOWED = {
     "pictures": set(),
     "evaluation": {"data", "models", "training"},
     "evaluate": {"ops", "data", "training", "pictures", "evaluation"},
+    "convert": {"ops", "graph", "data", "models", "training", "convert"},
     "calculator": {"graph", "ops", "data", "models", "training"},
 }
 # The files that talk to Triton; each imports it when it is needed, not when it is imported.

@@ -1,0 +1,6 @@
+"""Networks of other programs as runs of this one, and back."""
+
+from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.write import convert_mace
+
+__all__ = ["ConvertError", "convert_mace"]

@@ -4,8 +4,9 @@ import dataclasses
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops import _build, _build_uuu, _symmetric_contraction
-from eqfuse.ops._form import Form
+from eqfuse.ops import _symmetric_contraction
+from eqfuse.ops.algebra import channelwise, products
+from eqfuse.ops.algebra.form import Form
 from eqfuse.ops.show import derivatives
 
 SH2, SH3 = "0e+1o+2e", "0e+1o+2e+3o"
@@ -32,9 +33,9 @@ class Case:
     def filter_ir_out(self) -> tuple[e3nn.Irrep, ...]:
         return tuple(ir for _, ir in e3nn.Irreps(self.keep))
 
-    def product(self) -> _build.Product:
+    def product(self) -> products.Product:
         """The form and the irreps of its output."""
-        return _build.tensor_product(
+        return products.tensor_product(
             e3nn.Irreps(self.irreps_x),
             e3nn.Irreps(self.irreps_y),
             self.filter_ir_out,
@@ -82,7 +83,7 @@ class Channelwise:
         """As `Case.forms`."""
         irreps = e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y)
         keep = tuple(ir for _, ir in e3nn.Irreps(self.keep))
-        product = _build_uuu.channelwise_tensor_product(*irreps, keep, "component", on_graph=True)
+        product = channelwise.channelwise_tensor_product(*irreps, keep, "component", on_graph=True)
         return derivatives(product.form)
 
 

@@ -4,7 +4,10 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _build, _build_uuu, _fused, _gate, _linear, _mixing_kernel
+from eqfuse.ops.algebra import channelwise as _channelwise
+from eqfuse.ops.algebra import gates, linears, products
+from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.triton.codegen import linear_kernel
 
 BOTH_L2 = "0e+0o+1e+1o+2e+2o"
 
@@ -28,17 +31,17 @@ def fused(
     keep = tuple(sorted({ir for _, ir in e3nn.Irreps(out)}))
     options = {"filter_ir_out": keep, "normalization": "component", "on_graph": on_graph}
     if channelwise:
-        build = _build_uuu.channelwise_tensor_product
+        build = _channelwise.channelwise_tensor_product
     else:
-        build = _build.tensor_product
+        build = products.tensor_product
         options["weighted"] = weighted and on_graph
     product = build(e3nn.Irreps(x), e3nn.Irreps(y), **options)
-    linear, _ = _linear.for_product(product, product.irreps_out, out, force_irreps_out=True)
+    linear, _ = linears.for_product(product, product.irreps_out, out, force_irreps_out=True)
     if split is not None:
-        linear, _ = _linear.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
+        linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
     acts = (jax.nn.silu, jnp.tanh, jax.nn.silu, jnp.tanh)
-    gate = _gate.gate(linear, *acts, True) if gated else None
-    return _fused.Fused.build(product.form, linear, gate, gated)
+    gate = gates.gate(linear, *acts, True) if gated else None
+    return Fused.build(product.form, linear, gate, gated)
 
 
 TETRIS = "32x0e+32x0o+8x1e+8x1o+8x2e+8x2o"
@@ -114,8 +117,8 @@ CASES = {name: fused(**spec) for name, spec in SPECS.items()}
 
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str):
     """The kernels of a Linear from irreps to the same: forward, and backward of everything."""
-    linear = _linear.linear(irreps, (False,) * len(irreps), irreps, num_sets=num_sets)
+    linear = linears.linear(irreps, (False,) * len(irreps), irreps, num_sets=num_sets)
     mixing = linear.mixing
     n = len(mixing.inputs)
     backward = mixing.jvp((True,) * n).transpose((False,) * n + (True,) * n, (True,))
-    return [_mixing_kernel.generate(m, dtype, False) for m in (mixing, backward)]
+    return [linear_kernel.generate(m, dtype, False) for m in (mixing, backward)]

@@ -18,8 +18,8 @@ from benchmarks.cpu_problems import random_graph, step_on
 from benchmarks.growth import BASE
 from benchmarks.launches import count
 from benchmarks.timing import LARGE, fits
-from eqfuse.ops._ahead import _specs
-from eqfuse.ops._numba import machine
+from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.primitives.ahead import _specs
 from eqfuse.training.hlo import Program
 from eqfuse.training.memory import keep_freed_memory
 

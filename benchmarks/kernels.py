@@ -28,11 +28,12 @@ from benchmarks.fused_cases import CASES as FUSED
 from eqfuse.graph import Graph
 from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict
-from eqfuse.ops import Edges, _fused_backward, _fused_kernel, _plan, _processors
-from eqfuse.ops._ahead import compile_ahead
-from eqfuse.ops._fused_primitive import second_op
-from eqfuse.ops._triton import compile as compiler
-from eqfuse.ops._triton.parallel import compile_many
+from eqfuse.ops import Edges, _processors
+from eqfuse.ops.primitives.ahead import compile_ahead
+from eqfuse.ops.primitives.fused import second_op
+from eqfuse.ops.triton.codegen import fused_backward, fused_forward, plan
+from eqfuse.ops.triton.runtime import compile as compiler
+from eqfuse.ops.triton.runtime.parallel import compile_many
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 OTHER_DTYPES = dict.fromkeys(("nequip-64-l2", "fused nequip-64-l2"), ("float64", "bfloat16"))
@@ -76,18 +77,18 @@ def kernels_of(name: str, dtype: str):
     """(order, terms of the product, kernels) of a case; of fused ops, their own kernels only."""
     if name in CASES:
         for order, form in CASES[name].forms().items():
-            kernels = _plan.kernels(form, dtype)
+            kernels = plan.kernels(form, dtype)
             yield order, form.num_terms, [kernel.spec for kernel in kernels]
         return
     fused = FUSED[name.removeprefix("fused ")]
     everything = (True,) * fused.num_floats, (True,) * len(fused.sizes)
-    backward = _fused_backward.backward(fused, *everything, dtype)
-    yield "forward", fused.form.num_terms, [_fused_kernel.forward(fused, dtype).spec]
+    backward = fused_backward.backward(fused, *everything, dtype)
+    yield "forward", fused.form.num_terms, [fused_forward.forward(fused, dtype).spec]
     yield "backward", 2 * fused.form.num_terms, [backward.spec]
     if not fused.summed and fused.gate is None:
         other, _, asked = second_op(fused, [True] * len(fused.form.inputs))
-        backward = _fused_backward.backward(other, asked, (True,) * len(other.sizes), dtype)
-        specs = [_fused_kernel.forward(other, dtype).spec, backward.spec]
+        backward = fused_backward.backward(other, asked, (True,) * len(other.sizes), dtype)
+        specs = [fused_forward.forward(other, dtype).spec, backward.spec]
         yield "double", other.form.num_terms, specs
 
 

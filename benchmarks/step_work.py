@@ -8,11 +8,9 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops import _fused_native, _fused_primitive, _mixing_primitive, _primitive
-from eqfuse.ops._mixing import Mixing
-
-DEFINITIONS = _fused_primitive.FUNCTIONS | {_fused_native.double_p: _fused_native._double}
-"""What the parts of fused ops are made of. Arrays inside of them need not be moved."""
+from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.primitives import forms, linear_forms
+from eqfuse.ops.primitives.rules import definitions
 
 
 def step_work(function, args) -> tuple[int, int]:
@@ -34,15 +32,15 @@ def _work(jaxpr: Jaxpr) -> tuple[int, int]:
 def _work_of(equation) -> tuple[int, int]:
     primitive, params = equation.primitive, equation.params
     moved = sum(v.aval.size * v.aval.dtype.itemsize for v in (*equation.invars, *equation.outvars))
-    if primitive in DEFINITIONS:
+    if primitive in definitions:  # a fused op: arrays inside of it need not be moved
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
-        inner = jax.make_jaxpr(lambda *a: DEFINITIONS[primitive](*a, **params))(*avals)
+        inner = jax.make_jaxpr(lambda *a: definitions[primitive](*a, **params))(*avals)
         used, _ = pe.dce_jaxpr(inner.jaxpr, [True] * len(inner.jaxpr.outvars))
         return moved, _work(used)[1]
-    if primitive is _primitive.form_p:
+    if primitive is forms.form_p:
         work = params["form"].counts(params["num_rows"], params["num_nodes"])
         return work.bytes, work.operations
-    if primitive is _mixing_primitive.mixing_p:
+    if primitive is linear_forms.mixing_p:
         return moved, mixing_operations(params["mixing"], params["num_rows"])
     if primitive is jax.lax.dot_general_p:
         contracted = params["dimension_numbers"][0][0]

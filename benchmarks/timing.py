@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.record import Spread
-from eqfuse.ops._numba import machine
+from eqfuse.ops.llvm.runtime import machine
 
 WARM_UP, LEAST = 2, 3
 CALLS = 3

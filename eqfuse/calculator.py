@@ -11,7 +11,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from eqfuse.data import DataError, Sample, Shape, Structure, collate, neighbor_list
 from eqfuse.data.dataset import species_index
 from eqfuse.data.errors import FlownApartError
-from eqfuse.data.neighbors import lattice_offsets
+from eqfuse.data.neighbors import gathering_offsets
 from eqfuse.models import predict
 from eqfuse.training import load_run, read_metadata
 
@@ -43,15 +43,16 @@ class Calculator(ase.calculators.calculator.Calculator):
       backend: see `eqfuse.ops`.
     Raises:
       CheckpointError: no readable checkpoint.
-      ValueError: a negative skin, another dtype, or a run that did not train a potential.
+      ValueError: a skin that is negative or not finite, another `which` or dtype, or a run that did
+        not train a potential.
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "free_energy")
 
     def __init__(self, run, *, skin: float = 0.5, which=None, dtype=None, backend=None, **kwargs):
         super().__init__(**kwargs)
-        if not skin >= 0:
-            raise ValueError(f"the skin must be zero or more Å, got {skin}")
+        if not 0 <= skin < np.inf:
+            raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
         metadata = read_metadata(run, which=which)
@@ -89,8 +90,8 @@ class Calculator(ase.calculators.calculator.Calculator):
 
         Raises:
           DataError: an element that the run was not trained on, no atoms, atoms at one place,
-            positions that are not finite or far apart (see `eqfuse.data.neighbor_list`), a periodic
-            direction without a lattice vector.
+            positions that are not finite or far apart, or too many pairs of them within cutoff and
+            skin (see `eqfuse.data.neighbor_list`), a periodic direction without a lattice vector.
         """
         super().calculate(atoms, properties, system_changes)
         if not np.isfinite(self.atoms.positions).all():
@@ -99,18 +100,15 @@ class Calculator(ase.calculators.calculator.Calculator):
         cell = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).cell
         species = species_index(atoms.numbers, self.species)
         try:
-            senders, receivers, shifts = self._edges(cell)
+            senders, receivers, shifts, positions = self._edges(cell)
         except FlownApartError as err:
             raise FlownApartError(f"{err}; in a simulation: {_DIVERGED}") from err
-        offsets = lattice_offsets(atoms.positions, cell, atoms.pbc)
-        near = atoms.positions - offsets
         sample = Sample(
-            # small numbers, which single precision resolves: near the origin, and near each other
-            positions=near - near.mean(axis=0),
+            positions=positions,
             species=species,
             senders=senders,
             receivers=receivers,
-            shifts=shifts + offsets[senders] - offsets[receivers],
+            shifts=shifts,
             cell=cell,
             energy=0.0,
             forces=np.zeros((len(species), 3)),
@@ -121,7 +119,10 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._store(prediction, len(species), cell)
 
     def _edges(self, cell):
-        """Pairs within the cutoff, of a list that is made anew when atoms have moved too far."""
+        """Pairs within the cutoff, and positions of the images that they join, as in `Sample`.
+
+        They are of a list that is made anew when atoms have moved too far.
+        """
         atoms, listed = self.atoms, self._neighbors
         fresh = (
             listed is None
@@ -131,13 +132,18 @@ class Calculator(ase.calculators.calculator.Calculator):
             or _largest_move(listed.positions, atoms.positions) > self.skin / 2
         )
         if fresh:
-            edges = neighbor_list(atoms.positions, cell, atoms.pbc, self.cutoff + self.skin)
-            listed = _Neighbors(atoms.positions.copy(), cell.copy(), atoms.pbc.copy(), *edges)
+            senders, receivers, shifts = neighbor_list(
+                atoms.positions, cell, atoms.pbc, self.cutoff + self.skin
+            )
+            offsets, shifts = gathering_offsets(atoms.positions, senders, receivers, shifts)
+            made_for = atoms.positions.copy(), cell.copy(), atoms.pbc.copy()
+            listed = _Neighbors(*made_for, offsets, senders, receivers, shifts)
             self._neighbors = listed
+        positions = atoms.positions - listed.offsets
         senders, receivers, shifts = listed.senders, listed.receivers, listed.shifts
-        vectors = atoms.positions[senders] + shifts - atoms.positions[receivers]
+        vectors = positions[senders] + shifts - positions[receivers]
         near = np.einsum("ei,ei->e", vectors, vectors) < self.cutoff**2
-        return senders[near], receivers[near], shifts[near]
+        return senders[near], receivers[near], shifts[near], positions
 
     def _padded(self, sample: Sample) -> Shape:
         """A shape with room for the sample: of those compiled for, unless most would be padding."""
@@ -186,11 +192,15 @@ def _compiled(potential):
 
 @dataclasses.dataclass(frozen=True)
 class _Neighbors:
-    """A list of pairs, and the atoms that it was made for."""
+    """A list of pairs, and the atoms that it was made for.
+
+    `shifts` are between the images that `offsets` moves the atoms to: see `gathering_offsets`.
+    """
 
     positions: np.ndarray
     cell: np.ndarray
     pbc: np.ndarray
+    offsets: np.ndarray
     senders: np.ndarray
     receivers: np.ndarray
     shifts: np.ndarray

@@ -1,6 +1,10 @@
-"""Imports run one way: ops <- models <- training <- train.py, data <- training."""
+"""Imports run one way: ops <- models <- training <- train.py, data <- training.
+
+Inside of ops: algebra <- xla, triton, llvm <- primitives <- the public ops.
+"""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -20,8 +24,23 @@ ALLOWED = {
     "convert": {"ops", "graph", "data", "models", "training", "convert"},
     "calculator": {"graph", "ops", "data", "models", "training"},
 }
+# The layers of ops: what each may import of the others; modules that are not listed are public ops,
+# which may import all.
+LAYERS = {
+    "algebra": {"algebra"},
+    "xla": {"algebra", "xla"},
+    "_cache": set(),
+    "_edges": set(),
+    "_processors": set(),
+    "triton": {"algebra", "triton", "_cache", "_processors"},
+    "llvm": {"algebra", "llvm", "_cache", "_processors"},
+    "_backend": {"llvm"},
+    "primitives": {"algebra", "xla", "triton", "llvm", "primitives", "_backend", "_edges"},
+    "_reference": {"_reference"},
+}
+MOST_MODULES, LONGEST_CHAIN = 25, 11
 # The files that talk to Triton; each imports it when it is needed, not when it is imported.
-LAUNCHERS = {"eqfuse/ops/_triton"}
+LAUNCHERS = {"eqfuse/ops/triton/runtime"}
 
 
 def imports_of(source: str, module: str) -> list[str]:
@@ -58,6 +77,60 @@ def violations(source: str, module: str) -> list[str]:
     return found
 
 
+def layer_of(name: str) -> str | None:
+    """The module or folder directly in ops that a module belongs to; None outside of ops."""
+    words = name.split(".")
+    return words[2] if words[:2] == ["eqfuse", "ops"] and len(words) > 2 else None
+
+
+def layer_violations(source: str, module: str) -> list[str]:
+    """Imports that the layers of ops forbid."""
+    allowed = LAYERS.get(layer_of(module))
+    if allowed is None:
+        return []
+    layers = {name: layer_of(name) for name in imports_of(source, module)}
+    return [
+        f"{module} imports {name}"
+        for name, layer in layers.items()
+        if layer is not None and layer not in allowed
+    ]
+
+
+def graph(package: Path = PACKAGE / "ops") -> dict[str, set[str]]:
+    """The modules of a package that each of them imports, at any depth of its code."""
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in package.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    found = {}
+    for module, path in paths.items():
+        names = imports_of(path.read_text(encoding="utf-8"), module)
+        names += [name.rpartition(".")[0] for name in names]
+        found[module] = (set(names) & set(paths)) - {module}
+    return found
+
+
+def longest_chain(imports: dict[str, set[str]]) -> list[str]:
+    """The longest chain of modules each of which imports the next.
+
+    Raises:
+      AssertionError: a circle, naming it.
+    """
+    on_the_way: list[str] = []
+
+    @functools.cache
+    def chain(module: str) -> list[str]:
+        circle = " -> ".join([*on_the_way, module])
+        assert module not in on_the_way, f"modules import each other in a circle: {circle}"
+        on_the_way.append(module)
+        following = max((chain(name) for name in sorted(imports[module])), key=len, default=[])
+        on_the_way.pop()
+        return [module, *following]
+
+    return max((chain(module) for module in imports), key=len)
+
+
 def modules() -> list[tuple[str, Path]]:
     return [
         (".".join(path.relative_to(ROOT).with_suffix("").parts), path)
@@ -68,6 +141,36 @@ def modules() -> list[tuple[str, Path]]:
 @pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: str(value))
 def test_imports_run_one_way(module, path):
     assert violations(path.read_text(encoding="utf-8"), module) == []
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: str(value))
+def test_ops_are_layers(module, path):
+    assert layer_violations(path.read_text(encoding="utf-8"), module) == []
+
+
+def test_ops_have_few_modules_side_by_side():
+    children = [p for p in (PACKAGE / "ops").iterdir() if p.is_dir() or p.suffix == ".py"]
+    children = [p for p in children if p.name not in ("__init__.py", "__pycache__")]
+    assert len(children) <= MOST_MODULES, sorted(p.name for p in children)
+    assert set(LAYERS) <= {p.stem for p in children}
+
+
+def test_no_long_chain_of_imports_and_no_circle():
+    chain = longest_chain(graph())
+    assert len(chain) <= LONGEST_CHAIN, "\n".join(chain)
+
+
+def test_a_circle_is_found():
+    with pytest.raises(AssertionError, match="a -> b -> a"):
+        longest_chain({"a": {"b"}, "b": {"a"}})
+    assert longest_chain({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == ["a", "b", "c"]
+
+
+def test_the_algebra_is_pure_python():
+    """It imports neither JAX nor a compiler; of e3nn_jax only names that are data."""
+    for path in (PACKAGE / "ops" / "algebra").glob("*.py"):
+        names = {name.split(".")[0] for name in imports_of(path.read_text("utf-8"), "x")}
+        assert not names & {"jax", "jaxlib", "flax", "triton", "llvmlite"}, path
 
 
 def test_every_part_has_a_rule():
@@ -83,10 +186,15 @@ def test_every_part_has_a_rule():
         ("eqfuse.models.x", "from ..training import loop"),
         ("eqfuse.data.x", "from eqfuse.models import build"),
         ("eqfuse.training.x", "import train"),
+        ("eqfuse.ops.algebra.x", "from eqfuse.ops import xla"),
+        ("eqfuse.ops.algebra.x", "from eqfuse.ops.triton.codegen import plan"),
+        ("eqfuse.ops.triton.codegen.x", "from eqfuse.ops.primitives import fused"),
+        ("eqfuse.ops.xla.x", "from eqfuse.ops import _backend"),
+        ("eqfuse.ops.primitives.x", "def f():\n    from eqfuse.ops import _tensor_product"),
     ],
 )
 def test_the_rule_sees_a_violation(module, source):
-    assert len(violations(source, module)) == 1
+    assert len(violations(source, module) + layer_violations(source, module)) == 1
 
 
 def test_only_launchers_import_triton():
@@ -102,4 +210,4 @@ def test_launchers_import_triton_lazily():
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.parse(path.read_text("utf-8")).body:
                 top = ast.unparse(node) if isinstance(node, ast.Import | ast.ImportFrom) else ""
-                assert "triton" not in top.replace("eqfuse.ops._triton", ""), f"{path}: {top}"
+                assert "triton" not in top.replace("eqfuse.ops.triton", ""), f"{path}: {top}"

@@ -39,4 +39,4 @@ def test_a_wheel_has_them(tmp_path):
     [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {str(path) for path in DATA} <= set(names)
-    assert "eqfuse/ops/_numba/machine.py" in names
+    assert "eqfuse/ops/llvm/runtime/machine.py" in names

@@ -17,11 +17,11 @@ class Sample:
     """One structure made ready for batches: neighbour list, species, relative energy.
 
     Attributes:
-      positions: [n_atoms, 3] float64, Å, of images in one cell, centred on their mean (float32
-        resolves small numbers).
+      positions: [n_atoms, 3] float64, Å, of images near their neighbours and the origin (float32
+        resolves small numbers); see `eqfuse.data.neighbors.gathering_offsets`.
       species: [n_atoms] int32, index into the table of species.
       senders, receivers: [n_edges] int32, sorted by receiver, then sender.
-      shifts: [n_edges, 3] float64, Å; see `neighbor_list`.
+      shifts: [n_edges, 3] float64, Å, between these images; see `neighbor_list`.
       cell: [3, 3] float64, Å, zero for a molecule.
       energy: eV, relative to the reference energies, float64.
       forces: [n_atoms, 3] float64, eV/Å.

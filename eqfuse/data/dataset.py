@@ -9,7 +9,7 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.batching import Sample, shuffled
 from eqfuse.data.errors import DataError
-from eqfuse.data.neighbors import lattice_offsets, neighbor_list
+from eqfuse.data.neighbors import gathering_offsets, neighbor_list
 from eqfuse.data.references import energies_of_atoms, fit_reference_energies, subtract
 from eqfuse.data.structures import Structure, names_of
 
@@ -330,12 +330,11 @@ def _prepare(structure, name, cutoff, species, references) -> Sample:
         if structure.energy is None or structure.forces is None:
             missing = "energy" if structure.energy is None else "forces"
             raise DataError(f"there is no {missing}; training needs energies and forces")
-        cell, pbc = structure.cell, structure.pbc
-        near = structure.positions - lattice_offsets(structure.positions, cell, pbc)
-        senders, receivers, shifts = neighbor_list(near, cell, pbc, cutoff)
+        positions, cell = structure.positions, structure.cell
+        senders, receivers, shifts = neighbor_list(positions, cell, structure.pbc, cutoff)
+        offsets, shifts = gathering_offsets(positions, senders, receivers, shifts)
         return Sample(
-            # small numbers, which single precision resolves: near the origin, and near each other
-            positions=near - near.mean(axis=0),
+            positions=positions - offsets,
             species=species_index(structure.numbers, species),
             senders=senders,
             receivers=receivers,

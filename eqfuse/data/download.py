@@ -51,17 +51,17 @@ def fetch(remote: RemoteFile, folder: Path) -> Path:
       DataError: no network, a folder that cannot be written, or another checksum.
     """
     path = Path(folder) / remote.name
-    if not path.exists():
-        try:
+    try:
+        if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(_beside(path, ".part"), "ab") as part:
                 fcntl.flock(part, fcntl.LOCK_EX)
                 if not path.exists():
                     _download(remote, part, path)
-        except OSError as error:
-            raise DataError(
-                f"{path} cannot be written: {error.strerror}; what has arrived is kept"
-            ) from error
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written: {error.strerror}; what has arrived is kept"
+        ) from error
     try:
         _check(remote, path)
     except OSError as error:

@@ -14,13 +14,18 @@ from ase.io.extxyz import key_val_str_to_dict
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.errors import DataError
+from eqfuse.data.files import require_regular
 from eqfuse.data.structures import Structure, is_isolated_atom
 
 _PLAIN = "eqfuse_"
 _NINE_NUMBERS = ("stress", "virial")  # for which ASE takes nothing else
-# What is between quotes or brackets, of any kind that ASE knows; no key is looked for in there.
-_QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\{(?:\\.|[^}\\])*\}|\[(?:\\.|[^]\\])*\]"""
-_NESTED_LIST = r"\[\s*\[[^]]*\](?:\s*,?\s*\[[^]]*\])*\s*\]"
+_LONGEST_COMMENT = 2**20  # characters, which ASE takes seconds for; 6 million take a minute
+# What is between quotes or brackets, of any kind that ASE knows; no key is looked for in there. One
+# that nothing closes reaches to the end, as for ASE: if the end were looked for again from each, a
+# line of brackets would take the square of its length.
+_DELIMITERS = ('""', "''", (r"\{", r"\}"), (r"\[", r"\]"))
+_QUOTED = "|".join([r"\\.", *(rf"{a}(?:\\.|[^{b}\\])*(?:{b}|\\?\Z)" for a, b in _DELIMITERS)])
+_NESTED_LIST = r"\[\s*\[[^]]*\](?:\s*(?:,\s*)?\[[^]]*\])*\s*\]"
 
 
 def read_extxyz(
@@ -48,8 +53,9 @@ def read_extxyz(
     Returns:
       one Structure per frame, in order.
     Raises:
-      DataError: a missing, empty or unreadable file; a frame without atoms or labels, with an
-        unknown element, NaN or infinity. Names the file and the frame, counted from 0.
+      DataError: a missing, empty or unreadable file, a pipe or a device; a frame without atoms or
+        labels, with an unknown element, NaN, infinity or a comment line of more than 2^20
+        characters. Names the file and the frame, counted from 0.
     References: https://github.com/libAtoms/extxyz
     """
     structures = []
@@ -66,6 +72,7 @@ def read_extxyz(
 
 
 def _frames(path) -> Iterator[str]:
+    require_regular(path)
     # ASE stops silently at a blank line and does not say which frame is broken: split here.
     try:
         with (
@@ -98,6 +105,11 @@ def _frames(path) -> Iterator[str]:
             raise DataError(
                 f"{where}: the file ends after {max(len(lines) - start - 2, 0)} of "
                 f"{num_atoms} atoms; it may have been cut off"
+            )
+        if len(lines[start + 1]) > _LONGEST_COMMENT:
+            raise DataError(
+                f"{where}: a comment line of {len(lines[start + 1])} characters, and at most "
+                f"{_LONGEST_COMMENT} are read; shorten it to what is trained on"
             )
         yield "".join(lines[start:end])
         start, frame = end, frame + 1

@@ -1,18 +1,27 @@
 """Neighbour lists, open or periodic in any direction."""
 
 import numpy as np
+import scipy.sparse
 import vesin
+from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from eqfuse.data.errors import DataError, FlownApartError
 
 # Nearer than any nuclei in a simulation: such a pair is one atom listed twice. At zero distance
 # the pair would pass for a padding edge and silently vanish from the energy.
 _COINCIDENT = 1e-3
+_LEAST_CUTOFF = 1e-6  # vesin's
 # vesin sorts atoms into boxes as wide as the cutoff, of which it makes wider ones where they are
 # more than 1e5 (a few per cent of margin here). It rounds their numbers along x, y and z down, one
 # after the other, and divides by them: with 3 or more before that, none becomes zero. Where only
 # some directions are periodic, it compares each box with all along the others: 1e8 take 20 s.
 _BOXES, _FEWEST_BOXES, _COMPARED = 0.9e5, 3, 1e8
+# An empty layer so many cutoffs thick is cut away; thinner ones are no trouble.
+_VACUUM = 100
+# A list of so many pairs takes 6 GB while it is made, and a model needs kilobytes for each of them.
+# Per atom these are the neighbours within 60 Å in a metal: more come from a cell that is too small.
+# vesin looks at a hundred empty images of a box in the time of a pair.
+_MOST_PAIRS, _MOST_NEIGHBORS, _IMAGES_PER_PAIR = 5e7, 1e5, 100
 
 
 def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -31,22 +40,30 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
       senders (neighbours) [n_edges] int32, receivers (centres) [n_edges] int32 and shifts
       [n_edges, 3] float64 in Å, sorted by receiver, then sender, then periodic image.
     Raises:
-      DataError: a cutoff that is not positive and finite, or two atoms at the same place.
+      DataError: a cutoff that is not finite and above 1e-6 Å, two atoms at the same place, or more
+        than about 5e7 pairs or 1e5 for each atom, estimated before any is looked for.
       FlownApartError: atoms too far apart in directions that are not periodic: those of a molecule
         by 1e5 cutoffs along a line or 300 in a plane, of a narrow slab by 1e4, of a wire by 100.
     References: vesin, https://github.com/Luthaf/vesin
     """
-    if not (np.isfinite(cutoff) and cutoff > 0):
-        raise DataError(f"the cutoff must be a positive number of Å, got {cutoff}")
+    if not (np.isfinite(cutoff) and cutoff > _LEAST_CUTOFF):
+        raise DataError(f"the cutoff must be a number of Å above {_LEAST_CUTOFF}, got {cutoff}")
     positions = np.ascontiguousarray(positions, np.float64)
     cell = np.ascontiguousarray(cell, np.float64)
     pbc = np.ascontiguousarray(pbc, bool)
     away = _cells_away(positions, cell, pbc)
-    points = positions - away @ cell
-    _require_together(points, cell, pbc, cutoff)
-    calculator = vesin.NeighborList(cutoff=float(cutoff), full_list=True)
+    points, periodic = positions - away @ cell, pbc
+    if _too_far_apart(points, cell, periodic, cutoff):
+        away, periodic = _closed_up(points, cell, pbc, away, cutoff)
+        points = positions - away @ cell
+    _require_together(points, cell, periodic, cutoff)
+    # No pair of a molecule is further apart; vesin looks for images of it as far as it is told.
+    size = 1 + 1.01 * np.linalg.norm(np.ptp(points, axis=0))
+    reach = cutoff if periodic.any() else min(cutoff, size)
+    _require_few_pairs(points, cell, periodic, reach)
+    calculator = vesin.NeighborList(cutoff=float(reach), full_list=True)
     receivers, senders, images, distances = calculator.compute(
-        points=points, box=cell, periodic=pbc, quantities="ijSd"
+        points=points, box=cell, periodic=periodic, quantities="ijSd"
     )
     if distances.size and distances.min() < _COINCIDENT:
         pair = int(np.argmin(distances))
@@ -63,17 +80,60 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     return senders[order].astype(np.int32), receivers[order].astype(np.int32), shifts
 
 
-def lattice_offsets(positions, cell, pbc) -> np.ndarray:
-    """The lattice vector between each atom and its image in the cell, [n_atoms, 3] float64 in Å.
+def gathering_offsets(positions, senders, receivers, shifts) -> tuple[np.ndarray, np.ndarray]:
+    """Find images of neighbours near each other and near the origin, as float32 needs them.
 
-    What is left without it are small numbers, which single precision resolves.
+        near = positions - offsets
+        vector[e] = near[senders[e]] + moved_shifts[e] - near[receivers[e]]
+
+    Atoms that are connected by edges, directly or through others, are moved by lattice vectors,
+    each to the image next to a neighbour, and then together by their mean. All numbers are small
+    then, and most shifts zero, however large the cell and wherever the atoms are in it. Atoms that
+    no edges connect lose their distances: only the vectors of edges keep a meaning.
 
     Args:
       positions: [n_atoms, 3] Å.
-      cell: [3, 3] Å, rows are lattice vectors; not read in non-periodic directions.
-      pbc: [3] bool, which directions are periodic.
+      senders, receivers: [n_edges], both directions of each pair; see `neighbor_list`.
+      shifts: [n_edges, 3] Å.
+    Returns:
+      offsets [n_atoms, 3] and moved shifts [n_edges, 3], float64 in Å.
     """
-    return _cells_away(positions, cell, pbc) @ cell
+    count = len(positions)
+    edges = scipy.sparse.coo_array((np.ones(len(senders)), (receivers, senders)), (count, count))
+    num_parts, part = connected_components(edges, directed=False)
+    offsets = np.zeros((count, 3))
+    if shifts.any():
+        offsets = -_steps_to_neighbors(positions, senders, receivers, shifts, part)
+        shifts = shifts + offsets[senders] - offsets[receivers]
+    sums = [np.bincount(part, column, num_parts) for column in (positions - offsets).T]
+    means = np.stack(sums, axis=-1) / np.bincount(part)[:, None]
+    return offsets + means[part], shifts
+
+
+def _steps_to_neighbors(positions, senders, receivers, shifts, part) -> np.ndarray:
+    """Lattice vectors [n_atoms, 3] that move each atom near the one before it in a tree.
+
+    Args:
+      part: [n_atoms], the connected part that each atom is in; it keeps the place of its first.
+    """
+    count = len(positions)
+    firsts = np.unique(part, return_index=True)[1]
+    # One tree of all parts: breadth first from a node next to the first atom of each.
+    rows = np.concatenate([receivers, np.full(len(firsts), count)])
+    columns = np.concatenate([senders, firsts])
+    edges = scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), (count + 1, count + 1))
+    before = breadth_first_order(edges, count, return_predecessors=True)[1].astype(np.int64)
+    before[count] = count
+    lengths = np.linalg.norm(positions[senders] + shifts - positions[receivers], axis=1)
+    order = np.lexsort((lengths, senders, receivers))
+    pairs = receivers[order].astype(np.int64) * count + senders[order]
+    later = np.flatnonzero(before < count)
+    steps = np.zeros((count + 1, 3))
+    steps[later] = shifts[order[np.searchsorted(pairs, before[later] * count + later)]]
+    while (before < count).any():  # twice as far towards the first atom each time
+        steps += steps[before]
+        before = before[before]
+    return steps[:count]
 
 
 def _cells_away(positions, cell, pbc) -> np.ndarray:
@@ -83,24 +143,83 @@ def _cells_away(positions, cell, pbc) -> np.ndarray:
     return away
 
 
-def _require_together(points, cell, pbc, cutoff: float) -> None:
-    """Refuse what vesin would divide by zero for, which ends the process, or need hours for.
+def _closed_up(points, cell, pbc, away, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
+    """Cut periodic directions open within a thick empty layer, which no pair reaches across.
 
-    Raises:
-      FlownApartError: points in too many boxes.
+    Returns:
+      `away` [n_atoms, 3] with atoms of the lower side of the layer a cell higher, and which
+      directions are left periodic [3].
     """
+    inverse = np.linalg.pinv(cell[pbc])
+    heights = 1 / np.linalg.norm(inverse, axis=0)
+    away, pbc = away.copy(), pbc.copy()
+    for axis, height, at in zip(np.flatnonzero(pbc), heights, (points @ inverse).T, strict=True):
+        sites = np.sort(at)
+        gaps = np.diff(sites, append=sites[0] + 1)
+        widest = np.argmax(gaps)
+        if gaps[widest] * height > _VACUUM * cutoff:
+            away[:, axis] -= at <= sites[widest]
+            pbc[axis] = False
+    return away, pbc
+
+
+def _extent(points, cell, pbc) -> np.ndarray:
+    """[3] Å, the distance between faces of the cell, or of the first and last atom."""
     extent = np.ptp(points, axis=0)
     extent[pbc] = 1 / np.linalg.norm(np.linalg.pinv(cell[pbc]), axis=0)
+    return extent
+
+
+def _too_far_apart(points, cell, pbc, cutoff: float) -> bool:
+    """Whether vesin would divide by zero, which ends the process, or need hours."""
     # logarithms, which do not overflow
-    boxes = np.log(np.maximum(np.floor(extent / cutoff), 1))
+    boxes = np.log(np.maximum(np.floor(_extent(points, cell, pbc) / cutoff), 1))
     excess = boxes.sum() - np.log(_BOXES)
     if excess > 0:
         boxes -= excess / 3
     ends = excess > 0 and boxes.min() < np.log(_FEWEST_BOXES)
     lasts = pbc.any() and boxes.sum() + boxes[~pbc].sum() > np.log(_COMPARED)
-    if ends or lasts:
-        spread = " × ".join(f"{length:.3g}" for length in extent)
+    return bool(ends or lasts)
+
+
+def _require_together(points, cell, pbc, cutoff: float) -> None:
+    """Refuse points in too many boxes.
+
+    Raises:
+      FlownApartError: see `_too_far_apart`.
+    """
+    if _too_far_apart(points, cell, pbc, cutoff):
+        spread = " × ".join(f"{length:.3g}" for length in _extent(points, cell, pbc))
         raise FlownApartError(
             f"atoms have flown apart: they are spread over {spread} Å, too far for a list of "
             f"neighbours within {cutoff:.3g} Å; leave out this structure, or the atoms far away"
+        )
+
+
+def _require_few_pairs(points, cell, pbc, cutoff: float) -> None:
+    """Refuse a list that memory does not hold, or that takes hours.
+
+    Along lattice vectors within reach of their images, these are as dense as the volume says; along
+    other directions atoms are counted in boxes as wide as the cutoff.
+
+    Raises:
+      DataError: too many pairs.
+    """
+    lengths = _extent(points, cell, pbc)
+    lengths[~pbc] = np.maximum(lengths[~pbc], 1)
+    with np.errstate(over="ignore"):
+        short = cell[pbc & (lengths < 2 * cutoff)]
+        ball = (1, 2, np.pi, 4 / 3 * np.pi)[len(short)] * np.float64(cutoff) ** len(short)
+        images = ball / np.sqrt(np.linalg.det(short @ short.T))
+        across = points - points @ np.linalg.pinv(short) @ short
+        boxes = np.unique(np.round(across / cutoff), axis=0, return_counts=True)[1]
+        pairs = images * (boxes.astype(np.float64) ** 2).sum()
+        looked_at = np.prod(np.maximum(2 * cutoff / lengths, 1)) / _IMAGES_PER_PAIR
+    pairs, count = max(pairs, looked_at), len(points)
+    if not pairs <= min(_MOST_PAIRS, _MOST_NEIGHBORS * count):
+        raise DataError(
+            f"{count} atoms in a cell of {cell.tolist()} Å have about {pairs:.1g} pairs within "
+            f"{cutoff:.3g} Å, and at most {_MOST_PAIRS:.0e}, and {_MOST_NEIGHBORS:.0e} for each "
+            "atom, are listed, for memory and time; lower the cutoff (a calculator adds its skin "
+            "to it), or correct the cell"
         )

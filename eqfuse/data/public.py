@@ -8,6 +8,7 @@ The SHA-256 of 3BPA and AcAc are those of copies that were trained on, the MD5 o
 figshare gives. Of MD22 and of the test sets no checksum is published; see `RemoteFile`.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -121,4 +122,8 @@ def fetch_public(name: str, file: str, folder: str | os.PathLike | None = None) 
         known = ", ".join(files or PUBLIC)
         raise DataError(f"there is no public file {name}/{file}; choose from: {known}")
     parent = Path(folder) if folder is not None else default_folder()
+    if folder is None:  # kernels are kept beside, in a folder that nobody else may write to
+        with contextlib.suppress(OSError):  # of which `fetch` says what is wrong
+            parent.parent.mkdir(parents=True, exist_ok=True)
+            parent.mkdir(mode=0o700)
     return fetch(files[file], parent / name)

@@ -7,6 +7,7 @@ import ase.units
 import numpy as np
 
 from eqfuse.data.errors import DataError
+from eqfuse.data.files import require_regular
 from eqfuse.data.structures import Structure
 
 _RMD17 = ("nuclear_charges", "coords", "energies", "forces")
@@ -33,9 +34,9 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
     Returns:
       one Structure per frame, in order; energies in eV, forces in eV/Å.
     Raises:
-      DataError: a missing or unreadable file, missing arrays, other units, shapes that do not fit,
-        a frame that is not there, an unknown element, NaN or infinity. Names the file and the
-        frame, counted from 0.
+      DataError: a missing or unreadable file, a pipe or a device, missing arrays, other units,
+        shapes that do not fit, a frame that is not there, an unknown element, NaN or infinity.
+        Names the file and the frame, counted from 0.
     References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
       2023, doi:10.1126/sciadv.adf0873.
     """
@@ -74,6 +75,7 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
 
 def _load(path) -> tuple[dict[str, np.ndarray], float]:
     """The arrays, and the unit of the energies in eV."""
+    require_regular(path)
     try:
         with open(path, "rb") as stream, _npz(path, stream) as file:
             keys = _MD22 if set(_MD22) <= set(file) else _RMD17
@@ -83,15 +85,30 @@ def _load(path) -> tuple[dict[str, np.ndarray], float]:
                     f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'}, "
                     f"rMD17 has {', '.join(_RMD17)} and MD22 {', '.join(_MD22)}"
                 )
-            units = {key: _unit(path, key, file[key]) for key in _UNITS if key in file}
-            return {key: file[key] for key in keys}, units.get("e_unit", _KCAL_PER_MOL)
+            units = {
+                key: _unit(path, key, _array(path, file, key)) for key in _UNITS if key in file
+            }
+            arrays = {key: _array(path, file, key) for key in keys}
+            return arrays, units.get("e_unit", _KCAL_PER_MOL)
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}; check the path (data.path)") from err
     except DataError:
         raise
     except Exception as err:  # zip, zlib and numpy raise many types on broken files
-        reason = "it is none" if "pickle" in str(err) else err  # what numpy takes for one
+        reason = "it is none" if "pickle" in str(err) else err  # what numpy takes for a pickle
         raise DataError(f"{path} cannot be read as an npz file: {reason}") from err
+
+
+def _array(path, file, key: str) -> np.ndarray:
+    try:
+        return file[key]
+    except ValueError as err:
+        if "allow_pickle" not in str(err):
+            raise
+        raise DataError(
+            f"{path}: {key} holds pickled Python objects, which are not read since they can run "
+            "any code; save it again as an array of numbers"
+        ) from err
 
 
 def _unit(path, key: str, value: np.ndarray) -> float:

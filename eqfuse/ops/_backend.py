@@ -11,6 +11,7 @@ import os
 import warnings
 
 import jax
+import jax.numpy as jnp
 
 BACKENDS = ("triton", "triton-interpret", "numba", "xla", "e3nn")
 
@@ -23,6 +24,8 @@ NO_GPU = (
     "backend='xla' there, or backend='triton-interpret' to check the kernels' results in Triton's "
     "interpreter, thousands of times slower"
 )
+
+COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +54,7 @@ def recorded():
         _recorded.reset(token)
 
 
-def resolve(backend: str | None, op: str = "") -> str:
+def resolve(backend: str | None, op: str = "", *arrays) -> str:
     """The name of the backend that runs, given what was asked for.
 
     None means the environment variable EQFUSE_BACKEND or, where that is not set, "triton" on a
@@ -59,18 +62,23 @@ def resolve(backend: str | None, op: str = "") -> str:
     backend asked for by name runs or is an error. Whether a GPU is there for "triton", or a CPU for
     "numba", is known only when the op is compiled: another device then refuses it, and an
     ahead-of-time compilation for a GPU needs none. `op` is the kind of op that asks, if one does,
-    for those who have it `recorded`.
+    for those who have it `recorded`. `arrays` are its operands: "e3nn" alone computes complex ones,
+    which None then means.
 
     Raises:
-      ValueError: a name that is not a backend, or one that cannot run here, saying why.
+      ValueError: a name that is not a backend, or one that cannot run here, or not with these
+        operands, saying why.
     """
     asked = "backend"
     if backend is None:
         backend, asked = os.environ.get(_VARIABLE) or None, _VARIABLE
+    is_complex = bool(op) and any(jnp.iscomplexobj(getattr(a, "array", a)) for a in arrays)
     if backend is None:
-        name, why = _choose(), ""
+        name, why = ("e3nn", COMPLEX) if is_complex else (_choose(), "")
     elif backend not in BACKENDS:
         raise ValueError(f"{asked} {backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
+    elif is_complex and backend != "e3nn":
+        raise ValueError(f"{asked} {backend!r} is for real numbers: {COMPLEX}")
     elif reason := _cannot_run(backend):
         raise ValueError(f"{asked} {backend!r} cannot run here: {reason}")
     else:
@@ -141,7 +149,7 @@ def _cannot_run(name: str) -> str:
     if name.startswith("triton") and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed; install eqfuse[cuda]"
     if name == "numba":
-        from eqfuse.ops._numba.machine import unavailable
+        from eqfuse.ops.llvm.runtime.machine import unavailable
 
         return unavailable()
     return ""

@@ -4,9 +4,9 @@ import functools
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops import _build_uuu, _primitive, _reference
+from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._edges import Edges
+from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._tensor_product import (
     are_irreps,
     evaluate_rows,
@@ -14,6 +14,8 @@ from eqfuse.ops._tensor_product import (
     normalization,
     operands,
 )
+from eqfuse.ops.algebra import channelwise
+from eqfuse.ops.primitives import forms
 
 
 def channelwise_tensor_product(
@@ -48,14 +50,15 @@ def channelwise_tensor_product(
       float32 or better; the Irreps of the output if irreps were given.
     Raises:
       ValueError: multiplicities that differ, shapes that do not fit, a backend that cannot run
-        here, an unknown normalisation, or a dtype that is not a real floating type.
+        here, edges that are not `Edges`, or an unknown normalisation.
     References: Musaelian et al. 2023 (the tensor product of Allegro); e3nn-jax 0.21.
     """
-    backend = resolve(backend, "" if are_irreps(x, y) else "channelwise_tensor_product")
+    check_edges(edges)
+    backend = resolve(backend, "" if are_irreps(x, y) else "channelwise_tensor_product", x, y)
     filter_ir_out = irreps_filter(filter_ir_out)
     irrep_normalization = normalization(irrep_normalization)
     build = functools.partial(
-        _build_uuu.channelwise_tensor_product,
+        channelwise.channelwise_tensor_product,
         filter_ir_out=filter_ir_out,
         normalization=irrep_normalization,
     )
@@ -81,7 +84,7 @@ def channelwise_tensor_product(
         )
     if edges is None:
         return evaluate_rows(product, x, y, backend)
-    [out] = _primitive.evaluate(product.form, [x.array, y.array], edges, backend=backend)
+    [out] = forms.evaluate(product.form, [x.array, y.array], edges, backend=backend)
     return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
 
 

@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+LEAST, MOST = -(2**31), 2**31 - 1
+"""What an int32 holds."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -40,33 +43,81 @@ class Edges:
           senders, receivers: [n_edges], integers.
           num_nodes: number of nodes, static.
         Raises:
-          ValueError: shapes that differ, or (for arrays that are not traced) an index out of range.
-          TypeError: indices that are not integers.
+          ValueError: shapes that differ, a negative number of nodes, or (for an array that is not
+            traced) an index out of range.
+          TypeError: indices that are not integers, or a `num_nodes` that is traced.
         """
-        traced = isinstance(senders, jax.core.Tracer) or isinstance(receivers, jax.core.Tracer)
-        xp = jnp if traced else np
-        senders, receivers = xp.asarray(senders), xp.asarray(receivers)
-        if senders.shape != receivers.shape or senders.ndim != 1:
+        if isinstance(num_nodes, jax.core.Tracer):
+            raise TypeError(
+                "num_nodes is the size of an array, and cannot be traced: make it static "
+                "(jax.jit's static_argnames), or take it from a shape, such as x.shape[0]"
+            )
+        num_nodes = int(num_nodes)
+        if not 0 <= num_nodes <= MOST:
+            raise ValueError(f"num_nodes must be from 0 to {MOST}, got {num_nodes}")
+        ends = {"senders": _array(senders), "receivers": _array(receivers)}
+        shapes = [index.shape for index in ends.values()]
+        if shapes[0] != shapes[1] or len(shapes[0]) != 1:
             raise ValueError(
                 "senders and receivers must be vectors of one length, "
-                f"got shapes {senders.shape} and {receivers.shape}"
+                f"got shapes {shapes[0]} and {shapes[1]}"
             )
-        for name, index in (("senders", senders), ("receivers", receivers)):
+        for name, index in ends.items():
             if index.size == 0:
                 continue
-            if not xp.issubdtype(index.dtype, xp.integer):
+            if not jnp.issubdtype(index.dtype, jnp.integer):
                 raise TypeError(f"{name} must be integers, got {index.dtype}")
-            if not traced and (index.min() < 0 or index.max() >= num_nodes):
+            if isinstance(index, np.ndarray) and (index.min() < 0 or index.max() >= num_nodes):
                 raise ValueError(
                     f"{name} must be in [0, {num_nodes}), got {index.min()} to {index.max()}"
                 )
+        senders, receivers = (as_int32(index) for index in ends.values())
         orders = []
         for index in (receivers, senders):
+            xp = np if isinstance(index, np.ndarray) else jnp
             order = xp.argsort(index, stable=True).astype(xp.int32)
             ptr = xp.searchsorted(index[order], xp.arange(num_nodes + 1)).astype(xp.int32)
             orders += [order, ptr]
-        return cls(senders.astype(xp.int32), receivers.astype(xp.int32), *orders, int(num_nodes))
+        return cls(senders, receivers, *orders, num_nodes)
 
     @property
     def num_edges(self) -> int:
         return self.senders.shape[0]
+
+
+def check_edges(edges, weights=None) -> None:
+    """Refuse edges that are no `Edges`, and those given in the place of weights.
+
+    Raises:
+      ValueError: saying what to give.
+    """
+    if isinstance(weights, Edges):
+        raise ValueError(
+            "edges were given as the weights, which come before them: give edges=edges, or None "
+            "for the weights"
+        )
+    if edges is not None and not isinstance(edges, Edges):
+        raise ValueError(
+            f"edges must be an eqfuse.ops.Edges, got {type(edges).__name__}: "
+            "Edges.from_arrays(senders, receivers, num_nodes) makes them"
+        )
+
+
+def as_int32(index) -> np.ndarray | jax.Array:
+    """Return integers as int32: on the host for what is no JAX array.
+
+    A number that int32 does not hold becomes the nearest that it does, which is an index of
+    nothing. A cast would wrap it around to an index that may be valid.
+    """
+    xp = jnp if isinstance(index, jax.Array) else np
+    index = xp.asarray(index)
+    if index.size and jnp.iinfo(index.dtype).max > MOST:
+        index = xp.minimum(index, MOST)
+    if index.size and jnp.iinfo(index.dtype).min < LEAST:
+        index = xp.maximum(index, LEAST)
+    return index.astype(xp.int32)
+
+
+def _array(index) -> np.ndarray | jax.Array:
+    """The index on the host, unless it is traced."""
+    return index if isinstance(index, jax.core.Tracer) else np.asarray(index)

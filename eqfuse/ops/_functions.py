@@ -4,7 +4,7 @@ from eqfuse.ops._linear_modules import Linear
 from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProductLinearGate
 
 
-def linear(x, parameters, irreps_out, *, index=None, **options):
+def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
     """`e3nn.flax.Linear` with these parameters, as a function.
 
     Args:
@@ -12,15 +12,18 @@ def linear(x, parameters, irreps_out, *, index=None, **options):
       parameters: dict of arrays, by the names of `e3nn.flax.Linear`.
       irreps_out: of the result.
       index: [...] integers, which set of weights a row takes.
+      weights: [..., d], which are contracted with the parameters, see `Linear`.
       options: attributes of `Linear`.
     Returns:
       IrrepsArray [..., irreps_out].
     Raises:
-      ValueError: as `Linear`. flax.errors.ScopeParamShapeError, ScopeParamNotFoundError: parameters
-        that do not fit.
+      ValueError: as `Linear`, and an index as well as weights. flax.errors.ScopeParamShapeError,
+        ScopeParamNotFoundError: parameters that do not fit.
     References: those of `Linear`; so for the other functions here.
     """
-    arguments = (x,) if index is None else (index, x)
+    if index is not None and weights is not None:
+        raise ValueError("index and weights exclude each other")
+    arguments = [a for a in (index, weights, x) if a is not None]
     return Linear(irreps_out, **options).apply({"params": parameters}, *arguments)
 
 

@@ -3,9 +3,9 @@
 import e3nn_jax as e3nn
 import jax.numpy as jnp
 
-from eqfuse.ops import _build, _primitive, _reference
+from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._edges import Edges
+from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._tensor_product import (
     are_irreps,
     elementwise_tensor_product,
@@ -15,6 +15,8 @@ from eqfuse.ops._tensor_product import (
     sharing,
     tensor_product,
 )
+from eqfuse.ops.algebra import products
+from eqfuse.ops.primitives import forms
 
 
 def graph_tensor_product(
@@ -53,7 +55,8 @@ def graph_tensor_product(
         that cannot run here; an unknown normalisation.
     References: Batzner et al. 2022, eq. 9 (the convolution of NequIP).
     """
-    backend = resolve(backend, "" if are_irreps(x, y) else "graph_tensor_product")
+    check_edges(edges, weights)
+    backend = resolve(backend, "" if are_irreps(x, y) else "graph_tensor_product", x, y, weights)
     options = {
         "filter_ir_out": irreps_filter(filter_ir_out),
         "irrep_normalization": normalization(irrep_normalization),
@@ -65,7 +68,7 @@ def graph_tensor_product(
     if backend == "e3nn":
         return _reference.graph_tensor_product(x, y, weights, edges, **options)
 
-    product = _build.tensor_product(
+    product = products.tensor_product(
         x.irreps,
         y.irreps,
         filter_ir_out=options["filter_ir_out"],
@@ -84,7 +87,7 @@ def graph_tensor_product(
         return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
     arrays = [x.array, y.array] + ([] if weights is None else [weights])
     form = sharing(product.form, arrays, edges.num_edges)
-    [out] = _primitive.evaluate(form, arrays, edges, backend=backend)
+    [out] = forms.evaluate(form, arrays, edges, backend=backend)
     return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
 
 

@@ -5,9 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _mixing_primitive
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._mixing import Block, Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.primitives import linear_forms
 
 
 def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None) -> jax.Array:
@@ -37,12 +37,12 @@ def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None)
             f"[{n_in}, {n_out}], got shape {x.shape}"
         )
     mixing = _mixing(len(kernels), x.shape[1] // n_in, n_in, n_out, float(scale))
-    backend = resolve(backend, "grouped_dense")
+    backend = resolve(backend, "grouped_dense", x, *kernels)
     dtype = jnp.result_type(x, *kernels)
     if not jnp.issubdtype(dtype, jnp.inexact):
         dtype = jnp.ones(()).dtype
     arrays = [jnp.asarray(a, dtype) for a in (x, *kernels)]
-    [out] = _mixing_primitive.evaluate(mixing, arrays, None, x.shape[0], backend)
+    [out] = linear_forms.evaluate(mixing, arrays, None, x.shape[0], backend)
     return out
 
 

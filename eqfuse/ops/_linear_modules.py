@@ -1,23 +1,21 @@
 """`Linear` and `LinearSum`: e3nn's Linear of node features, all its matrices in one kernel."""
 
+from collections.abc import Callable, Sequence
+
 import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _linear, _mixing_primitive
+from eqfuse.ops import _linear_general
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._leading import Leading
+from eqfuse.ops._edges import as_int32
+from eqfuse.ops._linear_arguments import check_options, check_positional, index_or_weights
+from eqfuse.ops.algebra import linears as _linears
+from eqfuse.ops.primitives import linear_forms
+from eqfuse.ops.primitives.batch_axes import Leading
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
-OF_E3NN_ALONE = {
-    "channel_out",
-    "parameter_initializer",
-    "instructions",
-    "weights_per_channel",
-    "simplify_irreps_internally",
-}
-"""Options of `e3nn.flax.Linear` that its counterpart here does not have."""
 
 
 class Linear(nn.Module):
@@ -27,14 +25,17 @@ class Linear(nn.Module):
 
     Attributes:
       irreps_out: as in `e3nn.flax.Linear`, and so are `biases`, `path_normalization`,
-        `gradient_normalization`, `force_irreps_out` and `num_indexed_weights`. All but
-        `irreps_out` are given by name.
+        `gradient_normalization`, `force_irreps_out`, `num_indexed_weights`, `channel_out`,
+        `weights_per_channel`, `parameter_initializer`, `instructions` and
+        `simplify_irreps_internally`. All but `irreps_out` are given by name. With `channel_out`,
+        JAX moves channels into the multiplicities and back, as e3nn does; weights as an operand
+        are multiplied with x by JAX, and one kernel mixes the products.
       input_precision: of the matrix products on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs `e3nn.flax.Linear` itself.
-      irreps_in: those of x, which are checked then.
+      irreps_in: those of x, which are checked then; needed with `instructions`.
     Raises:
-      TypeError: other arguments by position; options that only e3nn's Linear has.
+      TypeError: other arguments by position.
     References: e3nn-jax 0.21.
     """
 
@@ -47,54 +48,116 @@ class Linear(nn.Module):
     input_precision: str = "ieee"
     backend: str | None = None
     irreps_in: e3nn.Irreps | str | None = None
+    channel_out: int | None = None
+    weights_per_channel: bool = False
+    parameter_initializer: Callable[[], nn.initializers.Initializer] | None = None
+    instructions: Sequence[tuple[int, int]] | None = None
+    simplify_irreps_internally: bool = True
 
     def __new__(cls, *args, **kwargs):
-        if len(args) > 1:
-            raise TypeError(
-                "ops.Linear takes irreps_out alone by position, the rest by name: the second "
-                f"argument of e3nn.flax.Linear is irreps_in; got {args}"
-            )
-        if missing := sorted(OF_E3NN_ALONE & kwargs.keys()):
-            raise TypeError(f"ops.Linear has no {', '.join(missing)}; use e3nn.flax.Linear")
+        check_positional(cls, args, kwargs, others=())
         return super().__new__(cls)
 
     @nn.compact
-    def __call__(self, index_or_input, input_or_none=None):
-        """Apply it: `linear(x)`, or `linear(index, x)` with `num_indexed_weights`.
+    def __call__(self, weights_or_input, input_or_none=None):
+        """Apply it: `linear(x)`; `linear(index, x)` with `num_indexed_weights`; `linear(e, x)`.
 
         Args:
           index: [...] integers, which set of weights a row takes.
-          x: IrrepsArray [..., irreps].
+          e: [..., d] or IrrepsArray of scalars, floating: weights that are contracted with
+            parameters [d, mul_in, mul_out], as in the last layer of a radial network.
+          x: IrrepsArray [..., irreps]; with `channel_out` or `weights_per_channel`
+            [..., channels, irreps], and with the latter parameters are [d, channels, ...].
         Returns:
-          IrrepsArray [..., irreps_out] of the promoted dtype of x and the parameters, which are
-          made in that of x; or of the dtype of x if that is bfloat16 or float16, whatever that of
-          the parameters, unlike e3nn's.
+          IrrepsArray [..., irreps_out], with `channel_out` or `weights_per_channel`
+          [..., channels, irreps_out], of the promoted dtype of the operands and the parameters,
+          which are made in that of the operands; or of the dtype of x if that is bfloat16 or
+          float16, whatever that of the parameters, unlike e3nn's.
         Raises:
-          ValueError: an index without `num_indexed_weights` or the other way round; weights, as
-            e3nn's Linear mixes them with its own; shapes or irreps that do not fit; a backend that
-            cannot run.
+          ValueError: an index without `num_indexed_weights`, or anything else with it; options
+            that exclude each other; shapes or irreps that do not fit; a backend that cannot run.
         """
-        index, x = index_or_input, input_or_none
+        first, x = weights_or_input, input_or_none
         if x is None:
-            index, x = None, index_or_input
-        check_index(index, self.num_indexed_weights)
+            first, x = None, weights_or_input
         x = e3nn.as_irreps_array(x)
-        irreps = x.irreps if self.irreps_in is None else e3nn.Irreps(self.irreps_in)
-        if irreps.regroup() != x.irreps.regroup():
-            raise ValueError(f"x has irreps {x.irreps}, and irreps_in is {irreps}")
-        if resolve(self.backend, type(self).__name__) == "e3nn":
+        index, weights = index_or_weights(first, self.num_indexed_weights)
+        check_options(self, x, weights)
+        parameters = jax.tree.leaves(self.variables)
+        if resolve(self.backend, type(self).__name__, x, weights, *parameters) == "e3nn":
             linear = self._reference()
             nn.share_scope(self, linear)
-            return linear(x) if index is None else linear(index, x)
-        options = _options(self) | {"num_sets": self.num_indexed_weights or 0}
-        x, linear = _prepared(x, self.irreps_out, options)
-        parameters = declare(self, linear.parameters, self.num_indexed_weights, x.dtype)
-        out = _evaluate([linear], [x], [*parameters.values()], index, self.backend)
+            return linear(x) if first is None else linear(first, x)
+        x = as_floating(x, weights)
+        if self.channel_out is not None:
+            if self.simplify_irreps_internally:  # before channels become part of the multiplicities
+                x = x.remove_zero_chunks().regroup()
+            x = x.axis_to_mul()
+        if weights is None and self.instructions is None and self.simplify_irreps_internally:
+            out = self._simple(x, index)
+        else:
+            out = self._general(x, index, weights)
+        if self.channel_out is not None:
+            out = out.mul_to_axis(self.channel_out)
         return rechunked(out, self.irreps_out) if self.force_irreps_out else out
+
+    def _simple(self, x, index):
+        """Blocks of one irrep as one."""
+        options = _options(self) | {"num_sets": self.num_indexed_weights or 0}
+        irreps_out = (self.channel_out or 1) * e3nn.Irreps(self.irreps_out)
+        x, linear = _prepared(x, irreps_out, options)
+        parameters = self._declare(linear.parameters, (), x.dtype)
+        return _evaluate([linear], [x], [*parameters.values()], index, self.backend)
+
+    def _general(self, x, index, weights):
+        """Blocks as they are, or weights as an operand."""
+        irreps_out = e3nn.Irreps(self.irreps_out)
+        if self.simplify_irreps_internally:
+            x, irreps_out = x.remove_zero_chunks().regroup(), irreps_out.simplify()
+        if not self.force_irreps_out:
+            irreps_out = irreps_out.filter(keep=x.irreps)
+        options = _options(self)
+        lead, num_sets, factor = (), self.num_indexed_weights or 0, 1.0
+        if weights is not None:
+            weights = weights.astype(x.dtype)
+            lead = (weights.shape[-1],)
+            # as e3nn computes it, for the same parameters from the same key
+            factor = jnp.sqrt(1 / lead[0]) ** (1.0 - options["gradient_normalization"])
+        if self.weights_per_channel:
+            num_sets = x.shape[-2]
+            lead = (*lead, num_sets)
+            weights = weights[..., None, :]
+            index = jnp.arange(num_sets)
+        general = _linear_general.general(
+            x.irreps,
+            (self.channel_out or 1) * irreps_out,
+            self.instructions,
+            self.biases,
+            options["path_normalization"],
+            options["gradient_normalization"],
+            None if weights is None else weights.shape[-1],
+            num_sets,
+            self.input_precision,
+        )
+        parameters = [*self._declare(general.declared, lead, x.dtype, factor).values()]
+        row = e3nn.as_irreps_array(general.row(x, weights))
+        matrices = general.matrices([parameters[n] for n in general.used])
+        return _evaluate([general.linear], [row], matrices, index, self.backend)
+
+    def _declare(self, parameters, lead, dtype, factor=1.0):
+        initializer = self.parameter_initializer
+        number = self.num_indexed_weights
+        return declare(self, parameters, number, dtype, lead, factor, initializer)
 
     def _reference(self) -> e3nn.flax.Linear:
         return e3nn.flax.Linear(
             self.irreps_out,
+            irreps_in=None if self.instructions is None else e3nn.Irreps(self.irreps_in),
+            channel_out=self.channel_out,
+            weights_per_channel=self.weights_per_channel,
+            parameter_initializer=self.parameter_initializer,
+            instructions=self.instructions,
+            simplify_irreps_internally=self.simplify_irreps_internally,
             biases=self.biases,
             path_normalization=self.path_normalization,
             gradient_normalization=self.gradient_normalization,
@@ -138,7 +201,8 @@ class LinearSum(nn.Module):
         if len({x.shape[:-1] for x in inputs}) > 1:
             raise ValueError(f"inputs of shapes {[x.shape for x in inputs]} cannot be added up")
         options = _options(self) | {"force_irreps_out": True}
-        if resolve(self.backend, type(self).__name__) == "e3nn":
+        parameters = jax.tree.leaves(self.variables)
+        if resolve(self.backend, type(self).__name__, *inputs, *parameters) == "e3nn":
             options.pop("input_precision")
             linears = [e3nn.flax.Linear(self.irreps_out, name=n, **options) for n in self.names]
             return sum(linear(x) for linear, x in zip(linears[1:], inputs[1:], strict=True)) + (
@@ -158,7 +222,7 @@ class LinearSum(nn.Module):
 class _Parameters(nn.Module):
     """The parameters of a Linear, in a scope of their own."""
 
-    linear: _linear.Linear
+    linear: _linears.Linear
 
     @nn.compact
     def __call__(self, dtype):
@@ -170,8 +234,8 @@ def _options(module) -> dict:
         raise ValueError(
             f"input_precision {module.input_precision!r} is unknown; choose one of {PRECISIONS}"
         )
-    names = ("biases", "path_normalization", "gradient_normalization", "input_precision")
-    options = {name: getattr(module, name) for name in names}
+    options = {name: getattr(module, name) for name in ("biases", "input_precision")}
+    options |= _linears.normalizations(module.path_normalization, module.gradient_normalization)
     if isinstance(module, Linear):
         options["force_irreps_out"] = module.force_irreps_out
     return options
@@ -183,35 +247,29 @@ def rechunked(x: e3nn.IrrepsArray, irreps) -> e3nn.IrrepsArray:
     return x if x.irreps == irreps else x.rechunk(irreps)
 
 
-def check_index(index, num_indexed_weights) -> None:
-    """Refuse an index that there are no sets of weights for, and sets without an index.
-
-    Raises:
-      ValueError: one without the other, or an index that is not of integers.
-    """
-    if index is not None:
-        array = index.array if isinstance(index, e3nn.IrrepsArray) else jnp.asarray(index)
-        if not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ValueError(
-                f"index must be of integers, got {array.dtype}; use e3nn.flax.Linear for weights "
-                "as an argument"
-            )
-    if (index is not None) != (num_indexed_weights is not None):
-        raise ValueError("index is needed with num_indexed_weights, and only with it")
-
-
 def wrapped(index, num_sets: int) -> jax.Array:
     """The index as int32; a negative one counts from the last set, as it does for e3nn."""
-    index = jnp.asarray(index).astype(jnp.int32)
+    index = jnp.asarray(as_int32(index))
     return jnp.where(index < 0, index + num_sets, index)
 
 
-def declare(module: nn.Module, parameters, num_sets: int | None, dtype) -> dict[str, jax.Array]:
-    """Parameters of e3nn's Linear by name, in the scope of a module, in their order."""
-    lead = (num_sets,) if num_sets else ()
+def declare(
+    module: nn.Module, parameters, num_sets: int | None, dtype, lead=(), factor=1.0, make=None
+) -> dict[str, jax.Array]:
+    """Parameters of e3nn's Linear by name, in the scope of a module, in their order.
+
+    Args:
+      lead: sizes of leading axes.
+      factor: of their standard deviations.
+      make: gives an initializer, for those of a normal distribution.
+    """
+    lead = (num_sets,) if num_sets else lead
+
+    def initializer(p):
+        return nn.initializers.normal(stddev=factor * p.std) if make is None else make()
+
     return {
-        p.name: module.param(p.name, nn.initializers.normal(stddev=p.std), (*lead, *p.shape), dtype)
-        for p in parameters
+        p.name: module.param(p.name, initializer(p), (*lead, *p.shape), dtype) for p in parameters
     }
 
 
@@ -227,17 +285,22 @@ def promoted(rows, parameters):
     return jnp.result_type(dtype, *(p.dtype for p in parameters))
 
 
+def as_floating(x: e3nn.IrrepsArray, weights=None) -> e3nn.IrrepsArray:
+    """x in the dtype that it has together with weights, a floating one."""
+    dtype = x.dtype if weights is None else jnp.result_type(x.dtype, weights.dtype)
+    return x.astype(dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)
+
+
 def _prepared(x, irreps_out, options):
     """An input whose blocks of one irrep are adjacent, and its Linear."""
-    x = e3nn.as_irreps_array(x)
-    x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
+    x = as_floating(e3nn.as_irreps_array(x))
     if any(x.zero_flags):
         x = x.remove_zero_chunks()
     irs = [ir for _, ir in x.irreps.simplify()]
     if len(set(irs)) < len(irs):
         x = x.regroup()
     flags = (False,) * len(x.irreps)
-    return x, _linear.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
+    return x, _linears.linear(x.irreps, flags, e3nn.Irreps(irreps_out), **options)
 
 
 def _evaluate(linears, inputs, parameters, index, backend):
@@ -250,7 +313,7 @@ def _evaluate(linears, inputs, parameters, index, backend):
     arrays = [a.astype(dtype) for a in arrays]
     if index is not None:
         index = leading.rows(wrapped(index, linears[0].mixing.num_sets), others=0)
-    [out] = _mixing_primitive.evaluate(
-        _linear.sum_of(linears), arrays, index, leading.count, resolve(backend)
+    [out] = linear_forms.evaluate(
+        _linears.sum_of(linears), arrays, index, leading.count, resolve(backend)
     )
     return e3nn.IrrepsArray(linears[0].irreps_out, leading.apart(out))

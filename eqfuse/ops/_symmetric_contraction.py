@@ -12,15 +12,18 @@ import functools
 import math
 
 import e3nn_jax as e3nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops import _primitive, _reference
+from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._form import Form, Operand, Path, Segment, Slot
-from eqfuse.ops._leading import Leading
-from eqfuse.ops._rules import with_auto_axes
+from eqfuse.ops._edges import as_int32
 from eqfuse.ops._tensor_product import operands, sharing
+from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, Slot
+from eqfuse.ops.primitives import forms
+from eqfuse.ops.primitives.batch_axes import Leading
+from eqfuse.ops.primitives.rules import with_auto_axes
 
 ZERO = 1e-10
 """Coefficients of e3nn's bases below this are rounding."""
@@ -52,7 +55,7 @@ def symmetric_contraction(
         run here.
     References: Batatia et al. 2022, eqs. 10 and 11.
     """
-    backend = resolve(backend, "symmetric_contraction")
+    backend = resolve(backend, "symmetric_contraction", x, weights)
     [x] = operands("symmetric_contraction", x)
     irreps_out = e3nn.Irreps(irreps_out)
     paths = symmetric_contraction_paths(x.irreps, irreps_out, correlation)
@@ -67,7 +70,7 @@ def symmetric_contraction(
     shared = weights.ndim == 2
     weights = weights.reshape(1, -1) if shared else leading.rows(weights, others=2)
     arrays = [leading.rows(x.array), weights]
-    [out] = _primitive.evaluate(sharing(form, arrays, leading.count), arrays, backend=backend)
+    [out] = forms.evaluate(sharing(form, arrays, leading.count), arrays, backend=backend)
     return e3nn.IrrepsArray(irreps_out, leading.apart(out))
 
 
@@ -124,9 +127,10 @@ def _gathered(weights, index, shape, leading):
             f"weights must be [num_indices, {shape[0]} paths, {shape[1]} channels], got shape "
             f"{weights.shape}"
         )
-    index = jnp.asarray(index)
+    index = index if isinstance(index, jax.Array) else np.asarray(index)
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise ValueError(f"index must hold integers, got {index.dtype}")
+    index = jnp.asarray(as_int32(index))
     if len(weights) == 1:  # of one species, say
         return weights[0]
     # the gradient of the weights is a sum over rows, in float32 or better
@@ -160,8 +164,9 @@ def make_form(irs, irs_out, mul: int, correlation: int) -> Form:
                     factors = (*(Slot(0, s) for s in blocks), Slot(1, number))
                     paths.append(Path(factors, Slot(0, out), terms))
                 number += 1
-    sides = {"x": irs, "w": (e3nn.Irrep("0e"),) * number, "out": irs_out}
-    x, w, out = (_operand(name, side, mul) for name, side in sides.items())
+    x = _operand("x", irs, mul, Role.LEFT)
+    w = _operand("w", (e3nn.Irrep("0e"),) * number, mul, Role.OTHER)
+    out = _operand("out", irs_out, mul, Role.OUTPUT)
     return Form((x, w), (out,), tuple(paths)).merged()
 
 
@@ -176,7 +181,7 @@ def _polynomials(irs, coefficients: np.ndarray):
     return {blocks: tuple(terms.items()) for blocks, terms in found.items()}
 
 
-def _operand(name: str, irs, mul: int) -> Operand:
+def _operand(name: str, irs, mul: int, role: Role) -> Operand:
     starts = np.cumsum([0, *(mul * ir.dim for ir in irs)]).tolist()
     segments = [Segment(s, mul, ir.dim, ir.dim) for s, ir in zip(starts, irs, strict=False)]
-    return Operand(name, starts[-1], tuple(segments), channels=True)
+    return Operand(name, starts[-1], tuple(segments), channels=True, role=role)

@@ -7,12 +7,14 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops import _build, _build_uuu, _primitive
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._form import Form, Index
-from eqfuse.ops._leading import Leading
+from eqfuse.ops.algebra import channelwise, products
+from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.primitives import forms
+from eqfuse.ops.primitives.batch_axes import Leading
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
+COMPLEX = ("complex64", "complex128")
 
 
 def irreps_filter(filter_ir_out) -> tuple[e3nn.Irrep, ...] | None:
@@ -35,15 +37,16 @@ def operands(name: str, *arrays):
     """IrrepsArrays of one floating dtype, promoted as e3nn-jax does.
 
     Raises:
-      ValueError: a dtype that is not a real floating type.
+      ValueError: a dtype that is not a floating or complex type.
     """
     arrays = [e3nn.as_irreps_array(a) for a in arrays]
     # weak types count in full, and numpy's float64 is float32 without x64, as for e3nn-jax
     dtype = jnp.result_type(*(jax.dtypes.canonicalize_dtype(a.dtype) for a in arrays))
     if jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_:
         dtype = jnp.ones(()).dtype
-    if dtype.name not in FLOATS:
-        raise ValueError(f"{name} takes real floating arrays ({', '.join(FLOATS)}), got {dtype}")
+    if dtype.name not in FLOATS + COMPLEX:
+        known = ", ".join(FLOATS + COMPLEX)
+        raise ValueError(f"{name} takes floating or complex arrays ({known}), got {dtype}")
     return [a.astype(dtype) for a in arrays]
 
 
@@ -65,9 +68,15 @@ def tensor_product(
 
         out[..., (u, v), k] = sum over i, j:  cg[i, j, k] * input1[..., u, i] * input2[..., v, j]
 
+    A NaN or inf of an operand reaches every output that depends on it, on every backend. On
+    "numba" and "triton" it reaches no other, since the kernels compute the terms alone whose
+    coefficient is not zero. On "xla" and "e3nn", which multiply by the zeros of the whole table cg
+    as well, it may reach further outputs of the same irreps and row, as 0 * NaN is NaN.
+
     Args:
       input1: IrrepsArray [..., irreps1]; or irreps, to get the irreps of the product.
-      input2: IrrepsArray [..., irreps2]; leading axes broadcast against those of input1.
+      input2: IrrepsArray [..., irreps2]; leading axes broadcast against those of input1. Where
+        either is complex, backend None means "e3nn", and "e3nn" alone computes it; so in all ops.
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
       regroup_output: sort and merge irreps of the inputs and the output.
@@ -76,11 +85,12 @@ def tensor_product(
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better; the
       Irreps of the product if irreps were given.
     Raises:
-      ValueError: a backend that cannot run here, an unknown normalisation, leading axes that do
-        not broadcast, or a dtype that is not a real floating type.
+      ValueError: a backend that cannot run here or with complex operands, an unknown
+        normalisation, or leading axes that do not broadcast.
     References: Thomas et al. 2018, arXiv:1802.08219, section 4.1.2; e3nn-jax 0.21.
     """
-    backend = resolve(backend, "" if are_irreps(input1, input2) else "tensor_product")
+    op = "" if are_irreps(input1, input2) else "tensor_product"
+    backend = resolve(backend, op, input1, input2)
     if backend == "e3nn":
         return e3nn.tensor_product(
             input1,
@@ -90,7 +100,7 @@ def tensor_product(
             regroup_output=regroup_output,
         )
     build = functools.partial(
-        _build.tensor_product,
+        products.tensor_product,
         filter_ir_out=irreps_filter(filter_ir_out),
         normalization=normalization(irrep_normalization),
         regroup=regroup_output,
@@ -128,7 +138,8 @@ def elementwise_tensor_product(
       ValueError: different numbers of irreps; else as `tensor_product`.
     References: e3nn-jax 0.21.
     """
-    backend = resolve(backend, "" if are_irreps(input1, input2) else "elementwise_tensor_product")
+    op = "" if are_irreps(input1, input2) else "elementwise_tensor_product"
+    backend = resolve(backend, op, input1, input2)
     if backend == "e3nn":
         return e3nn.elementwise_tensor_product(
             input1,
@@ -137,7 +148,7 @@ def elementwise_tensor_product(
             irrep_normalization=irrep_normalization,
         )
     build = functools.partial(
-        _build_uuu.elementwise_tensor_product,
+        channelwise.elementwise_tensor_product,
         filter_ir_out=irreps_filter(filter_ir_out),
         normalization=normalization(irrep_normalization),
     )
@@ -148,7 +159,7 @@ def elementwise_tensor_product(
     return evaluate_rows(product, x, y, backend)
 
 
-def evaluate_rows(product: _build.Product, x, y, backend: str):
+def evaluate_rows(product: products.Product, x, y, backend: str):
     """The product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
     if product.expand:  # whole irreps are repeated, in which blocks known to be zero are constants
         x, y = (_with_constant_zeros(a) for a in (x, y))
@@ -158,7 +169,7 @@ def evaluate_rows(product: _build.Product, x, y, backend: str):
     if product.expand:
         arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
     form = sharing(product.form, arrays, leading.count)
-    [out] = _primitive.evaluate(form, arrays, backend=backend)
+    [out] = forms.evaluate(form, arrays, backend=backend)
     return e3nn.IrrepsArray(product.irreps_out, leading.apart(out), zero_flags=product.zero_flags)
 
 

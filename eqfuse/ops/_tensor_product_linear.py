@@ -8,29 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops import (
-    _build,
-    _build_uuu,
-    _fused,
-    _fused_primitive,
-    _gate,
-    _linear,
-    _primitive,
-    _reference,
-)
+from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._channelwise_product import check_receivers
-from eqfuse.ops._edges import Edges
+from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._graph_product import check as check_graph
-from eqfuse.ops._leading import Leading
-from eqfuse.ops._linear_modules import (
-    PRECISIONS,
-    check_index,
-    declare,
-    promoted,
-    rechunked,
-    wrapped,
-)
+from eqfuse.ops._linear_arguments import OF_LINEAR_ALONE, check_index, check_positional
+from eqfuse.ops._linear_modules import PRECISIONS, declare, promoted, rechunked, wrapped
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     evaluate_rows,
@@ -38,6 +22,14 @@ from eqfuse.ops._tensor_product import (
     normalization,
     operands,
 )
+from eqfuse.ops.algebra import channelwise as _channelwise
+from eqfuse.ops.algebra import gates, linears, products
+from eqfuse.ops.algebra.activations import UnknownActivationError
+from eqfuse.ops.algebra.form import INDEX_ARRAYS
+from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.primitives import definitions
+from eqfuse.ops.primitives import fused as _fused
+from eqfuse.ops.primitives.batch_axes import Leading
 
 
 class TensorProductLinear(nn.Module):
@@ -64,6 +56,8 @@ class TensorProductLinear(nn.Module):
       input_precision: of the channel mixing on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
+    Raises:
+      TypeError: other arguments than `irreps_out` by position; options that `Linear` alone has.
     References: Batzner et al. 2022, figure 1; e3nn-jax 0.21.
     """
 
@@ -80,6 +74,10 @@ class TensorProductLinear(nn.Module):
     split: tuple[e3nn.Irreps | str, ...] | None = None
     input_precision: str = "ieee"
     backend: str | None = None
+
+    def __new__(cls, *args, **kwargs):
+        check_positional(cls, args, kwargs, OF_LINEAR_ALONE)
+        return super().__new__(cls)
 
     @nn.compact
     def __call__(self, x, y, weights=None, edges: Edges | None = None, index=None, skip=None):
@@ -105,7 +103,9 @@ class TensorProductLinear(nn.Module):
         return self._apply(x, y, weights, edges, index, skip, lambda linear: None, lambda z: z)
 
     def _apply(self, x, y, weights, edges, index, skip, make_gate, gate):
-        backend = resolve(self.backend, type(self).__name__)
+        check_edges(edges, weights)
+        parameters = jax.tree.leaves(self.variables)
+        backend = resolve(self.backend, type(self).__name__, x, y, weights, skip, *parameters)
         check_index(index, self.num_indexed_weights)
         if self.input_precision not in PRECISIONS:
             raise ValueError(
@@ -132,14 +132,13 @@ class TensorProductLinear(nn.Module):
             x, y = self._summed(x, y, weights, edges, options)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
-        linear, declared = _linear.for_product(
+        linear, declared = linears.for_product(
             product,
             irreps,
             self.irreps_out,
             force_irreps_out=self.force_irreps_out,
             biases=self.biases,
-            path_normalization=self.path_normalization,
-            gradient_normalization=self.gradient_normalization,
+            **linears.normalizations(self.path_normalization, self.gradient_normalization),
             num_sets=self.num_indexed_weights or 0,
             input_precision=self.input_precision,
         )
@@ -147,12 +146,13 @@ class TensorProductLinear(nn.Module):
         parameters = [parameters[p.name] for p in linear.parameters]
         if self.split is not None:
             sizes = tuple(part.dim for part in self._parts(linear.irreps_out) if part.dim)
-            linear, columns = _linear.cut(linear, sizes or (0,))
+            linear, columns = linears.cut(linear, sizes or (0,))
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
-        return self._fused(
+        fused_gate = make_gate(linear)
+        out = self._fused(
             product,
             linear,
-            make_gate(linear),
+            fused_gate,
             backend,
             x,
             y,
@@ -162,6 +162,7 @@ class TensorProductLinear(nn.Module):
             index,
             skip,
         )
+        return gate(out) if fused_gate is None else out
 
     def _operands(self, x, y, weights, edges, options):
         """x, y and weights, of one dtype, that fit the edges."""
@@ -182,7 +183,7 @@ class TensorProductLinear(nn.Module):
             check_receivers(x, y, edges)
         return x, y, None
 
-    def _product(self, x, y, weights, edges, options) -> _build.Product:
+    def _product(self, x, y, weights, edges, options) -> products.Product:
         common = {
             "filter_ir_out": options["filter_ir_out"],
             "normalization": options["irrep_normalization"],
@@ -191,8 +192,8 @@ class TensorProductLinear(nn.Module):
             "on_graph": edges is not None,
         }
         if self.channelwise:
-            return _build_uuu.channelwise_tensor_product(x.irreps, y.irreps, **common)
-        return _build.tensor_product(
+            return _channelwise.channelwise_tensor_product(x.irreps, y.irreps, **common)
+        return products.tensor_product(
             x.irreps,
             y.irreps,
             weighted=weights is not None,
@@ -216,7 +217,7 @@ class TensorProductLinear(nn.Module):
         if edges is not None and not self.channelwise:  # e3nn does not know zeros after a sum
             flags = ((False,) * len(f) for f in flags)
         keep = irreps_filter(self.filter_ir_out)
-        return _build.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
+        return products.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
 
     def _fused(self, product, linear, gate, backend, x, y, weights, parameters, edges, index, skip):
         if edges is not None:
@@ -237,12 +238,12 @@ class TensorProductLinear(nn.Module):
         if index is not None:
             integers.append(leading.rows(wrapped(index, self.num_indexed_weights), others=0))
         if edges is not None:
-            integers += [jnp.asarray(getattr(edges, n)) for n in _primitive.INDEX_ARRAYS]
-        fused = _fused.Fused.build(product.form, linear, gate, skip is not None)
+            integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
+        fused = Fused.build(product.form, linear, gate, skip is not None)
         num_rows = leading.count if edges is None else edges.num_edges
         num_nodes = 0 if edges is None else edges.num_nodes
-        call = _fused.Call(fused, num_rows, num_nodes, backend)
-        outputs = _fused_primitive.evaluate(call, arrays, integers)
+        call = definitions.Call(fused, num_rows, num_nodes, backend)
+        outputs = _fused.evaluate(call, arrays, integers)
         outputs = [leading.apart(out) for out in outputs]
         if self.split is not None:
             outputs = iter(outputs)
@@ -307,7 +308,8 @@ class TensorProductLinearGate(TensorProductLinear):
 
     Attributes (besides those of `TensorProductLinear`):
       even_act, odd_act, even_gate_act, odd_gate_act, normalize_act: as in `e3nn.gate`; the kernels
-        know silu, gelu, sigmoid, tanh, relu, abs, `e3nn.soft_odd` and None.
+        know silu, gelu, sigmoid, tanh, relu, abs, `e3nn.soft_odd` and None. With another function,
+        whatever the backend, product and Linear are fused, and `e3nn.gate` follows them.
       gated: False activates the scalars only, as `e3nn.scalar_activation`.
     References: Weiler et al. 2018 (the gate); Batzner et al. 2022; e3nn-jax 0.21.
     """
@@ -328,12 +330,19 @@ class TensorProductLinearGate(TensorProductLinear):
         """
         if not self.gated:
             acts = {"even_act": self.even_act, "odd_act": self.odd_act}
-            make, reference = _gate.scalar_activation, e3nn.scalar_activation
+            make, reference = gates.scalar_activation, e3nn.scalar_activation
         else:
             names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
             acts = {name: getattr(self, name) for name in names}
-            make, reference = _gate.gate, e3nn.gate
+            make, reference = gates.gate, e3nn.gate
         acts["normalize_act"] = self.normalize_act
+
+        def fused(linear):
+            try:
+                return make(linear, **acts)
+            except UnknownActivationError:
+                return None
+
         return self._apply(
             x,
             y,
@@ -341,7 +350,7 @@ class TensorProductLinearGate(TensorProductLinear):
             edges,
             index,
             skip,
-            lambda linear: make(linear, **acts),
+            fused,
             lambda z: reference(z, **acts),
         )
 

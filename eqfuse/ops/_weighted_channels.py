@@ -5,11 +5,11 @@ import functools
 import e3nn_jax as e3nn
 import jax.numpy as jnp
 
-from eqfuse.ops import _primitive
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._form import Form, Operand, Path, Segment, Slot
-from eqfuse.ops._leading import Leading
 from eqfuse.ops._tensor_product import operands
+from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, Slot
+from eqfuse.ops.primitives import forms
+from eqfuse.ops.primitives.batch_axes import Leading
 
 
 def weighted_channels(y, weights, *, backend: str | None = None):
@@ -25,11 +25,11 @@ def weighted_channels(y, weights, *, backend: str | None = None):
     Returns:
       IrrepsArray [..., channels x each irrep of y], in the order of y, of the promoted dtype.
     Raises:
-      ValueError: multiplicities other than 1, shapes that do not fit, a backend that cannot run
-        here, or a dtype that is not a real floating type.
+      ValueError: multiplicities other than 1, shapes that do not fit, or a backend that cannot
+        run here.
     References: Musaelian et al. 2023 (the first features of Allegro).
     """
-    backend = resolve(backend, "weighted_channels")
+    backend = resolve(backend, "weighted_channels", y, weights)
     scalars = e3nn.Irreps([(jnp.shape(weights)[-1], "0e")])
     y, weights = operands("weighted_channels", y, e3nn.IrrepsArray(scalars, jnp.asarray(weights)))
     count = len(y.irreps)
@@ -53,7 +53,7 @@ def weighted_channels(y, weights, *, backend: str | None = None):
         return e3nn.from_chunks(irreps_out, chunks, y.shape[:-1], y.dtype)
     leading = Leading.of(y.shape[:-1], [weights.array, y.array])
     arrays = [leading.rows(a.array) for a in (weights, y)]
-    [out] = _primitive.evaluate(_form(y.irreps, channels), arrays, backend=backend)
+    [out] = forms.evaluate(_form(y.irreps, channels), arrays, backend=backend)
     return e3nn.IrrepsArray(irreps_out, leading.apart(out))
 
 
@@ -71,8 +71,8 @@ def _form(irreps: e3nn.Irreps, channels: int) -> Form:
     return Form(
         (
             Operand("weights", len(irreps) * channels, tuple(weights), channels=True),
-            Operand("y", offset, tuple(y), channels=False),
+            Operand("y", offset, tuple(y), channels=False, role=Role.RIGHT),
         ),
-        (Operand("out", offset * channels, tuple(out), channels=True),),
+        (Operand("out", offset * channels, tuple(out), channels=True, role=Role.OUTPUT),),
         tuple(paths),
     )

@@ -9,7 +9,7 @@ import platform
 import jax
 
 from eqfuse.ops._backend import availability, resolve
-from eqfuse.ops._triton.cache import cache_folder
+from eqfuse.ops._cache import cache_folder
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
 

@@ -11,10 +11,11 @@ import re
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops import _build, _plan
-from eqfuse.ops._form import Form, Index
-from eqfuse.ops._kernel import Kernel
 from eqfuse.ops._tensor_product import irreps_filter, normalization
+from eqfuse.ops.algebra import products
+from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.triton.codegen import plan
+from eqfuse.ops.triton.codegen.form_kernel import Kernel
 
 ORDERS = ("forward", "backward", "double")
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}
@@ -64,7 +65,7 @@ def show(
     Raises:
       ValueError: irreps that are none, an unknown normalisation or target.
     """
-    product = _build.tensor_product(
+    product = products.tensor_product(
         _irreps(irreps_x),
         _irreps(irreps_y),
         None if filter_ir_out is None else irreps_filter(_irreps(filter_ir_out)),
@@ -75,10 +76,10 @@ def show(
     form = derivatives(product.form)[order]
     compiles = target != "none" and importlib.util.find_spec("triton") is not None
     if compiles:
-        from eqfuse.ops._triton.pipeline import gpu_target
+        from eqfuse.ops.triton.runtime.pipeline import gpu_target
 
         gpu_target(target)  # an unknown one is found out before anything is made
-    kernels = _plan.kernels(form, dtype) if form.paths else ()
+    kernels = plan.kernels(form, dtype) if form.paths else ()
     sections = [
         f"{irreps_x} (x) {irreps_y} -> {product.irreps_out or 'nothing'}",
         *_notes(product, graph or weights),
@@ -103,7 +104,7 @@ def _irreps(text) -> e3nn.Irreps:
         raise ValueError(f"{text!r} are no irreps (such as '32x0e+32x1o'): {error}") from error
 
 
-def _notes(product: _build.Product, on_graph: bool):
+def _notes(product: products.Product, on_graph: bool):
     if product.expand:
         yield "both have many channels: x and y are repeated for every pair of channels before it"
         if on_graph:
@@ -139,8 +140,8 @@ def _plan_lines(form: Form, kernels: tuple[Kernel, ...], num_edges, num_nodes, s
 
 
 def _report(kernels: tuple[Kernel, ...], target: str):
-    from eqfuse.ops._triton.parallel import compile_many
-    from eqfuse.ops._triton.source import source_file
+    from eqfuse.ops.triton.runtime.parallel import compile_many
+    from eqfuse.ops.triton.runtime.source import source_file
 
     yield f"compiled for {target}"
     for kernel in kernels:

@@ -241,6 +241,10 @@ class Config:
     )
 
     def __post_init__(self):
+        for prefix, part in (("", self), ("data.", self.data)):
+            for name, value in vars(part).items():
+                nul = isinstance(value, str) and "\0" in value
+                require(not nul, f"{prefix}{name}", repr(value), "without NUL characters")
         one_of("dtype", self.dtype, ["float32", "float64"])
         positive(self, "", "steps", "epochs", "max_minutes")
         known = self.devices in ("all", "distributed") or self.devices.isdecimal()

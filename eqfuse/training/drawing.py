@@ -11,7 +11,7 @@ from eqfuse.data import Batcher, Dataset
 from eqfuse.models import Potential, predict
 from eqfuse.training.checkpoint import read_checkpoint
 from eqfuse.training.config import Config
-from eqfuse.training.runs import RunFolder
+from eqfuse.training.runs import RunFolder, read_log
 
 
 def picture_batcher(config: Config, dataset: Dataset) -> Batcher:
@@ -27,6 +27,7 @@ def draw(folder: RunFolder, potential: Potential, validation: Batcher):
     if not folder.metrics.exists():
         return
     try:
+        read_log(folder.metrics)
         pictures.learning_curves(folder.metrics, folder.path / "learning.png")
         params = jax.tree.map(jnp.asarray, read_checkpoint(folder.path, ("best", "last"))[0])
         energies, forces, stress = parity_data(potential, params, validation)

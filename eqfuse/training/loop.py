@@ -12,7 +12,6 @@ import optax
 
 from eqfuse.data import Batch, Batcher, prefetched
 from eqfuse.models import Potential, predict
-from eqfuse.training.checkpoint import Checkpoints
 from eqfuse.training.config import Config
 from eqfuse.training.metrics import Errors, Loss, error_sums
 from eqfuse.training.optimizer import (
@@ -26,6 +25,7 @@ from eqfuse.training.parallel import Devices
 from eqfuse.training.profiling import profile
 from eqfuse.training.progress import Progress, duration
 from eqfuse.training.runs import RunFolder
+from eqfuse.training.saving import Checkpoints
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
 
 DEFAULT_EPOCHS = 100

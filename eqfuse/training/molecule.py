@@ -14,9 +14,9 @@ from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
 from eqfuse.training.checkpoint import (
     CheckpointError,
-    Checkpoints,
     has_checkpoint,
     read_checkpoint,
+    read_to_resume,
 )
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.drawing import draw, picture_batcher
@@ -25,9 +25,11 @@ from eqfuse.training.loop import Fit
 from eqfuse.training.metrics import Loss
 from eqfuse.training.optimizer import flat_training, init_state
 from eqfuse.training.parallel import Devices
+from eqfuse.training.progress import warnings_printed
 from eqfuse.training.report import report
 from eqfuse.training.resume import check_same_run
 from eqfuse.training.runs import RunFolder, folder_for
+from eqfuse.training.saving import Checkpoints
 from eqfuse.training.sources import read_reference_energies, read_structures, read_validation
 from eqfuse.training.start import Start
 
@@ -137,7 +139,8 @@ def run(config: Config, devices: Devices) -> None:
     with devices.together():
         if devices.is_main:
             folder_for(config)
-        start = Start.of(config)
+        with warnings_printed():
+            start = Start.of(config)
         dataset = load_dataset(config, start)
         if start is None:
             potential, fields = build_potential(config, dataset)
@@ -176,7 +179,9 @@ def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batche
 def _train(config, dataset, potential, fields, batchers, params, folder, devices: Devices):
     metadata = _metadata(config, dataset, potential, fields)
     with devices.together():
-        resume = _interrupted(config, params, metadata, folder) if config.resume else None
+        writes = devices.is_main
+        with warnings_printed():
+            resume = config.resume and _interrupted(config, params, metadata, folder, writes)
     print(report(config, dataset, batchers, folder, devices))
     print(models.summary(potential, params))
     batch = devices.part(next(batchers[0].batches(epoch=0)))
@@ -206,7 +211,7 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
             draw(folder, potential, picture_batcher(config, dataset))
 
 
-def _interrupted(config, params, metadata: dict, folder: RunFolder):
+def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool):
     """State and position of the run in the folder.
 
     Returns:
@@ -229,7 +234,7 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder):
             )
     flat, optimizer = flat_training(config.training, params)
     like = init_state(flat.flatten(params), optimizer)
-    _, theirs, state = read_checkpoint(folder.path, ("last",), like)
+    theirs, state = read_to_resume(folder.path, like, writes=writes)
     shapes = [jax.tree.map(np.shape, tree) for tree in (like, state)]
     if shapes[0] != shapes[1]:
         raise CheckpointError(f"the checkpoint in {folder.path} is of another model")

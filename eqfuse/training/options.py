@@ -9,7 +9,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from eqfuse.training.config import (
     DEFAULTS,
@@ -53,7 +53,7 @@ def parse(arguments: list[str]) -> Config:
         if key in choices:
             _check_choice(key, value)
             choices[key] = value
-    settings = _settings(choices)
+    settings = settings_of(choices)
     lines = _preset_lines(overrides, settings, choices)
     for override in overrides:
         key = override.key_or_group
@@ -69,12 +69,19 @@ def parse(arguments: list[str]) -> Config:
         try:
             return _placed(OmegaConf.to_object(compose("eqfuse", overrides=lines)))
         except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(_short(error, settings)) from error
+            raise ConfigError(short(error, settings)) from error
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved configuration as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+    """The resolved configuration as YAML; a `${` that is part of a text is escaped."""
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(dataclasses.asdict(config))))
+
+
+def _escaped(value):
+    """Plain settings whose texts mean themselves to OmegaConf, where they hold a ${."""
+    if isinstance(value, dict):
+        return {key: _escaped(inner) for key, inner in value.items()}
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _override(argument: str):
@@ -156,7 +163,7 @@ def _preset_lines(overrides, settings: dict, choices: dict) -> list[str]:
     return [f"{key}={value}" for key, value in found.items()]
 
 
-def _settings(choices: dict) -> dict[str, dataclasses.Field]:
+def settings_of(choices: dict) -> dict[str, dataclasses.Field]:
     """Every setting of the chosen groups by its full name."""
     groups = {"model": choices["model"], "data": choices["data"], "training": choices["data"]}
     settings = {f.name: f for f in dataclasses.fields(Config) if f.name not in groups}
@@ -192,13 +199,15 @@ def _check_key(key: str, full: str, settings: dict, choices: dict):
     raise ConfigError(f"{key} is not a setting of this run; {hint}")
 
 
-def _short(error: Exception, settings: dict) -> str:
+def short(error: Exception, settings: dict) -> str:
     """Hydra's message without its stack of causes and internal types."""
     cause = error.__cause__ or error
     lines = str(cause).splitlines()
     key = next((line.split(":")[1].strip() for line in lines if "full_key:" in line), None)
     if key not in settings:
         return lines[0]
+    if isinstance(cause, GrammarParseError):
+        return f"{key}: {lines[0]}; write \\${{ for a ${{ that is part of a name"
     kind = settings[key].type
     kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("None", "null")
     return f"{key}: {lines[0]}; it takes {kind}"

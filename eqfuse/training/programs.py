@@ -15,6 +15,8 @@ LONG = 0.1
 """Seconds to compile a program that is worth keeping; JAX itself says one."""
 
 _LONG = "jax_persistent_cache_min_compile_time_secs"
+_BEFORE_WRITING = "/jax/compilation_cache/cache_misses"
+_AFTER_COMPILING = "/jax/core/compile/backend_compile_duration"
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 
 
@@ -25,7 +27,8 @@ def keep_programs() -> pathlib.Path | None:
     jaxlib: a program is compiled for these. It is for a process whose work is the training, since
     JAX has one such folder for all that a process compiles; so no import does it. Where JAX was
     told to keep them elsewhere (JAX_COMPILATION_CACHE_DIR) or not at all
-    (JAX_ENABLE_COMPILATION_CACHE=false), this does nothing.
+    (JAX_ENABLE_COMPILATION_CACHE=false), this does nothing. Programs that other users may have
+    written are removed with a warning, since JAX would run them.
 
     Returns:
       The folder, or None if nothing was done.
@@ -34,17 +37,18 @@ def keep_programs() -> pathlib.Path | None:
 
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return None
-    from eqfuse.ops._triton.cache import cache_folder
+    from eqfuse.ops._cache import cache_folder, remove_untrusted
 
-    folder = cache_folder() / "programs" / _machine()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = cache_folder("programs", _machine())
+        remove_untrusted(folder)
         _remove_old(folder)
     except OSError:  # a disk that is full, say: programs are compiled again
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if _LONG.upper() not in os.environ:
         jax.config.update(_LONG, LONG)
+    _make_private(folder)
     _remove_unreadable(folder)
     return folder
 
@@ -65,6 +69,28 @@ def _remove_old(folder: pathlib.Path):
         with contextlib.suppress(FileNotFoundError):  # another process removes it too
             if path.stat().st_mtime < oldest:
                 path.unlink()
+
+
+def _make_private(folder: pathlib.Path):
+    """Take from each new entry what a wide umask lets others do, so that a later run trusts it."""
+    import jax.monitoring
+
+    written = []
+
+    def before(event, **_):
+        if event == _BEFORE_WRITING:
+            written.append(event)
+
+    def after(event, *_, **__):
+        if event == _AFTER_COMPILING and written:
+            written.clear()
+            for path in folder.glob("*-cache"):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_mode & 0o022:
+                        path.chmod(0o600)
+
+    jax.monitoring.register_event_listener(before)
+    jax.monitoring.register_event_duration_secs_listener(after)
 
 
 def _remove_unreadable(folder: pathlib.Path):

@@ -1,6 +1,9 @@
 """What a run says on the terminal: one line per epoch, and a bar where there is a terminal."""
 
+import contextlib
 import math
+import sys
+import warnings
 
 import rich.console
 import rich.progress
@@ -16,6 +19,18 @@ def duration(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds // 3600}h {seconds % 3600 // 60:02d}m"
     return f"{seconds // 60}m {seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
+
+
+@contextlib.contextmanager
+def warnings_printed():
+    """Context whose warnings are printed as lines when it ends, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            for text in dict.fromkeys(str(warning.message) for warning in caught):
+                print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 class Progress:

@@ -1,6 +1,7 @@
 """Configurations that take settings from a run: to go on with it, or to start from its network."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from eqfuse.training.config import GROUPS, SHORTHANDS, Config, ConfigError
+from eqfuse.training.config import DEFAULTS, GROUPS, SHORTHANDS, Config, ConfigError
+from eqfuse.training.options import settings_of, short
+from eqfuse.training.settings import require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
 CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
@@ -24,16 +27,17 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
       ConfigError: no run in the folder, or settings besides that cannot change.
     """
     given = dict(argument.partition("=")[::2] for argument in arguments)
-    if not given.get("resume") or given["resume"] == "null":
+    if given.get("resume", "null") == "null":
         return None
+    require(given["resume"] != "", "resume", "", "the folder of a run")
     others = [name for name in given if name not in ("resume", *CHANGEABLE)]
     if others:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with resume=, which goes on with the settings of "
             f"the run; only {', '.join(CHANGEABLE)} can"
         )
-    others = parse([argument for argument in arguments if not argument.startswith("resume=")])
-    folder = str(Path(given["resume"]).expanduser())
+    others = parse(arguments)
+    folder = os.path.expanduser(others.resume)
     config = read_config(Path(folder))
     changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
     return dataclasses.replace(config, **changed, run=folder, resume=folder)
@@ -72,28 +76,31 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration in the folder of a run.
+    """The configuration in the folder of a run, checked as that of the command line.
 
     Raises:
-      ConfigError: there is none, or it is damaged.
+      ConfigError: there is none, it is damaged, or a setting was changed to an impossible one.
     """
     path = folder / "config.yaml"
     try:
-        plain = OmegaConf.to_container(OmegaConf.load(path))
-        groups = {
-            group: choices[plain[group]["name"]](**plain[group])
-            for group, choices in GROUPS.items()
-            if group != "training"
-        }
-        training = GROUPS["training"][groups["data"].name](**plain["training"])
-        rest = {key: value for key, value in plain.items() if key not in GROUPS}
-        return Config(**groups, training=training, **rest)
+        plain = OmegaConf.load(path)
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} holds no run: there is no {path}") from error
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
+    try:
+        choices = {group: plain[group]["name"] for group in DEFAULTS}
+        names = {**choices, "training": choices["data"]}
+        nodes = {group: OmegaConf.structured(GROUPS[group][name]) for group, name in names.items()}
+    except (TypeError, KeyError, AttributeError, OmegaConfBaseException) as error:
+        text = str(error).splitlines()[0]
+        raise ConfigError(f"{path} is not the configuration of a run: {text}") from error
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), nodes, plain))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}: {short(error, settings_of(choices))}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def check_same_run(config: Config, metadata: dict, folder: Path):

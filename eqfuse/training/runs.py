@@ -1,5 +1,6 @@
 """The folder of a run: configuration, metrics, checkpoints."""
 
+import contextlib
 import csv
 import datetime
 import fcntl
@@ -7,10 +8,13 @@ import io
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 from eqfuse import __version__
+from eqfuse.training.checkpoint import has_checkpoint
 from eqfuse.training.config import Config, ConfigError
+from eqfuse.training.disk import set_aside, write_whole
 from eqfuse.training.options import to_yaml
 from eqfuse.training.stopping import TrainingFailed
 
@@ -47,7 +51,7 @@ class RunFolder:
         self._lock = _locked(self.path)
         try:
             header = f"# eqfuse {__version__}\n"
-            _write_whole(self.path / "config.yaml", header + to_yaml(config))
+            write_whole(self.path / "config.yaml", header + to_yaml(config))
         except OSError as error:
             self.close()
             shutil.rmtree(self.path, ignore_errors=True)
@@ -86,25 +90,42 @@ class RunFolder:
             self._lock.close()
 
     def forget_after(self, epoch: int):
-        """Remove the lines of metrics.csv after an epoch: a resumed run writes them again."""
-        if not self._writes or not self.metrics.exists():
+        """Remove the lines of metrics.csv after an epoch: a resumed run writes them again.
+
+        It is a log, and a run goes on without: a damaged one is set aside, with a warning.
+
+        Raises:
+          TrainingFailed: it cannot be rewritten or renamed.
+        """
+        if not self._writes or not os.path.lexists(self.metrics):
             return
-        with open(self.metrics, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames
-            # The last line may have been cut off when the run was killed.
-            rows = [
-                row for row in reader if None not in row.values() and int(row["epoch"]) <= epoch
-            ]
-        if not rows:
-            self.metrics.unlink()
+        try:
+            columns, rows = read_log(self.metrics)
+        except ValueError as error:
+            self._set_log_aside(error)
             return
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-        _write_whole(self.metrics, text.getvalue())
+        rows = [row for row in rows if int(row["epoch"]) <= epoch]
+        with self._log_errors():
+            if not rows:
+                self.metrics.unlink()
+                return
+            text = io.StringIO(newline="")
+            writer = csv.DictWriter(text, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+            write_whole(self.metrics, text.getvalue())
         self._columns = columns
+
+    def forget(self):
+        """Remove metrics.csv: a run that begins again writes it again.
+
+        Raises:
+          TrainingFailed: it cannot be removed.
+        """
+        if self.metrics.is_dir():
+            self._set_log_aside(ValueError("it is no file"))
+        with self._log_errors():
+            self.metrics.unlink(missing_ok=True)
 
     def log(self, row: dict):
         """Append one line to metrics.csv; the first one decides the columns.
@@ -114,20 +135,85 @@ class RunFolder:
         """
         if not self._writes:
             return
+        if self._columns is not None and set(self._columns) != set(row):
+            self._set_log_aside(ValueError("its columns are not those that are written now"))
         first = self._columns is None
         if first:
             self._columns = list(row)
+        with self._log_errors(), open(self.metrics, "a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            if first:
+                writer.writeheader()
+            writer.writerow(row)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _set_log_aside(self, error: ValueError):
+        with self._log_errors():
+            kept = set_aside(self.metrics)
+        self._columns = None
+        print(
+            f"warning: {self.metrics} is damaged ({error}); it is now {kept.name}, and a new one "
+            "begins here",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    @contextlib.contextmanager
+    def _log_errors(self):
+        """Context in which what the disk refuses ends the training with a line."""
         try:
-            with open(self.metrics, "a", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, self._columns)
-                if first:
-                    writer.writeheader()
-                writer.writerow(row)
+            yield
         except OSError as error:
+            intact = ": the last checkpoint is intact" if has_checkpoint(self.path, "last") else ""
             raise TrainingFailed(
                 f"{self.metrics} cannot be written: {error.strerror}; free or repair the disk and "
-                f"go on with resume={self.path}: the last checkpoint is intact"
+                f"go on with resume={self.path}{intact}"
             ) from error
+
+
+def read_log(path: Path) -> tuple[list[str], list[dict]]:
+    """Read metrics.csv.
+
+    Returns:
+      The columns, and the lines as they are written; not the last one if it was cut off when the
+      run was killed.
+    Raises:
+      ValueError: it is damaged; the message says how.
+    """
+    if not path.is_file():
+        raise ValueError("it is no file")
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is no text") from error
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from error
+    if "\0" in text:
+        raise ValueError("it has NUL characters")
+    ended = text.endswith(("\n", "\r"))
+    lines = list(csv.reader(io.StringIO(text, newline="")))
+    columns, lines = (lines[0], lines[1:]) if lines else ([], [])
+    if "epoch" not in columns and (lines or ended):
+        raise ValueError("its first line does not name the columns")
+    whole = [len(line) == len(columns) and all(map(_is_number, line)) for line in lines]
+    if lines and not ended and not whole[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, start=2):
+        if not whole[number - 2]:
+            raise ValueError(f"line {number} is not one of numbers for all columns")
+        if not line[columns.index("epoch")].isdecimal():
+            raise ValueError(f"the epoch in line {number} is no whole number")
+    return columns, [dict(zip(columns, line, strict=True)) for line in lines]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def folder_for(config: Config) -> Path:
@@ -139,8 +225,11 @@ def folder_for(config: Config) -> Path:
     """
     if config.run is not None:
         path = Path(config.run)
-        if path.exists() and config.resume is None:
-            raise ConfigError(_exists(path))
+        try:
+            if path.exists() and config.resume is None:
+                raise ConfigError(_exists(path))
+        except OSError as error:
+            raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
         _check_name(path)
         return path
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
@@ -184,13 +273,3 @@ def _locked(folder: Path):
         file.close()
         raise ConfigError(f"another process trains in {folder}; wait until it has ended") from error
     return file
-
-
-def _write_whole(path: Path, text: str):
-    """Write a file so that it is there whole, as it was or as it will be."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "w", newline="", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

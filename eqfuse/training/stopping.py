@@ -1,8 +1,12 @@
-"""How a run ends early; Ctrl-C ends it after the step that it is in, checkpoint written."""
+"""How a run ends early: Ctrl-C ends it after the step that it is in, checkpoint written."""
 
+import contextlib
+import os
 import signal
 import sys
 import threading
+
+from eqfuse.training.quiet import STOPPING
 
 
 class TrainingFailed(RuntimeError):
@@ -18,7 +22,10 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """Context in which SIGINT and SIGTERM are noted rather than raised; a second one is raised.
+    """Context in which the signals that end a run are noted rather than raised.
+
+    They are SIGINT (Ctrl-C), SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 (Slurm's `--signal`).
+    A second SIGINT or SIGTERM raises KeyboardInterrupt. SIGHUP stays ignored where it is (`nohup`).
 
     Attributes:
       signum: the signal received, or None.
@@ -27,12 +34,16 @@ class StopRequest:
     def __init__(self):
         self.signum = None
         self._previous = {}
+        self._terminals = []
 
     def __enter__(self):
+        streams = [s for s in (sys.__stdout__, sys.__stderr__) if s is not None and not s.closed]
+        self._terminals = [s.fileno() for s in streams if s.isatty()]
         # Python lets only the main thread install handlers.
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self._previous[signum] = signal.signal(signum, self._note)
+            for signum in STOPPING:
+                if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                    self._previous[signum] = signal.signal(signum, self._note)
         return self
 
     def __exit__(self, *_):
@@ -40,7 +51,20 @@ class StopRequest:
             signal.signal(signum, handler)
 
     def _note(self, signum, _frame):
-        if self.signum is not None:
+        if signum == signal.SIGHUP:
+            self._leave_closed_terminals()
+        if self.signum is None:
+            self.signum = signum
+            with contextlib.suppress(OSError):
+                text = "stopping after this step; once more stops at once"
+                print(text, file=sys.stderr, flush=True)
+        elif signum in (signal.SIGINT, signal.SIGTERM):  # a terminal that closes may say it twice
             raise KeyboardInterrupt
-        self.signum = signum
-        print("stopping after this step; once more stops at once", file=sys.stderr, flush=True)
+
+    def _leave_closed_terminals(self):
+        """Write to nowhere what would be written to a terminal that is gone, which is an error."""
+        for descriptor in self._terminals:
+            if not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)

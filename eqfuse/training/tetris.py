@@ -12,13 +12,13 @@ import optax
 from eqfuse import data, models
 from eqfuse.data.tetris import SHAPE_NAMES
 from eqfuse.graph import Graph
-from eqfuse.training.checkpoint import Checkpoints
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.flat import Flat
 from eqfuse.training.initial import initial_parameters
 from eqfuse.training.parallel import Devices
 from eqfuse.training.profiling import profile
 from eqfuse.training.runs import RunFolder
+from eqfuse.training.saving import Checkpoints
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
 
 DEFAULT_STEPS = 100
@@ -177,7 +177,7 @@ def run(config: Config, devices: Devices) -> None:
     with contextlib.closing(RunFolder(config)) as folder:
         if config.resume is not None:
             print("resume     from the beginning: a Tetris run takes seconds")
-            folder.metrics.unlink(missing_ok=True)
+            folder.forget()
         _train(config, module, params, graph, labels, fields, folder)
         print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
 

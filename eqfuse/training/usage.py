@@ -51,9 +51,14 @@ Options
 
 _TAIL = """\
 A run writes its folder: config.yaml, metrics.csv and checkpoints/ (best and last), which
-eqfuse.training.load_run(FOLDER) reads. Ctrl-C stops a run and keeps its checkpoint; after that, or
-after a crash, resume=FOLDER goes on.
-Exit codes: 0 done; 1 the training failed; 2 settings or data refused; 130 interrupted.
+eqfuse.training.load_run(FOLDER) reads. Ctrl-C stops a run and keeps its checkpoint; so do SIGTERM,
+SIGHUP (a closed terminal; not under nohup) and SIGUSR1, which Slurm sends ahead of its time limit
+with --signal=USR1@60. After that, or after a crash, resume=FOLDER goes on. Of the last checkpoint
+two are kept: if the newer is damaged, the older is taken, with a warning.
+${oc.env:NAME} in a setting stands for a variable of the environment, and config.yaml holds what it
+stood for; \\${ is the text itself.
+Exit codes: 0 done; 1 the training failed; 2 settings or data refused; 130 interrupted by Ctrl-C, or
+128 and the number of another signal.
 """
 
 

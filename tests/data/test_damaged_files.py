@@ -1,10 +1,13 @@
 """Files with random damage are read, or refused with a DataError; nothing else happens."""
 
+import os
+import time
+
 import ase.io
 import numpy as np
 import pytest
 
-from eqfuse.data import DataError, read_extxyz, read_rmd17
+from eqfuse.data import DataError, isolated_atom_energies, read_extxyz, read_rmd17
 
 ROUNDS = 150
 
@@ -64,3 +67,57 @@ def test_rmd17(save, tmp_path, rng):
         forces=rng.normal(size=(4, 3, 3)),
     )
     assert_read_or_refused(read_rmd17, tmp_path / "frames.npz", rng)
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("no named pipes on this system")
+    os.mkfifo(tmp_path / "frames")
+    return tmp_path / "frames"
+
+
+@pytest.mark.parametrize("read", [read_extxyz, read_rmd17, isolated_atom_energies])
+@pytest.mark.parametrize("suffix", ["", ".xyz", ".xyz.gz", ".npz"])
+def test_pipes_and_devices_are_never_opened(read, suffix, pipe):
+    """Opening the one waits for a writer, and reading the other does not end."""
+    link = pipe.with_name(f"link{suffix}")
+    link.symlink_to(pipe)
+    with pytest.raises(DataError, match=rf"link{suffix} is a pipe and no file; write what it"):
+        read(link)
+    link.unlink()
+    link.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=rf"link{suffix} is a device and no file; write what it"):
+        read(link)
+
+
+LENGTH = 1_000_000
+COMMENTS = {
+    "brackets": "[" * LENGTH,
+    "braces": "{ " * (LENGTH // 2),
+    "brackets and a backslash": "[" * LENGTH + "\\",
+    "a list that does not end": "stress=[[1]" + " " * LENGTH + "x",
+    "lists that do not end": "stress=[[1 " * (LENGTH // 11),
+}
+
+
+@pytest.mark.parametrize("name", list(COMMENTS))
+def test_long_comment_lines_take_seconds(name, tmp_path):
+    """Their time was the square of their length: an hour."""
+    path = tmp_path / "frames.xyz"
+    header = "Properties=species:S:1:pos:R:3:forces:R:3 energy=-1.0"
+    path.write_text(f"1\n{header} {COMMENTS[name]}\nH 0 0 0 1 2 3\n")
+    start = time.process_time()
+    (structure,) = read_extxyz(path)
+    assert time.process_time() - start < 30
+    assert structure.energy == -1.0
+    np.testing.assert_array_equal(structure.forces, [[1, 2, 3]])
+
+
+def test_comment_lines_of_megabytes_are_refused(tmp_path):
+    path = tmp_path / "frames.xyz"
+    header = "Properties=species:S:1:pos:R:3:forces:R:3 energy=-1.0"
+    path.write_text(f"\n1\n{header} {'a ' * 3_000_000}\nH 0 0 0 1 2 3\n")
+    message = r"frames.xyz, frame 0 \(line 2\): a comment line of 60000\d\d characters, and at most"
+    with pytest.raises(DataError, match=message):
+        read_extxyz(path)

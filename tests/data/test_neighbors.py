@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, neighbor_list
+from eqfuse.data.neighbors import gathering_offsets
 
 # ASE 3.29 sets shapes in place, which NumPy 2.5 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
@@ -159,3 +160,117 @@ def test_atoms_far_apart_have_the_neighbours_they_have(far):
     senders, receivers, _ = neighbor_list(positions, np.zeros((3, 3)), np.zeros(3, bool), 5.0)
     np.testing.assert_array_equal(senders, [1, 0, 3, 2])
     np.testing.assert_array_equal(receivers, [0, 1, 2, 3])
+
+
+def spread_out(kind: str, size: float):
+    """Copper at the middle of a cell that is `size` Å wide where it has a vacuum."""
+    atoms = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
+    atoms.rattle(0.05, seed=0)
+    atoms.pbc = True
+    empty = {"cluster": [0, 1, 2], "wire": [1, 2], "slab": [2], "bulk": []}[kind]
+    lengths = atoms.cell.lengths()
+    lengths[empty] = np.maximum(size, 1.5 * lengths[empty])
+    atoms.set_cell(lengths)
+    atoms.positions[:, empty] += lengths[empty] / 2
+    return atoms
+
+
+@pytest.mark.parametrize("size", [10.0, 1e4, 1e6])
+@pytest.mark.parametrize("kind", ["cluster", "wire", "slab", "bulk"])
+def test_gathered_atoms_have_small_coordinates_wherever_they_are(kind, size):
+    """Astride faces and corners, in cells however large; vectors of edges are the same."""
+    atoms = spread_out(kind, 10.0)
+    expected, _, _ = neighbor_list(atoms.positions, atoms.cell.array, atoms.pbc, 3.6)
+    atoms = spread_out(kind, size)
+    for corner in (False, True):
+        if corner:
+            atoms.positions -= atoms.positions.mean(axis=0)
+            atoms.wrap()
+        x = atoms.positions
+        senders, receivers, shifts = neighbor_list(x, atoms.cell.array, atoms.pbc, 3.6)
+        offsets, moved = gathering_offsets(x, senders, receivers, shifts)
+        near = x - offsets
+        assert np.abs(near).max() < 15
+        assert np.abs(moved).max() < 15
+        vectors = x[senders] + shifts - x[receivers]
+        gathered = near[senders] + moved - near[receivers]
+        np.testing.assert_allclose(gathered, vectors, rtol=0, atol=1e-15 * size + 1e-13)
+        assert len(senders) == len(expected) > 200
+
+
+def test_connected_parts_are_gathered_each_for_itself():
+    positions = np.array([[0.0, 0, 0], [9e5, 0, 0], [999999.0, 0, 0], [9e5 + 1, 0, 0]])
+    edges = neighbor_list(positions, 1e6 * np.eye(3), np.ones(3, bool), 5.0)
+    offsets, shifts = gathering_offsets(positions, *edges)
+    np.testing.assert_allclose((positions - offsets)[:, 0], [0.5, -0.5, -0.5, 0.5], atol=1e-9)
+    assert not shifts.any()
+
+
+def test_one_atom_and_its_images_are_gathered():
+    edges = neighbor_list(np.full((1, 3), 7.0), 2 * np.eye(3), np.ones(3, bool), 2.1)
+    offsets, shifts = gathering_offsets(np.full((1, 3), 7.0), *edges)
+    np.testing.assert_array_equal(offsets, np.full((1, 3), 7.0))
+    np.testing.assert_array_equal(shifts, edges[2])
+
+
+@pytest.mark.parametrize("size", [1e4, 1e6, 1e9])
+@pytest.mark.parametrize("empty", [[2], [0], [1, 2], [0, 1, 2]])
+def test_a_wide_vacuum_changes_no_neighbours(size, empty):
+    """A narrow slab in a cell of 1e6 Å was refused, as atoms that have flown apart."""
+    rng = np.random.default_rng(6)
+    cell = np.diag([4.0, 5.0, 6.0])
+    positions = rng.uniform(0, 4, (6, 3))
+    found = []
+    for length in (50.0, size):
+        cell[empty, empty] = length
+        at = positions.copy()
+        at[:, empty] -= 2  # astride the face
+        senders, receivers, shifts = neighbor_list(at, cell, np.ones(3, bool), 5.0)
+        vectors = at[senders] + shifts - at[receivers]
+        rows = np.column_stack([receivers, senders, vectors.round(5) + 0.0])
+        found.append(rows[np.lexsort(rows.T)])
+    assert len(found[0]) > 6
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize(
+    ("n_atoms", "cell", "pbc", "cutoff"),
+    [
+        (1, 0.02 * np.eye(3), (1, 1, 1), 5.0),
+        (1, 0.1 * np.eye(3), (1, 1, 1), 5.0),
+        (20, 0.1 * np.eye(3), (1, 1, 1), 5.0),
+        (4, 4 * np.eye(3), (1, 1, 1), 1e9),
+        (4, 4 * np.eye(3), (1, 1, 1), 1e200),
+        (4, 4 * np.eye(3), (1, 1, 1), 1e6),
+        (4, np.diag([1e-3, 1e-3, 1e4]), (1, 1, 1), 5.0),
+        (2, np.diag([1e-3, 1e-3, 0]), (1, 1, 0), 5.0),
+        (2, 1e-8 * np.eye(3), (0, 1, 0), 5.0),
+        (2, np.diag([1e7, 1e7, 0]), (1, 1, 0), 1e9),
+        (20_000, 200 * np.eye(3), (0, 0, 0), 1e3),
+    ],
+)
+def test_too_many_pairs_are_refused_before_they_are_listed(n_atoms, cell, pbc, cutoff):
+    rng = np.random.default_rng(5)
+    positions = rng.uniform(0, 1, (n_atoms, 3)) * np.where(cell.any(axis=1), cell.diagonal(), 1)
+    with pytest.raises(
+        DataError, match=r"atoms in a cell of \[\[.* pairs within .* lower the cutof"
+    ):
+        neighbor_list(positions, cell, np.array(pbc, bool), cutoff)
+
+
+@pytest.mark.parametrize("cutoff", [1e3, 1e9])
+def test_a_molecule_has_all_its_pairs_within_a_large_cutoff(cutoff):
+    """vesin alone looks for its images for minutes."""
+    water = ase.build.molecule("H2O")
+    senders, receivers, _ = neighbor_list(water.positions, np.zeros((3, 3)), water.pbc, cutoff)
+    np.testing.assert_array_equal(receivers, [0, 0, 1, 1, 2, 2])
+    np.testing.assert_array_equal(senders, [1, 2, 0, 2, 0, 1])
+
+
+def test_estimated_pairs_leave_large_structures_alone():
+    """A hundred thousand atoms, and small cells that take a second, are listed."""
+    rng = np.random.default_rng(7)
+    copper = ase.build.bulk("Cu", cubic=True) * (29, 29, 30)
+    senders, _, _ = neighbor_list(copper.positions, copper.cell.array, copper.pbc, 2.7)
+    assert len(senders) == 12 * len(copper)
+    assert len(neighbor_list(rng.normal(size=(1, 3)), 0.3 * np.eye(3), copper.pbc, 5.0)[0]) > 1e4

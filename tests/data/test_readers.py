@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import pickle
 import time
 
 import ase.units
@@ -319,6 +320,17 @@ def test_3bpa(shared_data):
     assert frames[0].energy == -17660.461737861464
     forces = np.concatenate([frame.forces for frame in frames])
     assert np.sqrt(np.mean(forces**2)) == pytest.approx(0.948, abs=5e-4)
+
+
+@pytest.mark.parametrize("key", ["forces", "e_unit"])
+def test_pickled_arrays_are_named_and_not_read(tmp_path, key):
+    arrays = rmd17_arrays()
+    np.savez(tmp_path / "m.npz", **{**arrays, key: np.array([{}, "eV"], dtype=object)})
+    with pytest.raises(DataError, match=rf"m\.npz: {key} holds pickled Python objects.*save it"):
+        read_rmd17(tmp_path / "m.npz")
+    (tmp_path / "no.npz").write_bytes(pickle.dumps(arrays))
+    with pytest.raises(DataError, match=r"no\.npz cannot be read as an npz file: it is none"):
+        read_rmd17(tmp_path / "no.npz")
 
 
 def test_rmd17_ethanol(shared_data):

@@ -6,7 +6,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import mlp
-from eqfuse.ops._mixing import Mixing
+from eqfuse.ops.algebra.linear_form import Mixing
 from tests.ops.parity import only
 
 

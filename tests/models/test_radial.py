@@ -11,7 +11,7 @@ from eqfuse.models.radial import (
     polynomial_cutoff,
     spherical_harmonics,
 )
-from eqfuse.ops._mixing import Mixing
+from eqfuse.ops.algebra.linear_form import Mixing
 from tests.ops.parity import PORTABLE, only
 
 

@@ -10,9 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.ops import _reference, _xla
+from eqfuse.ops import _reference
 from eqfuse.ops._backend import has_gpu
-from eqfuse.ops._numba import machine, mixing, run
+from eqfuse.ops.llvm.codegen.linear_layouts import is_wide
+from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.primitives import native as _native
+from eqfuse.ops.xla import forms
 from tests.ops.cases import Case, random_arrays
 
 NEEDS_TRITON = pytest.mark.skipif(
@@ -162,9 +165,9 @@ def only(
         for name in ("graph_tensor_product", "symmetric_contraction"):
             patch.setattr(_reference, name, functools.partial(_forbidden, "backend 'e3nn'"))
         if backend == "xla":
-            patch.setattr(_xla, "evaluate", counter.wrap(_xla.evaluate))
+            patch.setattr(forms, "evaluate", counter.wrap(forms.evaluate))
         else:
-            patch.setattr(_xla, "evaluate", functools.partial(_forbidden, "backend 'xla'"))
+            patch.setattr(forms, "evaluate", functools.partial(_forbidden, "backend 'xla'"))
         native = _Counter()  # kernels that a lowering asks for
         patch.setattr(machine, "register", native.wrap(machine.register))
         computed = record_native(patch)
@@ -189,14 +192,14 @@ def record_native(patch: pytest.MonkeyPatch) -> list:
     def recorded(name, function):
         def record(what, *arguments):
             results = function(what, *arguments)
-            if results is not None and not (name == "mix" and mixing.is_wide(what)):
+            if results is not None and not (name == "mix" and is_wide(what)):
                 computed.append(what)
             return results
 
-        patch.setattr(run, name, record)
+        patch.setattr(_native, name, record)
 
     for name in ("run", "mix", "chain"):
-        recorded(name, getattr(run, name))
+        recorded(name, getattr(_native, name))
     return computed
 
 
@@ -204,7 +207,7 @@ def interpreted() -> int:
     """How many launches this process has interpreted; none where triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return 0
-    from eqfuse.ops._triton.interpret import interpret_count
+    from eqfuse.ops.triton.runtime.interpret import interpret_count
 
     return interpret_count()
 

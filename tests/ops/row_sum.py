@@ -7,8 +7,8 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from eqfuse.ops._triton.launch import lower_gpu, lower_interpret
-from eqfuse.ops._triton.spec import KernelSpec, pointer_type
+from eqfuse.ops.triton.runtime.launch import lower_gpu, lower_interpret
+from eqfuse.ops.triton.spec import KernelSpec, pointer_type
 
 SOURCE = '''import triton
 import triton.language as tl

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _activation
-from tests.ops.parity import BACKENDS, QUICK, only
+from eqfuse.ops.algebra import activations
+from tests.ops.parity import BACKENDS, PORTABLE, QUICK, only
 
 # 0.4 is where the kernels' tanh changes from a fraction to exponentials
 POINTS = np.array([0.0, 1e-6, 0.05, 0.39, 0.41, 1.0, 20.0])
 POINTS = np.concatenate([POINTS, -POINTS])[:, None] * (1 + 1e-3 * np.arange(-2, 3))
 STEP = Decimal("1e-40")  # of the differences that derivatives are taken as
-FUNCTIONS = _activation.FUNCTIONS | {"identity": None}
+FUNCTIONS = activations.FUNCTIONS | {"identity": None}
 
 
 def tanh(x):
@@ -145,7 +145,7 @@ def test_activations_are_as_exact_as_e3nns(name, dtype, normalize, backend):
     assert (abs(found - exactly) <= allowed).all()
     if name in KINKED:
         np.testing.assert_array_equal(found[1:], theirs[1:])
-    if sign := _activation.parity(name):
+    if sign := activations.parity(name):
         n = len(POINTS) // 2
         signs = sign * np.array([1, -1, 1])[:, None, None]
         # the rule for the slope of tanh in JAX before 0.12 rounds otherwise at -x
@@ -161,3 +161,48 @@ def test_what_is_not_a_number_stays_so(name, backend):
     with only(backend):
         found = values(FUNCTIONS[name], False, backend, x)
     np.testing.assert_array_equal(np.isnan(found), [False, True, False])
+
+
+@pytest.mark.parametrize("backend", PORTABLE)
+@pytest.mark.parametrize("name", ["even_act", "odd_act", "even_gate_act", "odd_gate_act"])
+def test_any_function_is_an_activation(name, backend):
+    """One that kernels do not know is e3nn's gate of the fused product and Linear.
+
+    Float32, sums of fewer than 100 products of normal numbers, through a function of slope 2.
+    """
+    x, y, skip = (
+        e3nn.normal(irreps, jax.random.key(n), (5,))
+        for n, irreps in enumerate(("4x0e+3x1o+2x0o", "0e+1o", "5x0e+3x0o+2x1o"))
+    )
+
+    def function(x):  # odd, as an activation of odd scalars is
+        return jnp.sin(2 * x)
+
+    options = {name: function}
+    module = ops.TensorProductLinearGate(
+        "5x0e+3x0o+2x1o", force_irreps_out=True, backend=backend, **options
+    )
+    linear = e3nn.flax.Linear("5x0e+3x0o+2x1o", force_irreps_out=True)
+    params = linear.init(jax.random.key(3), e3nn.tensor_product(x, y))
+    jax.tree.map(
+        np.testing.assert_array_equal, module.init(jax.random.key(3), x, y, skip=skip), params
+    )
+
+    def theirs(params, x):
+        return e3nn.gate(linear.apply(params, e3nn.tensor_product(x, y)) + skip, **options)
+
+    def both(function):
+        def loss(params, x):
+            out = function(params, x)
+            return jnp.sum(jnp.sin(out.array)), out
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True), compiler_options=QUICK)(
+            params, x
+        )
+
+    (_, expected), exact = both(theirs)
+    with only(backend, forbidden=("tensor_product",)):  # the gate is e3nn's, and multiplies
+        (_, out), found = both(lambda params, x: module.apply(params, x, y, skip=skip))
+    assert out.irreps == expected.irreps
+    for a, b in zip(jax.tree.leaves((out, found)), jax.tree.leaves((expected, exact)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=200 * 2**-24 * np.abs(b).max())

@@ -6,7 +6,7 @@ The rest of the cases, and tables of their resources: `python -m benchmarks.kern
 import pytest
 
 from benchmarks.cases import CASES, SH2, Case
-from eqfuse.ops import _plan
+from eqfuse.ops.triton.codegen import plan
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
@@ -17,9 +17,9 @@ REGISTERS = 255  # of a thread, on every NVIDIA GPU since 2012
 @pytest.mark.parametrize("order", ["forward", "backward", "double"])
 def test_nequip_compiles_without_spilling(order, target):
     """NequIP with l up to 2 and both parities: one launch, one, and two."""
-    from eqfuse.ops._triton.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
 
-    kernels = _plan.kernels(CASES["nequip-32-l2"].forms()[order], "float32")
+    kernels = plan.kernels(CASES["nequip-32-l2"].forms()[order], "float32")
     assert len(kernels) == (2 if order == "double" else 1)
     for kernel in kernels:
         compiled = compile_kernel(kernel.spec, target)
@@ -33,10 +33,10 @@ def test_nequip_compiles_without_spilling(order, target):
 @pytest.mark.parametrize(("mul", "dtype"), [(256, "float32"), (512, "float64")])
 def test_threads_of_many_channels_find_their_registers(mul, dtype):
     """All threads of a program run on one processor, which has 65,536 registers."""
-    from eqfuse.ops._triton.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
 
     irreps = f"{mul}x0e+{mul}x1o+{mul}x2e"
-    for kernel in _plan.kernels(Case(irreps, SH2, "0e+1o+2e").forms()["backward"], dtype):
+    for kernel in plan.kernels(Case(irreps, SH2, "0e+1o+2e").forms()["backward"], dtype):
         compiled = compile_kernel(kernel.spec, "sm_90")
         assert compiled.registers * 32 * kernel.spec.num_warps <= 65536
         assert compiled.spilled_bytes == 0
@@ -47,10 +47,10 @@ def test_threads_of_many_channels_find_their_registers(mul, dtype):
 )
 def test_a_contraction_compiles_without_spilling(order, terms, count):
     """Three factors up to l = 3 in MACE with vector features."""
-    from eqfuse.ops._triton.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
 
     form = CASES["mace-contraction-l1"].forms()[order]
-    kernels = _plan.kernels(form, "float32")
+    kernels = plan.kernels(form, "float32")
     assert (form.num_terms, len(kernels)) == (terms, count)
     for kernel in kernels:
         assert compile_kernel(kernel.spec, "sm_90").spilled_bytes == 0
@@ -59,11 +59,11 @@ def test_a_contraction_compiles_without_spilling(order, terms, count):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_no_kernel_has_more_terms_than_one_may(monkeypatch, dtype):
     """The largest contraction has groups of paths that are each too large for one kernel."""
-    monkeypatch.setattr(_plan, "generate", lambda task: task)
+    monkeypatch.setattr(plan, "generate", lambda task: task)
     form = CASES["mace-contraction-l2"].forms()["double"]
-    tasks = _plan.kernels.__wrapped__(form, dtype)
+    tasks = plan.kernels.__wrapped__(form, dtype)
     parts = [[path for group in task.groups for path in group] for task in tasks]
-    assert max(sum(len(p.terms) for p in part) for part in parts) <= _plan.TERMS[dtype]
+    assert max(sum(len(p.terms) for p in part) for part in parts) <= plan.TERMS[dtype]
     found = [repr(path) for part in parts for path in part]
     assert sorted(found) == sorted(map(repr, form.paths))
 
@@ -72,19 +72,19 @@ def test_no_kernel_has_more_terms_than_one_may(monkeypatch, dtype):
 @pytest.mark.parametrize("order", ["forward", "backward", "double"])
 def test_other_dtypes_compile_without_spilling(order, dtype):
     """The first layer of the Tetris network, which has no channels, weights or scalars of y."""
-    from eqfuse.ops._triton.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
 
-    for kernel in _plan.kernels(CASES["tetris-1"].forms()[order], dtype):
+    for kernel in plan.kernels(CASES["tetris-1"].forms()[order], dtype):
         assert compile_kernel(kernel.spec, "sm_90").spilled_bytes == 0
 
 
 def test_kernels_that_share_half_precision_outputs_compile(monkeypatch):
     """Cut finely, they hand sums in float32 to one another."""
-    from eqfuse.ops._triton.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
 
-    monkeypatch.setitem(_plan.TERMS, "bfloat16", 8)
+    monkeypatch.setitem(plan.TERMS, "bfloat16", 8)
     form = CASES["tetris-1"].forms()["backward"]
-    kernels = _plan.kernels.__wrapped__(form, "bfloat16")
+    kernels = plan.kernels.__wrapped__(form, "bfloat16")
     assert len(kernels) > 1
     assert {t for k in kernels for t in k.spec.output_types} == {"*fp32"}
     for kernel in kernels:

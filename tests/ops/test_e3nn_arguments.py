@@ -1,5 +1,7 @@
 """Arguments of ops that e3nn and jax.numpy take, and what they make of them."""
 
+import functools
+
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
@@ -197,21 +199,95 @@ class TestArgumentsOfLinear:
         with pytest.raises(ValueError, match=r"2x0e\+1x1o\+1x0e.*4x0e"):
             ops.Linear("4x0e", irreps_in="4x0e", backend=backend).init(jax.random.key(0), x)
 
-    def test_options_of_e3nn_alone(self):
-        with pytest.raises(TypeError, match=r"channel_out.*e3nn\.flax\.Linear"):
-            ops.Linear("4x0e", channel_out=2)
+    def test_unknown_options(self):
         with pytest.raises(TypeError, match="unexpected keyword argument 'channels'"):
             ops.Linear("4x0e", channels=2)
 
-    @pytest.mark.parametrize("sets", [None, 2])
-    def test_weights_as_an_argument(self, sets):
-        module = ops.Linear("4x0e", num_indexed_weights=sets, backend="xla")
-        with pytest.raises(ValueError, match=r"integers, got float32.*e3nn\.flax\.Linear"):
-            module.init(jax.random.key(0), jnp.ones((ROWS, 3)), normal("2x0e"))
+    def test_an_index_and_weights_are_told_apart(self):
+        weights, index = jnp.ones((ROWS, 3)), jnp.zeros(ROWS, int)
+        with pytest.raises(ValueError, match="index must be of integers, got float32"):
+            ops.Linear("4x0e", num_indexed_weights=2).init(
+                jax.random.key(0), weights, normal("2x0e")
+            )
+        with pytest.raises(ValueError, match="index is needed with num_indexed_weights, and only"):
+            ops.Linear("4x0e").init(jax.random.key(0), index, normal("2x0e"))
+
+    @pytest.mark.parametrize("cls", [ops.TensorProductLinear, ops.TensorProductLinearGate])
+    def test_fused_ops(self, cls):
+        with pytest.raises(TypeError, match=rf"{cls.__name__} takes irreps_out alone by position"):
+            cls("4x0e", "2x0e")
+        with pytest.raises(TypeError, match=rf"{cls.__name__} has no channel_out; ops.Linear has"):
+            cls("4x0e", channel_out=2)
+        with pytest.raises(ValueError, match="biases must be True, False, or one of them"):
+            cls("4x0e", biases="2x0e").init(jax.random.key(0), normal("2x0e"), normal("0e"))
 
     def test_copies(self):
         module = ops.Linear("4x0e", biases=True, name="linear")
         assert module.clone(name="other").biases
+
+
+class TestEdges:
+    """What is no `Edges`, or in the wrong place, is named."""
+
+    SENDERS = jnp.array([0, 1])
+    EDGES = ops.Edges.from_arrays([0, 1], [1, 2], ROWS)
+    X, Y = normal("2x0e"), normal("1o", rows=2)
+
+    def test_in_the_place_of_the_weights(self):
+        module = ops.TensorProductLinear("2x1o")
+        calls = [
+            lambda: ops.graph_tensor_product(self.X, self.Y, self.EDGES),
+            lambda: module.init(jax.random.key(0), self.X, self.Y, self.EDGES),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=r"edges were given as the weights.*edges=edges"):
+                call()
+
+    def test_a_tuple(self):
+        edges = (self.SENDERS, self.SENDERS)
+        module = ops.TensorProductLinear("2x1o")
+        calls = [
+            lambda: ops.graph_tensor_product(self.X, self.Y, None, edges),
+            lambda: ops.channelwise_tensor_product(self.X, self.X, edges),
+            lambda: module.init(jax.random.key(0), self.X, self.Y, edges=edges),
+        ]
+        for call in calls:
+            with pytest.raises(
+                ValueError, match=r"must be an eqfuse\.ops\.Edges, got tuple: Edges"
+            ):
+                call()
+
+    def test_a_traced_number_of_nodes(self):
+        with pytest.raises(TypeError, match=r"num_nodes is the size .* make it static"):
+            jax.jit(lambda n: ops.Edges.from_arrays(self.SENDERS, self.SENDERS, n))(3)
+
+
+def traced(function):
+    """What a function returns while it is traced, nothing computed: its blocks known to be zero."""
+    found = []
+    jax.eval_shape(lambda: found.append(function()))
+    return found[0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("regroup", [False, True])
+@pytest.mark.parametrize("irreps", ["1x4e+2x0e+0x4e", "1o+0x1o+1o", "0x2e+5x0e", "0x0e"])
+def test_zero_flags_of_blocks_of_no_channels(irreps, regroup, backend):
+    """A block without channels is zero by structure where e3nn says so: never for that alone."""
+    irreps = e3nn.Irreps(irreps)
+    y = normal("6x0e+0x1o")
+    for zero in (None, 0, len(irreps) - 1):
+        chunks = [
+            None if n == zero else jnp.ones((ROWS, mul, ir.dim))
+            for n, (mul, ir) in enumerate(irreps)
+        ]
+        x = e3nn.from_chunks(irreps, chunks, (ROWS,), jnp.float32)
+        for left, right in ((x, y), (y, x), (x, normal("0e+1o"))):
+            options = {"regroup_output": regroup, "backend": backend}
+            found = traced(functools.partial(ops.tensor_product, left, right, **options))
+            expected = e3nn.tensor_product(left, right, regroup_output=regroup)
+            assert repr(found.irreps) == repr(expected.irreps)
+            assert found.zero_flags == expected.zero_flags
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

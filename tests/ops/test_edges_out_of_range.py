@@ -1,8 +1,9 @@
-"""What the kernels on a CPU say of edges that leave the graph, where only they can see it."""
+"""Edges and indices that are out of range: what the kernels say of them, and that none wraps."""
 
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from eqfuse import ops
@@ -24,3 +25,80 @@ def test_the_message_names_the_ends_and_their_range(out):
         jax.block_until_ready(jax.jit(product)(inside, outside))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"senders\[2\]"):
         jax.block_until_ready(jax.jit(product)(outside, outside))
+
+
+WIDE = (2**32 + 1, -(2**32) + 1, 2**31 + 1, 2**63 - 1, -(2**63))
+"""Numbers that int32 does not hold; a cast makes 1 or other indices of them."""
+
+
+@pytest.mark.parametrize("out", WIDE)
+@pytest.mark.parametrize("name", ["senders", "receivers"])
+def test_traced_ends_do_not_wrap(x64, name, out):
+    inside, outside = jnp.array([0, 1, 1]), jnp.array([0, 1, out])
+    ends = {"senders": inside, "receivers": inside, name: outside}
+    edges = jax.jit(lambda s, r: ops.Edges.from_arrays(s, r, 2))(*ends.values())
+    found = getattr(edges, name)
+    assert found.dtype == jnp.int32
+    assert found.tolist() == [0, 1, 2**31 - 1 if out > 0 else -(2**31)]
+    text = r"outside \[0, 2\)|must be in \[0, 2\)"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+        jax.block_until_ready(jax.jit(product)(*ends.values()))
+
+
+def test_traced_unsigned_ends_do_not_wrap():
+    senders = jnp.array([0, 2**32 - 1, 1], jnp.uint32)
+    edges = jax.jit(lambda s: ops.Edges.from_arrays(s, s, 2))(senders)
+    assert edges.senders.tolist() == [0, 2**31 - 1, 1]
+
+
+@pytest.mark.parametrize("out", WIDE)
+def test_ends_on_the_host_are_refused_beside_traced_ones(out):
+    """Without x64, where JAX would have wrapped them."""
+    inside, outside = jnp.array([0, 1, 1]), np.array([0, 1, out])
+    with pytest.raises(ValueError, match=rf"senders must be in \[0, 2\), got .*{abs(out)}"):
+        jax.jit(lambda r: product(outside, r))(inside)
+
+
+@pytest.mark.parametrize("num_nodes", [-1, -(2**31), 2**31])
+@pytest.mark.parametrize("end", [[], [0]])
+def test_an_impossible_number_of_nodes_is_refused(num_nodes, end):
+    end = np.array(end, int)
+    with pytest.raises(ValueError, match=f"from 0 to 2147483647, got {num_nodes}"):
+        ops.Edges.from_arrays(end, end, num_nodes)
+    with pytest.raises(ValueError, match="num_nodes must be from 0 to 2147483647"):
+        jax.jit(lambda s: ops.Edges.from_arrays(s, s, num_nodes).senders)(end)
+
+
+@pytest.mark.parametrize("out", WIDE)
+@pytest.mark.parametrize("traced", [True, False], ids=["traced", "host"])
+def test_an_index_of_weights_does_not_wrap(out, traced):
+    """It is treated as any other that is out of range: an error, or the nearest by XLA."""
+    x = e3nn.normal("4x0e", jax.random.key(0), (3,))
+    nearest, wide = ([0, n, 1] for n in (2 if out > 0 else 0, out))
+
+    def linear(index, backend):
+        module = ops.Linear("4x0e", num_indexed_weights=3, backend=backend)
+        params = {"params": {"w[0,0] 4x0e,4x0e": jnp.arange(48.0, dtype="f").reshape(3, 4, 4)}}
+        return module.apply(params, index, x).array
+
+    with jax.enable_x64(traced):
+        index = jnp.array(wide) if traced else np.array(wide)
+        call = jax.jit(linear, static_argnums=1) if traced else linear
+        expected = linear(jnp.array(nearest), "xla")
+        np.testing.assert_array_equal(call(index, "xla"), expected)
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"index\[1\] is"):
+            jax.block_until_ready(call(index, "numba"))
+
+
+@pytest.mark.parametrize("out", WIDE)
+def test_an_index_of_species_does_not_wrap(out):
+    """Without x64, from the host: it is the nearest, as every species out of range."""
+    x = e3nn.normal("2x0e", jax.random.key(0), (3,))
+    weights = jax.random.normal(jax.random.key(1), (3, 1, 2))
+
+    def contracted(species):
+        options = {"irreps_out": "2x0e", "correlation": 1, "backend": "xla"}
+        return ops.symmetric_contraction(x, weights, species, **options).array
+
+    expected = contracted(np.array([0, 2 if out > 0 else 0, 1]))
+    np.testing.assert_array_equal(contracted(np.array([0, out, 1])), expected)

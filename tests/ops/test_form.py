@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.cases import CASES
-from eqfuse.ops import _build, _build_uuu
-from eqfuse.ops._form import Form, Index, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra import channelwise, products
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Role, Segment, Slot
 
 EPS = np.finfo(np.float64).eps
 
@@ -74,7 +74,7 @@ def test_coefficients_are_those_of_e3nn(normalization):
                 "norm": math.sqrt(ir1.dim * ir2.dim),
                 "none": 1.0,
             }[normalization]
-            product = _build.tensor_product(
+            product = products.tensor_product(
                 e3nn.Irreps([ir1]), e3nn.Irreps([ir2]), (ir_out,), normalization
             )
             [path] = product.form.paths
@@ -85,7 +85,7 @@ def test_coefficients_are_those_of_e3nn(normalization):
 def test_coefficients_do_not_depend_on_the_precision_of_jax():
     """They are the same doubles whether they are first asked for with x64 or without."""
     program = (
-        "import jax, e3nn_jax as e3nn; from eqfuse.ops._build import tensor_product\n"
+        "import jax, e3nn_jax as e3nn; from eqfuse.ops.algebra.products import tensor_product\n"
         "with jax.enable_x64({}):\n"
         "    form = tensor_product(e3nn.Irreps('2o'), e3nn.Irreps('3e'), None, 'component').form\n"
         "print([c for path in form.paths for _, c in path.terms])"
@@ -114,7 +114,7 @@ def test_counts_are_the_published_ones(name, paths, terms):
 
 def test_counts_of_work_and_bytes():
     """Four operations for a term of three factors; every operand is moved once."""
-    form = _build.tensor_product(
+    form = products.tensor_product(
         e3nn.Irreps("5x1o"),
         e3nn.Irreps("1o"),
         (e3nn.Irrep("0e"),),
@@ -131,7 +131,7 @@ SENDERS, RECEIVERS, NUM_NODES = np.array([0, 2, 1, 0]), np.array([1, 1, 0, 3]), 
 
 
 def small(on_graph=True, weighted=True, **options):
-    return _build.tensor_product(
+    return products.tensor_product(
         e3nn.Irreps("2x0e+3x1o"),
         e3nn.Irreps("1o+0e"),
         None,
@@ -188,7 +188,7 @@ def test_jvp_is_the_sum_over_the_active_inputs():
         assert derivative.inputs[:3] == form.inputs
         chosen = [o for o, a in zip(form.inputs, active, strict=True) if a]
         assert [o.name for o in derivative.inputs[3:]] == [f"t_{o.name}" for o in chosen]
-        assert [o.origin for o in derivative.inputs[3:]] == [o.name for o in chosen]
+        assert [o.role for o in derivative.inputs[3:]] == [o.role for o in chosen]
         arrays = arrays_for(derivative.inputs)
         expected = np.zeros((NUM_NODES, form.outputs[0].size))
         for operand in chosen:
@@ -227,7 +227,7 @@ def test_transpose_names_and_zero_cotangents():
     backward = gradients(form)
     assert [o.name for o in backward.inputs] == ["x", "y", "w", "dout"]
     assert [o.name for o in backward.outputs] == ["dx", "dy", "dw"]
-    assert [o.origin for o in backward.outputs] == ["x", "y", "w"]
+    assert [o.role for o in backward.outputs] == [Role.LEFT, Role.RIGHT, Role.OTHER]
     assert [o.index for o in backward.outputs] == [Index.SENDER, Index.ROW, Index.ROW]
     double = gradients(backward)
     names = [o.name for o in double.inputs + double.outputs]
@@ -262,9 +262,9 @@ def test_restrict_and_drop_inputs():
 
 def test_equal_products_have_equal_forms():
     """Built apart, they compare and hash alike, so that kernels are found again."""
-    _build.tensor_product.cache_clear()
+    products.tensor_product.cache_clear()
     first = [small(), gradients(small()), gradients(gradients(small()))]
-    _build.tensor_product.cache_clear()
+    products.tensor_product.cache_clear()
     second = [small(), gradients(small()), gradients(gradients(small()))]
     for one, other in zip(first, second, strict=True):
         assert one is not other
@@ -310,6 +310,6 @@ def test_forms_that_do_not_fit_are_refused(inputs, output, terms, message):
 
 def test_products_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"irrep_normalization='unit'.*'component', 'norm'"):
-        _build.tensor_product(e3nn.Irreps("1o"), e3nn.Irreps("1o"), None, "unit")
+        products.tensor_product(e3nn.Irreps("1o"), e3nn.Irreps("1o"), None, "unit")
     with pytest.raises(ValueError, match=r"same number of irreps, got 2 \(2x1o\) and 1 \(1x1o\)"):
-        _build_uuu.elementwise_tensor_product(e3nn.Irreps("2x1o"), e3nn.Irreps("1o"), None, "none")
+        channelwise.elementwise_tensor_product(e3nn.Irreps("2x1o"), e3nn.Irreps("1o"), None, "none")

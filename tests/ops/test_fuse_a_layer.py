@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops._form import Form
-from eqfuse.ops._mixing import Mixing
+from eqfuse.ops.algebra.form import Form
+from eqfuse.ops.algebra.linear_form import Mixing
 from tests.ops.parity import PORTABLE, only
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "fuse_a_layer.py"

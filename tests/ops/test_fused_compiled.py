@@ -7,21 +7,21 @@ import e3nn_jax as e3nn
 import pytest
 
 from benchmarks.fused_cases import CASES, mixing_kernels
-from eqfuse.ops import _fused_backward, _fused_kernel
+from eqfuse.ops.triton.codegen import fused_backward, fused_forward
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
 
 def fused_kernels(fused, dtype):
     everything = (True,) * fused.num_floats, (True,) * len(fused.sizes)
-    forward = _fused_kernel.forward(fused, dtype)
-    return forward.spec, _fused_backward.backward(fused, *everything, dtype).spec
+    forward = fused_forward.forward(fused, dtype)
+    return forward.spec, fused_backward.backward(fused, *everything, dtype).spec
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 @pytest.mark.parametrize("case", ["nequip-16-l1", "rows-16-l1", "rows-64-l1"])
 def test_fused_kernels_compile_without_spilling(case, target):
-    from eqfuse.ops._triton.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
 
     for spec in fused_kernels(CASES[case], "float32"):
         compiled = compile_kernel(spec, target)
@@ -31,7 +31,7 @@ def test_fused_kernels_compile_without_spilling(case, target):
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_other_dtypes_compile_without_spilling(dtype):
-    from eqfuse.ops._triton.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
 
     for spec in fused_kernels(CASES["nequip-16-l1"], dtype):
         assert compile_kernel(spec, "sm_90").spilled_bytes == 0
@@ -40,7 +40,7 @@ def test_other_dtypes_compile_without_spilling(dtype):
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 @pytest.mark.parametrize("num_sets", [0, 3])
 def test_kernels_of_linear_compile_without_spilling(num_sets, target):
-    from eqfuse.ops._triton.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
 
     for spec in mixing_kernels(e3nn.Irreps("64x0e+64x1o+64x2e"), num_sets, "float32"):
         assert compile_kernel(spec, target).spilled_bytes == 0

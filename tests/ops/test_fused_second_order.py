@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops._form import Form
-from eqfuse.ops._mixing import Mixing
+from eqfuse.ops.algebra.form import Form
+from eqfuse.ops.algebra.linear_form import Mixing
 from tests.ops.linear_cases import CASES, EDGES, NODES, Case, Problem
 from tests.ops.parity import PORTABLE, only
 

@@ -212,7 +212,7 @@ X, Y = e3nn.IrrepsArray("2x1o", np.ones((5, 6))), e3nn.IrrepsArray("0e", np.ones
             r"\[6 edges, 2 irreps of 2x1o\], or 1 .* \(6, 3\)",
         ),
         ((X, Y, np.ones(6), EDGES), r"\[6 edges, 2 irreps of 2x1o\], or 1 .* \(6,\)"),
-        ((X * 1j, Y, None, EDGES), "takes real floating arrays .* got complex"),
+        ((X * 1j, Y, None, EDGES), "backend .* is for real numbers: complex"),
     ],
 )
 def test_errors_name_both_shapes(arguments, message):

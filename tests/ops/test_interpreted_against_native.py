@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.cases import BOTH2, BOTH3, SH2, SH3, Case, Contraction, times
 from eqfuse import ops
-from eqfuse.ops import _primitive
-from eqfuse.ops._form import Form, Index
+from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.primitives import forms
 from tests.ops.parity import only
 from tests.ops.test_form import evaluate
 
@@ -60,7 +60,7 @@ def test_both_kernels_equal_the_definition(name):
     counts = definition(form, lambda c: 1.0, [np.ones_like(a) for a in arrays], edges)
     for backend in ("numba", "triton-interpret"):
         with only(backend):
-            found = _primitive.evaluate(form, arrays, edges, backend=backend)
+            found = forms.evaluate(form, arrays, edges, backend=backend)
             found = [np.asarray(a) for a in jax.block_until_ready(found)]
         results = zip(form.outputs, found, expected, sizes, counts, strict=True)
         for operand, a, b, size, count in results:

@@ -4,8 +4,9 @@ import e3nn_jax as e3nn
 import numpy as np
 import pytest
 
-from eqfuse.ops import _build, _build_uuu, _plan
-from eqfuse.ops._form import Form, Index
+from eqfuse.ops.algebra import channelwise, products
+from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.triton.codegen import plan
 from tests.ops.cases import ELEMENTWISE, GRAPH, SMALL, TENSOR_PRODUCT, Case
 
 pytest.importorskip("triton", reason="the interpreter is part of triton")
@@ -28,8 +29,8 @@ def product(case: Case) -> Form:
     keep = None if case.keep is None else tuple(ir for _, ir in e3nn.Irreps(case.keep))
     zeros = {"zero_x": case.zero_x, "zero_y": case.zero_y}
     if case.op == "elementwise_tensor_product":
-        return _build_uuu.elementwise_tensor_product(*irreps, keep, "component", **zeros).form
-    return _build.tensor_product(
+        return channelwise.elementwise_tensor_product(*irreps, keep, "component", **zeros).form
+    return products.tensor_product(
         *irreps,
         keep,
         "component",
@@ -59,12 +60,12 @@ NUM_ROWS = len(SMALL.pairs)
 
 def run(form: Form, inputs) -> list[np.ndarray]:
     """The outputs of the form's kernels, each of which finds NaN where it is to write."""
-    from eqfuse.ops._triton.interpret import interpret
+    from eqfuse.ops.triton.runtime.interpret import interpret
 
     edges = SMALL.edges()
     scalars = {"num_rows": NUM_ROWS, "num_nodes": SMALL.num_nodes}
     results = {}
-    for kernel in _plan.kernels(form, "float32"):
+    for kernel in plan.kernels(form, "float32"):
         outputs = []
         for o in kernel.outputs:
             operand = form.outputs[o]
@@ -112,13 +113,13 @@ def test_a_form_in_several_kernels_is_written_too(monkeypatch):
     sizes = [(NUM_ROWS if o.index is Index.ROW else SMALL.num_nodes, o.size) for o in whole.inputs]
     inputs = [rng.normal(size=size).astype(np.float32) for size in sizes]
     expected = run(whole, inputs)
-    monkeypatch.setitem(_plan.TERMS, "float32", 1)
-    _plan.kernels.cache_clear()
+    monkeypatch.setitem(plan.TERMS, "float32", 1)
+    plan.kernels.cache_clear()
     try:
-        kernels = _plan.kernels(whole, "float32")
+        kernels = plan.kernels(whole, "float32")
         found = run(whole, inputs)
     finally:
-        _plan.kernels.cache_clear()
+        plan.kernels.cache_clear()
     assert len(kernels) > 2
     assert any(kernel.continued for kernel in kernels)
     for a, b in zip(found, expected, strict=True):

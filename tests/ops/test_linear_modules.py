@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops._mixing import Mixing
+from eqfuse.ops.algebra.linear_form import Mixing
 from tests.ops.parity import PORTABLE, QUICK, interpreted, only
 
 IRREPS, OUT, OTHER = "5x0e+3x1o+2x0o+4x0e", "6x0e+2x1o+3x1e+4x0o+2x0e", "4x0e+2x1o"
@@ -77,9 +77,9 @@ def test_linear_is_e3nns(options, backend):
 
 def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops import _mixing_run
+    from eqfuse.ops.primitives import linear_kernels
 
-    monkeypatch.setattr(_mixing_run, "ROWS_OF_A_PART", 8)
+    monkeypatch.setattr(linear_kernels, "ROWS_OF_A_PART", 8)
     for options in OPTIONS.values():
         args = arguments(options, rows=29, dtype=jnp.float32)
         theirs = e3nn.flax.Linear(OUT, **options)
@@ -174,3 +174,15 @@ def test_errors():
         ops.grouped_dense(jnp.zeros((2, 3)), [jnp.zeros((3, 2)), jnp.zeros((3, 1))])
     with pytest.raises(ValueError, match=r"x must be \[rows, 3\] or \[rows, 6\]"):
         ops.grouped_dense(jnp.zeros((2, 4)), [jnp.zeros((3, 2))] * 2)
+
+
+@pytest.mark.parametrize("cls", [ops.Linear, ops.TensorProductLinear])
+def test_triton_on_a_cpu_is_refused(cls):
+    """As the ops promise: by a ValueError, where the computation is lowered."""
+    pytest.importorskip("triton")
+    if jax.default_backend() != "cpu":
+        pytest.skip("a GPU is present")
+    x = e3nn.normal("2x0e", jax.random.key(0), (3,))
+    args = (x,) if cls is ops.Linear else (x, x)
+    with pytest.raises(ValueError, match="'triton' runs on a GPU"):
+        jax.jit(cls("2x0e", backend="triton").init_with_output)(jax.random.key(0), *args)

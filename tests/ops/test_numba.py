@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _build
-from eqfuse.ops._form import Form, Index, Operand, Path, Segment, Slot
-from eqfuse.ops._numba import machine
-from eqfuse.ops._numba.module import generate
-from eqfuse.ops._numba.plan import Machine
-from eqfuse.ops._primitive import evaluate
+from eqfuse.ops.algebra import products
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, Slot
+from eqfuse.ops.llvm.codegen.form import generate
+from eqfuse.ops.llvm.codegen.plan import Machine
+from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.primitives.forms import evaluate
 from tests.ops.parity import only
 from tests.ops.test_form import evaluate as definition
 from tests.ops.test_form import gradients
@@ -186,7 +186,7 @@ def test_a_computation_for_another_device_is_refused():
         return ops.tensor_product(x, x, backend="numba")
 
     x = e3nn.IrrepsArray("2x0e", jnp.ones((3, 2)))
-    with pytest.raises(NotImplementedError, match="backend='numba' runs on CPUs, and this"):
+    with pytest.raises(ValueError, match="backend='numba' runs on CPUs, and this"):
         jax.jit(product).trace(x).lower(lowering_platforms=("cuda",))
 
 
@@ -195,7 +195,7 @@ class Call:
 
     def __init__(self):
         irreps = e3nn.Irreps("3x0e+3x1o"), e3nn.Irreps("0e+1o")
-        product = _build.tensor_product(*irreps, None, "component", weighted=True, on_graph=True)
+        product = products.tensor_product(*irreps, None, "component", weighted=True, on_graph=True)
         self.form = gradients(gradients(product.form))  # by row, by sender and by receiver
         self.module = generate(self.form, "float32", machine.machine())
         machine.register(self.module.name, self.module.text)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops._chain import Chain
-from eqfuse.ops._form import Form
-from eqfuse.ops._mixing import Mixing
-from eqfuse.ops._numba import chain_arrays, machine
+from eqfuse.ops.algebra.form import Form
+from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.sequence import Chain
+from eqfuse.ops.llvm.codegen import sequence_arrays
+from eqfuse.ops.llvm.runtime import machine
 from tests.ops.parity import QUICK, only
 from tests.ops.test_numba import REFUSED, assert_bitwise
 from tests.ops.test_tensor_product_linear import worst
@@ -75,10 +76,10 @@ class Graph:
 RANDOM = np.random.default_rng(1)
 GRAPHS = {
     "more edges of a node than a block": Graph(
-        RANDOM.integers(0, 3, 3 * chain_arrays.MOST_ROWS), 3
+        RANDOM.integers(0, 3, 3 * sequence_arrays.MOST_ROWS), 3
     ),
     "isolated nodes everywhere": Graph(2 * RANDOM.integers(5, 40, 101), 90),
-    "whole blocks": Graph(np.repeat(np.arange(4), chain_arrays.MOST_ROWS), 4),
+    "whole blocks": Graph(np.repeat(np.arange(4), sequence_arrays.MOST_ROWS), 4),
     "sorted": Graph(np.sort(RANDOM.integers(0, 70, 333)), 70),
     "small blocks": Graph(RANDOM.integers(0, 9, 70), 9, "128x0e+128x1o+128x1e", "8x0e+8x1o+8x1e"),
     "one node has most edges": Graph(
@@ -180,7 +181,7 @@ def test_few_rows_and_large_matrices_are_no_chain():
         text = jax.jit(module.apply).lower(params, x, y).as_text()
         return text.count("custom_call @eqfuse"), text.count("dot_general")
 
-    fewest = chain_arrays.FEWEST_ROWS
+    fewest = sequence_arrays.FEWEST_ROWS
     assert num_calls(fewest - 1, "8x0e+8x1o") == (2, 0)
     assert num_calls(fewest, "8x0e+8x1o") == (1, 0)
     assert num_calls(fewest, "512x0e") == (1, 1)

@@ -3,9 +3,9 @@
 import pytest
 
 from eqfuse.ops import TensorProductLinear
-from eqfuse.ops._chain import Chain
-from eqfuse.ops._form import Form
-from eqfuse.ops._mixing import Mixing
+from eqfuse.ops.algebra.form import Form
+from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.sequence import Chain
 from tests.ops.linear_cases import CASES, Problem
 from tests.ops.parity import only
 from tests.ops.test_tensor_product_linear import orders, orders_of_e3nn, worst

@@ -18,7 +18,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import _backend
-from eqfuse.ops._numba import handlers, machine
+from eqfuse.ops.llvm.runtime import handlers, machine
 
 PRODUCT = """
 import e3nn_jax as e3nn, jax.numpy as jnp, numpy as np
@@ -64,7 +64,7 @@ def test_threads_of_the_affinity_mask():
     code = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from eqfuse.ops._numba import machine
+from eqfuse.ops.llvm.runtime import machine
 print(machine.threads())
 """
     assert run(code, OMP_NUM_THREADS="", NUMBA_NUM_THREADS="") == "1"
@@ -76,7 +76,7 @@ def test_kernels_obey_and_start_no_threads(monkeypatch):
 import ctypes, os
 import e3nn_jax as e3nn, jax, jax.numpy as jnp
 from eqfuse import ops
-from eqfuse.ops._numba import machine
+from eqfuse.ops.llvm.runtime import machine
 
 def count():
     return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0

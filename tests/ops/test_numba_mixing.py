@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.ops import _mixing, _mixing_primitive
-from eqfuse.ops._mixing import Block, Mixing, Rows, Slot, Term, Weights
-from eqfuse.ops._numba import machine
-from eqfuse.ops._numba.plan import Machine
+from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.llvm.codegen.plan import Machine
+from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.primitives import linear_forms
+from eqfuse.ops.xla import linear_forms as definition
 from tests.ops.parity import only
 
 MACHINES = {64: "avx512", 32: "avx", 16: "sse"}
@@ -52,7 +53,7 @@ def with_derivatives(mixing: Mixing, arrays, index, rows: int, backend: str):
     cotangent = np.random.default_rng(1).normal(size=(rows, mixing.outputs[0].size))
 
     def value(*arrays):
-        return _mixing_primitive.evaluate(mixing, list(arrays), index, rows, backend)[0]
+        return linear_forms.evaluate(mixing, list(arrays), index, rows, backend)[0]
 
     def gradients(*arrays):
         return jax.vjp(value, *arrays)[1](jnp.asarray(cotangent, arrays[0].dtype))
@@ -102,7 +103,7 @@ def test_gradients_of_many_rows_are_as_exact_as_xla_computes_them():
 
     def error(backend):
         x32, z32 = (jnp.asarray(a, jnp.float32) for a in (x, z))
-        function = lambda w: _mixing_primitive.evaluate(mixing, [x32, w], None, rows, backend)[0]  # noqa: E731
+        function = lambda w: linear_forms.evaluate(mixing, [x32, w], None, rows, backend)[0]  # noqa: E731
         return np.abs(jax.jit(lambda w: jax.vjp(function, w)[1](z32)[0])(w) - exact).max()
 
     assert error("numba") <= 2 * error("xla")
@@ -140,9 +141,9 @@ def test_wide_matrices_are_left_to_xla(mul, dim, num_sets, native):
     mixing = linear(mul, dim, num_sets)
     shapes = [jax.ShapeDtypeStruct(mixing.shape(o, 3), "float32") for o in mixing.inputs]
     index = jnp.zeros(3, jnp.int32) if num_sets else None
-    lowered = jax.jit(
-        lambda x, w: _mixing_primitive.evaluate(mixing, [x, w], index, 3, "numba")
-    ).lower(*shapes)
+    lowered = jax.jit(lambda x, w: linear_forms.evaluate(mixing, [x, w], index, 3, "numba")).lower(
+        *shapes
+    )
     assert ("eqfuse_" in lowered.as_text()) == native
 
 
@@ -152,7 +153,7 @@ def test_a_set_out_of_range_is_an_error(wrong):
     arrays = [jnp.ones(mixing.shape(o, 5)) for o in mixing.inputs]
     index = jnp.asarray([0, 1, wrong, 2, 0], jnp.int32)
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"index\[2\] is {wrong}, outside"):
-        jax.block_until_ready(_mixing_primitive.evaluate(mixing, arrays, index, 5, "numba"))
+        jax.block_until_ready(linear_forms.evaluate(mixing, arrays, index, 5, "numba"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -160,8 +161,8 @@ def test_narrow_dtypes_are_computed_in_float32(dtype):
     mixing = linear(8, 3)
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=mixing.shape(o, 5)), dtype) for o in mixing.inputs]
-    [found] = _mixing_primitive.evaluate(mixing, arrays, None, 5, "numba")
-    [exact] = _mixing.evaluate(mixing, [a.astype(jnp.float32) for a in arrays], None, 5)
+    [found] = linear_forms.evaluate(mixing, arrays, None, 5, "numba")
+    [exact] = definition.evaluate(mixing, [a.astype(jnp.float32) for a in arrays], None, 5)
     assert found.dtype == dtype
     rounding = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=rounding)

@@ -10,8 +10,8 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
-from eqfuse.ops._form import Form
-from eqfuse.ops._mixing import Mixing
+from eqfuse.ops.algebra.form import Form
+from eqfuse.ops.algebra.linear_form import Mixing
 from tests.ops.linear_cases import CASES, NODES, Problem
 from tests.ops.parity import PORTABLE, QUICK, only
 
@@ -136,10 +136,10 @@ def test_kernels_are_bitwise_repeatable(case):
 def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
     """Enough rows for several sums, also where their number does not divide that of the rows."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops import _fused_run
+    from eqfuse.ops.primitives import fused_kernels
 
-    monkeypatch.setattr(_fused_run, "STEPS", 1)
-    monkeypatch.setattr(_fused_run, "PROGRAMS", 6)  # three for each of two irreps
+    monkeypatch.setattr(fused_kernels, "STEPS", 1)
+    monkeypatch.setattr(fused_kernels, "PROGRAMS", 6)  # three for each of two irreps
     x, y = (
         e3nn.normal(irreps, jax.random.key(n), (67,))
         for n, irreps in enumerate(("5x0e+5x1o", "0e+1o"))
@@ -191,7 +191,7 @@ def test_normalizations_filters_and_broadcasting(backend, normalization):
 def test_launches_of_forward_and_backward(case):
     """Forward one kernel; backward one over rows, two on a graph, and the sum of the weights'."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops._triton.interpret import interpret_count
+    from eqfuse.ops.triton.runtime.interpret import interpret_count
 
     problem = Problem(case, np.float32)
     before = interpret_count()
@@ -287,7 +287,5 @@ def test_errors():
         module.init(key, x, y, weights)
     with pytest.raises(ValueError, match="index is needed with num_indexed_weights"):
         module.init(key, x, x, index=jnp.zeros(NODES, int))
-    with pytest.raises(ValueError, match="not known to the kernels"):
-        TensorProductLinearGate("3x0e", even_act=jnp.sin, backend="xla").init(key, x, x)
     with pytest.raises(ValueError, match="input_precision 'half' is unknown"):
         TensorProductLinear("3x0e", input_precision="half", backend="xla").init(key, x, x)

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from eqfuse.ops._triton import cache
-from eqfuse.ops._triton.spec import KernelSpec
+from eqfuse.ops import _cache
+from eqfuse.ops.triton.spec import KernelSpec
 
 case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
 spec, values, expected, ROW_START = (
@@ -22,7 +22,7 @@ spec, values, expected, ROW_START = (
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty cache folder, and a runtime that has compiled and loaded nothing yet."""
-    from eqfuse.ops._triton import compile, source
+    from eqfuse.ops.triton.runtime import compile, source
 
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile, "_KERNELS", {})
@@ -53,7 +53,7 @@ def test_spec_refuses_what_is_no_kernel():
 
 
 def test_source_file_is_rebuilt_when_damaged(folder):
-    from eqfuse.ops._triton.source import source_file
+    from eqfuse.ops.triton.runtime.source import source_file
 
     path = source_file(spec())
     assert path.is_relative_to(folder)
@@ -67,25 +67,25 @@ def test_unwritable_folder_falls_back_with_a_warning(tmp_path, monkeypatch):
     blocked.write_text("")
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(blocked / "folder"))
     with pytest.warns(UserWarning, match="cannot be written to.*Set EQFUSE_CACHE_DIR"):
-        fallback = cache.cache_folder()
-    cache.ensure(fallback / "a.py", b"text")
+        fallback = _cache.cache_folder()
+    _cache.ensure(fallback / "a.py", b"text")
     assert (fallback / "a.py").read_bytes() == b"text"
-    assert cache.cache_folder() == fallback  # without a second warning, which would be an error
+    assert _cache.cache_folder() == fallback  # without a second warning, which would be an error
 
 
 def test_default_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("EQFUSE_CACHE_DIR", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.cache_folder() == tmp_path / "eqfuse"
+    assert _cache.cache_folder() == tmp_path / "eqfuse"
 
 
 def test_readers_see_whole_files_while_others_write(tmp_path):
     path, contents = tmp_path / "file", [bytes([i]) * 100_000 for i in range(4)]
-    cache.write(path, contents[0])
+    _cache.write(path, contents[0])
 
     def write_and_read(i):
-        cache.write(path, contents[i % 4])
+        _cache.write(path, contents[i % 4])
         return path.read_bytes()
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -105,17 +105,17 @@ def test_readers_see_whole_files_while_others_write(tmp_path):
 )
 def test_damaged_entries_are_not_read(tmp_path, damage):
     path, key = tmp_path / "entry.json", {"source": "a", "types": ["*fp32"]}
-    cache.write_entry(path, key, {"answer": 42})
-    assert cache.read_entry(path, key) == {"answer": 42}
-    assert cache.read_entry(path, {**key, "source": "b"}) is None
+    _cache.write_entry(path, key, {"answer": 42})
+    assert _cache.read_entry(path, key) == {"answer": 42}
+    assert _cache.read_entry(path, {**key, "source": "b"}) is None
     path.write_text(damage(path.read_text()))
-    assert cache.read_entry(path, key) is None
+    assert _cache.read_entry(path, key) is None
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_interpreted_kernel_equals_numpy(folder, dtype):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton.interpret import interpret, interpret_count
+    from eqfuse.ops.triton.runtime.interpret import interpret, interpret_count
 
     results, before = [], interpret_count()
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_interpreted_kernel_equals_numpy(folder, dtype):
 
 def test_interpreter_rounds_bfloat16_to_nearest_even(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton.interpret import interpret
+    from eqfuse.ops.triton.runtime.interpret import interpret
 
     source = case["SOURCE"].replace(".to(out.dtype.element_ty)", ".to(tl.bfloat16)")
     kernel = KernelSpec.build("round", source, ("*fp32", "*i32"), ("*bf16",), ("width",))
@@ -145,7 +145,7 @@ def test_interpreter_rounds_bfloat16_to_nearest_even(folder):
 
 def test_interpreter_refuses_what_does_not_fit(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton.interpret import interpret
+    from eqfuse.ops.triton.runtime.interpret import interpret
 
     out = np.zeros((3, 20), np.float32)
     with pytest.raises(ValueError, match=r"wants inputs .*\*fp32.*got .*\*fp64"):
@@ -161,8 +161,8 @@ def test_interpreter_refuses_what_does_not_fit(folder):
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_kernel_compiles_without_a_gpu(folder, target):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton.compile import compile_kernel
-    from eqfuse.ops._triton.interpret import interpret
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.interpret import interpret
 
     out = np.zeros((3, 20), np.float32)
     interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))  # must not disturb the compiler
@@ -176,7 +176,7 @@ def test_kernel_compiles_without_a_gpu(folder, target):
 
 def test_unknown_target_is_refused(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
 
     with pytest.raises(ValueError, match="target 'h100' is unknown; it looks like 'sm_90'"):
         compile_kernel(spec(), "h100")
@@ -184,7 +184,7 @@ def test_unknown_target_is_refused(folder):
 
 def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton import compile, pipeline
+    from eqfuse.ops.triton.runtime import compile, pipeline
 
     layers = [compile.compile_kernel(spec(), "sm_90") for _ in range(10)]
     assert compile.compile_counts() == compile.CompileCounts(compiled=1, in_memory=9)
@@ -208,13 +208,13 @@ def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
 
 def test_second_process_compiles_nothing(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
 
     compile_kernel(spec(), "sm_90")
     program = (
         "import sys\n"
-        "from eqfuse.ops._triton.compile import compile_counts, compile_kernel\n"
-        "from eqfuse.ops._triton.spec import KernelSpec\n"
+        "from eqfuse.ops.triton.runtime.compile import compile_counts, compile_kernel\n"
+        "from eqfuse.ops.triton.spec import KernelSpec\n"
         "compile_kernel(KernelSpec.from_json(sys.stdin.read()), 'sm_90')\n"
         "print(compile_counts())\n"
     )
@@ -230,8 +230,8 @@ def test_second_process_compiles_nothing(folder):
 
 def test_many_kernels_compile_in_processes(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton import compile
-    from eqfuse.ops._triton.parallel import compile_many
+    from eqfuse.ops.triton.runtime import compile
+    from eqfuse.ops.triton.runtime.parallel import compile_many
 
     specs = [spec(dtype) for dtype in (np.float32, ml_dtypes.bfloat16)]
     kernels = compile_many([*specs, *specs], "sm_90", processes=2)
@@ -244,7 +244,7 @@ def test_many_kernels_compile_in_processes(folder):
 
 def test_workers_report_what_the_compiler_says(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton.parallel import compile_many
+    from eqfuse.ops.triton.runtime.parallel import compile_many
 
     broken = spec(source=case["SOURCE"].replace("edge += 1", "edge += unknown_name"))
     with pytest.raises(RuntimeError, match=rf"(?s){broken.name} did not compile.*unknown_name"):
@@ -256,7 +256,7 @@ def test_leaving_out_coalesce_changes_nothing(folder, monkeypatch, target):
     pytest.importorskip("triton")
     from triton._C.libtriton import passes
 
-    from eqfuse.ops._triton import pipeline
+    from eqfuse.ops.triton.runtime import pipeline
 
     used = []
     add_coalesce = passes.ttgpuir.add_coalesce
@@ -273,7 +273,7 @@ def test_leaving_out_coalesce_changes_nothing(folder, monkeypatch, target):
 
 
 def test_a_triton_without_coalesce_is_left_as_it_is():
-    from eqfuse.ops._triton import pipeline
+    from eqfuse.ops.triton.runtime import pipeline
 
     def make_ttgir(module, metadata):
         return module
@@ -282,7 +282,7 @@ def test_a_triton_without_coalesce_is_left_as_it_is():
 
 
 def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
-    from eqfuse.ops._triton import pipeline
+    from eqfuse.ops.triton.runtime import pipeline
 
     tried = []
 
@@ -300,7 +300,7 @@ def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
 
 def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
     """512 threads of 144 registers would compile, and fail to launch."""
-    from eqfuse.ops._triton import pipeline
+    from eqfuse.ops.triton.runtime import pipeline
 
     monkeypatch.setattr(pipeline, "_ptxas", lambda ptx: (128, 0 if ".maxnreg" in ptx else 16))
     for threads, spilled in (("512", 16), ("512, 1, 1", 16), ("256, 2, 1", 16), ("256", 0)):
@@ -311,7 +311,7 @@ def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
 
 def test_ptx_has_no_line_numbers(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton import pipeline
+    from eqfuse.ops.triton.runtime import pipeline
 
     stages, _ = pipeline.compile_stages(spec(), "sm_90")
     assert "!DILocation" in stages["llir"]  # there were some
@@ -322,7 +322,7 @@ def test_ptx_has_no_line_numbers(folder):
 
 def test_register_limits_are_valid_ptx(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton import pipeline
+    from eqfuse.ops.triton.runtime import pipeline
 
     stages, _ = pipeline.compile_stages(spec(), "sm_90")
     limited = pipeline._with_register_limit(stages["ptx"], 128)
@@ -332,8 +332,8 @@ def test_register_limits_are_valid_ptx(folder):
 
 def test_one_thread_compiles_while_another_interprets(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops._triton import pipeline
-    from eqfuse.ops._triton.interpret import interpret
+    from eqfuse.ops.triton.runtime import pipeline
+    from eqfuse.ops.triton.runtime.interpret import interpret
 
     def interpreted():
         out = np.full((3, 20), np.nan, np.float32)

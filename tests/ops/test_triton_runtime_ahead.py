@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.ops import Edges, _build
-from eqfuse.ops._ahead import compile_ahead
-from eqfuse.ops._primitive import evaluate
+from eqfuse.ops import Edges
+from eqfuse.ops.algebra import products
+from eqfuse.ops.primitives.ahead import compile_ahead
+from eqfuse.ops.primitives.forms import evaluate
 
 pytest.importorskip("triton")
 
@@ -19,7 +20,7 @@ NUM_NODES, NUM_EDGES = 5, 12
 
 @pytest.fixture(autouse=True)
 def _empty(tmp_path, monkeypatch):
-    from eqfuse.ops._triton import compile
+    from eqfuse.ops.triton.runtime import compile
 
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile, "_KERNELS", {})
@@ -28,7 +29,7 @@ def _empty(tmp_path, monkeypatch):
 
 def force_matching(backend):
     """A function that trains on forces through a small graph product, and its arguments."""
-    product = _build.tensor_product(
+    product = products.tensor_product(
         e3nn.Irreps("8x0e+8x1o"), e3nn.Irreps("0e+1o"), None, "component", True, True, on_graph=True
     )
     rng = np.random.default_rng(0)
@@ -52,7 +53,7 @@ def force_matching(backend):
 def test_lowering_finds_every_kernel_compiled(monkeypatch):
     from jaxlib import gpu_triton
 
-    from eqfuse.ops._triton import compile
+    from eqfuse.ops.triton.runtime import compile
 
     function, args = force_matching("triton")
     kernels = compile_ahead(function, *args, target="sm_90", processes=2)

@@ -24,7 +24,7 @@ def _folder(tmp_path, monkeypatch):
 
 
 def test_jitted_on_a_cpu_it_is_interpreted():
-    from eqfuse.ops._triton.interpret import interpret_count
+    from eqfuse.ops.triton.runtime.interpret import interpret_count
 
     before = interpret_count()
     out = jax.jit(case["row_sum_between"])(case["values"](), case["ROW_START"])
@@ -78,15 +78,15 @@ def test_a_gpu_that_is_neither_present_nor_named_is_an_error():
 
 @pytest.mark.parametrize("grid", [(0,), (1, 2**16), (1, 1, 1, 1)])
 def test_grids_that_cannot_run_are_refused(grid):
-    from eqfuse.ops._triton.launch import _grid_of_three
+    from eqfuse.ops.triton.runtime.launch import _grid_of_three
 
     with pytest.raises(ValueError, match=r"grid .* is not within 1 to"):
         _grid_of_three(case["spec"](), grid)
 
 
 def test_what_is_handed_to_jaxlib():
-    from eqfuse.ops._triton.compile import compile_kernel
-    from eqfuse.ops._triton.launch import _library_kernel
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.triton.runtime.launch import _library_kernel
 
     library = types.SimpleNamespace(TritonKernel=lambda *arguments: arguments)
     spec = case["spec"]()

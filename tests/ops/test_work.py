@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops import _primitive
+from eqfuse.ops.algebra.form import Role
+from eqfuse.ops.primitives import forms as _forms
 from tests.ops.cases import Case, random_arrays
 from tests.ops.parity import NEEDS_TRITON, only
 
@@ -18,7 +19,7 @@ def forms(function, *arguments):
     """The forms in a function's computation, after JAX has left out what nobody reads."""
     traced = jax.jit(function).trace(*arguments).jaxpr.jaxpr
     used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
-    return [e.params["form"] for e in used.eqns if e.primitive is _primitive.form_p]
+    return [e.params["form"] for e in used.eqns if e.primitive is _forms.form_p]
 
 
 def names(operands):
@@ -58,7 +59,7 @@ def test_gradients_that_are_zero_are_not_computed():
         return jax.vjp(of_x, *a)[1](operands[0])
 
     [form] = forms(second, *operands, cotangent)
-    assert [o.origin for o in form.outputs] == ["y", "w", "out"]
+    assert [o.role for o in form.outputs] == [Role.RIGHT, Role.OTHER, Role.OUTPUT]
 
 
 def _with(function, n, operands, value):
@@ -106,7 +107,7 @@ def test_launches(order, launches):
 def test_outside_jit_a_form_is_compiled_once():
     function, operands = TINY.function("xla"), TINY.operands()
     first = function(*operands)
-    before = _primitive.form_p.impl.__wrapped__._cache_size()
+    before = _forms.form_p.impl.__wrapped__._cache_size()
     again = function(*(2 * a for a in operands))
-    assert _primitive.form_p.impl.__wrapped__._cache_size() == before
+    assert _forms.form_p.impl.__wrapped__._cache_size() == before
     np.testing.assert_allclose(again, 8 * np.asarray(first), rtol=1e-5)

@@ -1,3 +1,4 @@
+import os
 import shutil
 
 import ase.build
@@ -6,9 +7,9 @@ import numpy as np
 import pytest
 
 from eqfuse.ops._backend import has_gpu
-from eqfuse.training import load_run, runs
+from eqfuse.training import CheckpointError, load_run, runs
 from eqfuse.training.main import main
-from eqfuse.training.options import parse
+from eqfuse.training.options import parse, to_yaml
 from eqfuse.training.runs import RunFolder
 
 
@@ -43,6 +44,31 @@ def test_missing_file(refused, tmp_path):
 def test_missing_rmd17_file(tmp_path, capsys):
     assert main(["data=rmd17", f"data.path={tmp_path / 'missing.npz'}"]) == 2
     assert "missing.npz" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_pipes_and_devices(refused, water, tmp_path, capsys):
+    """None of them is opened, which would wait for ever; a pattern passes them over."""
+    pipe = tmp_path / "pipe.xyz"
+    os.mkfifo(pipe)
+    for path, more in (
+        (pipe, []),
+        (water, [f"data.val_path={pipe}", "data.val=null"]),
+        (water, [f"data.reference_energies={pipe}"]),
+    ):
+        assert "pipe.xyz is a pipe and no file" in refused(path, *more)
+    assert "no file matches" in refused(tmp_path / "p*.xyz")
+    assert "/dev/zero is a device and no file" in refused("/dev/zero")
+    assert main(["data=rmd17", "data.path=/dev/zero"]) == 2
+    assert "/dev/zero is a device and no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["cutoff=1e9", "cutoff=200"])
+def test_too_many_pairs(refused, copper, setting):
+    error = refused(copper, setting)
+    assert f"{copper}, frame " in error
+    assert " pairs within " in error
+    assert "lower the cutoff" in error
 
 
 def test_file_without_forces(refused, tmp_path):
@@ -106,6 +132,101 @@ def test_existing_run_folder_is_not_touched(tmp_path, water, tiny, capsys):
 def test_run_folder_that_cannot_be_made(refused, tmp_path, water):
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert "cannot be made" in refused(water, f"run={tmp_path / 'file' / 'run'}")
+
+
+LONG = 300 * "x"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["data=tetris", f"run={LONG}"],
+        ["data=ethanol", f"run={LONG}"],
+        ["data=ethanol", f"run=runs/{LONG}/first"],
+        ["data=ethanol", f"start_from={LONG}"],
+        ["data=ethanol", f"data.reference_energies={LONG}"],
+        ["data=extxyz", f"data.path={LONG}"],
+        ["data=3bpa", f"data.folder={LONG}"],
+        [f"resume={LONG}"],
+    ],
+    ids=lambda settings: settings[-1][:16],
+)
+def test_a_name_that_is_too_long(tmp_path, monkeypatch, capsys, settings):
+    monkeypatch.chdir(tmp_path)
+    assert main(settings) == 2
+    [error] = capsys.readouterr().err.splitlines()
+    assert LONG in error
+    assert "File name too long" in error
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run",
+        "start_from",
+        "resume",
+        "data.path",
+        "data.val_path",
+        "data.energy_key",
+        "data.reference_energies",
+    ],
+)
+def test_a_nul_character_in_a_name(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    others = [] if name == "resume" else ["data=extxyz", "data.path=x.xyz"]
+    assert main([*others, f"{name}=a\0b"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {name}='a\\x00b' is impossible: it must be without NUL characters\n"
+    )
+    with pytest.raises(CheckpointError, match="NUL character"):
+        load_run("a\0b")
+
+
+def test_a_resume_that_names_nothing(capsys):
+    assert main(["resume="]) == 2
+    assert "resume= is impossible: it must be the folder of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("settings", [["cutoff=1e-9"], ["data=tetris", "data.radius=1e-9"]])
+def test_a_cutoff_that_is_too_small(water, tmp_path, tiny, capsys, settings):
+    if settings[0] != "data=tetris":
+        settings = ["data=extxyz", f"data.path={water}", *tiny, *settings]
+    assert main([*settings, f"run={tmp_path / 'run'}"]) == 2
+    [error] = capsys.readouterr().err.splitlines()
+    assert "the cutoff must be a number of Å above 1e-06, got 1e-09" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("layers: 1", "layers: 1.0", "model.layers: Value '1.0' of type 'float'"),
+        ("channels: 2", "channels: 2.5", "model.channels: Value '2.5'"),
+        ("batch_size: 4", "batch_size: four", "data.batch_size: Value 'four'"),
+        ("epochs: null", "epochs: six", "epochs: Value 'six' of type 'str'"),
+        ("epochs: null", "epochs: -6", "epochs=-6 is impossible"),
+        ("epochs: null", "epochs: [6]", "epochs: "),
+        ("epochs: null", "epoch: 6", "Key 'epoch' not in 'Config'"),
+        ("lr: 0.01", "lr: fast", "training.lr: Value 'fast'"),
+        ("run: null", "run: 'a${'", "no viable alternative at input '${'"),
+        ("run: null", "run: ${oc.env:EQFUSE_NONE}", "'EQFUSE_NONE' not found"),
+        ("run: null", 'run: "a\\0b"', "without NUL characters"),
+        ("name: nequip", "name: nequib", "is not the configuration of a run"),
+        ("name: nequip", "name: [1]", "is not the configuration of a run"),
+    ],
+)
+def test_a_config_that_was_edited_by_hand(tmp_path, tiny, capsys, before, after, said):
+    """It is checked as what is typed is."""
+    text = to_yaml(parse(["data=ethanol", *tiny]))
+    assert before in text
+    (tmp_path / "config.yaml").write_text(text.replace(before, after, 1), encoding="utf-8")
+    for setting in (f"resume={tmp_path}", f"start_from={tmp_path}"):
+        assert main([setting] if "resume" in setting else [setting, "data=ethanol"]) == 2
+        [error] = capsys.readouterr().err.splitlines()
+        assert error.startswith(f"error: {tmp_path / 'config.yaml'}")
+        assert said in error
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
 @pytest.mark.parametrize("name", ["sweep[1]", "a[64,32]b/run", "back\\slash"])

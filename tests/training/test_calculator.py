@@ -182,6 +182,51 @@ def test_evaluation_of_atoms_that_left_their_cell_loses_no_precision(single):
         np.testing.assert_allclose(getattr(far, name), values, rtol=0, atol=scale)
 
 
+@pytest.mark.parametrize("kind", ["cluster", "slab", "bulk"])
+def test_atoms_astride_faces_of_large_cells_lose_no_precision(single, kind):
+    """At the middle of a cell, astride its corner, in any cell: float32 resolves 0.1 Å at 1e6 Å."""
+    atoms = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
+    atoms.rattle(0.05, seed=0)
+    empty = {"cluster": [0, 1, 2], "slab": [2], "bulk": []}[kind]
+    frames = []
+    for size in (15.0, 1e4, 1e6):
+        middle = atoms.copy()
+        lengths = middle.cell.lengths()
+        lengths[empty] = size
+        middle.set_cell(lengths)
+        middle.positions += (lengths - 7) / 2
+        astride = middle.copy()
+        astride.positions -= astride.positions.mean(axis=0)
+        astride.wrap()
+        frames += [middle, astride]
+    structures = [Structure(f.numbers, f.positions, f.cell.array, f.pbc) for f in frames]
+    evaluated = zip(evaluate(single, structures), structures, strict=True)
+    results = [(p.forces, p.stress * s.volume) for p, s in evaluated]
+    calculator = eqfuse.Calculator(single)
+    for frame in frames:
+        frame.calc = calculator
+        results.append((frame.get_forces(), frame.get_stress(voigt=False) * frame.get_volume()))
+    forces, virial = results[0]
+    for others in results[1:]:
+        for value, expected in zip(others, (forces, virial), strict=True):
+            # roundings of coordinates of 10 Å, and of sums of opposite forces
+            scale = 1e-5 * np.abs(expected).max()
+            np.testing.assert_allclose(value, expected, rtol=0, atol=scale)
+
+
+def test_too_many_pairs_are_refused(run):
+    """A wide skin or a cell of a tenth of an Å took all memory there was."""
+    atoms = ase.build.bulk("Cu", cubic=True)
+    message = r"4 atoms in a cell .* pairs within 1e\+06 Å, .* \(a calculator adds its skin to it\)"
+    with pytest.raises(DataError, match=message):
+        eqfuse.Calculator(run, skin=1e6).get_forces(atoms)
+    atoms.set_cell(0.1 * np.eye(3))
+    with pytest.raises(DataError, match=r"0\.1\]\] Å .* lower the cutoff .*, or correct the cell"):
+        eqfuse.Calculator(run).get_forces(atoms)
+    with pytest.raises(DataError, match=r"^structure 0: 4 atoms in a cell of .* pairs within"):
+        evaluate(run, [Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)])
+
+
 def test_atoms_that_cannot_be_are_refused(run):
     calculator = eqfuse.Calculator(run)
     atoms = ase.build.bulk("Cu", cubic=True)
@@ -203,8 +248,11 @@ def test_what_the_run_does_not_know_is_refused(run, tmp_path):
         atoms.get_potential_energy()
     with pytest.raises(CheckpointError, match="no checkpoint"):
         eqfuse.Calculator(tmp_path)
-    with pytest.raises(ValueError, match="skin"):
-        eqfuse.Calculator(run, skin=-1.0)
+    for skin in (-1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match=f"zero or more Å, and finite, got {skin}"):
+            eqfuse.Calculator(run, skin=skin)
+    with pytest.raises(ValueError, match="which='foo' is unknown"):
+        eqfuse.Calculator(run, which="foo")
 
 
 def test_isolated_atoms_have_the_energies_that_were_given(water, tmp_path):

@@ -7,7 +7,7 @@ from eqfuse.training.config import GROUPS, SHORTHANDS, Config, ConfigError
 from eqfuse.training.data_config import MoleculeData
 from eqfuse.training.options import parse, to_yaml
 from eqfuse.training.presets import PRESETS
-from eqfuse.training.resume import read_config
+from eqfuse.training.resume import read_config, resumed_config
 from eqfuse.training.usage import usage
 
 MOLECULE = ["data=extxyz", "data.path=x.xyz"]
@@ -138,6 +138,8 @@ def test_training_follows_the_data():
         (["--layers=3"], ["--layers=3", "name=value"]),
         (["++a=3"], ["++a=3"]),
         (["model=[1]"], ["[1]", "nequip"]),
+        (["run=a${"], ["run: ", "write \\${ for a ${"]),
+        (["run=${oc.env:EQFUSE_NONE}"], ["run: ", "'EQFUSE_NONE' not found"]),
     ],
     ids=lambda value: " ".join(value),
 )
@@ -193,3 +195,31 @@ def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
     assert parse(["data=3bpa", "data.folder=d"]).data.folder == f"{tmp_path}/d"
     fitted = parse([*MOLECULE, "start_from=runs/base", "data.reference_energies=fit"])
     assert fitted.data.reference_energies == "fit"
+
+
+def test_variables_of_the_environment_are_resolved_once(tmp_path, monkeypatch):
+    """As Hydra does, also in a config.yaml that was edited by hand."""
+    monkeypatch.setenv("FRAMES", f"{tmp_path}/frames")
+    monkeypatch.setenv("RUNS", f"{tmp_path}")
+    given = ["data=extxyz", "data.path=${oc.env:FRAMES}/a.xyz", "run=${oc.env:RUNS}/${seed}"]
+    config = parse([*given, "seed=7"])
+    assert (config.data.path, config.run) == (f"{tmp_path}/frames/a.xyz", f"{tmp_path}/7")
+    text = to_yaml(config)
+    assert "$" not in text
+    monkeypatch.setenv("FRAMES", "/elsewhere")
+    (tmp_path / "config.yaml").write_text(text)
+    assert read_config(tmp_path) == config
+    resumed = resumed_config(parse, ["resume=${oc.env:RUNS}"])
+    assert resumed == dataclasses.replace(config, run=str(tmp_path), resume=str(tmp_path))
+    (tmp_path / "config.yaml").write_text(text.replace(f"{tmp_path}/frames", "${oc.env:FRAMES}"))
+    assert read_config(tmp_path).data.path == "/elsewhere/a.xyz"
+
+
+@pytest.mark.parametrize("name", ["a${b}", "${", r"a\${b}", "${oc.env:HOME}", r"\\${x}", r"a\b"])
+def test_a_name_with_what_means_a_variable(tmp_path, name):
+    """It is escaped on the command line, and in config.yaml."""
+    escaped = name.replace("\\", "\\\\").replace("${", "\\${") if "${" in name else name
+    config = parse([f"run={escaped}", *MOLECULE])
+    assert config.run == name
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert read_config(tmp_path) == config

@@ -105,3 +105,88 @@ def test_what_jax_was_told_stays(tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "programs").write_text("a file where the folder should be")
     assert run(tmp_path)[0] == "None"
+
+
+# Prints what two programs of one shape give, whose entries another user could exchange.
+TWO = """
+import os
+os.umask(UMASK)
+import jax, jax.numpy as jnp
+from eqfuse.training.programs import keep_programs
+
+folder = keep_programs()
+
+@jax.jit
+def honest(x):
+    return 1 * jnp.cos(x) + 1
+
+@jax.jit
+def forged(x):
+    return 0 * jnp.sin(x) + 666
+
+x = jnp.zeros(3)
+print(folder, float(honest(x)[0]), float(forged(x)[0]), sep="\\n")
+"""
+
+
+def run_two(folder: Path, umask=0o022) -> tuple[Path, list[float], str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    environment |= {
+        "EQFUSE_CACHE_DIR": str(folder),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": str(ROOT),
+    }
+    code = TWO.replace("UMASK", str(umask))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    place, *values = done.stdout.splitlines()
+    return Path(place), [float(value) for value in values], done.stderr
+
+
+def plant(folder: Path) -> Path:
+    [honest] = folder.glob("jit_honest-*-cache")
+    [forged] = folder.glob("jit_forged-*-cache")
+    honest.write_bytes(forged.read_bytes())
+    return honest
+
+
+@pytest.mark.parametrize("fault", ["group", "others", "owner"])
+def test_a_planted_program_is_not_run(tmp_path, fault):
+    if fault == "owner" and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    folder, values, _ = run_two(tmp_path)
+    assert values == [2, 666]
+    entry = plant(folder)
+    assert run_two(tmp_path)[1] == [666, 666]  # it is a forgery that would be taken
+    if fault == "owner":
+        os.chown(entry, 12345, -1)
+    else:
+        entry.chmod(0o664 if fault == "group" else 0o646)
+    _, values, said = run_two(tmp_path)
+    assert values == [2, 666]
+    assert f"UserWarning: {entry} is ignored, since it" in said
+    assert run_two(tmp_path)[1:] == ([2, 666], "")  # it is kept anew
+
+
+def test_programs_in_a_folder_of_others_are_not_run(tmp_path):
+    folder, _, _ = run_two(tmp_path)
+    plant(folder)
+    folder.chmod(0o770)
+    elsewhere, values, said = run_two(tmp_path)
+    assert values == [2, 666]
+    assert not elsewhere.is_relative_to(tmp_path)
+    assert f"{folder} is ignored, since it can be written" in said
+    assert f"rm -r {folder}" in said
+
+
+def test_programs_are_kept_whatever_the_umask(tmp_path):
+    folder, _, said = run_two(tmp_path, umask=0)
+    assert said == ""
+    entries = sorted(folder.glob("*-cache"))
+    assert {oct(path.stat().st_mode & 0o777) for path in entries} == {"0o600"}
+    times = [path.stat().st_mtime_ns for path in entries]
+    assert run_two(tmp_path, umask=0)[1:] == ([2, 666], "")
+    assert [path.stat().st_mtime_ns for path in entries] == times

@@ -1,0 +1,1 @@
+"""Products, Linears, gates and their derivatives as data: pure Python, without JAX."""

@@ -1,0 +1,407 @@
+"""The multilinear form: every product of eqfuse, and every derivative of one, as data.
+
+A form is a sum over paths. On each row (an edge of a graph, or a row of a batch) a path adds
+
+    out[u, k] += sum over its terms:  c * a[u, i] * b[u, j] * ...
+
+to a segment of an output, with a, b, ... segments of inputs. A segment is `mul` channels by `dim`
+components; an operand without channels is shared by all of them, and an output without channels is
+summed over them. An operand is read per row, or per node through `senders` or `receivers`, or
+it is one row that all rows share; an output per node is the sum over the rows that point at it, and
+an output of one row the sum over all of them.
+
+The derivative of a form is a form: `jvp` puts a tangent in place of each input in turn, and
+`transpose` exchanges inputs, in which the form is linear, with the outputs. Nothing else is needed
+for derivatives of any order. Pure Python, hashable, without JAX.
+"""
+
+import collections
+import dataclasses
+import enum
+import functools
+
+INDEX_ARRAYS = (
+    "senders",
+    "receivers",
+    "receiver_order",
+    "receiver_ptr",
+    "sender_order",
+    "sender_ptr",
+)
+"""Names of the index arrays of a form on a graph, in the order of its operands, as in `Edges`."""
+
+
+class Index(enum.Enum):
+    """How the row of an operand is found from the row of the form."""
+
+    ROW = "row"
+    SENDER = "sender"
+    RECEIVER = "receiver"
+    ONE = "one"
+
+    @property
+    def is_node(self) -> bool:
+        """Whether it is a node."""
+        return self in (Index.SENDER, Index.RECEIVER)
+
+    @property
+    def edge_arrays(self) -> tuple[str, ...]:
+        """The arrays of `Edges` that list the edges of each node; none for rows."""
+        return (f"{self.value}_order", f"{self.value}_ptr") if self.is_node else ()
+
+    @property
+    def counted(self) -> str | None:
+        """What the leading axis of an operand's array counts; None for one row that all share."""
+        if self is Index.ONE:
+            return None
+        return "nodes" if self.is_node else "rows"
+
+    def count(self, num_rows: int, num_nodes: int) -> int:
+        """Rows of an operand."""
+        return {Index.ROW: num_rows, Index.ONE: 1}.get(self, num_nodes)
+
+
+class Role(enum.IntEnum):
+    """What an operand is in the product that a form comes from; a derivative's keeps its role.
+
+    Kernels take paths together that read the same segments of the two factors.
+    """
+
+    LEFT = 0
+    RIGHT = 1
+    OTHER = 2
+    OUTPUT = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A block of `mul` channels times `dim` components inside the row of an operand.
+
+    Channel u, component i is the element `offset + u * channel_stride + i * component_stride`: both
+    of e3nn's layouts, mul_ir (strides dim, 1) and ir_mul (strides 1, mul), and parts of either.
+    """
+
+    offset: int
+    mul: int
+    dim: int
+    channel_stride: int
+    component_stride: int = 1
+
+    def element(self, channel: int, component: int) -> int:
+        return self.offset + channel * self.channel_stride + component * self.component_stride
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """An array [rows, size] that a form reads or writes."""
+
+    name: str
+    size: int
+    segments: tuple[Segment, ...]
+    channels: bool
+    index: Index = Index.ROW
+    role: Role = Role.OTHER
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the segments are the whole row."""
+        return sum(s.mul * s.dim for s in self.segments) == self.size
+
+    def __repr__(self):
+        blocks = "+".join(
+            f"{s.mul}x{s.dim}" if self.channels else f"{s.dim}" for s in self.segments
+        )
+        return f"{self.name}[{self.index.value}: {blocks}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """One segment of one operand: `form.inputs[operand].segments[segment]`, or of the outputs."""
+
+    operand: int
+    segment: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """Products of components of some input segments, summed into one output segment.
+
+    Attributes:
+      factors: the input segments that are multiplied.
+      output: the output segment.
+      terms: ((components, coefficient), ...), with `components` one index for each factor, in
+        order, and one for the output.
+    """
+
+    factors: tuple[Slot, ...]
+    output: Slot
+    terms: tuple[tuple[tuple[int, ...], float], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """Work and memory traffic of one evaluation of a form, each operand moved once."""
+
+    paths: int
+    terms: int
+    operations: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Form:
+    """A sum of paths from inputs to outputs. See the module's docstring.
+
+    Raises:
+      ValueError: two operands of one name, or a path whose segments do not fit together.
+    """
+
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    paths: tuple[Path, ...]
+
+    def __post_init__(self):
+        names = [operand.name for operand in self.inputs + self.outputs]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the operands of a form need distinct names, got {names}")
+        for path in self.paths:
+            self._check(path)
+
+    def _check(self, path: Path):
+        slots = [(self.inputs, slot) for slot in path.factors] + [(self.outputs, path.output)]
+        operands = [side[slot.operand] for side, slot in slots]
+        segments = [side[slot.operand].segments[slot.segment] for side, slot in slots]
+        muls = {s.mul for s, o in zip(segments, operands, strict=True) if o.channels}
+        if len(muls) > 1:
+            raise ValueError(f"a path joins segments of {sorted(muls)} channels: {operands}")
+        if all(o.index is Index.ONE for o in operands[:-1]):
+            raise ValueError(f"a path needs a factor that differs from row to row, got {operands}")
+        if operands[-1].channels and not any(o.channels for o in operands[:-1]):
+            raise ValueError(f"{operands[-1]} has channels, but no input of its path has")
+        for components, _ in path.terms:
+            if any(i >= s.dim for i, s in zip(components, segments, strict=True)):
+                raise ValueError(f"components {components} lie outside segments {segments}")
+
+    @functools.cached_property
+    def _hash(self):
+        return hash((self.inputs, self.outputs, self.paths))
+
+    def __hash__(self):
+        return self._hash
+
+    def __eq__(self, other):
+        if self is other:
+            return True
+        return (
+            isinstance(other, Form)
+            and self._hash == other._hash
+            and (self.inputs, self.outputs, self.paths)
+            == (other.inputs, other.outputs, other.paths)
+        )
+
+    def __repr__(self):
+        lines = [
+            f"Form of {len(self.paths)} paths, {self.num_terms} terms",
+            f"  inputs  {', '.join(map(repr, self.inputs))}",
+            f"  outputs {', '.join(map(repr, self.outputs))}",
+        ]
+        for path in self.paths:
+            left = " * ".join(self._slot_name(self.inputs, slot) for slot in path.factors)
+            right = self._slot_name(self.outputs, path.output)
+            lines.append(f"  {right} += {left}  ({len(path.terms)} terms)")
+        return "\n".join(lines)
+
+    @staticmethod
+    def _slot_name(side, slot):
+        operand = side[slot.operand]
+        segment = operand.segments[slot.segment]
+        shape = f"{segment.mul}x{segment.dim}" if operand.channels else f"{segment.dim}"
+        return f"{operand.name}.{slot.segment}[{shape}]"
+
+    @property
+    def num_terms(self) -> int:
+        return sum(len(path.terms) for path in self.paths)
+
+    @property
+    def on_graph(self) -> bool:
+        """Whether any operand is indexed by node, so that edges are needed."""
+        return any(o.index.is_node for o in self.inputs + self.outputs)
+
+    @property
+    def needs_integers(self) -> bool:
+        """Whether the arrays of `Edges` follow those of the inputs."""
+        return self.on_graph
+
+    def reached(self) -> tuple[bool, ...]:
+        """Which outputs any path adds to; the others are zero."""
+        found = {path.output.operand for path in self.paths}
+        return tuple(o in found for o in range(len(self.outputs)))
+
+    def indexed(self, inputs: dict[int, Index], outputs: dict[int, Index] | None = None) -> "Form":
+        """The same form with other indices of the operands of these numbers."""
+        sides = []
+        for operands, changed in ((self.inputs, inputs), (self.outputs, outputs or {})):
+            sides.append(
+                tuple(
+                    dataclasses.replace(o, index=changed[n]) if n in changed else o
+                    for n, o in enumerate(operands)
+                )
+            )
+        return Form(*sides, self.paths)
+
+    @property
+    def max_mul(self) -> int:
+        """The largest number of channels of any operand, at least 1."""
+        operands = [o for o in self.inputs + self.outputs if o.channels]
+        return max((s.mul for o in operands for s in o.segments), default=1)
+
+    def counts(self, num_rows: int, num_nodes: int = 0, itemsize: int = 4) -> Counts:
+        """Work and least memory traffic for `num_rows` rows (edges) and `num_nodes` nodes.
+
+        A term counts one operation for each factor after the first, one for its coefficient and
+        one for the sum; nothing that terms share is taken off.
+        """
+        operations = 0
+        for path in self.paths:
+            slots = [(self.inputs, slot) for slot in path.factors]
+            mul = max(o[s.operand].segments[s.segment].mul for o, s in slots)
+            operations += mul * len(path.terms) * (len(path.factors) + 1)
+        elements = 0
+        for operand in self.inputs + self.outputs:
+            elements += operand.size * operand.index.count(num_rows, num_nodes)
+        return Counts(len(self.paths), self.num_terms, operations * num_rows, elements * itemsize)
+
+    def jvp(self, active: tuple[bool, ...]) -> "Form":
+        """The derivative along tangents of the active inputs, all in one form.
+
+        Inputs: those of this form, then one tangent for each active input. Outputs: the tangents
+        of the outputs.
+        """
+        used = {operand.name for operand in self.inputs + self.outputs}
+        tangents, tangent_of = [], {}
+        for i, operand in enumerate(self.inputs):
+            if active[i]:
+                tangent_of[i] = len(self.inputs) + len(tangents)
+                name = _fresh(f"t_{operand.name}", used)
+                tangents.append(dataclasses.replace(operand, name=name))
+        paths = []
+        for path in self.paths:
+            for position, slot in enumerate(path.factors):
+                if slot.operand in tangent_of:
+                    tangent = Slot(tangent_of[slot.operand], slot.segment)
+                    factors = (*path.factors[:position], tangent, *path.factors[position + 1 :])
+                    paths.append(dataclasses.replace(path, factors=factors))
+        return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths)).merged()
+
+    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> "Form":
+        """The form from cotangents of the outputs to cotangents of the linear inputs.
+
+        Every path must contain exactly one linear input. Inputs: those of this form that are not
+        linear, then a cotangent for each output marked in `cotangents` (the others are zero).
+        Outputs: one for each linear input, in order.
+        """
+        n = len(self.inputs)
+        known = [i for i in range(n) if not linear[i]]
+        given = [n + o for o in range(len(self.outputs)) if cotangents[o]]
+        wanted = [i for i in range(n) if linear[i]]
+        used = {self.inputs[i].name for i in known}
+        names = {j: _fresh(f"d{self._operands[j].name}", used) for j in given}
+        names |= {i: _fresh(f"d{self.inputs[i].name.removeprefix('t_')}", used) for i in wanted}
+        return self._with(known + given, wanted, names).merged()
+
+    def restrict(self, wanted: tuple[bool, ...]) -> "Form":
+        """The same form with only the wanted outputs, and every input."""
+        n = len(self.inputs)
+        return self._with([*range(n)], [n + o for o, keep in enumerate(wanted) if keep])
+
+    def drop_inputs(self, keep: tuple[bool, ...]) -> "Form":
+        """The same form with only the inputs that `keep` marks; no path may read another."""
+        n = len(self.inputs)
+        outputs = [*range(n, n + len(self.outputs))]
+        return self._with([i for i in range(n) if keep[i]], outputs)
+
+    @property
+    def _operands(self) -> tuple[Operand, ...]:
+        return self.inputs + self.outputs
+
+    def _with(self, inputs: list[int], outputs: list[int], names=None) -> "Form":
+        """The form of some operands, and of the paths that have no others.
+
+        Args:
+          inputs, outputs: numbers of operands; this form's outputs are numbered after its inputs.
+          names: new names of some of them.
+        """
+        n, order = len(self.inputs), inputs + outputs
+        place = {j: new for new, j in enumerate(order)}
+        paths = []
+        for path in self.paths:
+            slots = [*path.factors, Slot(n + path.output.operand, path.output.segment)]
+            if any(slot.operand not in place for slot in slots):
+                continue
+            slots = [Slot(place[slot.operand], slot.segment) for slot in slots]
+            [out] = [p for p, slot in enumerate(slots) if slot.operand >= len(inputs)]
+            output = Slot(slots[out].operand - len(inputs), slots[out].segment)
+            terms = path.terms
+            if out < len(slots) - 1:
+                terms = tuple(((*c[:out], *c[out + 1 :], c[out]), value) for c, value in terms)
+            paths.append(Path((*slots[:out], *slots[out + 1 :]), output, terms))
+        operands = [
+            dataclasses.replace(self._operands[j], name=names[j])
+            if names and j in names
+            else self._operands[j]
+            for j in order
+        ]
+        sides = tuple(operands[: len(inputs)]), tuple(operands[len(inputs) :])
+        return Form(*sides, tuple(paths))
+
+    def used_inputs(self) -> tuple[bool, ...]:
+        """Which inputs any path reads."""
+        used = {slot.operand for path in self.paths for slot in path.factors}
+        return tuple(i in used for i in range(len(self.inputs)))
+
+    def merged(self) -> "Form":
+        """The same form, paths of the same factors and output in one, without those that cancel."""
+        merged = collections.OrderedDict()
+        for path in self.paths:
+            order = sorted(range(len(path.factors)), key=lambda n, p=path: _slot_key(p.factors[n]))
+            key = (tuple(path.factors[n] for n in order), path.output)
+            terms = merged.setdefault(key, collections.Counter())
+            for components, value in path.terms:
+                terms[(*(components[n] for n in order), components[-1])] += value
+        paths = (
+            Path(factors, output, tuple((c, v) for c, v in sorted(terms.items()) if v))
+            for (factors, output), terms in merged.items()
+        )
+        return Form(self.inputs, self.outputs, tuple(path for path in paths if path.terms))
+
+
+def _slot_key(slot: Slot):
+    return slot.operand, slot.segment
+
+
+def _fresh(name: str, used: set[str]) -> str:
+    """`name`, or `name_2`, `name_3`, ... if it is taken; the result is taken from then on."""
+    candidate, n = name, 1
+    while candidate in used:
+        n += 1
+        candidate = f"{name}_{n}"
+    used.add(candidate)
+    return candidate
+
+
+def ordered_groups(form: Form) -> list[list[Path]]:
+    """Paths in the order in which a kernel computes them, grouped by what they share.
+
+    Two paths are in one group if they come from paths of the original product that read the same
+    segments of its two factors.
+    """
+
+    def key(path: Path):
+        slots = [(form.inputs[s.operand].role, s.segment) for s in path.factors]
+        slots.append((form.outputs[path.output.operand].role, path.output.segment))
+        return sorted(slots)
+
+    groups = collections.OrderedDict()
+    for path in sorted(form.paths, key=key):
+        groups.setdefault(tuple(key(path)[:2]), []).append(path)
+    return list(groups.values())

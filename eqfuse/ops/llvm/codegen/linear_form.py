@@ -1,0 +1,36 @@
+"""A mixing of channels as functions of LLVM IR: products of small matrices, without transposes.
+
+XLA multiplies matrices fast, but a row in e3nn's mul_ir is a matrix [mul, dim] whose channels lie
+apart, which it transposes before and after, and the weights that each row chooses it copies for
+each row. Here rows are read where they are, one number in all lanes, weights fill the lanes, and
+only results are transposed, in registers. `mix_rows` and `mix_weights` write the passes.
+"""
+
+import functools
+
+from eqfuse.ops.algebra.linear_form import Mixing, Rows
+from eqfuse.ops.llvm.codegen import ir, linear_rows, linear_weights
+from eqfuse.ops.llvm.codegen.linear_layouts import Layouts, write_copies
+from eqfuse.ops.llvm.codegen.module import Module, Pass, assembled
+from eqfuse.ops.llvm.codegen.plan import Machine
+
+
+@functools.lru_cache(maxsize=1024)
+def generate(mixing: Mixing, dtype: str, machine: Machine) -> Module:
+    """The module that computes a mixing in one dtype, "float32" or "float64"."""
+    layouts = Layouts(mixing, dtype, machine)
+    passes = [_copy_pass(layouts)] if layouts.packed else []
+    if any(isinstance(o, Rows) for o in mixing.outputs):
+        passes.append(linear_rows.write_pass(layouts))
+    passes += [linear_weights.write_pass(layouts, o) for o in layouts.gradients]
+    texts = [ir.declarations(dtype), *layouts.copies.functions.values()]
+    texts += [p.text for p in passes]
+    text, name = assembled(texts, layouts.arguments, passes)
+    widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
+    return Module(name, text, layouts.index_arrays, widths)
+
+
+def _copy_pass(layouts: Layouts) -> Pass:
+    f = layouts.function("mix_copy")
+    cost = write_copies(layouts, f)
+    return Pass("mix_copy", f.text(), 1, cost, 0, 0)

@@ -1,0 +1,81 @@
+"""What a chain reads and writes: its arrays, and which of them lie in the memory of a thread."""
+
+from eqfuse.ops.algebra.form import Index
+from eqfuse.ops.algebra.linear_form import Mixing, Weights
+from eqfuse.ops.algebra.sequence import Chain
+from eqfuse.ops.llvm.codegen import ir
+from eqfuse.ops.llvm.codegen.arguments import NODES, ROWS, Arguments
+from eqfuse.ops.llvm.codegen.linear_layouts import is_wide, transposed, width_of
+
+MOST_ROWS, FEWEST_TOGETHER, CACHE = 32, 8, 1 << 20
+"""Rows that go through a chain together, and the bytes of all that lies between the steps."""
+
+FEWEST_ROWS = 256
+"""Rows from which on a chain is one kernel."""
+
+ORDER, PTR, NODE = "receiver_order", "receiver_ptr", "receivers"
+
+
+class Arrays:
+    """The arrays of a chain, and where each is: an argument, a result, or in scratch memory.
+
+    Attributes:
+      arguments: the arrays that XLA hands over; local arrays and words follow them in the table.
+      block: rows that go through the chain together.
+      scratch: bytes that a thread needs.
+    """
+
+    def __init__(self, chain: Chain, parts: int, dtype: str):
+        self.chain, self.parts, self.scratch = chain, parts, 0
+        row_bytes = ir.BYTES[dtype] * sum(chain.operands[n].size for n in chain.local)
+        fitting = CACHE // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
+        self.block = max(FEWEST_TOGETHER, min(MOST_ROWS, fitting))
+        self.transposed = transposed_weights(chain)
+        self.index_arrays = (NODE, ORDER, PTR) if chain.on_graph else ()
+        self.sums = [n for n in chain.outputs if isinstance(chain.operands[n], Weights)]
+        self.arguments = Arguments(dtype)
+        for n in range(chain.num_inputs):
+            self._add("array", n)
+        for n in self.transposed:
+            self._add("transposed", n)
+        self.arguments.add_indices(self.index_arrays)
+        self.arguments.end()
+        for n in chain.outputs:
+            self._add("array", n)
+        for n in self.sums:
+            self._add("sum", n)
+        self.local: dict[tuple, tuple[int, int]] = {}
+
+    def add_local(self, key: tuple, row_bytes: int):
+        """An array of a block of rows in scratch memory."""
+        self.arguments.add_word(key)
+        self.local[key] = (self.allocate(self.block * row_bytes), row_bytes)
+
+    def allocate(self, size: int) -> int:
+        place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64
+        return place
+
+    def _add(self, side: str, n: int):
+        """An array that XLA hands over."""
+        operand = self.chain.operands[n]
+        if isinstance(operand, Weights):
+            rows, width = -(self.parts if side == "sum" else 1), width_of(operand)
+        else:
+            by_node = getattr(operand, "index", Index.ROW) is not Index.ROW
+            rows, width = NODES if by_node else ROWS, operand.size
+        self.arguments.add((side, n), rows, width, f"{side} {n} of a chain")
+
+
+def num_parts(chain: Chain, num_rows: int, num_nodes: int) -> int:
+    """Into how many parts the rows or nodes are cut; 0 where a kernel of its own does not pay."""
+    mixings = [s.what for s in chain.steps if isinstance(s.what, Mixing)]
+    if num_rows < FEWEST_ROWS or any(is_wide(mixing) for mixing in mixings):
+        return 0
+    parts = 16 if num_rows < 8192 else 64
+    return min(parts, num_nodes) if chain.on_graph else parts
+
+
+def transposed_weights(chain: Chain) -> tuple[int, ...]:
+    """The inputs, weights, that some step reads transposed."""
+    mixings = (s for s in chain.steps if isinstance(s.what, Mixing))
+    return tuple(sorted({s.reads[i] for s in mixings for i in transposed(s.what)}))

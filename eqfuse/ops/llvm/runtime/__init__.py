@@ -1,0 +1,1 @@
+"""Native kernels compiled, kept on disk, and called by XLA."""

@@ -1,0 +1,1 @@
+"""JAX primitives of the algebra: derivatives, batching, sharding, lowering."""

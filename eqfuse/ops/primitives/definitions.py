@@ -1,0 +1,153 @@
+"""The definition of a fused op and of its derivatives.
+
+They are composed of the kernels of the product, of the mixing, and of the gate in
+jax.numpy; `primitives.fused` says where one kernel takes their place.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from eqfuse.ops.algebra import gates
+from eqfuse.ops.algebra.form import Form
+from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.primitives import forms, linear_forms, rules
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The static arguments of one call."""
+
+    fused: Fused
+    num_rows: int
+    num_nodes: int
+    backend: str
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output."""
+        return self.num_nodes if self.fused.summed else self.num_rows
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native kernels of sequences may run it: rows mixed one by one, without a gate."""
+        fused = self.fused
+        plain = not fused.summed and fused.gate is None and not fused.num_sets
+        return self.backend == "numba" and plain
+
+
+def product(call: Call, form: Form, inputs, integers):
+    """A form on the operands of a call."""
+    _, arrays = call.fused.split(integers)
+    return forms.form_p.bind(
+        *inputs,
+        *arrays.values(),
+        form=form,
+        num_rows=call.num_rows,
+        num_nodes=call.num_nodes,
+        backend=call.backend,
+    )
+
+
+def _apply_gate(fused: Fused, z):
+    return z if fused.gate is None else gates.apply_gate(fused.gate, fused.linear, z)
+
+
+def define(call: Call, floats, integers):
+    """out and z (or only the arrays of z, where nothing follows it), from those of the parts."""
+    fused = call.fused
+    inputs, parameters, skip = fused.operands(floats)
+    index, _ = fused.split(integers)
+    [m] = product(call, fused.form, inputs, integers)
+    arrays = linear_forms.evaluate(
+        fused.linear.mixing, [m, *parameters], index, call.rows, call.backend
+    )
+    if skip is not None:
+        arrays = [arrays[0] + skip]
+    return arrays if fused.gate is None else [_apply_gate(fused, arrays[0]), *arrays]
+
+
+def _zeros(rows: int, size: int, like):
+    """Zeros of the dtype of an array, that vary over the same mesh axes inside `shard_map`."""
+    zeros, _ = rules.vary_alike([jnp.zeros((rows, size), like.dtype), like])
+    return zeros
+
+
+def define_tangent(call: Call, active, floats, z, tangents, integers):
+    """Tangents of the outputs, linear in the tangents of the active operands."""
+    fused = call.fused
+    inputs, parameters, _ = fused.operands(floats)
+    tangents = iter(tangents)
+    given = [next(tangents) if a else None for a in active]
+    t_inputs, t_parameters, t_skip = fused.operands(given)
+    index, _ = fused.split(integers)
+    m = t_m = None
+    if any(t is not None for t in t_inputs):
+        form = fused.form.jvp(tuple(t is not None for t in t_inputs))
+        used = form.used_inputs()
+        arrays = [*inputs, *(t for t in t_inputs if t is not None)]
+        arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
+        if form.paths:
+            [t_m] = product(call, form.drop_inputs(used), arrays, integers)
+    if any(t is not None for t in t_parameters):
+        [m] = product(call, fused.form, inputs, integers)
+    found = linear_forms.tangent(
+        fused.linear.mixing,
+        [m, *parameters],
+        [t_m, *t_parameters],
+        index,
+        call.rows,
+        call.backend,
+    )
+    if t_skip is not None:
+        found = [t_skip if found[0] is None else found[0] + t_skip]
+    sizes = [rows.size for rows in fused.linear.mixing.outputs]
+    found = [
+        _zeros(call.rows, size, z) if t is None else t for t, size in zip(found, sizes, strict=True)
+    ]
+    if fused.gate is None:
+        return found
+    return [jax.jvp(functools.partial(_apply_gate, fused), (z,), tuple(found))[1], *found]
+
+
+def define_backward(call: Call, wanted, given, floats, z, cotangents, integers):
+    """Cotangents of the wanted operands, from those of the outputs that are `given`, not zero."""
+    cotangents = iter(cotangents)
+    cotangents = [
+        next(cotangents) if is_given else _zeros(call.rows, size, z)
+        for is_given, size in zip(given, call.fused.sizes, strict=True)
+    ]
+
+    def tangent(*tangents):
+        return define_tangent(call, wanted, floats, z, tangents, integers)
+
+    avals = [rules.abstract(f) for f, w in zip(floats, wanted, strict=True) if w]
+    return list(jax.linear_transpose(tangent, *avals)(cotangents))
+
+
+def define_second(call: Call, wanted, given, active, operands, tangents, integers):
+    """Tangents of the backward, linear in those of its active operands: floats, z, cotangents."""
+    n = call.fused.num_floats
+
+    def restricted(*changed):
+        changed = iter(changed)
+        full = [next(changed) if a else x for x, a in zip(operands, active, strict=True)]
+        return define_backward(call, wanted, given, full[:n], full[n], full[n + 1 :], integers)
+
+    changed = [x for x, a in zip(operands, active, strict=True) if a]
+    return jax.jvp(restricted, changed, list(tangents))[1]
+
+
+def is_plain(call: Call, wanted) -> bool:
+    """Whether the op is multilinear, over rows, and only the product's inputs are wanted of it.
+
+    Then the derivatives of its backward are those of another op of this kind, see
+    `second_transposed`.
+    """
+    fused = call.fused
+    _, *others = fused.operands(wanted)
+    biases = any(term.x is None for term in fused.linear.mixing.terms)
+    multilinear = fused.gate is None and not biases
+    return multilinear and not fused.summed and not any([*others[0], others[1]])

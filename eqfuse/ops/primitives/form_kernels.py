@@ -1,0 +1,46 @@
+"""The Triton kernels of a form inside a JAX computation, launched one after the other."""
+
+import jax
+
+from eqfuse.ops.algebra.form import Form
+from eqfuse.ops.primitives.launch import launch
+from eqfuse.ops.triton.codegen import plan
+from eqfuse.ops.triton.codegen.form_kernel import Kernel
+
+
+def run(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
+    """The outputs of a form, computed by its kernels.
+
+    Args:
+      form: what to compute.
+      inputs: an array for each input of the form.
+      indices: the index arrays by name.
+      backend: "triton", or "triton-interpret" to interpret those kernels on a CPU.
+    """
+    sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
+    results: dict[int, jax.Array] = {}
+    for kernel in plan.kernels(form, inputs[0].dtype.name):
+        arrays = [inputs[i] for i in kernel.inputs]
+        arrays += [indices[name] for name in kernel.index_arrays]
+        aliases = tuple(
+            (len(arrays) + n, kernel.outputs.index(o)) for n, o in enumerate(kernel.continued)
+        )
+        written = launch(
+            kernel.spec,
+            [*arrays, *(results[o] for o in kernel.continued)],
+            [_shape(form, kernel, o, num_rows, num_nodes) for o in kernel.outputs],
+            [sizes[name] for name in kernel.spec.scalars],
+            kernel.grid(num_rows, num_nodes),
+            backend,
+            aliases,
+        )
+        results.update(zip(kernel.outputs, written, strict=True))
+    whole = [results[o] for o in range(len(form.outputs))]
+    whole = [a.sum(axis=0) if a.ndim == 3 else a for a in whole]
+    return [a.astype(inputs[0].dtype) for a in whole]
+
+
+def _shape(form: Form, kernel: Kernel, output: int, num_rows: int, num_nodes: int):
+    operand = form.outputs[output]
+    shape = (operand.index.count(num_rows, num_nodes), operand.size)
+    return (kernel.channel_blocks, *shape) if output in kernel.partial else shape

@@ -1,0 +1,168 @@
+"""The form as a JAX primitive: one rule for each transformation, for every form.
+
+`evaluate` binds it. Its JVP is one call for all tangents, the transpose of that one call for all
+cotangents; both are forms again, so the rules of `multilinear` serve derivatives of any order,
+forward and reverse. Index arrays are those of `Edges`, absent for a form over rows.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax.interpreters import batching
+
+from eqfuse.ops._edges import Edges
+from eqfuse.ops.algebra.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.primitives import multilinear
+from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
+
+form_p = multilinear.define("eqfuse_form", "form", ("num_rows", "num_nodes", "backend"))
+# the lowering of a form over rows partitions it over the devices; JAX has no public way to say so
+prim_requires_devices_during_lowering.add(form_p)
+
+
+def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) -> list[jax.Array]:
+    """Compute a form.
+
+    Args:
+      form: what to compute.
+      inputs: an array for each of the form's inputs, [rows, size], or [num_nodes, size] for those
+        that are indexed by node, [1, size] for those that all rows share; all of one dtype:
+        float32, float64 or bfloat16.
+      edges: the rows, for a form on a graph.
+      backend: "xla", "numba", "triton" or "triton-interpret".
+    Returns:
+      An array for each of the form's outputs, of the same dtype; sums in float32 or better.
+    Raises:
+      ValueError: arrays that do not fit the form.
+    """
+    inputs = [jnp.asarray(a) for a in inputs]
+    num_rows, num_nodes = _check(form, inputs, edges)
+    indices = () if edges is None else tuple(jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS)
+    params = {"num_rows": num_rows, "num_nodes": num_nodes, "backend": backend}
+
+    def bound(*arrays):
+        return form_p.bind(*vary_alike(arrays), form=form, **params)
+
+    counted = [[o.index.counted for o in side] for side in (form.inputs, form.outputs)]
+    return with_auto_axes(bound, [*inputs, *indices], *counted)
+
+
+def _check(form: Form, inputs, edges) -> tuple[int, int]:
+    if form.on_graph != (edges is not None):
+        raise ValueError("edges are for forms on a graph, and needed by them")
+    if len({a.dtype for a in inputs}) != 1:
+        raise ValueError(f"a form takes arrays of one dtype, got {[str(a.dtype) for a in inputs]}")
+    rows = {a.shape[0] for o, a in zip(form.inputs, inputs, strict=True) if o.index is Index.ROW}
+    num_rows = edges.num_edges if edges is not None else next(iter(rows))
+    num_nodes = edges.num_nodes if edges is not None else 0
+    for operand, array in zip(form.inputs, inputs, strict=True):
+        expected = (operand.index.count(num_rows, num_nodes), operand.size)
+        if array.shape != expected:
+            raise ValueError(f"operand {operand.name} must be {expected}, got {array.shape}")
+    return num_rows, num_nodes
+
+
+def split(form: Form, args):
+    return list(args[: len(form.inputs)]), list(args[len(form.inputs) :])
+
+
+@form_p.def_abstract_eval
+def _abstract(*args, form, num_rows, num_nodes, backend):
+    dtype = args[0].dtype
+    return [
+        args[0].update(
+            shape=(o.index.count(num_rows, num_nodes), o.size),
+            dtype=dtype,
+            weak_type=False,
+        )
+        for o in form.outputs
+    ]
+
+
+def _batch(args, dims, *, form, num_rows, num_nodes, backend):
+    [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None}
+    inputs, indices = split(form, list(zip(args, dims, strict=True)))
+    shared = _shared_by_members(form, inputs)
+    changed, arrays = {}, []
+    for i, ((array, dim), operand) in enumerate(zip(inputs, form.inputs, strict=True)):
+        if i in shared:
+            changed[i] = Index.ONE
+            arrays.append(array)
+            continue
+        array = _broadcast(array, dim, size)
+        if operand.index is Index.ONE:  # one for each member
+            changed[i] = Index.ROW
+            array = jnp.broadcast_to(array, (size, num_rows, operand.size))
+        arrays.append(array.reshape(size * array.shape[1], operand.size))
+    indices = [_broadcast(a, d, size) for a, d in indices]
+    if indices:
+        indices = _batched_indices(indices, size, num_rows, num_nodes)
+
+    def bound(form, *arrays):
+        outputs = form_p.bind(
+            *vary_alike([*arrays, *indices]),
+            form=form,
+            num_rows=size * num_rows,
+            num_nodes=size * num_nodes,
+            backend=backend,
+        )
+        counts = [o.index.count(num_rows, num_nodes) for o in form.outputs]
+        return [o.reshape(size, n, o.shape[-1]) for o, n in zip(outputs, counts, strict=True)]
+
+    outputs = summed(bound, form.indexed(changed), arrays)
+    return outputs, [0] * len(outputs)
+
+
+def _shared_by_members(form: Form, inputs) -> set[int]:
+    """Which inputs (pairs of an array and its batch axis) are one row of all members of a batch.
+
+    Of those that need not be, none that would leave a path nothing that differs.
+    """
+    whole = {i for i, (array, dim) in enumerate(inputs) if dim is None and array.shape[0] == 1}
+    shared = {i for i in whole if not form.inputs[i].index.is_node}
+    for path in form.paths:
+        operands = {slot.operand for slot in path.factors}
+        if operands <= shared:
+            shared -= {i for i in operands if form.inputs[i].index is Index.ROW}
+    return shared
+
+
+def summed(compute, form: Form, inputs) -> list[jax.Array]:
+    """The outputs of a form by `compute`, which knows of no outputs of one row.
+
+    It gives what each row adds to them, in float32 or better, on the last axis but one.
+    """
+    shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.ONE]
+    if not shared:
+        return compute(form, *inputs)
+    dtype = inputs[0].dtype
+    wide = jnp.promote_types(dtype, jnp.float32)
+    form = form.indexed({}, dict.fromkeys(shared, Index.ROW))
+    outputs = compute(form, *(a.astype(wide) for a in inputs))
+    for o in shared:
+        outputs[o] = outputs[o].sum(axis=-2, keepdims=True)
+    return [out.astype(dtype) for out in outputs]
+
+
+def _broadcast(array, dim, size):
+    if dim is None:
+        return jnp.broadcast_to(array, (size, *array.shape))
+    return jnp.moveaxis(array, dim, 0)
+
+
+def _batched_indices(indices, size, num_rows, num_nodes):
+    """The index arrays of `size` graphs side by side."""
+    copies = jnp.arange(size, dtype=jnp.int32)[:, None]
+    by_name = dict(zip(INDEX_ARRAYS, indices, strict=True))
+    for name, array in by_name.items():
+        if name.endswith("_ptr"):
+            array = (array[:, :-1] + copies * num_rows).reshape(-1)
+            array = jnp.append(array, jnp.int32(size * num_rows))
+        else:
+            step = num_rows if name.endswith("_order") else num_nodes
+            array = (array + copies * step).reshape(-1)
+        by_name[name] = array
+    return list(by_name.values())
+
+
+batching.primitive_batchers[form_p] = _batch

@@ -1,0 +1,222 @@
+"""The fused op as JAX primitives, with their derivatives.
+
+Five primitives, each a derivative of the one before: the op; its tangent, linear in the tangents;
+its backward, the transpose of the tangent; the tangent of the backward; and the transpose of that.
+On a GPU the op and its backward are fused kernels, and so are, over rows and without a gate, the
+derivatives of the backward; on a CPU, over rows and without a gate, all but the tangents are one
+kernel each. Everything else is composed by JAX itself from `definitions`, so that no derivative is
+missing at any order.
+"""
+
+import dataclasses
+
+import jax
+from jax.interpreters import ad
+
+from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.primitives import rules
+from eqfuse.ops.primitives.definitions import (
+    Call,
+    define,
+    define_backward,
+    define_second,
+    define_tangent,
+    is_plain,
+)
+
+
+def evaluate(call: Call, floats, integers):
+    """The output of a fused op: the gated row, or the arrays of the mixed row without a gate.
+
+    Args:
+      floats, integers: its operands, as in `Fused`.
+    """
+
+    def bound(*arrays):
+        return fused_p.bind(*rules.vary_alike(arrays), call=call)
+
+    out = "nodes" if call.fused.summed else "rows"
+    counted = [o.index.counted for o in call.fused.form.inputs]
+    counted += [None] * len(call.fused.linear.parameters) + [out] * call.fused.skip
+    names = [out] * len(call.fused.sizes)
+    outputs = rules.with_auto_axes(bound, [*floats, *integers], counted, names)
+    return outputs if call.fused.gate is None else outputs[:1]
+
+
+# the definitions, of the operands in one list
+
+
+def split(arrays, *sizes: int) -> list:
+    """Parts of these sizes, and the rest: the index arrays."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(arrays[start : start + size])
+        start += size
+    return [*parts, arrays[start:]]
+
+
+def _fused(*arrays, call):
+    return define(call, *split(arrays, call.fused.num_floats))
+
+
+def _tangent(*arrays, call, active):
+    floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(active))
+    return define_tangent(call, active, floats, z, *others)
+
+
+def _backward(*arrays, call, wanted, given):
+    floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(given))
+    return define_backward(call, wanted, given, floats, z, *others)
+
+
+def _second(*arrays, call, wanted, given, active):
+    parts = split(arrays, len(active), sum(active))
+    return define_second(call, wanted, given, active, *parts)
+
+
+def _double(*arrays, call, active, reached, **params):
+    """The transpose of the tangent of a backward, from cotangents of the outputs `reached`."""
+    operands, cotangents, integers = split(arrays, len(active), sum(reached))
+
+    def tangent(*tangents):
+        found = _second(*operands, *tangents, *integers, call=call, active=active, **params)
+        return [t for t, is_reached in zip(found, reached, strict=True) if is_reached]
+
+    avals = [rules.abstract(a) for a, is_active in zip(operands, active, strict=True) if is_active]
+    return list(jax.linear_transpose(tangent, *avals)(list(cotangents)))
+
+
+# their shapes
+
+
+def _fused_abstract(*arrays, call, **params):
+    return [arrays[0].update(shape=(call.rows, s), weak_type=False) for s in call.fused.sizes]
+
+
+def _like(arrays, chosen):
+    """What is of the shapes of the chosen ones of some arrays."""
+    found = (a for a, is_chosen in zip(arrays, chosen, strict=False) if is_chosen)
+    return [a.update(weak_type=False) for a in found]
+
+
+def _backward_abstract(*arrays, wanted, **params):
+    return _like(arrays, wanted)
+
+
+def _double_abstract(*arrays, active, **params):
+    return _like(arrays, active)
+
+
+# their derivatives
+
+
+def second_op(fused: Fused, given):
+    """The op of `second_transposed`, for cotangents of the product's inputs that are given.
+
+    Returns:
+      (the op; which of the inputs and cotangents it reads; of which operands its backward is
+      wanted).
+    """
+    form = fused.form.jvp(tuple(given))
+    used = form.used_inputs()
+    num_inputs = len(fused.form.inputs)
+    of_inputs, of_tangents = used[:num_inputs], used[num_inputs:]
+    asked = (True,) * sum(of_inputs) + (False,) * sum(of_tangents)
+    asked += (True,) * len(fused.linear.parameters)
+    return Fused.build(form.drop_inputs(used), fused.linear, None, False), used, asked
+
+
+def second_transposed(call: Call, wanted, operands, integers, cotangents):
+    """Gradients of sum_i <c_i, backward_i> by the operands of a backward, None where it is zero.
+
+    For cotangents c of the gradients of x and y this is <ct, Linear(c_x (x) y + x (x) c_y)>, the
+    fused op of another product with the same Linear, whose own value and backward are wanted.
+    """
+    fused, n = call.fused, call.fused.num_floats
+    inputs, parameters, _ = fused.operands(operands[:n])
+    z, *cts = operands[n:]
+    c = iter(cotangents)
+    c = [next(c) if w else None for w in wanted[: len(inputs)]]
+    other, used, asked = second_op(fused, [a is not None for a in c])
+    arrays = [*inputs, *(a for a in c if a is not None)]
+    arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
+    call = dataclasses.replace(call, fused=other)
+    floats = [*arrays, *parameters]
+    of_inputs = used[: len(inputs)]
+    arrays = rules.vary_alike([*floats, *integers])
+    dcts = fused_p.bind(*arrays, call=call)
+    arrays = rules.vary_alike([*floats, z, *cts, *integers])
+    found = iter(backward_p.bind(*arrays, call=call, wanted=asked, given=(True,) * len(cts)))
+    dinputs = [next(found) if keep else None for keep in of_inputs]
+    return [*dinputs, *found, *([None] if fused.skip else []), None, *dcts]
+
+
+def _fused_jvp(primals, tangents, *, call):
+    n = call.fused.num_floats
+    outputs = fused_p.bind(*primals, call=call)
+    active = tuple(type(t) is not ad.Zero for t in tangents[:n])
+    given = [t for t in tangents[:n] if type(t) is not ad.Zero]
+    arrays = rules.vary_alike([*primals[:n], outputs[-1], *given, *primals[n:]])
+    return outputs, tangent_p.bind(*arrays, call=call, active=active)
+
+
+def _tangent_transpose(cotangents, *arrays, call, active):
+    floats, [z], tangents, integers = split(arrays, call.fused.num_floats, 1, sum(active))
+    if any(map(ad.is_undefined_primal, (*floats, z))) or not all(
+        map(ad.is_undefined_primal, tangents)
+    ):
+        # linear in some of the tangents only
+        return rules.transpose_of(_tangent, cotangents, arrays, call=call, active=active)
+    if call.fused.gate is None:  # its kernels take those of all arrays of the mixed row
+        cotangents = rules.instantiated(cotangents)
+    given = tuple(type(c) is not ad.Zero for c in cotangents)
+    cotangents = [c for c in cotangents if type(c) is not ad.Zero]
+    arrays = rules.vary_alike([*floats, z, *cotangents, *integers])
+    results = backward_p.bind(*arrays, call=call, wanted=active, given=given)
+    return [None] * (len(floats) + 1) + list(results) + [None] * len(integers)
+
+
+def _backward_jvp(primals, tangents, *, call, wanted, given):
+    params = {"call": call, "wanted": wanted, "given": given}
+    if not is_plain(call, wanted) and not call.is_native:
+        return rules.jvp_of(_backward)(primals, tangents, **params)
+    outputs = backward_p.bind(*primals, **params)
+    n, m = call.fused.num_floats, call.fused.num_floats + 1 + sum(given)
+    # without a gate, the backward does not depend on z
+    active = tuple(k != n and type(t) is not ad.Zero for k, t in enumerate(tangents[:m]))
+    if not any(active):
+        return outputs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outputs]
+    changed = [t for t, a in zip(tangents, active, strict=False) if a]
+    arrays = rules.vary_alike([*primals[:m], *changed, *primals[m:]])
+    return outputs, second_p.bind(*arrays, active=active, **params)
+
+
+def _second_transpose(cotangents, *arrays, call, wanted, given, active):
+    params = {"call": call, "wanted": wanted, "given": given, "active": active}
+    operands, tangents, integers = split(arrays, len(active), sum(active))
+    if any(map(ad.is_undefined_primal, operands)) or not all(map(ad.is_undefined_primal, tangents)):
+        return rules.transpose_of(_second, cotangents, arrays, **params)
+    cotangents = [None if type(c) is ad.Zero else c for c in cotangents]
+    if call.is_native:
+        reached = tuple(c is not None for c in cotangents)
+        cotangents = [c for c in cotangents if c is not None]
+        varied = rules.vary_alike([*operands, *cotangents, *integers])
+        found = double_p.bind(*varied, reached=reached, **params)
+    else:
+        found = second_transposed(call, wanted, operands, integers, cotangents)
+        found = [g for g, a in zip(found, active, strict=True) if a]
+    found = [ad.Zero(t.aval) if g is None else g for g, t in zip(found, tangents, strict=True)]
+    return [None] * len(operands) + found + [None] * len(integers)
+
+
+fused_p = rules.defined("eqfuse_fused", _fused, _fused_abstract, jvp=_fused_jvp)
+tangent_p = rules.defined(
+    "eqfuse_fused_tangent", _tangent, _fused_abstract, transpose=_tangent_transpose
+)
+backward_p = rules.defined(
+    "eqfuse_fused_backward", _backward, _backward_abstract, jvp=_backward_jvp
+)
+second_p = rules.defined(
+    "eqfuse_fused_second", _second, _backward_abstract, transpose=_second_transpose
+)
+double_p = rules.defined("eqfuse_fused_double", _double, _double_abstract)

@@ -1,0 +1,146 @@
+"""What the primitives become when JAX compiles them: kernels, or their definition.
+
+Forms over rows are partitioned over the devices here.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from eqfuse.ops.algebra.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.primitives import (
+    form_kernels,
+    forms,
+    fused,
+    fused_kernels,
+    linear_forms,
+    linear_kernels,
+    native,
+    sequences,
+)
+from eqfuse.ops.primitives.definitions import Call
+from eqfuse.ops.primitives.rules import definitions
+from eqfuse.ops.xla import forms as xla_forms
+from eqfuse.ops.xla import linear_forms as xla_linear_forms
+
+# forms
+
+
+def _form(*args, form, num_rows, num_nodes, backend):
+    inputs, indices = forms.split(form, args)
+    indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
+    if num_rows == 0 or not form.paths:
+        shapes = [(o.index.count(num_rows, num_nodes), o.size) for o in form.outputs]
+        return [jnp.zeros(shape, inputs[0].dtype) for shape in shapes]
+
+    def computed(form, *inputs):
+        if backend == "xla":
+            ends = indices.get("senders"), indices.get("receivers")
+            dtype = inputs[0].dtype
+            return xla_forms.evaluate(form, inputs, *ends, num_nodes, num_rows, dtype)
+        if form.on_graph or backend == "triton-interpret":  # JAX partitions no Python callback
+            return _kernels(form, inputs, indices, num_rows, num_nodes, backend)
+        return _over_rows(form, backend)(*inputs)
+
+    return forms.summed(computed, form, inputs)
+
+
+def _kernels(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
+    if backend == "numba":
+        return native.run(form, inputs, indices, num_rows, num_nodes)
+    return form_kernels.run(form, inputs, indices, num_rows, num_nodes, backend)
+
+
+@functools.lru_cache(maxsize=1024)
+def _over_rows(form: Form, backend: str):
+    """A form without a graph: every device computes the rows that it holds."""
+
+    def rows(*inputs):
+        return _kernels(form, inputs, {}, inputs[first].shape[0], 0, backend)
+
+    def partition(mesh, arguments, results):
+        # none where nothing is sharded: XLA's own kind of sharding has no axes then
+        spec = getattr(arguments[first].sharding, "spec", None)
+        by_row = NamedSharding(mesh, PartitionSpec(spec[0] if spec else None, None))
+        whole = NamedSharding(mesh, PartitionSpec(None, None))
+        return mesh, rows, [by_row for _ in results], tuple(by_row if r else whole for r in is_row)
+
+    is_row = [o.index is Index.ROW for o in form.inputs]
+    first = is_row.index(True)
+    partitioned = custom_partitioning(rows)
+    lines = ["i" if r else f"o{n}" for n, r in enumerate(is_row)] + ["i"] * len(form.outputs)
+    operands = [f"{line} c{n}" for n, line in enumerate(lines)]
+    axes = " ".join(operands).split()
+    partitioned.def_partition(
+        partition,
+        sharding_rule=f"{', '.join(operands[: len(form.inputs)])} -> "
+        f"{', '.join(operands[len(form.inputs) :])}",
+        need_replication_factors=tuple(axis for axis in axes if axis != "i"),
+    )
+    return partitioned
+
+
+# Linears
+
+
+def _linear_form(*arrays, mixing, num_rows, backend):
+    values, index = linear_forms.split(mixing, arrays)
+    if backend.startswith("triton") and num_rows and mixing.terms:
+        return linear_kernels.run(mixing, values, index, num_rows, backend)
+    index = index[0] if index else None
+    if backend == "numba" and num_rows and mixing.terms:
+        return native.mix(mixing, values, index, num_rows)
+    return xla_linear_forms.evaluate(mixing, values, index, num_rows)
+
+
+# fused ops
+
+
+def _defined(primitive: Primitive, arrays, call: Call, **params):
+    """What a primitive is by definition, as one native kernel where there is one."""
+    function = functools.partial(definitions[primitive], call=call, **params)
+    return sequences.run(function, arrays, call)
+
+
+def _fused(*arrays, call):
+    if not call.backend.startswith("triton") or not _has_kernels(call):
+        return _defined(fused.fused_p, arrays, call)
+    return fused_kernels.forward(call, *fused.split(arrays, call.fused.num_floats))
+
+
+def _backward(*arrays, call, wanted, given):
+    if not call.backend.startswith("triton") or not _has_kernels(call):
+        return _defined(fused.backward_p, arrays, call, wanted=wanted, given=given)
+    floats, [z], *others = fused.split(arrays, call.fused.num_floats, 1, sum(given))
+    return fused_kernels.backward(call, wanted, given, floats, z, *others)
+
+
+def _double(*arrays, call, **params):
+    return _defined(fused.double_p, arrays, call, **params)
+
+
+def _has_kernels(call: Call) -> bool:
+    """Whether there is work for a kernel: rows, and something to mix, that it owns."""
+    fused = call.fused
+    if not fused.summed and any(o.index is Index.SENDER for o in fused.form.inputs):
+        return False
+    matrices = any(term.x is not None for term in fused.linear.mixing.terms)
+    return bool(call.rows and call.num_rows and fused.form.paths and matrices)
+
+
+lowerings: dict[Primitive, Callable] = {
+    forms.form_p: _form,
+    linear_forms.mixing_p: _linear_form,
+    fused.fused_p: _fused,
+    fused.tangent_p: definitions[fused.tangent_p],
+    fused.backward_p: _backward,
+    fused.second_p: definitions[fused.second_p],
+    fused.double_p: _double,
+}
+for _primitive, _function in lowerings.items():
+    mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True))

@@ -1,0 +1,132 @@
+"""Native kernels inside a JAX computation."""
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.algebra.linear_form import Mixing, Rows, Weights
+from eqfuse.ops.algebra.sequence import Chain
+from eqfuse.ops.llvm.codegen import linear_form as native_linear
+from eqfuse.ops.llvm.codegen import sequence as native_chain
+from eqfuse.ops.llvm.codegen import sequence_arrays
+from eqfuse.ops.llvm.codegen.form import generate
+from eqfuse.ops.llvm.codegen.linear_layouts import is_wide, transposed, width_of
+from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.xla import linear_forms
+
+native_p = Primitive("eqfuse_native")
+native_p.multiple_results = True
+
+
+def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
+    """The outputs of a form, computed by its native kernel.
+
+    Args:
+      form: what to compute; at least one path and one row.
+      inputs: an array for each input of the form, of one dtype. float16 and bfloat16 are computed
+        in float32.
+      indices: the index arrays by name.
+    """
+    dtype = inputs[0].dtype
+    wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
+    module = generate(form, wide.name, machine.machine())
+    shapes = [(o.index.count(num_rows, num_nodes), o.size) for o in form.outputs]
+    shapes += [(num_nodes, width) for width in module.copies]
+    results = native_p.bind(
+        *(a.astype(wide) for a in inputs),
+        *(indices[name] for name in module.index_arrays),
+        module=module,
+        shapes=tuple(shapes),
+    )
+    return [r.astype(dtype) for r in results[: len(form.outputs)]]
+
+
+def mix(mixing: Mixing, arrays, index, num_rows: int) -> list[jax.Array]:
+    """The outputs of a mixing, computed by its native kernel; arguments as those of the definition.
+
+    Matrices of 256 x 256 and more for scalars, of 512 x 512 and more for others, are XLA's.
+    """
+    if is_wide(mixing):
+        return linear_forms.evaluate(mixing, arrays, index, num_rows)
+    dtype = arrays[0].dtype
+    wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
+    module = native_linear.generate(mixing, wide.name, machine.machine())
+    num_sets = max(1, mixing.num_sets)
+
+    def flat(operand, array):
+        return array if isinstance(operand, Rows) else array.reshape(num_sets, -1)
+
+    inputs = [flat(o, a) for o, a in zip(mixing.inputs, arrays, strict=True)]
+    for i in transposed(mixing):
+        inputs.append(jnp.swapaxes(arrays[i], -1, -2).reshape(num_sets, -1))
+    indices = []
+    if index is not None:
+        index = index.astype(jnp.int32)
+        indices.append(index)
+    if "order" in module.index_arrays:
+        counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
+        indices += [jnp.argsort(index).astype(jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)]
+    rows = [num_rows if isinstance(o, Rows) else num_sets for o in mixing.outputs]
+    widths = [width_of(o) for o in mixing.outputs]
+    shapes = [*zip(rows, widths, strict=True), *((num_rows, width) for width in module.copies)]
+    results = native_p.bind(
+        *(a.astype(wide) for a in inputs), *indices, module=module, shapes=tuple(shapes)
+    )
+    return [
+        r.astype(dtype).reshape(mixing.shape(o, num_rows))
+        for o, r in zip(mixing.outputs, results, strict=False)
+    ]
+
+
+def chain(chain: Chain, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array] | None:
+    """The outputs of a chain, computed by its native kernel; None where its steps are better alone.
+
+    Args:
+      chain: what to compute; one that `is_runnable`.
+      arrays: an array for each input, of one dtype, float32 or float64.
+      indices: the index arrays by name.
+    """
+    parts = sequence_arrays.num_parts(chain, num_rows, num_nodes)
+    if not parts or arrays[0].dtype.name not in ("float32", "float64"):
+        return None
+    module = native_chain.generate(chain, arrays[0].dtype.name, machine.machine(), parts)
+    is_weights = [isinstance(chain.operands[n], Weights) for n in range(len(chain.operands))]
+    inputs = [a.reshape(1, -1) if is_weights[n] else a for n, a in enumerate(arrays)]
+    inputs += [arrays[n].T.reshape(1, -1) for n in sequence_arrays.transposed_weights(chain)]
+    inputs += [indices[name] for name in module.index_arrays]
+    shapes, final = [], []
+    for n in chain.outputs:
+        operand = chain.operands[n]
+        if is_weights[n]:
+            final.append(operand.shape)
+            shapes.append((1, width_of(operand)))
+        else:
+            by_row = isinstance(operand, Rows) or operand.index is Index.ROW
+            final.append((num_rows if by_row else num_nodes, operand.size))
+            shapes.append(final[-1])
+    shapes += [(parts, width) for width in module.copies]
+    results = native_p.bind(*inputs, module=module, shapes=tuple(shapes))
+    return [r.reshape(shape) for r, shape in zip(results, final, strict=False)]
+
+
+@native_p.def_abstract_eval
+def _abstract(*args, module, shapes):
+    return [args[0].update(shape=shape, weak_type=False) for shape in shapes]
+
+
+def _lower(ctx, *operands, module, shapes):
+    machine.register(module.name, module.text)
+    return jax.ffi.ffi_lowering(module.name)(ctx, *operands)
+
+
+def _refuse(ctx, *operands, module, shapes):
+    raise ValueError(
+        "backend='numba' runs on CPUs, and this computation is lowered for another device; use "
+        "backend='triton' or backend='xla' there"
+    )
+
+
+mlir.register_lowering(native_p, _refuse)
+mlir.register_lowering(native_p, _lower, platform="cpu")

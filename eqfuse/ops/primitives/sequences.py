@@ -1,0 +1,25 @@
+"""Fused ops over rows on a CPU: what JAX makes of a definition, run as one native kernel.
+
+All arrays of whole products stay in the cache of a thread, in the backward and in the backward of
+that as well.
+"""
+
+from eqfuse.ops.algebra.form import INDEX_ARRAYS
+from eqfuse.ops.primitives import native
+from eqfuse.ops.primitives.tracing import traced
+
+
+def run(function, arrays, call) -> list:
+    """What `function` computes of the arrays, by one kernel where it is a chain that has one.
+
+    Args:
+      function: of floating point arrays and, for a form on a graph, the index arrays.
+    """
+    n = len(arrays) - len(INDEX_ARRAYS) * call.fused.form.on_graph
+    found = traced(function, arrays, len(arrays) - n) if call.is_native else None
+    if found is None or not found[0].is_runnable:
+        return function(*arrays)
+    chain, read = found
+    indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
+    results = native.chain(chain, [arrays[k] for k in read], indices, call.num_rows, call.num_nodes)
+    return function(*arrays) if results is None else results

@@ -1,0 +1,339 @@
+"""A form as the text of one Triton kernel.
+
+Two kinds. Over rows: a program computes a block of rows and channels. Over a graph: a program owns
+a node and a block of channels, walks the edges of that node in order, keeps the sums of the node in
+registers and stores them once; so nothing is added atomically and results are repeatable bit for
+bit. Every thread holds one channel, and the coefficients are literals.
+"""
+
+import dataclasses
+
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path
+from eqfuse.ops.triton.codegen.arithmetic import Body, component_name
+from eqfuse.ops.triton.codegen.lines import Lines, program
+from eqfuse.ops.triton.spec import KernelSpec, pointer_type
+
+WARP = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel that computes some outputs of a form.
+
+    It is called with the form's inputs `inputs`, the index arrays `index_arrays`, the outputs so
+    far of `continued`, the scalars, and writes the form's outputs `outputs`. An output in `partial`
+    has a leading axis of `channel_blocks`, to be summed. Outputs that are not finished are in
+    float32 or better.
+    """
+
+    spec: KernelSpec
+    inputs: tuple[int, ...]
+    index_arrays: tuple[str, ...]
+    continued: tuple[int, ...]
+    outputs: tuple[int, ...]
+    partial: tuple[int, ...]
+    owner: Index
+    rows_per_program: int
+    channel_blocks: int
+
+    def grid(self, num_rows: int, num_nodes: int) -> tuple[int, int]:
+        rows = num_rows if self.owner is Index.ROW else num_nodes
+        return -(-rows // self.rows_per_program), self.channel_blocks
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """The part of a form that one kernel computes.
+
+    Attributes:
+      form: the whole form.
+      groups: the paths of this kernel, in groups that share values.
+      owner: the index that the outputs are summed over, ROW for rows.
+      begun: segments (output, segment) that earlier kernels have written, to be added to.
+      empty: segments that no kernel has paths for, to be filled with zeros here.
+      shared: outputs that several kernels add to, kept in float32 or better until all have.
+      dtype: of the operands, a numpy name.
+    """
+
+    form: Form
+    groups: tuple[tuple[Path, ...], ...]
+    owner: Index
+    begun: frozenset[tuple[int, int]]
+    empty: frozenset[tuple[int, int]]
+    shared: frozenset[int]
+    dtype: str
+
+    @property
+    def written(self) -> set[tuple[int, int]]:
+        return {(p.output.operand, p.output.segment) for g in self.groups for p in g} | self.empty
+
+
+def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
+    """Channels of a program and number of such blocks: one block where channels are summed."""
+    widest = 256 if reduces_channels else 128  # a thread each; 256 can have 255 registers each
+    block = min(max(1 << (form.max_mul - 1).bit_length(), 1), widest)
+    return block, -(-form.max_mul // block)
+
+
+class _Writer(Lines):
+    """Collects the text of one kernel."""
+
+    def __init__(self, task: Task):
+        super().__init__()
+        self.task, self.form = task, task.form
+        self.real = "tl.float64" if task.dtype == "float64" else "tl.float32"
+        written = task.written
+        self.outputs = tuple(sorted({o for o, _ in written}))
+        self.continued = tuple(sorted({o for o, _ in written} & {o for o, _ in task.begun}))
+        reduces = any(not self.form.outputs[o].channels for o in self.outputs)
+        self.lanes, self.channel_blocks = blocks(self.form, reduces)
+        self.partial = tuple(
+            o for o in self.outputs if self.channel_blocks > 1 and not self.form.outputs[o].channels
+        )
+        over_rows = task.owner is Index.ROW
+        if not over_rows:
+            self.lanes = max(self.lanes, WARP)
+        self.rows = max(1, 4 * WARP // self.lanes) if over_rows else 1
+        self.shape = f"[{self.rows}, {self.lanes}]" if over_rows else f"[{self.lanes}]"
+        self.inputs = tuple(sorted({s.operand for g in task.groups for p in g for s in p.factors}))
+
+    @property
+    def over_rows(self) -> bool:
+        return self.task.owner is Index.ROW
+
+    def index_arrays(self) -> tuple[str, ...]:
+        """The arrays that say which row of an operand belongs to an edge, and the edge order."""
+        operands = [self.form.inputs[i] for i in self.inputs]
+        others = {o.index for o in operands if o.index.is_node} - {self.task.owner}
+        return tuple(sorted(f"{i.value}s" for i in others)) + self.task.owner.edge_arrays
+
+    def scalars(self) -> tuple[str, ...]:
+        if self.over_rows:
+            return ("num_rows",)
+        indices = {self.form.outputs[o].index for o in self.partial}
+        names = [("num_rows", Index.ROW in indices), ("num_nodes", indices - {Index.ROW})]
+        return tuple(name for name, needed in names if needed)
+
+    def spec(self) -> KernelSpec:
+        self.body()
+        form, arrays, scalars = self.form, self.index_arrays(), self.scalars()
+        before = [form.outputs[o].name for o in self.continued]
+        names = [f"{form.inputs[i].name}_ptr" for i in self.inputs] + [f"{a}_ptr" for a in arrays]
+        names += [f"{name}_before_ptr" for name in before] + list(scalars)
+        names += [f"{form.outputs[o].name}_ptr" for o in self.outputs]
+        real = pointer_type(self.task.dtype)
+        sums = pointer_type(self.real.removeprefix("tl."))
+        unfinished = {*self.partial, *self.task.shared}
+        note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
+        source = program(note, names, self.lines)
+        return KernelSpec.build(
+            "_".join([*(form.outputs[o].name for o in self.outputs), self.task.owner.value]),
+            source,
+            [real] * len(self.inputs) + ["*i32"] * len(arrays) + [sums] * len(before),
+            [sums if o in unfinished else real for o in self.outputs],
+            scalars,
+            max(1, self.rows * self.lanes // WARP),
+        )
+
+    def body(self):
+        if self.over_rows:
+            self._rows_prologue()
+            self._edge(lambda operand: True)
+        else:
+            self._graph_prologue()
+            owned = self.task.owner
+            with self.block("while position < stop:"):
+                self._edge(lambda operand: operand.index is not owned)
+                self.emit("position += 1")
+            for o in self.outputs:
+                operand = self.form.outputs[o]
+                if operand.index is owned:
+                    for number in range(len(operand.segments)):
+                        if (o, number) in self.task.written:
+                            self._store(o, number, (o, number) not in self.task.empty)
+
+    def _masks(self):
+        present = "present & " if self.over_rows else ""
+        for mul in sorted(filter(self._masked, self._muls())):
+            self.emit(f"in_{mul} = {present}(lane < {mul})")
+
+    def _masked(self, mul: int) -> bool:
+        """Whether some lanes of some program have no channel of a segment of `mul`."""
+        return self.over_rows or mul != self.lanes * self.channel_blocks
+
+    def _muls(self):
+        operands = [self.form.inputs[i] for i in self.inputs]
+        operands += [self.form.outputs[o] for o in self.outputs]
+        return {s.mul for o in operands if o.channels for s in o.segments}
+
+    def _rows_prologue(self):
+        self.emit(f"row = tl.program_id(0).to(tl.int64) * {self.rows}")
+        self.emit(f"row = (row + tl.arange(0, {self.rows}))[:, None]")
+        self.emit("present = row < num_rows")
+        for name in self.index_arrays():
+            load = f"tl.load({name}_ptr + row, mask=present, other=0)"
+            self.emit(f"{name[:-1]} = {load}.to(tl.int64)")
+        self.emit(f"lane = tl.program_id(1) * {self.lanes} + tl.arange(0, {self.lanes})[None, :]")
+        self._masks()
+
+    def _graph_prologue(self):
+        owner = self.task.owner
+        self.emit(f"{owner.value} = tl.program_id(0).to(tl.int64)")
+        self.emit(f"lane = tl.program_id(1) * {self.lanes} + tl.arange(0, {self.lanes})")
+        self._masks()
+        _, ptr = owner.edge_arrays
+        self.emit(f"position = tl.load({ptr}_ptr + {owner.value}).to(tl.int64)")
+        self.emit(f"stop = tl.load({ptr}_ptr + {owner.value} + 1)")
+        used = {(s.operand, s.segment) for g in self.task.groups for p in g for s in p.factors}
+        for i in self.inputs:
+            operand = self.form.inputs[i]
+            if operand.index is owner:
+                self._row_of(operand)
+                for number, segment in enumerate(operand.segments):
+                    for component in range(segment.dim) if (i, number) in used else ():
+                        name = component_name(operand, number, component)
+                        self._load(operand, segment, component, name)
+        for o in self.outputs:
+            operand = self.form.outputs[o]
+            if operand.index is owner:
+                self._row_of(operand, output=o)
+                for name in self._accumulators(o):
+                    self.emit(f"{name} = tl.zeros([{self.lanes}], {self.real})")
+
+    def _accumulators(self, o: int):
+        operand = self.form.outputs[o]
+        for number, segment in enumerate(operand.segments):
+            if (o, number) in self.task.written - self.task.empty:
+                for component in range(segment.dim):
+                    yield component_name(operand, number, component)
+
+    def _edge(self, in_loop):
+        """The work of one row: loads, sums, and the outputs that belong to the row itself."""
+        owner, form = self.task.owner, self.form
+        if not self.over_rows:
+            self.emit(f"row = tl.load({owner.edge_arrays[0]}_ptr + position).to(tl.int64)")
+            for name in self.index_arrays():
+                if name not in owner.edge_arrays:
+                    self.emit(f"{name[:-1]} = tl.load({name}_ptr + row).to(tl.int64)")
+        for i in self.inputs:
+            if in_loop(form.inputs[i]):
+                self._row_of(form.inputs[i])
+        per_row = [o for o in self.outputs if in_loop(form.outputs[o])]
+        for o in per_row:
+            self._row_of(form.outputs[o], output=o)
+
+        last = {}
+        for number, group in enumerate(self.task.groups):
+            last.update({(p.output.operand, p.output.segment): number for p in group})
+        body = Body(form, self._load, self.emit)
+        body.loaded(
+            component_name(form.inputs[i], number, component)
+            for i in self.inputs
+            if not in_loop(form.inputs[i])
+            for number, segment in enumerate(form.inputs[i].segments)
+            for component in range(segment.dim)
+        )
+        begun = (
+            set()
+            if self.over_rows
+            else {name for o in self.outputs if o not in per_row for name in self._accumulators(o)}
+        )
+        for number, group in enumerate(self.task.groups):
+            body.new_group()
+            for path in sorted(group, key=lambda p: self._vectors(p)):
+                body.add_path(path, self._accumulator(path, begun))
+            for (o, segment), when in last.items():
+                if when == number and o in per_row:
+                    self._finish(o, segment, begun)
+        for o, segment in sorted(self.task.empty):
+            if o in per_row:
+                self._store(o, segment, has_value=False)
+        self.operations = body.operations
+
+    def _vectors(self, path: Path) -> int:
+        """Paths of fewer vector factors first: the others reuse the sums that they name."""
+        inputs = self.form.inputs
+        return sum(inputs[s.operand].segments[s.segment].dim > 1 for s in path.factors)
+
+    def _accumulator(self, path: Path, begun: set[str]):
+        operand = self.form.outputs[path.output.operand]
+
+        def accumulate(component: int, expression: str):
+            name = component_name(operand, path.output.segment, component)
+            self.emit(f"{name} {'+=' if name in begun else '='} {expression}")
+            begun.add(name)
+
+        return accumulate
+
+    def _finish(self, o: int, segment: int, begun: set[str]):
+        operand = self.form.outputs[o]
+        for component in range(operand.segments[segment].dim):
+            name = component_name(operand, segment, component)
+            if name not in begun:
+                self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
+        self._store(o, segment)
+
+    def _row_of(self, operand: Operand, output: int | None = None):
+        # zero for each row: masks and values have that shape
+        row = "(row * 0)" if operand.index is Index.ONE else operand.index.value
+        name = operand.name
+        if output in self.partial:
+            count = "num_rows" if operand.index is Index.ROW else "num_nodes"
+            row = f"(tl.program_id(1) * {count} + {row})"
+        self.emit(f"{name}_row = {name}_ptr + {row} * {operand.size}")
+        if output in self.continued:
+            self.emit(f"{name}_before_row = {name}_before_ptr + {row} * {operand.size}")
+
+    def _place(self, operand: Operand, segment, component: int) -> tuple[str, str]:
+        """Where a component lies in its row, and the mask of the channels that it has."""
+        offset = segment.offset + component * segment.component_stride
+        if not operand.channels:
+            return f"{offset}", "present" if self.over_rows else ""
+        stride = segment.channel_stride
+        lane = "lane" if stride == 1 else f"lane * {stride}"
+        return f"{offset} + {lane}", f"in_{segment.mul}" if self._masked(segment.mul) else ""
+
+    def _load(self, operand: Operand, segment, component: int, name: str, row: str = ""):
+        place, mask = self._place(operand, segment, component)
+        mask = f", mask={mask}, other=0.0" if mask else ""
+        wide = "" if self.task.dtype in ("float32", "float64") else f".to({self.real})"
+        self.emit(f"{name} = tl.load({row or operand.name + '_row'} + {place}{mask}){wide}")
+
+    def _store(self, o: int, number: int, has_value: bool = True):
+        operand = self.form.outputs[o]
+        segment = operand.segments[number]
+        for component in range(segment.dim):
+            name = component_name(operand, number, component)
+            place, mask = self._place(operand, segment, component)
+            if not has_value:
+                shape = self.shape
+                if not operand.channels:
+                    shape = f"[{self.rows}, 1]" if self.over_rows else "[]"
+                value = "0.0" if shape == "[]" else f"tl.zeros({shape}, {self.real})"
+            elif operand.channels:
+                value = name
+            else:
+                axis = "1, keep_dims=True" if self.over_rows else "0"
+                value = f"tl.sum({name}, {axis})"
+            if (o, number) in self.task.begun:
+                self._load(operand, segment, component, "before", f"{operand.name}_before_row")
+                value = f"before + {value}"
+            mask = f", mask={mask}" if mask else ""
+            self.emit(f"tl.store({operand.name}_row + {place}, {value}{mask})")
+
+
+def generate(task: Task) -> Kernel:
+    """The kernel of a task."""
+    writer = _Writer(task)
+    spec = writer.spec()
+    return Kernel(
+        spec,
+        writer.inputs,
+        writer.index_arrays(),
+        writer.continued,
+        writer.outputs,
+        writer.partial,
+        task.owner,
+        writer.rows,
+        writer.channel_blocks,
+    )

@@ -1,0 +1,231 @@
+"""What the fused kernels share: the product in registers, and its tiles, cut for matrix products.
+
+A program owns `rows` rows of the output (nodes of a graph, or rows of a batch). It computes the
+product's components, each [rows, channels], over a graph by walking the edges of its nodes, and
+stacks those of a segment into a tile [rows * components, channels]. `piece` cuts columns out of
+such a tile in a loop, so that the code of a matrix product does not grow with the channels.
+"""
+
+import contextlib
+
+from eqfuse.ops.algebra.form import Form, Index, Operand, ordered_groups
+from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.triton.codegen.arithmetic import Body, component_name
+from eqfuse.ops.triton.codegen.lines import SLICE, power_of_two
+from eqfuse.ops.triton.codegen.preactivation import THREADS, MixedText
+
+COMPONENTS = 40
+"""Components of a product that a thread sums at a time, at most."""
+LANES = 32
+"""Channels at a time of a kernel with several threads for each: few, so that it has many rows."""
+
+
+class FusedText(MixedText):
+    """Writes a fused kernel.
+
+    Args:
+      fused: the op.
+      dtype: of its operands, a numpy name.
+      least: rows times components of a tile, at least.
+      threads: how many have the same channel of the same row; they share matrix products.
+    """
+
+    def __init__(self, fused: Fused, dtype: str, least: int, threads: int = 1):
+        super().__init__(dtype, fused.linear.mixing.input_precision)
+        self.fused, self.form, self.linear, self.least = fused, fused.form, fused.linear, least
+        self.summed = fused.summed
+        self.by_receiver = not fused.summed and self.form.on_graph
+        most = THREADS if threads == 1 else LANES
+        self.channels = min(max(power_of_two(self.form.max_mul), SLICE), most)
+        self.chunks = -(-self.form.max_mul // self.channels)
+        threads *= 2 if dtype == "float64" else 1  # whose values take two registers
+        self.rows = 1 if fused.num_sets else max(1, THREADS // (threads * self.channels))
+        blocks = self.linear.blocks_out
+        self.tiles = [
+            piece
+            for tile in (fused.gate.tiles if fused.gate else ())
+            for dim in [blocks[tile.part.block].dim]
+            for piece in tile.cut(dim, self.most_columns(dim))
+        ]
+        [self.out] = self.form.outputs
+        written = {path.output.segment for path in self.form.paths}
+        self.segments = {
+            b: [n for n in sorted(written) if block.holds(self.out.segments[n])]
+            for b, block in enumerate(self.linear.blocks_in)
+        }
+
+    # what a kernel is called with
+
+    def inputs(self, *others: str) -> list[str]:
+        """Operands of the product, parameters, `others`, and index arrays."""
+        names = [o.name for o in self.form.inputs]
+        names += [f"p{n}" for n in range(len(self.linear.parameters))]
+        return [*names, *others, *self.integers()]
+
+    def integers(self) -> list[str]:
+        """The inputs that are int32."""
+        names = ["which"] if self.fused.num_sets else []
+        names += ["receivers"] if self.by_receiver else []
+        return names + (["senders", "receiver_order", "receiver_ptr"] if self.summed else [])
+
+    # rows and channels
+
+    def row_prologue(self, block: str):
+        """The rows of block number `block`, as [ROWS, 1] and [ROWS, 1, 1]."""
+        r = self.rows
+        self.emit(f"row = (({block}).to(tl.int64) * {r} + tl.arange(0, {r}))[:, None]")
+        self.emit("present = row < num_rows")
+        self.emit(f"row3 = tl.reshape(row, ({r}, 1, 1))")
+        self.emit("present3 = row3 < num_rows")
+        if self.fused.num_sets:
+            self.emit("which = tl.load(which_ptr + row, mask=present, other=0).to(tl.int64)")
+            self.emit("which = tl.max(which)")
+        if self.by_receiver:
+            self.emit("node = tl.load(receivers_ptr + row, mask=present, other=0).to(tl.int64)")
+        if self.summed:
+            for what, shift in (("start", ""), ("stop", " + 1")):
+                self.emit(f"{what} = tl.load(receiver_ptr_ptr + row{shift}, mask=present, other=0)")
+            self.emit("longest = tl.max(stop - start)")
+
+    @contextlib.contextmanager
+    def channel_chunks(self):
+        """Once for each chunk of channels; `lane` is [1, CHANNELS]."""
+        lane = f"tl.arange(0, {self.channels})"
+        if self.chunks == 1:
+            self.emit("chunk = 0")
+            self.emit(f"lane = {lane}[None, :]")
+            yield
+        else:
+            with self.block(f"for chunk in tl.range(0, {self.chunks}, num_stages=1):"):
+                self.emit(f"lane = (chunk * {self.channels} + {lane})[None, :]")
+                yield
+
+    def masks(self, present: str, operands):
+        """Which channels each operand has: in_64 for segments of 64, and so on."""
+        muls = {s.mul for o in operands if o.channels for s in o.segments}
+        for mul in sorted(muls):
+            self.emit(f"in_{mul} = {present} & (lane < {mul})")
+
+    # the product
+
+    def place(self, operand: Operand, segment, component: int, present: str):
+        """Where a component lies in its row, and its mask."""
+        offset = segment.offset + component * segment.component_stride
+        if not operand.channels:
+            return f"{offset}", present
+        return f"{offset} + lane * {segment.channel_stride}", f"in_{segment.mul}"
+
+    def loader(self, present: str):
+        """What `Body` calls to load a component."""
+
+        def load(operand, segment, component, name):
+            place, mask = self.place(operand, segment, component, present)
+            address = f"{operand.name}_row + {place}"
+            self.emit(f"{name} = {self.loaded(address, mask)}")
+
+        return load
+
+    def zeros(self, *shape: int) -> str:
+        return f"tl.zeros([{', '.join(map(str, shape))}], {self.real})"
+
+    def walks(self, segments: list[int]) -> list[list[int]]:
+        """Segments of the product that are computed together, in one walk along the edges."""
+        most = COMPONENTS // (4 if self.dtype == "float64" else 1)  # products are held besides
+        walks: list[list[int]] = []
+        for n in segments:
+            together = [*walks[-1], n] if walks else []
+            if together and sum(self.out.segments[s].dim for s in together) <= most:
+                walks[-1] = together
+            else:
+                walks.append([n])
+        return walks
+
+    def product(self, segments: list[int]) -> dict[int, list[str]]:
+        """The components of these segments of the product, as [ROWS, CHANNELS] variables."""
+        paths = [p for p in self.form.paths if p.output.segment in segments]
+        part = Form(self.form.inputs, self.form.outputs, tuple(paths))
+        used = [o for o, keep in zip(part.inputs, part.used_inputs(), strict=True) if keep]
+        names = {
+            n: [component_name(self.out, n, k) for k in range(self.out.segments[n].dim)]
+            for n in segments
+        }
+        for name in (name for components in names.values() for name in components):
+            self.emit(f"{name} = {self.zeros(self.rows, self.channels)}")
+        if not self.summed:
+            self.masks("present", [*used, self.out])
+            self.row_pointers(used)
+            self._statements(part, "present")
+            return names
+        self.emit("step = start * 0")
+        self.emit("walked = longest * 0")
+        with self.block("while walked < longest:"):
+            self.emit("active = present & (start + step < stop)")
+            edge = "tl.load(receiver_order_ptr + start + step, mask=active, other=0)"
+            self.emit(f"edge = {edge}.to(tl.int64)")
+            self.emit("sender = tl.load(senders_ptr + edge, mask=active, other=0).to(tl.int64)")
+            self.masks("active", [*used, self.out])
+            rows = {Index.ROW: "edge", Index.SENDER: "sender", Index.RECEIVER: "row"}
+            for operand in used:
+                row = rows[operand.index]
+                self.emit(f"{operand.name}_row = {operand.name}_ptr + {row} * {operand.size}")
+            self._statements(part, "active")
+            self.emit("step += 1")
+            self.emit("walked += 1")
+        return names
+
+    def _statements(self, part: Form, present: str):
+        body = Body(part, self.loader(present), self.emit)
+        for group in ordered_groups(part):
+            body.new_group()
+            for path in group:
+
+                def accumulate(component, expression, segment=path.output.segment):
+                    name = component_name(self.out, segment, component)
+                    self.emit(f"{name} += {expression}")
+
+                body.add_path(path, accumulate)
+
+    def row_pointers(self, operands):
+        """Where the row of each operand begins, in a kernel over rows."""
+        for operand in operands:
+            row = "row" if operand.index is Index.ROW else "node"
+            self.emit(f"{operand.name}_row = {operand.name}_ptr + {row} * {operand.size}")
+
+    # tiles
+
+    def stacked(self, components: list[str]) -> str:
+        """[ROWS * padded, CHANNELS] from variables [ROWS, CHANNELS], zeros after the last."""
+        padded = self.padded(len(components))
+        zero = self.zeros(self.rows, self.channels)
+        parts = components + [zero] * (padded - len(components))
+
+        def joined(parts):
+            if len(parts) == 1:
+                return parts[0]
+            return f"tl.join({joined(parts[0::2])}, {joined(parts[1::2])})"
+
+        tile = f"tl.reshape({joined(parts)}, ({self.rows}, {self.channels}, {padded}))"
+        tile = f"tl.permute({tile}, (0, 2, 1))"
+        return self.name(f"tl.reshape({tile}, ({self.rows * padded}, {self.channels}))")
+
+    def unstacked(self, tile: str, count: int) -> list[str]:
+        """The inverse of `stacked`: the `count` components of a tile."""
+        padded = self.padded(count)
+        shape = (self.rows, padded, self.channels)
+        tile = f"tl.permute(tl.reshape({tile}, {shape}), (0, 2, 1))"
+
+        def separated(text, size):
+            if size == 1:
+                return [self.name(f"tl.reshape({text}, ({self.rows}, {self.channels}))")]
+            halves = f"tl.reshape({text}, ({self.rows}, {self.channels}, {size // 2}, 2))"
+            even, odd = self.fresh(), self.fresh()
+            self.emit(f"{even}, {odd} = tl.split({halves})")
+            even, odd = separated(even, size // 2), separated(odd, size // 2)
+            return [name for pair in zip(even, odd, strict=True) for name in pair]
+
+        return separated(tile, padded)[:count]
+
+    def piece(self, tile: str, height: int) -> str:
+        """Columns `at` to `at` + SLICE of a tile."""
+        columns = f"(at + tl.arange(0, {SLICE}))[None, :]"
+        return self.name(f"tl.gather({tile}, tl.broadcast_to({columns}, ({height}, {SLICE})), 1)")

@@ -1,0 +1,245 @@
+"""A mixing as the text of one Triton kernel: a list of jobs, each with some of the programs.
+
+A job is a block of an output. For rows it is a matrix product, of whose result a program computes
+a tile: rows times components down, channels across. For weights it is a product of rows with rows;
+a program computes a tile of the matrix and walks the rows in order, all of them or one of a number
+of parts, whose sums `reduction` adds. Nothing is added atomically: repeatable bit for bit.
+"""
+
+import dataclasses
+
+from eqfuse.ops.algebra.linear_form import Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.triton.codegen.lines import SLICE, Text, power_of_two
+from eqfuse.ops.triton.spec import KernelSpec
+
+TILE = 32
+WIDE_TILE = 64
+REDUCED = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A block of an output and the terms that add to it; for weights, block is 0."""
+
+    output: int
+    block: int
+    terms: tuple[Term, ...]
+
+
+def jobs(mixing: Mixing) -> list[Job]:
+    """What the programs of a kernel compute. Blocks that no term adds to are jobs as well."""
+    found: dict[tuple[int, int], list[Term]] = {}
+    for o, operand in enumerate(mixing.outputs):
+        for b in range(len(operand.blocks) if isinstance(operand, Rows) else 1):
+            found[o, b] = []
+    for term in mixing.terms:
+        o = mixing.output_of(term)
+        found[o, _output_block(mixing, term)].append(term)
+    return [Job(o, b, tuple(terms)) for (o, b), terms in found.items()]
+
+
+def _output_block(mixing: Mixing, term: Term) -> int:
+    n = len(mixing.inputs)
+    for slot in (term.x, term.z):
+        if slot is not None and slot.operand >= n:
+            return slot.block
+    return 0
+
+
+def _tile(size: int, widest: int) -> int:
+    return min(max(power_of_two(size), SLICE), widest)
+
+
+def programs(mixing: Mixing, num_rows: int, num_parts: int) -> int:
+    """How many programs the kernel has."""
+    return sum(_programs(mixing, job, num_rows, num_parts) for job in jobs(mixing))
+
+
+def _programs(mixing: Mixing, job: Job, num_rows: int, num_parts: int) -> int:
+    operand = mixing.outputs[job.output]
+    if isinstance(operand, Weights):
+        tiles = -(-operand.shape[-1] // _tile(operand.shape[-1], TILE))
+        if len(operand.shape) == 2:
+            tiles *= -(-operand.shape[0] // _tile(operand.shape[0], TILE))
+        return tiles * max(mixing.num_sets, 1) * num_parts
+    block = operand.blocks[job.block]
+    if mixing.num_sets:
+        return num_rows * -(-block.mul // _tile(block.mul, WIDE_TILE))
+    return -(-num_rows * block.dim // TILE) * -(-block.mul // _tile(block.mul, TILE))
+
+
+def generate(mixing: Mixing, dtype: str, partial: bool) -> KernelSpec:
+    """The kernel of a mixing.
+
+    Called with the inputs, the index of the sets of weights if there are several, the scalars
+    num_rows and num_parts, and the outputs; with `partial`, weights are [num_parts, ...] sums in
+    float32 or better.
+    """
+    text = Text(dtype, mixing.input_precision)
+    text.emit("program = tl.program_id(0)")
+    text.emit("first = program * 0")
+    for job in jobs(mixing):
+        writer = _Job(mixing, job, text)
+        operand = mixing.outputs[job.output]
+        (writer.weights if isinstance(operand, Weights) else writer.rows)(operand)
+    inputs = [f"a{n}" for n in range(len(mixing.inputs))]
+    integers = ["which"] if mixing.num_sets else []
+    outputs = {
+        f"o{n}": text.wide if partial and isinstance(o, Weights) else dtype
+        for n, o in enumerate(mixing.outputs)
+    }
+    note = f"{len(mixing.terms)} matrices of a mixing"
+    scalars = ("num_rows", "num_parts")
+    return text.spec("mixing", note, inputs + integers, integers, scalars, outputs)
+
+
+class _Job:
+    """Writes one job."""
+
+    def __init__(self, mixing: Mixing, job: Job, text: Text):
+        self.mixing, self.job, self.text = mixing, job, text
+
+    def _mine(self, count: str):
+        """Lines for the programs of this job only; `number` counts them from zero."""
+        self.text.emit("number = program - first")
+        self.text.emit(f"count = {count}")
+        self.text.emit("first += count")
+        return self.text.block("if (number >= 0) & (number < count):")
+
+    def rows(self, operand: Rows):
+        mixing, t, block = self.mixing, self.text, operand.blocks[self.job.block]
+        indexed = bool(mixing.num_sets)
+        width = _tile(block.mul, WIDE_TILE if indexed else TILE)
+        across = -(-block.mul // width)
+        height = power_of_two(block.dim) if indexed else TILE
+        down = "num_rows" if indexed else f"((num_rows * {block.dim} + {TILE - 1}) // {TILE})"
+        with self._mine(f"{down} * {across}"):
+            t.emit(f"down = (number // {across}).to(tl.int64)")
+            if indexed:
+                t.emit("row = down")
+                t.emit(f"k = tl.arange(0, {height})[:, None]")
+                t.emit(f"inside = k < {block.dim}")
+                t.emit("set = tl.load(which_ptr + row).to(tl.int64)")
+            else:
+                t.emit(f"row = (down * {height} + tl.arange(0, {height}))[:, None]")
+                t.emit(f"k = row % {block.dim}")
+                t.emit(f"row = row // {block.dim}")
+                t.emit("inside = row < num_rows")
+            t.emit(f"v = (number % {across}) * {width} + tl.arange(0, {width})[None, :]")
+            t.emit(f"total = tl.zeros([{height}, {width}], {t.real})")
+            for term in self.job.terms:
+                self._add_product(term, block.mul)
+            place = f"row * {operand.size} + {block.offset} + v * {block.dim} + k"
+            mask = f"inside & (v < {block.mul})"
+            t.emit(f"tl.store(o{self.job.output}_ptr + {place}, total, mask={mask})")
+
+    def _add_product(self, term: Term, mul: int):
+        """Add x w, or z times w transposed, to `total`."""
+        mixing, t = self.mixing, self.text
+        w = f"a{term.w}_ptr"
+        shape = mixing.inputs[term.w].shape
+        if mixing.num_sets:
+            w += f" + set * {_size(shape)}"
+        if term.x is None:
+            bias = t.load(f"{w} + v", f"inside & (k < 1) & (v < {mul})")
+            t.emit(f"total += {_scaled(term.scale, bias)}")
+            return
+        forward = term.z.operand >= len(mixing.inputs)
+        source = term.x if forward else term.z
+        rows = mixing.inputs[source.operand]
+        block = rows.blocks[source.block]
+        with t.slices(block.mul):
+            t.emit(f"u = at + tl.arange(0, {SLICE})")
+            place = f"row * {rows.size} + {block.offset} + u[None, :] * {block.dim} + k"
+            x = t.load(f"a{source.operand}_ptr + {place}", f"inside & (u[None, :] < {block.mul})")
+            u = "u[:, None]"
+            place = f"{u} * {shape[1]} + v" if forward else f"v * {shape[1]} + {u}"
+            matrix = t.load(f"{w} + {place}", f"({u} < {block.mul}) & (v < {mul})")
+            t.emit(f"total += {t.dot(x, matrix, term.scale)}")
+
+    def weights(self, operand: Weights):
+        mixing, t = self.mixing, self.text
+        shape, sets = operand.shape, max(mixing.num_sets, 1)
+        width = _tile(shape[-1], TILE)
+        across = -(-shape[-1] // width)
+        height = _tile(shape[0], TILE) if len(shape) == 2 else 1
+        down = -(-shape[0] // height) if len(shape) == 2 else 1
+        with self._mine(f"{across * down * sets} * num_parts"):
+            t.emit("part = number % num_parts")
+            t.emit("rest = number // num_parts")
+            t.emit(f"v = (rest % {across}) * {width} + tl.arange(0, {width})[None, :]")
+            t.emit(f"rest = rest // {across}")
+            t.emit(f"u = (rest % {down}) * {height} + tl.arange(0, {height})[:, None]")
+            t.emit(f"set = rest // {down}")
+            t.emit("rows = (num_rows + num_parts - 1) // num_parts")
+            t.emit("begin = tl.minimum(part * rows, num_rows)")
+            t.emit("end = tl.minimum(begin + rows, num_rows)")
+            t.emit(f"total = tl.zeros([{height}, {width}], {t.real})")
+            for term in self.job.terms:
+                self._add_rows(term, shape)
+            place = f"(part.to(tl.int64) * {sets} + set) * {_size(shape)}"
+            place += f" + u * {shape[1]} + v" if len(shape) == 2 else " + u + v"
+            mask = f"v < {shape[-1]}"
+            mask = f"(u < {shape[0]}) & ({mask})" if len(shape) == 2 else mask
+            t.emit(f"tl.store(o{self.job.output}_ptr + {place}, total, mask={mask})")
+
+    def _add_rows(self, term: Term, shape):
+        """Add the product of x and z, summed over rows and components, to `total`."""
+        mixing, t = self.mixing, self.text
+        dim = mixing.inputs[term.z.operand].blocks[term.z.block].dim
+        t.emit(f"at = begin.to(tl.int64) * {dim}")
+        with t.block(f"while at < end * {dim}:"):
+            t.emit(f"both = at + tl.arange(0, {SLICE})")
+            t.emit(f"k = both % {dim}")
+            t.emit(f"row = both // {dim}")
+            t.emit("inside = row < end")
+            if mixing.num_sets:
+                t.emit("inside = inside & (tl.load(which_ptr + row, mask=inside, other=-1) == set)")
+            z = self._factor(term.z, "v", "[:, None]", shape[-1])
+            if term.x is None:
+                t.emit(f"total += {_scaled(term.scale, f'tl.sum({z}, axis=0, keep_dims=True)')}")
+            else:
+                x = self._factor(term.x, "u", "[None, :]", shape[0])
+                t.emit(f"total += {t.dot(x, z, term.scale)}")
+            t.emit(f"at += {SLICE}")
+
+    def _factor(self, slot: Slot, channel: str, axis: str, mul: int) -> str:
+        rows = self.mixing.inputs[slot.operand]
+        block = rows.blocks[slot.block]
+        place = f"row{axis} * {rows.size} + {block.offset} + {channel} * {block.dim} + k{axis}"
+        mask = f"inside{axis} & ({channel} < {mul})"
+        return self.text.load(f"a{slot.operand}_ptr + {place}", mask)
+
+
+def _size(shape) -> int:
+    return shape[0] if len(shape) == 1 else shape[0] * shape[1]
+
+
+def _scaled(scale: float, text: str) -> str:
+    return text if scale == 1.0 else f"{scale!r} * {text}"
+
+
+def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
+    """Sums over the first axis of arrays [num_parts, size], in order, each into its own output."""
+    text = Text("float64" if dtype == "float64" else "float32")
+    text.emit("program = tl.program_id(0)")
+    text.emit("first = program * 0")
+    for n, size in enumerate(sizes):
+        text.emit("number = program - first")
+        text.emit(f"first += {-(-size // REDUCED)}")
+        with text.block(f"if (number >= 0) & (number < {-(-size // REDUCED)}):"):
+            text.emit(f"place = number * {REDUCED} + tl.arange(0, {REDUCED})")
+            text.emit(f"total = tl.zeros([{REDUCED}], {text.real})")
+            text.emit(f"address = a{n}_ptr + place")
+            with text.block("for part in tl.range(0, num_parts, num_stages=1):"):
+                text.emit(f"total += tl.load(address, mask=place < {size}, other=0.0)")
+                text.emit(f"address += {size}")
+            text.emit(f"tl.store(o{n}_ptr + place, total, mask=place < {size})")
+    inputs = [f"a{n}" for n in range(len(sizes))]
+    outputs = {f"o{n}": dtype for n in range(len(sizes))}
+    return text.spec("reduction", "sums of parts", inputs, [], ("num_parts",), outputs)
+
+
+def reduction_programs(sizes: tuple[int, ...]) -> int:
+    """How many programs the reduction has."""
+    return sum(-(-size // REDUCED) for size in sizes)

@@ -1,0 +1,116 @@
+"""What the writers of Triton kernels share: lines; of dense ones also names and matrix products."""
+
+import contextlib
+
+from eqfuse.ops.triton.spec import KernelSpec, pointer_type
+
+SLICE = 16
+"""Terms of one matrix product: as few as Triton takes, since each is code, and loops are not."""
+WARPS = 4
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def program(note: str, names: list[str], lines: list[str]) -> str:
+    """The source of a kernel of the parameters `names`, with a note above it."""
+    return "\n".join(
+        [
+            *(f"# {line}" for line in note.splitlines()),
+            "import triton",
+            "import triton.language as tl",
+            "",
+            "",
+            "@triton.jit",
+            f"def KERNEL({', '.join(names)}):",
+            *lines,
+            "",
+        ]
+    )
+
+
+class Lines:
+    """Collects the lines of one kernel."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        self.indent = 1
+
+    def emit(self, line: str):
+        self.lines.append("    " * self.indent + line)
+
+    @contextlib.contextmanager
+    def block(self, head: str):
+        """Lines inside an `if`, a `for` or a `while`."""
+        self.emit(head)
+        self.indent += 1
+        yield
+        self.indent -= 1
+
+
+class Text(Lines):
+    """Collects the lines of one dense kernel.
+
+    Args:
+      dtype: of the operands, a numpy name.
+      input_precision: of matrix products, as `tl.dot` names it.
+    """
+
+    def __init__(self, dtype: str, input_precision: str = "ieee"):
+        super().__init__()
+        self.dtype, self.input_precision = dtype, input_precision
+        self.wide = "float64" if dtype == "float64" else "float32"
+        self.real = f"tl.{self.wide}"
+        self._names = 0
+
+    def fresh(self) -> str:
+        """A name that is not taken."""
+        self._names += 1
+        return f"t{self._names}"
+
+    def name(self, text: str) -> str:
+        """A variable that holds the value of `text`."""
+        name = self.fresh()
+        self.emit(f"{name} = {text}")
+        return name
+
+    def slices(self, size: int):
+        """A loop over slices of `size`; the variable `at` is where one starts."""
+        # a pipeline of loads would copy the loop's body
+        return self.block(f"for at in tl.range(0, {size}, {SLICE}, num_stages=1):")
+
+    def loaded(self, address: str, mask: str) -> str:
+        """The text of what lies there, zero where masked, in the precision of sums."""
+        value = f"tl.load({address}, mask={mask}, other=0.0)"
+        return value if self.dtype == self.wide else f"{value}.to({self.real})"
+
+    def load(self, address: str, mask: str) -> str:
+        """A variable that holds `loaded`."""
+        return self.name(self.loaded(address, mask))
+
+    def dot(self, left: str, right: str, scale: float = 1.0) -> str:
+        """The text of a matrix product."""
+        product = (
+            f"tl.dot({left}, {right}, input_precision={self.input_precision!r}, "
+            f"out_dtype={self.real})"
+        )
+        return product if scale == 1.0 else f"{scale!r} * {product}"
+
+    def spec(self, stem: str, note: str, inputs, integers, scalars, outputs) -> KernelSpec:
+        """The kernel with these parameters and the lines written so far.
+
+        Args:
+          stem: of its name.
+          note: a comment above it.
+          inputs: names of its inputs; the pointer of `a` is called `a_ptr`.
+          integers: those that are int32.
+          scalars: names of scalars.
+          outputs: the dtype of each output by its name.
+        """
+        names = [f"{n}_ptr" for n in inputs] + list(scalars) + [f"{n}_ptr" for n in outputs]
+        source = program(note, names, self.lines)
+        types = [pointer_type("int32" if n in integers else self.dtype) for n in inputs]
+        results = [pointer_type(dtype) for dtype in outputs.values()]
+        return KernelSpec.build(stem, source, types, results, scalars, WARPS)

@@ -1,0 +1,109 @@
+"""The kernels of a form: as few as its sums allow, and none too large to compile or to hold.
+
+A kernel owns either the receivers or the senders, so a form that sums over both (the derivative of
+a backward pass) takes two; outputs per edge go along with one of them. A form that would need too
+many registers or too much code is cut between groups of paths, and later kernels add to what
+earlier ones began.
+"""
+
+import functools
+
+from eqfuse.ops.algebra.form import Form, Index, Path, Role, ordered_groups
+from eqfuse.ops.triton.codegen.form_kernel import Kernel, Task, generate
+
+REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
+"""Registers of a thread at most, by our estimate: no kernel of `benchmarks/kernels.py` spills then.
+
+The estimate leaves out addresses, and in float64 the coefficients, which take registers there.
+"""
+
+TERMS = {"float32": 2600, "bfloat16": 2600, "float16": 2600, "float64": 450}
+"""Terms of one kernel at most: beyond this, compiling takes long or, in float64, kernels spill."""
+
+
+@functools.lru_cache(maxsize=1024)
+def kernels(form: Form, dtype: str) -> tuple[Kernel, ...]:
+    """The kernels that together compute a form on operands of one dtype, in the order to run.
+
+    Args:
+      form: what to compute; at least one output.
+      dtype: "float32", "float64", "bfloat16" or "float16".
+    """
+    owners: dict[Index, list[int]] = {}
+    for o, operand in enumerate(form.outputs):
+        owners.setdefault(operand.index, []).append(o)
+    rows = owners.pop(Index.ROW, [])
+    if rows:
+        host = next((i for i in (Index.SENDER, Index.RECEIVER) if i in owners), Index.ROW)
+        owners.setdefault(host, []).extend(rows)
+
+    tasks, begun = [], set()
+    for owner, outputs in owners.items():
+        part = [p for p in form.paths if p.output.operand in outputs]
+        groups = ordered_groups(Form(form.inputs, form.outputs, tuple(part)))
+        chunks = _chunks(form, owner, groups, dtype)
+        touched = {(p.output.operand, p.output.segment) for p in part}
+        empty = {(o, s) for o in outputs for s in range(len(form.outputs[o].segments))} - touched
+        writers = [{p.output.operand for group in chunk for p in group} for chunk in chunks]
+        writers[0] |= {o for o, _ in empty}
+        shared = frozenset(o for o in outputs if sum(o in written for written in writers) > 1)
+        for chunk in chunks:
+            parts = frozenset(begun), frozenset(empty), shared
+            tasks.append(Task(form, chunk, owner, *parts, dtype))
+            begun |= tasks[-1].written
+            empty = set()
+    return tuple(generate(task) for task in tasks)
+
+
+def _chunks(form: Form, owner: Index, groups, dtype: str):
+    """Groups of paths in runs that fit one kernel."""
+    width = 2 if dtype == "float64" else 1
+    chunks, current = [], []
+    for group in _within(groups, TERMS[dtype]):
+        longer = [*current, tuple(group)]
+        terms = sum(len(path.terms) for g in longer for path in g)
+        registers = _registers(form, owner, longer) * width
+        if current and (registers > REGISTERS[dtype] or terms > TERMS[dtype]):
+            chunks.append(tuple(current))
+            longer = [tuple(group)]
+        current = longer
+    return [*chunks, tuple(current)]
+
+
+def _within(groups, limit: int):
+    """The groups; those of more terms than `limit` in parts, which share no values."""
+    for group in groups:
+        part, terms = [], 0
+        for path in group:
+            if part and terms + len(path.terms) > limit:
+                yield part
+                part, terms = [], 0
+            part.append(path)
+            terms += len(path.terms)
+        yield part
+
+
+def _registers(form: Form, owner: Index, groups: list[tuple[Path, ...]]) -> int:
+    """Values that a thread holds at the widest point: what lives through the loop, and a group."""
+    kept, widest = set(), 0
+    for group in groups:
+        local = set()
+        for path in group:
+            output = form.outputs[path.output.operand]
+            size = output.segments[path.output.segment].dim
+            through_loop = output.index is owner or not output.channels
+            place = kept if through_loop else local
+            place.add(("out", path.output, size))
+            for slot in path.factors:
+                operand = form.inputs[slot.operand]
+                reused = operand.index is owner or operand.role in (Role.LEFT, Role.RIGHT)
+                dim = operand.segments[slot.segment].dim
+                (kept if reused else local).add(("in", slot, dim))
+        products = max(_pairs(form, path) for path in group)
+        widest = max(widest, products + max((size for *_, size in local), default=0))
+    return sum(size for *_, size in kept) + widest
+
+
+def _pairs(form: Form, path: Path) -> int:
+    dims = sorted(form.inputs[s.operand].segments[s.segment].dim for s in path.factors)
+    return dims[-1] * dims[-2] if len(dims) > 1 else dims[-1]

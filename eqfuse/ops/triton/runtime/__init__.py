@@ -1,0 +1,1 @@
+"""Triton kernels compiled, kept on disk, interpreted and launched."""

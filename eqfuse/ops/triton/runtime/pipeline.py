@@ -1,0 +1,193 @@
+"""Triton's compiler, run stage by stage without a GPU: the only file that knows its inner names."""
+
+from __future__ import annotations
+
+import functools
+import math
+import pathlib
+import re
+import subprocess
+import tempfile
+import types
+
+from eqfuse.ops.triton.runtime.source import LANGUAGE_LOCK, load
+from eqfuse.ops.triton.spec import KernelSpec
+
+# raised when a change of this file changes what is compiled, so that old entries are not found
+REVISION = 4
+
+# registers per thread at which ptxas fits fewer programs on a processor, for small programs
+_REGISTER_STEPS = (64, 80, 96, 128, 144, 168, 200, 255)
+_REGISTERS = 65536  # of a processor, for all threads of a program
+
+
+def gpu_target(name: str):
+    """Triton's description of "sm_80", "sm_90", "gfx942" and their like.
+
+    Raises:
+      ValueError: a name that is neither.
+    """
+    from triton.backends.compiler import GPUTarget
+
+    if re.fullmatch(r"sm_\d{2,3}", name):
+        return GPUTarget("cuda", int(name[3:]), 32)
+    if re.fullmatch(r"gfx[0-9a-f]{3,4}", name):
+        return GPUTarget("hip", name, 64 if name.startswith("gfx9") else 32)
+    raise ValueError(f"target {name!r} is unknown; it looks like 'sm_90' or 'gfx942'")
+
+
+def compile_options(spec: KernelSpec, target: str) -> dict:
+    """What triton is told besides the source."""
+    options = {"num_warps": spec.num_warps, "enable_fp_fusion": True}
+    if target.startswith("sm_") and int(target[3:]) <= 100:
+        options["ptx_version"] = 87  # triton 3.9 writes PTX 9.4, which older drivers refuse
+    return options
+
+
+def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], dict]:
+    """All stages of the compilation up to PTX ("ptx") or machine code ("amdgcn", "hsaco").
+
+    Returns:
+      The text (or bytes) of each stage by name, and triton's metadata ("name", "shared", ...).
+    Raises:
+      ImportError: triton is not installed.
+      triton.CompilationError: the source is not a kernel.
+    """
+    import triton
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import Language
+    from triton.compiler import ASTSource
+
+    gpu = gpu_target(target)
+    kernel = load(spec)
+    backend = triton.compiler.make_backend(gpu)
+    backend.make_ttgir = _without_coalesce(backend.make_ttgir)
+    options = backend.parse_options(compile_options(spec, target))
+    # XLA aligns every buffer to at least 16 bytes
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, kind in enumerate(spec.parameter_types)
+        if kind.startswith("*")
+    }
+    names = [parameter.name for parameter in kernel.params]
+    if len(names) != len(spec.parameter_types):
+        raise ValueError(
+            f"kernel {spec.name} has {len(names)} parameters, its spec {len(spec.parameter_types)}"
+        )
+    signature = dict(zip(names, spec.parameter_types, strict=True))
+    source = ASTSource(kernel, signature, constexprs={}, attrs=attributes)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    with LANGUAGE_LOCK:
+        module = source.make_ir(
+            gpu,
+            options,
+            backend.get_codegen_implementation(options),
+            backend.get_module_map(),
+            context,
+        )
+    stages, results, metadata = {}, {}, {"target": gpu, **vars(options)}
+    backend.add_stages(stages, options, Language.TRITON)
+    stages.pop("cubin", None)  # XLA and the driver make it from the PTX
+    for name, stage in stages.items():
+        module = stage(module, metadata)
+        results[name] = module if isinstance(module, str | bytes) else str(module)
+    if "ptx" in results:
+        results["ptx"] = _without_lines(results["ptx"])
+    return results, metadata
+
+
+def _without_coalesce(make_ttgir):
+    """Triton's make_ttgir less one pass, TritonGPUCoalesce; unchanged where there is no such pass.
+
+    The pass picks how many neighbouring elements a thread loads at once. It takes nine tenths of
+    the time of a large kernel and finds one, which is the layout it started from: our blocks hold
+    one element per thread. Leaving it out cannot change a result, only a memory access pattern.
+    The function is copied with its own `passes`, so that nobody else's kernels are touched.
+    """
+    passes = make_ttgir.__globals__.get("passes")
+    if "add_coalesce" not in make_ttgir.__code__.co_names or not hasattr(passes, "ttgpuir"):
+        return make_ttgir
+    gpu_passes = types.SimpleNamespace(**vars(passes.ttgpuir))
+    gpu_passes.add_coalesce = lambda manager: None
+    ours = types.SimpleNamespace(**{**vars(passes), "ttgpuir": gpu_passes})
+    return functools.update_wrapper(
+        types.FunctionType(
+            make_ttgir.__code__,
+            {**make_ttgir.__globals__, "passes": ours},
+            make_ttgir.__name__,
+            make_ttgir.__defaults__,
+            make_ttgir.__closure__,
+        ),
+        make_ttgir,
+    )
+
+
+def _without_lines(ptx: str) -> str:
+    """PTX without comments, and without the lines and the path of its source.
+
+    XLA reads and hashes the whole text in every call of a kernel; a third of it is this.
+    """
+    ptx = re.sub(r"^\s*\.section\s+\.debug_\w+\s*\{.*?\}", "", ptx, flags=re.M | re.S)
+    ptx = re.sub(r"^\s*\.(?:loc|file)\b.*$", "", ptx, flags=re.M)
+    ptx = re.sub(r"//.*$", "", ptx, flags=re.M)
+    return "".join(f"{line.rstrip()}\n" for line in ptx.splitlines() if line.strip())
+
+
+def resources(stages: dict[str, object]) -> tuple[int, int]:
+    """Registers per thread, and bytes spilled per thread (stores and loads; AMD: scratch).
+
+    PTX that spills is given, in `stages`, the fewest registers with which it does not: ptxas spills
+    a few bytes where that lets more programs run at once, which costs our kernels more. All threads
+    of a program must find their registers on one processor; ptxas does not see to that.
+    """
+    if "ptx" not in stages:
+        text = stages["amdgcn"]
+        registers = re.search(r"\.vgpr_count:\s+(\d+)", text)
+        scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
+        return int(registers[1]), int(scratch[1])
+    registers, spilled = _ptxas(stages["ptx"])
+    for limit in _REGISTER_STEPS if spilled else ():
+        if limit <= registers or limit * _threads(stages["ptx"]) > _REGISTERS:
+            continue
+        allowed = _with_register_limit(stages["ptx"], limit)
+        found = _ptxas(allowed)
+        if not found[1]:
+            stages["ptx"] = allowed
+            return found
+    return registers, spilled
+
+
+def _threads(ptx: str) -> int:
+    """Threads of a program."""
+    numbers = re.search(r"^\.(?:req|max)ntid (.*)$", ptx, re.M)[1]
+    return math.prod(int(n) for n in numbers.split(","))
+
+
+def _with_register_limit(ptx: str, limit: int) -> str:
+    """PTX that grants its kernel so many registers, so that ptxas does not spill to need fewer."""
+    return re.sub(
+        r"^\.(?:req|max)ntid .*$",
+        lambda line: f"{line[0]}\n.maxnreg {limit}",
+        ptx,
+        count=1,
+        flags=re.M,
+    )
+
+
+def _ptxas(ptx: str) -> tuple[int, int]:
+    import triton
+
+    program = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "kernel.ptx"
+        file.write_text(ptx)
+        architecture = re.search(r"^\.target (\w+)", ptx, re.M)[1]
+        command = [program, "-v", f"--gpu-name={architecture}", file, "-o", file.with_suffix(".o")]
+        run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(f"ptxas failed on a kernel for {architecture}:\n{run.stderr}")
+    registers = re.search(r"Used (\d+) registers", run.stderr)
+    spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", run.stderr)
+    return int(registers[1]), int(spilled[1]) + int(spilled[2])

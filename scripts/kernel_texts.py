@@ -1,0 +1,54 @@
+"""Print a hash of the text of every generated kernel: what a refactoring must keep.
+
+    python scripts/kernel_texts.py > before.txt      # and after the change, then diff
+
+Triton kernels of the products in `benchmarks/cases.py` (all orders, three dtypes) and of a training
+step of the four networks; LLVM modules of the same steps. Nothing is compiled.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import jax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import model_launches, tetris_launches
+from benchmarks.cases import CASES
+from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.primitives import ahead
+from eqfuse.ops.triton.codegen import plan
+
+
+def show(case: str, name: str, text: str):
+    print(case, name.rsplit("_", 1)[0], hashlib.sha256(text.encode()).hexdigest()[:16], flush=True)
+
+
+def step(name: str, backend: str):
+    if name == "tetris":
+        return tetris_launches.case(backend)
+    return model_launches.training_step(name, backend, 135, 2_700)
+
+
+def main():
+    for name, case in CASES.items():
+        for order, form in case.forms().items():
+            for dtype in ("float32", "float64", "bfloat16"):
+                for n, kernel in enumerate(plan.kernels(form, dtype)):
+                    show(f"{name} {order} {dtype} {n}", kernel.spec.name, kernel.spec.source)
+    for name in ("tetris", "nequip", "mace", "allegro"):
+        function, args = step(name, "triton")
+        for n, spec in enumerate(ahead._specs(jax.jit(function).trace(*args).jaxpr.jaxpr)):
+            show(f"{name} triton {n}", spec.name, spec.source)
+        found: list[tuple[str, str]] = []
+        machine.register = lambda *module, found=found: found.append(module)
+        function, args = step(name, "numba")
+        args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
+        jax.jit(function).lower(*args)
+        for n, (module, text) in enumerate(sorted(set(found))):
+            show(f"{name} llvm {n}", module, text)
+
+
+if __name__ == "__main__":
+    main()

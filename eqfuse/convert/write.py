@@ -13,11 +13,11 @@ from eqfuse.convert.mace_description import Description, described
 from eqfuse.convert.mace_parameters import parameters
 from eqfuse.convert.pickled import read_module
 from eqfuse.data import Shape, collate
-from eqfuse.training.checkpoint import Checkpoints
 from eqfuse.training.config import Config, MACEConfig, MoleculeTraining
 from eqfuse.training.data_config import ExtxyzData
 from eqfuse.training.molecule import UNITS
 from eqfuse.training.runs import RunFolder
+from eqfuse.training.saving import Checkpoints
 
 
 def convert_mace(path, run, *, head: str | None = None) -> Description:

@@ -39,25 +39,29 @@ class Calculator(ase.calculators.calculator.Calculator):
       run: the run's folder.
       skin: Å.
       which: "best" or "last" checkpoint; None for the best there is.
+      dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
     Raises:
       CheckpointError: no readable checkpoint.
-      ValueError: a skin that is negative or not finite, another `which`, or a run that did not
-        train a potential.
+      ValueError: a skin that is negative or not finite, another `which` or dtype, or a run that did
+        not train a potential.
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "free_energy")
 
-    def __init__(self, run, *, skin: float = 0.5, which=None, backend=None, **kwargs):
+    def __init__(self, run, *, skin: float = 0.5, which=None, dtype=None, backend=None, **kwargs):
         super().__init__(**kwargs)
         if not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
+        if dtype not in (None, "float32", "float64"):
+            raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
         metadata = read_metadata(run, which=which)
         if metadata["potential"] is None:
             raise ValueError(f"{run} trained no potential but a classification (data=tetris)")
-        self._dtype = metadata["config"]["dtype"]
+        self._dtype = dtype or metadata["config"]["dtype"]
         with self._precision():
             potential, params, _ = load_run(run, which=which, backend=backend)
+            params = jax.tree.map(lambda p: p.astype(self._dtype), params)
         self.species = tuple(metadata["species"])
         self.cutoff = float(metadata["model_fields"]["cutoff"])
         self.skin = float(skin)

@@ -13,6 +13,7 @@ Equivariant interatomic potentials in JAX with fused tensor products.
 
   eqfuse train [name=value ...]   train a network
   eqfuse evaluate RUN FILE        the errors of a trained run on a file
+  eqfuse convert mace FILE RUN    a network trained with mace as a run
   eqfuse info                     backends, devices and versions on this machine
   eqfuse show IRREPS IRREPS       what becomes of a tensor product: its form and its kernels
 
@@ -32,6 +33,12 @@ def _evaluate(arguments: list[str]) -> int:
     return main(arguments, "eqfuse evaluate")
 
 
+def _convert(arguments: list[str]) -> int:
+    from eqfuse.convert.command import main
+
+    return main(arguments, "eqfuse convert")
+
+
 def _info(arguments: list[str]) -> int:
     what = "Print the backends, devices and versions of this machine."
     argparse.ArgumentParser(prog="eqfuse info", description=what).parse_args(arguments)
@@ -48,7 +55,13 @@ def _show(arguments: list[str]) -> int:
     return 0
 
 
-COMMANDS = {"train": _train, "evaluate": _evaluate, "info": _info, "show": _show}
+COMMANDS = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "convert": _convert,
+    "info": _info,
+    "show": _show,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -21,9 +21,12 @@ def test_help_names_every_command(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "eqfuse needs a command; choose one of train, evaluate, info, show"),
+        ([], "eqfuse needs a command; choose one of train, evaluate, convert, info, show"),
         (["trian"], "'trian' is not a command of eqfuse; did you mean train?"),
-        (["x\n"], "'x\\n' is not a command of eqfuse; choose one of train, evaluate, info, show"),
+        (
+            ["x\n"],
+            "'x\\n' is not a command of eqfuse; choose one of train, evaluate, convert, info, show",
+        ),
     ],
 )
 def test_what_is_no_command_is_one_line(arguments, message, capsys):
@@ -36,7 +39,7 @@ def test_what_is_no_command_is_one_line(arguments, message, capsys):
 def test_each_command_has_help_of_its_own(capsys):
     assert main(["train", "--help"]) == 0
     assert "\n  eqfuse train [name=value ...]\n" in capsys.readouterr().out
-    for name in ("evaluate", "info", "show"):
+    for name in ("evaluate", "convert", "info", "show"):
         with pytest.raises(SystemExit) as ended:
             main([name, "--help"])
         assert ended.value.code == 0
@@ -50,6 +53,8 @@ def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
     assert "  layers: 5\n" in capsys.readouterr().out
     assert main(["evaluate", str(tmp_path), "FILE.xyz"]) == 2
     assert str(tmp_path) in capsys.readouterr().err
+    assert main(["convert", "mace", str(tmp_path / "none.model"), str(tmp_path / "run")]) == 2
+    assert "none.model" in capsys.readouterr().err
     assert main(["show", "4x0e", "1o", "--target", "none"]) == 0
     assert capsys.readouterr().out.startswith("4x0e (x) 1o -> 4x1o\n")
     assert main(["info"]) == 0

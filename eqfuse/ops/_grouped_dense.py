@@ -36,7 +36,7 @@ def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None)
             f"x must be [rows, {n_in}] or [rows, {len(kernels) * n_in}] for {len(kernels)} kernels "
             f"[{n_in}, {n_out}], got shape {x.shape}"
         )
-    linear_form = _mixing(len(kernels), x.shape[1] // n_in, n_in, n_out, float(scale))
+    linear_form = _linear_form(len(kernels), x.shape[1] // n_in, n_in, n_out, float(scale))
     backend = resolve(backend, "grouped_dense", x, *kernels)
     dtype = jnp.result_type(x, *kernels)
     if not jnp.issubdtype(dtype, jnp.inexact):
@@ -47,7 +47,7 @@ def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None)
 
 
 @functools.cache
-def _mixing(count: int, groups: int, n_in: int, n_out: int, scale: float) -> LinearForm:
+def _linear_form(count: int, groups: int, n_in: int, n_out: int, scale: float) -> LinearForm:
     rows_in = Rows(groups * n_in, tuple(Block(k * n_in, n_in, 1) for k in range(groups)))
     rows_out = Rows(count * n_out, tuple(Block(k * n_out, n_out, 1) for k in range(count)))
     terms = tuple(

@@ -393,21 +393,3 @@ def _fresh(name: str, used: set[str]) -> str:
         candidate = f"{name}_{n}"
     used.add(candidate)
     return candidate
-
-
-def ordered_groups(form: Form) -> list[list[Path]]:
-    """Return paths in the order in which a kernel computes them, grouped by what they share.
-
-    Two paths are in one group if they come from paths of the original product that read the same
-    segments of its two factors.
-    """
-
-    def key(path: Path):
-        refs = [(form.inputs[s.operand].role, s.segment) for s in path.factors]
-        refs.append((form.outputs[path.output.operand].role, path.output.segment))
-        return sorted(refs)
-
-    groups = collections.OrderedDict()
-    for path in sorted(form.paths, key=key):
-        groups.setdefault(tuple(key(path)[:2]), []).append(path)
-    return list(groups.values())

@@ -15,7 +15,7 @@ class Fused:
     """What is fused. Operands: the form's inputs, the Linear's parameters, the skip if any.
 
     Attributes:
-      form: the product; its one output is mixed.
+      form: the product; its one output is what the Linear reads.
       linear: the Linear.
       gate: what becomes of the pre-activation; None if nothing.
       skip: whether a row [rows, linear.size_out] is added before the gate.

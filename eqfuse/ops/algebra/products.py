@@ -24,8 +24,8 @@ UNROLLED_TERMS = 2048
 class Product:
     """A form, the irreps of its output, and which of its output blocks are zero by structure.
 
-    Where `expand` is given, the inputs of the form are columns of the operands: `x[:, expand[0]]`
-    and `y[:, expand[1]]`, so that every pair of channels (u, v) is one channel.
+    Where `channel_columns` is given, the inputs of the form are these columns of x and y, so that
+    every pair of channels (u, v) is one channel.
     """
 
     form: Form
@@ -156,9 +156,9 @@ def tensor_product(
     The operand with the larger multiplicities runs along the channels; those of the other become
     components. `weighted` adds a weight for every irrep of the output, in its order. `on_graph`
     reads x through the senders and sums the output to the receivers. Where both operands have
-    multiplicities over `UNROLLED_MUL`, the product has `expand`, over rows and without weights; or
-    not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the scalar of y gives
-    before the rest of each block of the output.
+    multiplicities over `UNROLLED_MUL`, the product has `channel_columns`, over rows and without
+    weights; or not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the
+    scalar of y gives before the rest of each block of the output.
     """
     x_groups = groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
     y_groups = groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)

@@ -32,7 +32,7 @@ class Call:
 
     @property
     def is_native(self) -> bool:
-        """Return whether native kernels of sequences may run it: rows mixed one by one, without a
+        """Return whether native kernels of sequences may run it: each row by itself, without a
         gate.
         """
         fused = self.fused

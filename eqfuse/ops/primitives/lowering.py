@@ -125,7 +125,7 @@ def _double(*arrays, call, **params):
 
 
 def _has_kernels(call: Call) -> bool:
-    """Return whether there is work for a kernel: rows, and something to mix, that it owns."""
+    """Return whether there is work for a kernel: rows, and matrices to multiply them by."""
     fused = call.fused
     if not fused.summed and any(o.index is Index.SENDER for o in fused.form.inputs):
         return False

@@ -3,9 +3,10 @@
 import functools
 
 from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.algebra.schedule import reductions
 from eqfuse.ops.llvm.codegen import ir
 from eqfuse.ops.llvm.codegen.arguments import INDEX_ROLES, NODE_INDEX, NODES, ROWS, Arguments
-from eqfuse.ops.llvm.codegen.kernel import reductions, write_pass
+from eqfuse.ops.llvm.codegen.kernel import write_pass
 from eqfuse.ops.llvm.codegen.layout import Copies, Layout
 from eqfuse.ops.llvm.codegen.module import SIGNATURE, Module, Pass, assembled
 from eqfuse.ops.llvm.codegen.plan import Machine, Plan

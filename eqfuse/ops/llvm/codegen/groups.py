@@ -2,7 +2,8 @@
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Path, Role, ordered_groups
+from eqfuse.ops.algebra.form import Form, Path, Role
+from eqfuse.ops.algebra.schedule import ordered_groups
 from eqfuse.ops.llvm.codegen.contract import Contraction, split
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.layout import lanes, padded
@@ -66,7 +67,7 @@ class Groups:
         """Write one group, over the rows of the block and the channels.
 
         A pass that writes long rows goes from one end of a row to the other, 10 to 20% faster then;
-        in others, sums of the owner stay in registers from row to row, up to 10% faster there.
+        in others, sums of a node stay in registers from row to row, up to 10% faster there.
         Either way every sum has the same order.
         """
         n, length = self._shape(group)[:2]
@@ -116,7 +117,7 @@ class Groups:
         return self._place(("out", o), segment, component, self.rows.own["out", o], offset)
 
     def _owned_inputs(self, group, offset: str, n: int) -> dict:
-        """Return components of the owner's inputs, read once for all rows."""
+        """Return components of a node's inputs, read once for all its rows."""
         found = {}
         for path in group:
             for position, ref in enumerate(path.factors):

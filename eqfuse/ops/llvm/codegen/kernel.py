@@ -7,7 +7,7 @@ over the edges of the block: sums of the node stay in registers from edge to edg
 lanes. Every node and row is computed by one thread, in an order that depends on nothing else.
 """
 
-from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.algebra.form import Index
 from eqfuse.ops.llvm.codegen.arguments import Arguments
 from eqfuse.ops.llvm.codegen.groups import Groups
 from eqfuse.ops.llvm.codegen.ir import Function
@@ -15,20 +15,6 @@ from eqfuse.ops.llvm.codegen.layout import Copies
 from eqfuse.ops.llvm.codegen.module import SIGNATURE, Pass
 from eqfuse.ops.llvm.codegen.plan import Plan
 from eqfuse.ops.llvm.codegen.rows import RowsWriter
-
-
-def reductions(form: Form) -> dict[Index, list[int]]:
-    """Return the outputs of each pass; outputs by row go along with those of the senders or
-    receivers.
-    """
-    found: dict[Index, list[int]] = {}
-    for o, operand in enumerate(form.outputs):
-        found.setdefault(operand.index, []).append(o)
-    rows = found.pop(Index.ROW, [])
-    if rows:
-        host = next((i for i in (Index.SENDER, Index.RECEIVER) if i in found), Index.ROW)
-        found.setdefault(host, []).extend(rows)
-    return found
 
 
 def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> Pass:

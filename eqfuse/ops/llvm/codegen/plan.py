@@ -27,17 +27,17 @@ class Plan:
     """The operands of a pass, their layouts, and its scratch memory.
 
     Args:
-      form, owner, outputs: the outputs (numbers) of the form that this pass computes.
+      form, reduce_over, outputs: the outputs (numbers) of the form that this pass computes.
       copied: inputs that an earlier pass has packed, with the layout of the copy.
       dtype: "float32" or "float64".
-      local: operands whose rows lie in the order in which the owner takes them.
+      local: operands whose rows lie in the order in which the pass takes them.
 
     Attributes:
       paths: the paths to the outputs.
       scalars: the numbers of a row.
       layouts: of the operands with channels.
       block: rows of a block.
-      scratch: bytes that a thread needs, at the places `own_place` (operands of the owner),
+      scratch: bytes that a thread needs, at the places `own_place` (operands of a unit),
         `row_place` (operands of the rows of a block), `table` (of the scalars), `pointers` (to the
         rows that are read and written) and `results` (to the rows of outputs in their arrays).
     """

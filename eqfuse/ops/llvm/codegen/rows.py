@@ -22,7 +22,7 @@ class RowsWriter:
         self.own: dict[Key, str] = {}
 
     def begin_unit(self, unit: str, is_first: str = "1"):
-        """Find the rows of the owner's operands, copy what needs it, zero what is added to.
+        """Find the rows of the operands of a unit, copy what needs it, zero what is added to.
 
         Where a unit comes in several pieces, `is_first` (i64) is 1 for its first one, otherwise 0.
         """
@@ -47,7 +47,7 @@ class RowsWriter:
                 self.own[key] = row
 
     def finish_unit(self, unit: str):
-        """Write the packed outputs of the owner back."""
+        """Write the packed outputs of a unit back."""
         f = self.f
         for key in self.own:
             if key[0] == "out" and key in self.plan.own_place:

@@ -48,9 +48,9 @@ class Task:
     Attributes:
       form: the whole form.
       groups: the paths of this kernel, in groups that share values.
-      owner: the index that the outputs are summed over, ROW for rows.
-      begun: segments (output, segment) that earlier kernels have written, to be added to.
-      empty: segments that no kernel has paths for, to be filled with zeros here.
+      reduce_over: whose edges are summed, ROW where each row is an output.
+      accumulated: segments (output, segment) that earlier kernels have written, to be added to.
+      zero_segments: segments that no kernel has paths for, to be filled with zeros here.
       shared: outputs that several kernels add to, kept in float32 or better until all have.
       dtype: of the operands, a numpy name.
     """
@@ -58,14 +58,16 @@ class Task:
     form: Form
     groups: tuple[tuple[Path, ...], ...]
     reduce_over: Index
-    begun: frozenset[tuple[int, int]]
-    empty: frozenset[tuple[int, int]]
+    accumulated: frozenset[tuple[int, int]]
+    zero_segments: frozenset[tuple[int, int]]
     shared: frozenset[int]
     dtype: str
 
     @property
     def written(self) -> set[tuple[int, int]]:
-        return {(p.output.operand, p.output.segment) for g in self.groups for p in g} | self.empty
+        return {
+            (p.output.operand, p.output.segment) for g in self.groups for p in g
+        } | self.zero_segments
 
 
 def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
@@ -86,7 +88,7 @@ class _Writer(LineWriter):
         self.real = "tl.float64" if task.dtype == "float64" else "tl.float32"
         written = task.written
         self.outputs = tuple(sorted({o for o, _ in written}))
-        self.continued = tuple(sorted({o for o, _ in written} & {o for o, _ in task.begun}))
+        self.continued = tuple(sorted({o for o, _ in written} & {o for o, _ in task.accumulated}))
         reduces = any(not self.form.outputs[o].channels for o in self.outputs)
         self.lanes, self.channel_blocks = blocks(self.form, reduces)
         self.partial = tuple(
@@ -154,7 +156,7 @@ class _Writer(LineWriter):
                 if operand.index is owned:
                     for number in range(len(operand.segments)):
                         if (o, number) in self.task.written:
-                            self._store(o, number, (o, number) not in self.task.empty)
+                            self._store(o, number, (o, number) not in self.task.zero_segments)
 
     def _masks(self):
         present = "present & " if self.over_rows else ""
@@ -207,7 +209,7 @@ class _Writer(LineWriter):
     def _accumulators(self, o: int):
         operand = self.form.outputs[o]
         for number, segment in enumerate(operand.segments):
-            if (o, number) in self.task.written - self.task.empty:
+            if (o, number) in self.task.written - self.task.zero_segments:
                 for component in range(segment.dim):
                     yield component_name(operand, number, component)
 
@@ -239,7 +241,7 @@ class _Writer(LineWriter):
             for number, segment in enumerate(form.inputs[i].segments)
             for component in range(segment.dim)
         )
-        begun = (
+        assigned = (
             set()
             if self.over_rows
             else {name for o in self.outputs if o not in per_row for name in self._accumulators(o)}
@@ -247,11 +249,11 @@ class _Writer(LineWriter):
         for number, group in enumerate(self.task.groups):
             body.new_group()
             for path in sorted(group, key=lambda p: self._vectors(p)):
-                body.add_path(path, self._accumulator(path, begun))
+                body.add_path(path, self._accumulator(path, assigned))
             for (o, segment), when in last.items():
                 if when == number and o in per_row:
-                    self._finish(o, segment, begun)
-        for o, segment in sorted(self.task.empty):
+                    self._finish(o, segment, assigned)
+        for o, segment in sorted(self.task.zero_segments):
             if o in per_row:
                 self._store(o, segment, has_value=False)
         self.operations = body.operations
@@ -261,21 +263,21 @@ class _Writer(LineWriter):
         inputs = self.form.inputs
         return sum(inputs[s.operand].segments[s.segment].dim > 1 for s in path.factors)
 
-    def _accumulator(self, path: Path, begun: set[str]):
+    def _accumulator(self, path: Path, assigned: set[str]):
         operand = self.form.outputs[path.output.operand]
 
         def accumulate(component: int, expression: str):
             name = component_name(operand, path.output.segment, component)
-            self.emit(f"{name} {'+=' if name in begun else '='} {expression}")
-            begun.add(name)
+            self.emit(f"{name} {'+=' if name in assigned else '='} {expression}")
+            assigned.add(name)
 
         return accumulate
 
-    def _finish(self, o: int, segment: int, begun: set[str]):
+    def _finish(self, o: int, segment: int, assigned: set[str]):
         operand = self.form.outputs[o]
         for component in range(operand.segments[segment].dim):
             name = component_name(operand, segment, component)
-            if name not in begun:
+            if name not in assigned:
                 self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
         self._store(o, segment)
 
@@ -321,7 +323,7 @@ class _Writer(LineWriter):
             else:
                 axis = "1, keep_dims=True" if self.over_rows else "0"
                 value = f"tl.sum({name}, {axis})"
-            if (o, number) in self.task.begun:
+            if (o, number) in self.task.accumulated:
                 self._load(operand, segment, component, "before", f"{operand.name}_before_row")
                 value = f"before + {value}"
             mask = f", mask={mask}" if mask else ""

@@ -51,7 +51,7 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
         if source is not None:
             with t.channel_chunks():
                 for segments in t.walks(t.segments[source]):
-                    _mix(t, segments, parts, z)
+                    _add_linear(t, segments, parts, z)
         for part in parts:
             _finish(t, part, z)
         finished.update(parts)
@@ -67,8 +67,8 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
     return FusedKernel(spec, tuple(inputs), tuple(outputs), t.rows)
 
 
-def _mix(t: FusedWriter, segments: list[int], parts: list[Part], z: dict[Part, str]):
-    """Add the Linear of segments of the product to the parts that are mixed from them."""
+def _add_linear(t: FusedWriter, segments: list[int], parts: list[Part], z: dict[Part, str]):
+    """Add the Linear of segments of the product to the parts that read them."""
     for segment, components in t.product(segments).items():
         s = t.out.segments[segment]
         height = t.rows * t.padded(s.dim)

@@ -8,8 +8,9 @@ such a tile in a loop, so that the code of a matmul does not grow with the chann
 
 import contextlib
 
-from eqfuse.ops.algebra.form import Form, Index, Operand, ordered_groups
+from eqfuse.ops.algebra.form import Form, Index, Operand
 from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.algebra.schedule import ordered_groups
 from eqfuse.ops.triton.codegen.arithmetic import ArithmeticWriter, component_name
 from eqfuse.ops.triton.codegen.lines import SLICE, power_of_two
 from eqfuse.ops.triton.codegen.preactivation import THREADS, PreactivationWriter

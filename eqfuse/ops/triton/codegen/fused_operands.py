@@ -4,9 +4,10 @@ in registers.
 
 import contextlib
 
-from eqfuse.ops.algebra.form import Form, ordered_groups
+from eqfuse.ops.algebra.form import Form
 from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.algebra.gates import Part
+from eqfuse.ops.algebra.schedule import ordered_groups
 from eqfuse.ops.triton.codegen.arithmetic import ArithmeticWriter, component_name
 from eqfuse.ops.triton.codegen.fused_lines import FusedWriter
 from eqfuse.ops.triton.codegen.lines import SLICE

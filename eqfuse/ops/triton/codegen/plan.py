@@ -8,7 +8,8 @@ earlier ones began.
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Index, Path, Role, ordered_groups
+from eqfuse.ops.algebra.form import Form, Index, Path, Role
+from eqfuse.ops.algebra.schedule import ordered_groups, reductions
 from eqfuse.ops.triton.codegen.form_kernel import Kernel, Task, generate
 
 REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
@@ -30,16 +31,8 @@ def kernels(form: Form, dtype: str) -> tuple[Kernel, ...]:
       form: what to compute; at least one output.
       dtype: "float32", "float64", "bfloat16" or "float16".
     """
-    reductions: dict[Index, list[int]] = {}
-    for o, operand in enumerate(form.outputs):
-        reductions.setdefault(operand.index, []).append(o)
-    rows = reductions.pop(Index.ROW, [])
-    if rows:
-        host = next((i for i in (Index.SENDER, Index.RECEIVER) if i in reductions), Index.ROW)
-        reductions.setdefault(host, []).extend(rows)
-
     tasks, accumulated = [], set()
-    for reduce_over, outputs in reductions.items():
+    for reduce_over, outputs in reductions(form).items():
         part = [p for p in form.paths if p.output.operand in outputs]
         groups = ordered_groups(Form(form.inputs, form.outputs, tuple(part)))
         chunks = _chunks(form, reduce_over, groups, dtype)

@@ -69,9 +69,7 @@ class PreactivationWriter(DenseWriter):
         return sorted(parts, key=lambda p: (blocks[p.block].dim, p.block, p.first))
 
     def parts_by_input(self) -> list[tuple[int | None, list[Part]]]:
-        """Return (number of a block of the product, or None, and the parts that are
-        mixed from it).
-        """
+        """Return pairs (number of a block of the product, or None; parts that read it)."""
         groups: dict[int | None, list[Part]] = {}
         for part in self.parts():
             source = [t.x.block for t in self.linear.into(part.block) if self.segments[t.x.block]]

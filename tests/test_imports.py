@@ -21,6 +21,7 @@ ALLOWED = {
     "pictures": set(),
     "evaluation": {"data", "models", "training"},
     "evaluate": {"ops", "data", "training", "pictures", "evaluation"},
+    "convert": {"ops", "graph", "data", "models", "training", "convert"},
     "calculator": {"graph", "ops", "data", "models", "training"},
 }
 # The layers of ops: what each may import of the others; modules that are not listed are public ops,

@@ -12,6 +12,7 @@ from eqfuse.graph import Graph
 from eqfuse.models.allegro import Allegro
 from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
+from eqfuse.models.pairs import ZBL
 from eqfuse.models.potential import Potential, Prediction, predict
 from eqfuse.models.tetris_head import tetris_logits
 from eqfuse.models.tetris_net import TetrisNet
@@ -19,6 +20,7 @@ from eqfuse.models.tetris_net import TetrisNet
 __all__ = [
     "MACE",
     "MODELS",
+    "ZBL",
     "Allegro",
     "NequIP",
     "Potential",

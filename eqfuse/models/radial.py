@@ -1,6 +1,7 @@
 """What a model knows of an edge: its direction, its length, and smooth functions of the length."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import e3nn_jax as e3nn
@@ -108,7 +109,12 @@ class EdgeGeometry(NamedTuple):
 
 
 def edge_geometry(
-    vectors: jax.Array, lmax: int, cutoff: float, num_bessel: int, poly_power: int
+    vectors: jax.Array,
+    lmax: int,
+    cutoff: float,
+    num_bessel: int,
+    poly_power: int,
+    transform: Callable[[jax.Array], jax.Array] | None = None,
 ) -> EdgeGeometry:
     """What a message is made of: directions, and lengths that fade at the cutoff.
 
@@ -116,6 +122,7 @@ def edge_geometry(
       vectors: [n_edges, 3] Å, of zero length for padding.
       lmax: largest l of the spherical harmonics.
       cutoff, num_bessel, poly_power: see `polynomial_cutoff` and `bessel_basis`.
+      transform: of the lengths, positive, before the Bessel functions; None for none.
     Raises:
       ValueError: settings that are not positive.
     """
@@ -125,15 +132,14 @@ def edge_geometry(
             raise ValueError(f"{name} must be positive, got {value}")
     lengths, directions, real = lengths_and_directions(vectors)
     envelope = jnp.where(real, polynomial_cutoff(lengths, cutoff, poly_power), 0)
-    basis = bessel_basis(lengths, num_bessel, cutoff) * envelope[:, None]
+    transformed = lengths if transform is None else transform(lengths)
+    basis = bessel_basis(transformed, num_bessel, cutoff) * envelope[:, None]
     return EdgeGeometry(spherical_harmonics(directions, range(lmax + 1)), basis, envelope)
 
 
-def edge_features(
-    vectors: jax.Array, lmax: int, cutoff: float, num_bessel: int, poly_power: int
-) -> tuple[e3nn.IrrepsArray, jax.Array]:
+def edge_features(*args, **kwargs) -> tuple[e3nn.IrrepsArray, jax.Array]:
     """`sh` and `basis` of `edge_geometry`."""
-    geometry = edge_geometry(vectors, lmax, cutoff, num_bessel, poly_power)
+    geometry = edge_geometry(*args, **kwargs)
     return geometry.sh, geometry.basis
 
 

@@ -55,7 +55,7 @@ def recorded():
 
 
 def resolve(backend: str | None, op: str = "", *arrays) -> str:
-    """The name of the backend that runs, given what was asked for.
+    """Return the name of the backend that runs, given what was asked for.
 
     None means the environment variable EQFUSE_BACKEND or, where that is not set, "triton" on a
     GPU, "numba" on a CPU and "xla" elsewhere; only this choice may fall back, and says so once. A
@@ -89,7 +89,7 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
 
 
 def resolve_here(backend: str | None) -> str:
-    """As `resolve`, for what is computed by JAX's default device.
+    """Resolve as `resolve` does, for what is computed by JAX's default device.
 
     Raises:
       ValueError: as there, and a backend for other devices.
@@ -122,7 +122,9 @@ def _op(kind: str, name: str, asked: str) -> Op:
 
 
 def _best() -> str:
-    """What runs the ops fastest on the devices of this machine, if all that it takes is there."""
+    """Return what runs the ops fastest on the devices of this machine, if all that it takes is
+    there.
+    """
     return "triton" if has_gpu() else "numba" if jax.default_backend() == "cpu" else "xla"
 
 
@@ -135,7 +137,7 @@ def _choose() -> str:
 
 
 def has_gpu() -> bool:
-    """Whether JAX computes on a GPU by default."""
+    """Return whether JAX computes on a GPU by default."""
     return jax.default_backend() in ("gpu", "cuda", "rocm")
 
 
@@ -145,7 +147,7 @@ def _say_once(message: str) -> None:
 
 
 def _cannot_run(name: str) -> str:
-    """Why a backend cannot run whatever the device, or ""."""
+    """Return why a backend cannot run whatever the device, or ""."""
     if name.startswith("triton") and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed; install eqfuse[cuda]"
     if name == "numba":

@@ -80,7 +80,7 @@ def graph_tensor_product(
         on_graph=True,
         unroll=backend == "numba",
     )
-    if product.expand:  # multiplicities on both sides: no one kernel serves
+    if product.channel_columns:  # multiplicities on both sides: no one kernel serves
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)
         if weights is not None:
             messages = elementwise_tensor_product(messages, weights, backend=backend)
@@ -92,7 +92,7 @@ def graph_tensor_product(
 
 
 def check(x, y, weights, edges, options):
-    """x, y and weights (or None) of one dtype; y and weights of each edge, or one for all.
+    """Return x, y and weights (or None) of one dtype; y and weights of each edge, or one for all.
 
     Raises:
       ValueError: shapes that do not fit the edges or the irreps of the product.

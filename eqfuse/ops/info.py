@@ -15,7 +15,9 @@ _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llv
 
 
 def info() -> str:
-    """Devices, versions, cache folder, and the backend that None picks and why not another."""
+    """Return devices, versions, cache folder, and the backend that None picks and why
+    not another.
+    """
     chosen = resolve(None)
     lines = [f"python      {platform.python_version()} on {platform.system()} {platform.machine()}"]
     lines += [f"{name:<11} {_version(name)}" for name in _PACKAGES]

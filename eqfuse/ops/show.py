@@ -22,14 +22,14 @@ ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 def gradients(form: Form) -> Form:
-    """The backward pass: inputs and cotangents of the outputs to gradients of all inputs."""
+    """Return the backward pass: inputs and cotangents of the outputs to gradients of all inputs."""
     inputs = len(form.inputs)
     tangents = form.jvp((True,) * inputs)
     return tangents.transpose((False,) * inputs + (True,) * inputs, (True,) * len(form.outputs))
 
 
 def derivatives(form: Form) -> dict[str, Form]:
-    """The form ("forward"), its backward pass, and the backward pass of that ("double")."""
+    """Return the form ("forward"), its backward pass, and the backward pass of that ("double")."""
     backward = gradients(form)
     return dict(zip(ORDERS, (form, backward, gradients(backward)), strict=True))
 
@@ -49,7 +49,7 @@ def show(
     num_edges: int = 2700,
     num_nodes: int = 135,
 ) -> str:
-    """The text that the command prints.
+    """Return the text that the command prints.
 
     Args:
       irreps_x, irreps_y: of the operands.
@@ -105,7 +105,7 @@ def _irreps(text) -> e3nn.Irreps:
 
 
 def _notes(product: products.Product, on_graph: bool):
-    if product.expand:
+    if product.channel_columns:
         yield "both have many channels: x and y are repeated for every pair of channels before it"
         if on_graph:
             yield "on a graph: this product per edge, times weights, then a sum to the receivers"
@@ -125,14 +125,18 @@ def _work(form: Form, dtype: str, num_edges: int, num_nodes: int) -> str:
 def _plan_lines(form: Form, kernels: tuple[Kernel, ...], num_edges, num_nodes, source: bool):
     yield f"{len(kernels)} kernel{'' if len(kernels) == 1 else 's'}"
     for kernel in kernels:
-        owner = "a block of rows" if kernel.owner is Index.ROW else f"one {kernel.owner.value}"
+        reduce_over = (
+            "a block of rows"
+            if kernel.reduce_over is Index.ROW
+            else f"one {kernel.reduce_over.value}"
+        )
         reads = [form.inputs[i].name for i in kernel.inputs] + list(kernel.index_arrays)
         writes = [
             form.outputs[o].name + " (added to)" * (o in kernel.continued) for o in kernel.outputs
         ]
         grid = "x".join(map(str, kernel.grid(num_edges, num_nodes)))
         yield (
-            f"  {kernel.spec.name}: a program owns {owner}, reads {', '.join(reads)}, writes "
+            f"  {kernel.spec.name}: a program owns {reduce_over}, reads {', '.join(reads)}, writes "
             f"{', '.join(writes)}; grid {grid}, {kernel.spec.num_warps} warps"
         )
         if source:

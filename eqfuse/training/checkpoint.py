@@ -238,5 +238,7 @@ def module_of(metadata: dict, backend: str | None):
         scale=tuple(potential["scale"]),
         shift=tuple(potential["shift"]),
         trainable_scale_shift=potential["trainable_scale_shift"],
-        binds_within=potential.get("binds_within"),  # older runs have no factor
+        # older runs have neither
+        binds_within=potential.get("binds_within"),
+        repulsion=models.ZBL.from_plain(potential.get("repulsion")),
     )

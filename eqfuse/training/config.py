@@ -28,6 +28,7 @@ class NequIPConfig:
     radial_hidden: int = setting(64, "width of the radial network")
     avg_num_neighbors: float | None = setting(None, "neighbours per atom; null: from the data")
     trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
+    zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
 
     def __post_init__(self):
         one_of("model.name", self.name, ["nequip"])
@@ -61,6 +62,13 @@ class MACEConfig:
         None, "keep irreps of both parities; null: true for tetris, which needs a pseudoscalar"
     )
     first_skip: bool = setting(False, "a skip (residual connection) in the first layer too")
+    species_linear: bool = setting(False, "without it, a Linear for each element in its place")
+    density_normalization: bool = setting(
+        False, "divide by a density of neighbours that is learned, not by avg_num_neighbors"
+    )
+    distance_transform: str | None = setting(
+        None, "of lengths before the Bessel functions: agnesi, by covalent radii; null: none"
+    )
     cutoff: float = setting(5.0, "radius of the neighbourhood, Å")
     num_bessel: int = setting(8, "number of Bessel radial functions")
     poly_power: int = setting(5, "power of the polynomial cutoff")
@@ -69,9 +77,15 @@ class MACEConfig:
     readout_hidden: int = setting(16, "width of the last readout")
     avg_num_neighbors: float | None = setting(None, "neighbours per atom; null: from the data")
     trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
+    zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
 
     def __post_init__(self):
         one_of("model.name", self.name, ["mace"])
+        if self.distance_transform is not None:
+            one_of("model.distance_transform", self.distance_transform, ["agnesi"])
+        idle = self.species_linear and self.first_skip
+        need = "left out with model.first_skip=true: it is in the place of that skip"
+        require(not idle, "model.species_linear", self.species_linear, need)
         positive(self, "model.", "layers", "channels", "correlation", "cutoff", "num_bessel")
         positive(self, "model.", "radial_hidden", "readout_hidden", "avg_num_neighbors")
         positive(self, "model.", "poly_power")
@@ -87,6 +101,9 @@ class MACEConfig:
             self.correlation = 2 if data == "tetris" else 3
         if self.parity is None:
             self.parity = data == "tetris"
+        fits = self.distance_transform is None or data != "tetris"
+        need = "left out for tetris, whose cubes are no elements"
+        require(fits, "model.distance_transform", self.distance_transform, need)
 
 
 @dataclasses.dataclass
@@ -110,6 +127,7 @@ class AllegroConfig:
     poly_power: int = setting(6, "power of the polynomial cutoff")
     avg_num_neighbors: float | None = setting(None, "neighbours per atom; null: from the data")
     trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
+    zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
 
     def __post_init__(self):
         one_of("model.name", self.name, ["allegro"])
@@ -237,6 +255,8 @@ class Config:
         need = f"a file, or null: {FIT} is for start_from=, and null fits them to the data"
         require(not fits, "data.reference_energies", FIT, need)
         self.model.settle(self.data.name)
+        fits = self.data.name != "tetris" or not getattr(self.model, "zbl", False)
+        require(fits, "model.zbl", "true", "left out for tetris, whose cubes are no nuclei")
         if self.data.name == "tetris" and self.data.radius is None:
             # A cube that sees three cubes in a plane cannot tell one hand from the other.
             self.data.radius = self.model.cutoff if self.model.name == "allegro" else 1.1

@@ -107,10 +107,12 @@ def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential,
     """The potential for a dataset, and the settings of its model as plain values."""
     fields = dataclasses.asdict(config.model)
     trainable = fields.pop("trainable_scale_shift")
-    name = fields.pop("name")
+    name, repels = fields.pop("name"), fields.pop("zbl")
     if fields["avg_num_neighbors"] is None:
         fields["avg_num_neighbors"] = dataset.avg_num_neighbors
     fields = {"irreps_out": "0e", "num_species": len(dataset.species), **fields}
+    if fields.get("distance_transform") is not None:
+        fields["atomic_numbers"] = [int(z) for z in dataset.species]
     count = len(dataset.species)
     potential = models.Potential(
         model=models.build(name, **fields, backend=config.backend),
@@ -118,6 +120,7 @@ def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential,
         shift=(dataset.energy_per_atom,) * count,
         trainable_scale_shift=trainable,
         binds_within=None if dataset.references_fitted else config.model.cutoff,
+        repulsion=models.ZBL.of(dataset.species) if repels else None,
     )
     return potential, fields
 
@@ -271,6 +274,7 @@ def _metadata(config, dataset, potential, fields) -> dict:
             "shift": list(potential.shift),
             "trainable_scale_shift": potential.trainable_scale_shift,
             "binds_within": potential.binds_within,
+            "repulsion": potential.repulsion and dataclasses.asdict(potential.repulsion),
         },
         "data_sha256": _fingerprint(dataset),
         "species": list(dataset.species),

@@ -82,7 +82,7 @@ def summarise(folder: Path, program: Program, steps: int = STEPS) -> list[Row]:
       TrainingFailed: there are none.
     """
     found = collections.defaultdict(list)
-    for name, operation, milliseconds in _operations(ProfileData.from_file(str(_file(folder)))):
+    for name, operation, milliseconds in operations(folder):
         instruction = program.by_name.get(operation)
         source = NOT_ATTRIBUTED if instruction is None else program.source(instruction)
         found[_stem(name, instruction), source].append(milliseconds)
@@ -110,12 +110,16 @@ def _stem(name: str, instruction) -> str:
     return stem[:-1] if stem != name and stem.endswith((".", "_")) else name
 
 
-def _operations(data: ProfileData):
-    """(name, instruction, milliseconds) of everything that the first device ran.
+def operations(folder: Path):
+    """Yield (name, instruction, milliseconds) of everything in a trace that the first device ran.
 
     A GPU's streams hold the kernels and copies. A CPU's threads hold the start of every operation,
     and its end if it went on elsewhere; both carry the name of the instruction.
+
+    Raises:
+      TrainingFailed: there is no trace in the folder.
     """
+    data = ProfileData.from_file(str(_file(folder)))
     with warnings.catch_warnings():
         # The type of an event's statistics, in JAX's extension module, has no __module__.
         warnings.filterwarnings("ignore", "builtin type .* has no __module__", DeprecationWarning)

@@ -55,7 +55,7 @@ def model_fields(config: Config, graph: Graph) -> dict:
     if config.model.name == "tetris":
         return fields
     settings = dataclasses.asdict(config.model)
-    for name in ("name", "trainable_scale_shift"):
+    for name in ("name", "trainable_scale_shift", "zbl"):
         settings.pop(name)
     if settings["avg_num_neighbors"] is None:
         settings["avg_num_neighbors"] = graph.edges.num_edges / graph.species.shape[0]

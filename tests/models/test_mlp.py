@@ -6,7 +6,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import mlp
-from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.linear_form import LinearForm
 from tests.ops.parity import only
 
 
@@ -27,8 +27,8 @@ def test_the_layers_are_those_of_e3nn(few_rows, backend, widths, act, monkeypatc
     native = backend == "numba" and few_rows > 0
 
     def computed():
-        """By kernels of mixings alone, for what is lowered inside."""
-        return only(backend, runs=native, kinds={Mixing} if native else set())
+        """By kernels of linear forms alone, for what is lowered inside."""
+        return only(backend, runs=native, kinds={LinearForm} if native else set())
 
     with computed():
         found = jax.jit(lambda params: ours.apply(params, x))(params)

@@ -16,7 +16,7 @@ from eqfuse.ops._backend import BACKENDS, Op, availability, recorded, resolve
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with or without a GPU, triton, and llvmlite."""
+    """Return a machine with or without a GPU, triton, and llvmlite."""
 
     def make(gpu: bool, triton: bool, llvmlite: bool = True):
         find_spec = importlib.util.find_spec

@@ -20,7 +20,7 @@ def normal(irreps, dtype=jnp.float32, seed=0, rows=ROWS):
 
 
 def assert_close(a, b):
-    """The same but for the order of float32 sums of fewer than 100 terms."""
+    """Return the same but for the order of float32 sums of fewer than 100 terms."""
     np.testing.assert_allclose(a, b, atol=100 * 2**-24 * np.abs(b).max(initial=0), rtol=0)
 
 
@@ -263,7 +263,9 @@ class TestEdges:
 
 
 def traced(function):
-    """What a function returns while it is traced, nothing computed: its blocks known to be zero."""
+    """Return what a function returns while it is traced, nothing computed: its blocks known to be
+    zero.
+    """
     found = []
     jax.eval_shape(lambda: found.append(function()))
     return found[0]

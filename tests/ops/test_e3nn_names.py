@@ -28,7 +28,7 @@ def random_array(rng, irreps, rows: int, zeros: bool) -> e3nn.IrrepsArray:
 
 
 def composed(linear, x, y, weights, edges, keep):
-    """What e3nn's modules give in its place: (first parameters, output)."""
+    """Return what e3nn's modules give in its place: (first parameters, output)."""
 
     def product(keep, weights):
         if edges is None:

@@ -25,7 +25,7 @@ PLACES = [("x", 0), ("x", 3), ("x", 9), ("y", 0), ("y", 2), ("y", 6), ("w", 0), 
 
 @functools.partial(jax.jit, static_argnums=0)
 def product(backend, x, y, w=None):
-    """The product of rows, or with weights that on a graph."""
+    """Return the product of rows, or with weights that on a graph."""
     x, y = e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y)
     if w is None:
         return ops.tensor_product(x, y, backend=backend).array
@@ -33,7 +33,9 @@ def product(backend, x, y, w=None):
 
 
 def outputs(backend, operand, column, value, on_graph):
-    """The product of random operands, one of which holds `value` in the second of three rows."""
+    """Return the product of random operands, one of which holds `value` in the second of three
+    rows.
+    """
     rng = np.random.default_rng(0)
     arrays = {name: rng.normal(size=(3, size)).astype("f") for name, size in SIZES.items()}
     arrays[operand][1, column] = value

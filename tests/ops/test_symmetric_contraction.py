@@ -67,7 +67,7 @@ class Case:
         )
 
     def reference(self, x, w):
-        """Every monomial of x, then the basis of all irreps at once, then the weights."""
+        """Return every monomial of x, then the basis of all irreps at once, then the weights."""
         irreps, wanted = e3nn.Irreps(self.irreps), e3nn.Irreps(self.irreps_out)
         if self.index is not None:
             w = w[self.index]

@@ -20,7 +20,7 @@ all_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def product(backend):
-    """The op, compiled anew, so that its backend is seen to run."""
+    """Return the op, compiled anew, so that its backend is seen to run."""
     return jax.jit(lambda x, y: ops.tensor_product(x, y, backend=backend))
 
 

@@ -11,7 +11,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
 from eqfuse.ops.algebra.form import Form
-from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.linear_form import LinearForm
 from tests.ops.linear_cases import CASES, NODES, Problem
 from tests.ops.parity import PORTABLE, QUICK, only
 
@@ -45,7 +45,7 @@ def orders_of_e3nn(case):
 
 
 def worst(got, expected) -> float:
-    """The largest error relative to the largest element of its array."""
+    """Return the largest error relative to the largest element of its array."""
     errors = [0.0]
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert np.isfinite(a).all()
@@ -54,7 +54,7 @@ def worst(got, expected) -> float:
 
 
 def in_dtype(problem: Problem, dtype) -> Problem:
-    """The same problem in another dtype, on the same numbers as far as it can hold them."""
+    """Return the same problem in another dtype, on the same numbers as far as it can hold them."""
     copy = Problem(problem.case, dtype)
     copy.arrays, copy.params = jax.tree.map(
         lambda a: jnp.asarray(a, dtype), (problem.arrays, problem.params)
@@ -83,7 +83,7 @@ def gradients(problem: Problem, backend: str):
 
 @functools.cache
 def of_e3nn(case, dtype):
-    """A problem in a low precision, and its `gradients` by e3nn in that and in float64."""
+    """Return a problem in a low precision, and its `gradients` by e3nn in that and in float64."""
     low = in_dtype(Problem(case, np.float32), dtype)
     with jax.enable_x64(True):
         exact = gradients(in_dtype(low, np.float64), "e3nn")
@@ -100,7 +100,7 @@ def test_all_orders_equal_e3nn(case, backend):
     """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
     with jax.enable_x64(True):
         problem = Problem(case)
-        with only(backend, kinds={Form, Mixing}):
+        with only(backend, kinds={Form, LinearForm}):
             got = orders(problem, backend)
         for name, a, b in zip(
             ("value", "jvp", "vjp", "vjp of vjp"), got, orders_of_e3nn(case), strict=True

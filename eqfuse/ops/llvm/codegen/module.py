@@ -48,7 +48,8 @@ class Module:
 
 
 def assembled(texts, arguments: Arguments, passes) -> tuple[str, str]:
-    """A module's text and its name: functions, what the runtime checks and runs, the handler.
+    """Return a module's text and its name: functions, what the runtime checks and runs, the
+    handler.
 
     Args:
       texts: of the functions.

@@ -36,7 +36,7 @@ def product(x):
 
 
 def run(code: str, **variables) -> str:
-    """What a fresh process prints."""
+    """Return what a fresh process prints."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # whose warnings would be errors
     done = subprocess.run(
@@ -220,7 +220,7 @@ def _batch(seed):
 
 
 def _load(queue, seed):
-    """A worker of a data loader: numpy only."""
+    """Return a worker of a data loader: numpy only."""
     queue.put(_batch(seed))
 
 
@@ -251,7 +251,7 @@ def test_under_a_data_loader_that_forks():
 
 @pytest.fixture
 def held(monkeypatch):
-    """Kernels are compiled only once this event is set; gives it, and what was asked for."""
+    """Return kernels are compiled only once this event is set; gives it, and what was asked for."""
     go, asked, link = threading.Event(), [], machine._link
 
     def later(library, *args):
@@ -268,7 +268,7 @@ def held(monkeypatch):
 
 
 def unseen(multiplicity: int):
-    """A product whose kernel this process has not had, and its operand."""
+    """Return a product whose kernel this process has not had, and its operand."""
     irreps = e3nn.Irreps(f"{multiplicity}x0e+{multiplicity}x1o+3x2e")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(7, irreps.dim)), jnp.float32)
 

@@ -10,7 +10,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.algebra import products
-from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.llvm.codegen.form import generate
 from eqfuse.ops.llvm.codegen.plan import Machine
 from eqfuse.ops.llvm.runtime import machine
@@ -36,7 +36,8 @@ def random_edges(rng, nodes=NODES, edges=EDGES):
 
 
 def random_operand(rng, name: str, mul: int, on_graph: bool, channels=None) -> Operand:
-    """Segments of `mul` channels in both layouts, some components of the row in none of them.
+    """Return segments of `mul` channels in both layouts, some components of the row in none of
+    them.
 
     One row that all rows share if its name says that it is shared.
     """
@@ -50,12 +51,12 @@ def random_operand(rng, name: str, mul: int, on_graph: bool, channels=None) -> O
     indices = (Index.ROW, Index.SENDER, Index.RECEIVER)
     index = rng.choice(indices) if on_graph else Index.ROW
     if name.startswith("shared"):
-        index = Index.ONE
+        index = Index.SHARED
     return Operand(name, offset, tuple(segments), channels, index)
 
 
 def random_form(rng, on_graph: bool) -> Form:
-    """Paths of one to four factors, the same operand several times among them."""
+    """Return paths of one to four factors, the same operand several times among them."""
     mul = int(rng.choice([1, 2, 3, 5, 8, 16, 17, 33]))
     names = ["in0", "in1", "in2" if rng.integers(2) else "shared"]
     inputs = [random_operand(rng, name, mul, on_graph) for name in names]
@@ -69,12 +70,12 @@ def random_form(rng, on_graph: bool) -> Form:
         # a sum over the channels is of a product of two operands that have them
         factors = [3] if outputs[o].channels else [3, 3]
         factors += rng.integers(0, 4, rng.integers(0, 3)).tolist()
-        slots = [Slot(i, int(rng.integers(len(inputs[i].segments)))) for i in factors]
-        output = Slot(o, int(rng.integers(len(outputs[o].segments))))
-        dims = [inputs[s.operand].segments[s.segment].dim for s in slots]
+        refs = [SegmentRef(i, int(rng.integers(len(inputs[i].segments)))) for i in factors]
+        output = SegmentRef(o, int(rng.integers(len(outputs[o].segments))))
+        dims = [inputs[s.operand].segments[s.segment].dim for s in refs]
         dims.append(outputs[o].segments[output.segment].dim)
         terms = {tuple(int(rng.integers(d)) for d in dims): float(rng.normal()) for _ in range(6)}
-        paths.append(Path(tuple(slots), output, tuple(sorted(terms.items()))))
+        paths.append(Path(tuple(refs), output, tuple(sorted(terms.items()))))
     return Form(tuple(inputs), tuple(outputs), tuple(paths))
 
 
@@ -215,7 +216,7 @@ class Call:
 
 @pytest.fixture
 def call():
-    """A call that is as it should be, to be damaged; afterwards another one still works."""
+    """Return a call that is as it should be, to be damaged; afterwards another one still works."""
     made = Call()
     made()
     yield made

@@ -12,12 +12,12 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.algebra.form import Form
-from eqfuse.ops.algebra.linear_form import Mixing
-from eqfuse.ops.algebra.sequence import Chain
+from eqfuse.ops.algebra.linear_form import LinearForm
+from eqfuse.ops.algebra.sequence import StepSequence
 from eqfuse.ops.llvm.codegen import sequence_arrays
 from eqfuse.ops.llvm.runtime import machine
 from tests.ops.parity import QUICK, only
-from tests.ops.test_numba import REFUSED, assert_bitwise
+from tests.ops.test_llvm import REFUSED, assert_bitwise
 from tests.ops.test_tensor_product_linear import worst
 
 jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -33,7 +33,7 @@ class Graph:
     out: str = "9x0e+4x1o+3x1e"
 
     def problem(self, backend: str, dtype):
-        """A function that gives value, gradients and second derivatives, and its operands.
+        """Return a function that gives value, gradients and second derivatives, and its operands.
 
         Their numbers are the same in every dtype.
         """
@@ -90,9 +90,9 @@ GRAPHS = {
 }
 
 
-def chains(kernels) -> list[Chain]:
-    """Those of the kernels that are of chains, of which there are some."""
-    found = [what for what in kernels if isinstance(what, Chain)]
+def chains(kernels) -> list[StepSequence]:
+    """Return those of the kernels that are of sequences, of which there are some."""
+    found = [what for what in kernels if isinstance(what, StepSequence)]
     assert found
     return found
 
@@ -104,8 +104,12 @@ def test_graphs_of_all_kinds(name, kernels, x64):
     with only("numba"):
         found = GRAPHS[name].result("numba", np.float64)
     assert worst(found, expected) < 1e-12
-    kinds = [tuple(type(step.what) for step in chain.steps) for chain in chains(kernels)]
-    forward, backward, double = (Form, Mixing), (Form, Mixing, Form), (Mixing, Form, Mixing)
+    kinds = [tuple(type(step.what) for step in sequence.steps) for sequence in chains(kernels)]
+    forward, backward, double = (
+        (Form, LinearForm),
+        (Form, LinearForm, Form),
+        (LinearForm, Form, LinearForm),
+    )
     assert {forward, backward, double} <= set(kinds)
 
 
@@ -169,7 +173,7 @@ def test_results_depend_on_no_threads_and_no_other_calls(kernels):
 
 
 def test_few_rows_and_large_matrices_are_no_chain():
-    """Their steps are faster alone: one kernel for each, or XLA's products of matrices."""
+    """Their steps are faster alone: one kernel for each, or XLA's matmuls."""
     rng = np.random.default_rng(0)
 
     def num_calls(rows, irreps):

@@ -1,13 +1,14 @@
 """The optimiser, the learning rate and the average of the parameters."""
 
 import math
+from fnmatch import fnmatchcase
 
 import flax
 import jax
 import jax.numpy as jnp
 import optax
 
-from eqfuse.training.config import MoleculeTraining
+from eqfuse.training.config import ConfigError, MoleculeTraining
 from eqfuse.training.flat import Flat
 from eqfuse.training.muon import muon, place
 
@@ -81,10 +82,47 @@ def decays_of(params):
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
+def trained_of(params, freeze: str | None):
+    """1 for parameters that are trained, and 0 for those that are frozen.
+
+    Args:
+      params: variables of a potential.
+      freeze: names of parameters or of the modules above them, as in `params["params"]["model"]`,
+        with a slash between; `*` stands for anything; several with commas.
+    Raises:
+      ConfigError: a name that fits none, or no parameter left.
+    """
+    patterns = [] if freeze is None else [text.strip() for text in freeze.split(",")]
+    used = set()
+
+    def trained(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = name.removeprefix("params/").removeprefix("model/")
+        fitting = {p for p in patterns if any(fnmatchcase(name, form) for form in (p, f"{p}/*"))}
+        used.update(fitting)
+        return jnp.full_like(leaf, 0.0 if fitting else 1.0)
+
+    mask = jax.tree_util.tree_map_with_path(trained, params)
+    for pattern in patterns:
+        if pattern not in used:
+            tree = params.get("params", params)
+            known = sorted({*tree.get("model", tree), *tree} - {"model"})
+            raise ConfigError(f"training.freeze={pattern} fits no parameter; there are {known}")
+    if patterns and not any(leaf.any() for leaf in jax.tree.leaves(mask)):
+        raise ConfigError(f"training.freeze={freeze} leaves no parameter to train")
+    return mask
+
+
 def flat_training(config: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
     """How the parameters lie in one array, and the optimizer of that array."""
     flat = Flat.of(params, place)
-    return flat, make_optimizer(config, flat, flat.flatten(decays_of(params)))
+    optimizer = make_optimizer(config, flat, flat.flatten(decays_of(params)))
+    if config.freeze is None:
+        return flat, optimizer
+    trained = flat.flatten(trained_of(params, config.freeze))
+    # before, so that frozen ones are not clipped for; after, for weight decay and momentum
+    only = optax.stateless(lambda updates, _: updates * trained)
+    return flat, optax.chain(only, optimizer, only)
 
 
 def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:

@@ -14,6 +14,7 @@ from eqfuse.models import predict
 from eqfuse.training.checkpoint import has_checkpoint, module_of, read_checkpoint
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.data_config import FIT
+from eqfuse.training.elements import check_elements, of_elements
 
 REFERENCE_TOLERANCE = 1e-3
 """How far the energies of isolated atoms may differ between data of one method, eV."""
@@ -57,6 +58,18 @@ class Start:
         """Sorted atomic numbers that the network knows."""
         return tuple(self.metadata["species"])
 
+    def for_elements(self, elements: tuple[int, ...], config: Config) -> "Start":
+        """The network, with `elements=data` for these elements only.
+
+        Raises:
+          ConfigError: elements that it does not know.
+        """
+        check_elements(elements, self.species)
+        if config.elements is None:
+            return self
+        params, metadata = of_elements(self.params, self.metadata, elements)
+        return dataclasses.replace(self, params=params, metadata=metadata)
+
     def references(self, given: dict[int, float] | None) -> dict[int, float]:
         """Reference energies, eV by atomic number: the network's own, or others that are given.
 
@@ -90,6 +103,8 @@ class Start:
     def other_energies(self, dataset: Dataset) -> list[str]:
         """A warning of energies that no data of the network's method would have."""
         before = self.metadata["statistics"]["energy_per_atom"]
+        if before is None:  # a converted network, whose data are not known
+            return []
         if abs(dataset.energy_per_atom - before) < OTHER_ENERGIES:
             return []
         return [

@@ -13,7 +13,8 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.xla import activations
-from tests.ops.parity import BACKENDS, PORTABLE, QUICK, only
+from tests.ops import tiers
+from tests.ops.parity import BACKENDS, QUICK, only
 
 # 0.4 is where the kernels' tanh changes from a fraction to exponentials
 POINTS = np.array([0.0, 1e-6, 0.05, 0.39, 0.41, 1.0, 20.0])
@@ -164,8 +165,10 @@ def test_what_is_not_a_number_stays_so(name, backend):
     np.testing.assert_array_equal(np.isnan(found), [False, True, False])
 
 
-@pytest.mark.parametrize("backend", PORTABLE)
-@pytest.mark.parametrize("name", ["even_act", "odd_act", "even_gate_act", "odd_gate_act"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    tiers.by_backend(["even_act", "odd_act", "even_gate_act", "odd_gate_act"], ["odd_gate_act"]),
+)
 def test_any_function_is_an_activation(name, backend):
     """One that kernels do not know is e3nn's gate of the fused product and Linear.
 

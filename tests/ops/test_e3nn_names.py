@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops import tiers
 
 NODES, EDGES, SETS = 4, 6, 3
 BACKENDS = ["xla", "llvm", "e3nn"]
@@ -74,7 +75,7 @@ def test_irreps_of_the_product_that_nobody_reads_are_counted():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", tiers.slow_unless(range(4), *range(10)))
 def test_random_irreps(seed, graph, backend):
     """With dropped, repeated and unreachable irreps, blocks that are zero, and every option."""
     rng = np.random.default_rng(seed)

@@ -12,8 +12,19 @@ from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
 from eqfuse.ops.algebra.form import Form
 from eqfuse.ops.algebra.linear_form import LinearForm
+from tests.ops import tiers
 from tests.ops.linear_cases import CASES, NODES, Problem
-from tests.ops.parity import PORTABLE, QUICK, only
+from tests.ops.parity import QUICK, only
+
+# These run on every backend by default, and in low precision; see tiers.by_backend.
+CORE = {
+    "rows-linear",
+    "graph-gate-skip",
+    "rows-indexed-bias",
+    "rows-channelwise",
+    "graph-channelwise-split",
+}
+core_by_default = pytest.mark.parametrize("case", tiers.slow_unless(CORE, *CASES), indirect=True)
 
 
 def orders(problem: Problem, backend: str):
@@ -95,7 +106,11 @@ def case(request):
     return CASES[request.param]
 
 
-@pytest.mark.parametrize("backend", PORTABLE)
+# natively, all cases run in test_llvm_fused
+ALL_ORDERS = tiers.by_backend(CASES, CORE, always="triton-interpret")
+
+
+@pytest.mark.parametrize(("case", "backend"), ALL_ORDERS, indirect=["case"])
 def test_all_orders_equal_e3nn(case, backend):
     """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
     with jax.enable_x64(True):
@@ -108,6 +123,7 @@ def test_all_orders_equal_e3nn(case, backend):
             assert worst(a, b) < 1e-12, name
 
 
+@core_by_default
 @pytest.mark.parametrize("backend", ["xla", "llvm", "triton-interpret"])
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
@@ -125,6 +141,7 @@ def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
         assert np.abs(a - c).max(initial=0) <= allowed
 
 
+@core_by_default
 def test_kernels_are_bitwise_repeatable(case):
     """Twice the same bits, the gradients of the parameters included, which are sums of parts."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")

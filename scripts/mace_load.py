@@ -158,8 +158,7 @@ def _set_convolution(block, k: int, fields: dict, arrays):
     paths, at = [], 0
     for path in tp.instructions:
         mul, ir = tp.irreps_in1[path.i_in1].mul, tp.irreps_out[path.i_out].ir
-        sign = (-1) ** tp.irreps_in2[path.i_in2].ir.l
-        scale = sign * path.path_weight / math.sqrt(ir.dim)
+        scale = path.path_weight / math.sqrt(ir.dim)
         paths.append((ir, path.i_in1, path.i_in2, path.i_out, at, mul, scale))
         at += mul
     paths.sort(key=lambda path: (path[0].l, path[1], path[2]))

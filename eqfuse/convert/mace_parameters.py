@@ -7,10 +7,12 @@ Both compute the same functions with other conventions. What differs, and is tak
   which the file keeps the constant: the ratio goes into the matrix after the activation.
 - e3nn couples with sqrt(2l+1) in `path_weight`, e3nn-jax with coefficients that have it. The
   coefficients and the spherical harmonics themselves are the same where the parities are natural.
-- Vectors run from sender to receiver there and from receiver to sender here: (-1)^l.
 - A is divided by n there, and the harmonics by sqrt(n) here.
 - Weights of the tensor product lie by its output there; here by irrep, then by factors.
 - The product basis is another one of the same space, see `eqfuse.convert.product_basis`.
+
+Vectors run from sender to receiver there and the other way here. That needs nothing: all parities
+are natural, so that the inversion of all vectors changes no energy.
 """
 
 import math
@@ -128,15 +130,13 @@ def _paths(tp: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
     """Return the paths of a convolution, in the order of this package, and where their
     weights are.
     """
-    irreps_in1, irreps_in2, irreps_out = (
-        irreps(tp.get(name)) for name in ("irreps_in1", "irreps_in2", "irreps_out")
-    )
+    irreps_in1, irreps_out = (irreps(tp.get(name)) for name in ("irreps_in1", "irreps_out"))
     kept, found, at = [ir for _, ir in irreps_basis], [], 0
     for instruction in tp.get("instructions"):
         i1, i2, o, _, _, weight, _ = instruction.args
         mul, ir = irreps_in1[i1].mul, irreps_out[o].ir
         path = {"i1": i1, "i2": i2, "out": o, "ir": ir, "start": at, "mul": mul}
-        path["scale"] = float(weight) / math.sqrt(ir.dim) * (-1) ** irreps_in2[i2].ir.l
+        path["scale"] = float(weight) / math.sqrt(ir.dim)
         at += mul
         if ir in kept:
             found.append(path)

@@ -9,6 +9,7 @@ from eqfuse.training.config import (
     SHORTHANDS,
     Config,
     MoleculeTraining,
+    PotentialConfig,
 )
 from eqfuse.training.data_config import ExtxyzData, FileData, MoleculeData, PublicData, RMD17Data
 from eqfuse.training.presets import PRESETS
@@ -85,6 +86,7 @@ def usage(program: str = "python train.py") -> str:
 
 def _sections():
     """Yield (title, prefix, dataclass) of the settings of each choice."""
+    yield "all models but tetris", "model.", PotentialConfig
     for name, node in GROUPS["model"].items():
         if name != "tetris":
             yield f"model={name}", "model.", node
@@ -99,14 +101,13 @@ def _sections():
 
 
 def _fields(node, prefix: str) -> list[str]:
-    """Return a line for each setting of a dataclass that is not one of the class that
-    it extends.
-    """
-    lines, extended = [], node.__base__
+    """Return a line for each setting of a dataclass; inherited ones only where they differ."""
+    extended = node.__base__
     inherited = dataclasses.fields(extended) if dataclasses.is_dataclass(extended) else ()
-    names = {f.name for f in inherited}
+    known = {(f.name, f.default, f.metadata.get("help")) for f in inherited}
+    lines = []
     for f in dataclasses.fields(node):
-        if "help" in f.metadata and f.name not in names:
+        if "help" in f.metadata and (f.name, f.default, f.metadata["help"]) not in known:
             default = "null" if f.default is None else f.default
             lines.append(_line(f"{prefix}{f.name}", f"{f.metadata['help']} [{default}]"))
     return lines

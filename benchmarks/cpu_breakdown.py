@@ -21,7 +21,7 @@ import tempfile
 from benchmarks import record
 from eqfuse.training.memory import keep_freed_memory
 
-BACKENDS = ("e3nn", "numba")
+BACKENDS = ("e3nn", "llvm")
 PARTS = {
     "networks of edges": r"/(radial|two_body|first_features|weights|latents|mlp)/",
     "native products and Linears": r"eqfuse_native",
@@ -85,7 +85,7 @@ def table(result: dict) -> str:
     if "error" in result:
         return f"\n{title}: {result['error']}"
     slow, fast = result["ms"].values()
-    lines = [f"\n| {title} | e3nn, ms | numba, ms |", "|---|---|---|"]
+    lines = [f"\n| {title} | e3nn, ms | llvm, ms |", "|---|---|---|"]
     lines += [f"| {part} | {slow[part]:.1f} | {fast[part]:.1f} |" for part in PARTS]
     return "\n".join([*lines, f"| sum | {sum(slow.values()):.1f} | {sum(fast.values()):.1f} |"])
 

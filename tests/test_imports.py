@@ -21,6 +21,8 @@ ALLOWED = {
     "pictures": set(),
     "evaluation": {"data", "models", "training"},
     "evaluate": {"ops", "data", "training", "pictures", "evaluation"},
+    "cli": {"ops", "training", "evaluate", "convert"},
+    "_startup": set(),
     "convert": {"ops", "graph", "data", "models", "training", "convert"},
     "calculator": {"graph", "ops", "data", "models", "training"},
 }

@@ -84,7 +84,8 @@ class Linear(nn.Module):
         index, weights = index_or_weights(first, self.num_indexed_weights)
         check_options(self, x, weights)
         parameters = jax.tree.leaves(self.variables)
-        if resolve(self.backend, type(self).__name__, x, weights, *parameters) == "e3nn":
+        backend = resolve(self.backend, "linear", x, weights, *parameters)
+        if backend == "e3nn":
             linear = self._reference()
             nn.share_scope(self, linear)
             return linear(x) if first is None else linear(first, x)
@@ -94,22 +95,22 @@ class Linear(nn.Module):
                 x = x.remove_zero_chunks().regroup()
             x = x.axis_to_mul()
         if weights is None and self.instructions is None and self.simplify_irreps_internally:
-            out = self._simple(x, index)
+            out = self._simple(x, index, backend)
         else:
-            out = self._general(x, index, weights)
+            out = self._general(x, index, weights, backend)
         if self.channel_out is not None:
             out = out.mul_to_axis(self.channel_out)
         return rechunked(out, self.irreps_out) if self.force_irreps_out else out
 
-    def _simple(self, x, index):
+    def _simple(self, x, index, backend):
         """Mix blocks of one irrep as one."""
         options = _options(self) | {"num_sets": self.num_indexed_weights or 0}
         irreps_out = (self.channel_out or 1) * e3nn.Irreps(self.irreps_out)
         x, linear = _prepared(x, irreps_out, options)
         parameters = self._declare(linear.parameters, (), x.dtype)
-        return _evaluate([linear], [x], [*parameters.values()], index, self.backend)
+        return _evaluate([linear], [x], [*parameters.values()], index, backend)
 
-    def _general(self, x, index, weights):
+    def _general(self, x, index, weights, backend):
         """Mix blocks as they are, or weights as an operand."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         if self.simplify_irreps_internally:
@@ -142,7 +143,7 @@ class Linear(nn.Module):
         parameters = [*self._declare(general.declared, lead, x.dtype, factor).values()]
         row = e3nn.as_irreps_array(general.row(x, weights))
         matrices = general.matrices([parameters[n] for n in general.used])
-        return _evaluate([general.linear], [row], matrices, index, self.backend)
+        return _evaluate([general.linear], [row], matrices, index, backend)
 
     def _declare(self, parameters, lead, dtype, factor=1.0):
         initializer = self.parameter_initializer
@@ -202,7 +203,8 @@ class LinearSum(nn.Module):
             raise ValueError(f"inputs of shapes {[x.shape for x in inputs]} cannot be added up")
         options = _options(self) | {"force_irreps_out": True}
         parameters = jax.tree.leaves(self.variables)
-        if resolve(self.backend, type(self).__name__, *inputs, *parameters) == "e3nn":
+        backend = resolve(self.backend, "linear", *inputs, *parameters)
+        if backend == "e3nn":
             options.pop("input_precision")
             linears = [e3nn.flax.Linear(self.irreps_out, name=n, **options) for n in self.names]
             return sum(linear(x) for linear, x in zip(linears[1:], inputs[1:], strict=True)) + (
@@ -215,7 +217,7 @@ class LinearSum(nn.Module):
             for p in _Parameters(linear, name=name)(x.dtype)
         ]
         arrays, linears = zip(*prepared, strict=True)
-        out = _evaluate(linears, arrays, parameters, None, self.backend)
+        out = _evaluate(linears, arrays, parameters, None, backend)
         return rechunked(out, self.irreps_out)
 
 
@@ -314,6 +316,6 @@ def _evaluate(linears, inputs, parameters, index, backend):
     if index is not None:
         index = batch_axes.rows(wrapped(index, linears[0].linear_form.num_sets), others=0)
     [out] = linear_forms.evaluate(
-        _linears.sum_of(linears), arrays, index, batch_axes.count, resolve(backend)
+        _linears.sum_of(linears), arrays, index, batch_axes.count, backend
     )
     return e3nn.IrrepsArray(linears[0].irreps_out, batch_axes.apart(out))

@@ -34,7 +34,7 @@ def symmetric_contraction(
       index: [...] integers, which of the weights to use, such as the species of each node.
       irreps_out: each with the multiplicity of x, in any order.
       correlation: largest number of factors, at least 1.
-      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None to choose by device.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None to choose by device.
     Returns:
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better.
     Raises:

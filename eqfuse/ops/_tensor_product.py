@@ -69,7 +69,7 @@ def tensor_product(
         out[..., (u, v), k] = sum over i, j:  cg[i, j, k] * input1[..., u, i] * input2[..., v, j]
 
     A NaN or inf of an operand reaches every output that depends on it, on every backend. On
-    "numba" and "triton" it reaches no other, since the kernels compute the terms alone whose
+    "llvm" and "triton" it reaches no other, since the kernels compute the terms alone whose
     coefficient is not zero. On "xla" and "e3nn", which multiply by the zeros of the whole table cg
     as well, it may reach further outputs of the same irreps and row, as 0 * NaN is NaN.
 
@@ -80,7 +80,8 @@ def tensor_product(
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
       regroup_output: sort and merge irreps of the inputs and the output.
-      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device. Of single
+        ops "triton,linear=xla", as `eqfuse.ops.resolve` reads it; so in all ops.
     Returns:
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better; the
       Irreps of the product if irreps were given.
@@ -104,7 +105,7 @@ def tensor_product(
         filter_ir_out=irreps_filter(filter_ir_out),
         normalization=normalization(irrep_normalization),
         regroup=regroup_output,
-        unroll=backend == "numba",
+        unroll=backend == "llvm",
     )
     if are_irreps(input1, input2):
         return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
@@ -130,7 +131,7 @@ def elementwise_tensor_product(
       input2: IrrepsArray [..., irreps2] with as many irreps as input1; leading axes broadcast.
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
-      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
     Returns:
       IrrepsArray [..., irreps_out], neither sorted nor merged, of the promoted dtype; the Irreps of
       the product if irreps were given.

@@ -106,7 +106,9 @@ class TensorProductLinear(nn.Module):
     def _apply(self, x, y, weights, edges, index, skip, make_gate, gate):
         check_edges(edges, weights)
         parameters = jax.tree.leaves(self.variables)
-        backend = resolve(self.backend, type(self).__name__, x, y, weights, skip, *parameters)
+        is_gated = isinstance(self, TensorProductLinearGate)
+        op = "tensor_product_linear_gate" if is_gated else "tensor_product_linear"
+        backend = resolve(self.backend, op, x, y, weights, skip, *parameters)
         check_index(index, self.num_indexed_weights)
         if self.input_precision not in PRECISIONS:
             raise ValueError(
@@ -119,9 +121,7 @@ class TensorProductLinear(nn.Module):
             "filter_ir_out": irreps_filter(keep),
             "irrep_normalization": normalization(self.irrep_normalization),
         }
-        if self.split is not None and (
-            skip is not None or isinstance(self, TensorProductLinearGate)
-        ):
+        if self.split is not None and (skip is not None or is_gated):
             raise ValueError("split is for a TensorProductLinear without a gate and without a skip")
         if backend == "e3nn":
             out = self._reference(x, y, weights, edges, index, skip, gate, options)
@@ -132,7 +132,7 @@ class TensorProductLinear(nn.Module):
         if (
             product.channel_columns and edges is not None
         ):  # multiplicities on both sides: no one kernel
-            x, y = self._summed(x, y, weights, edges, options)
+            x, y = self._summed(x, y, weights, edges, options, backend)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
         linear, declared = linears.for_product(
@@ -204,11 +204,10 @@ class TensorProductLinear(nn.Module):
             **common,
         )
 
-    def _summed(self, x, y, weights, edges, options):
+    def _summed(self, x, y, weights, edges, options, backend):
         """Return the products summed over the edges of a node, and a scalar one to multiply them
         with.
         """
-        backend = resolve(self.backend)
         x = x[edges.senders]
         messages = evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
         if weights is not None:

@@ -116,8 +116,8 @@ def _build(
             paths.append(Path(tuple(refs), out, terms))
         offset += mul * ir.dim
     irreps_out = e3nn.Irreps([(len(x), ir) for ir, x, *_ in blocks])
-    inputs = tuple(used.operand(s, "xy"[s], sizes[s], True, Index.ROW) for s in (X, Y))
-    output = used.operand(OUT, "out", irreps_out.dim, True, Index.ROW)
+    inputs = tuple(used.operand(s, sizes[s], True, Index.ROW) for s in (X, Y))
+    output = used.operand(OUT, irreps_out.dim, True, Index.ROW)
     form = renumbered(Form(inputs, (output,), ()), paths)
     zeros = tuple(block[-1] for block in blocks)
     if regroup:
@@ -127,7 +127,7 @@ def _build(
 
 
 def _pairs(left, right, ir: e3nn.Irrep):
-    """Return (whether of a channel with itself, (channels of left, of right)), as e3nn
+    """Yield (whether of a channel with itself, (channels of left, of right)), as e3nn
     orders them.
     """
     if left is not right:

@@ -21,7 +21,7 @@ def weighted_channels(y, weights, *, backend: str | None = None):
       y: IrrepsArray [..., irreps_y], each irrep once: a multiplicity of 1.
       weights: [..., number of irreps times channels], those of the first irrep first; the leading
         axes of y.
-      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
     Returns:
       IrrepsArray [..., channels x each irrep of y], in the order of y, of the promoted dtype.
     Raises:

@@ -34,7 +34,9 @@ def quiet():
 
 
 def _without_other_failures(record: logging.LogRecord) -> bool:
-    """Whether a record of asyncio is not that of a task of tensorstore that failed unheard."""
+    """Return whether a record of asyncio is not that of a task of tensorstore that
+    failed unheard.
+    """
     error = record.exc_info[1] if record.exc_info else None
     unheard = "exception was never retrieved" in record.getMessage()
     return not (unheard and any(word in str(error) for word in ("tensorstore", "OCDBT")))

@@ -11,7 +11,7 @@ from tests.ops.parity import only
 
 
 @pytest.mark.parametrize("few_rows", [0, 100], ids=["many rows", "few rows"])
-@pytest.mark.parametrize("backend", ["xla", "numba"])
+@pytest.mark.parametrize("backend", ["xla", "llvm"])
 @pytest.mark.parametrize(
     ("widths", "act"),
     [((7,), None), ((4, 1), None), ((4, 6, 5), jax.nn.silu)],
@@ -24,7 +24,7 @@ def test_the_layers_are_those_of_e3nn(few_rows, backend, widths, act, monkeypatc
     theirs = e3nn.flax.MultiLayerPerceptron(widths, act, output_activation=False)
     params = ours.init(jax.random.key(0), x)
     jax.tree.map(np.testing.assert_array_equal, params, theirs.init(jax.random.key(0), x))
-    native = backend == "numba" and few_rows > 0
+    native = backend == "llvm" and few_rows > 0
 
     def computed():
         """By kernels of linear forms alone, for what is lowered inside."""
@@ -49,7 +49,7 @@ def test_the_layers_are_those_of_e3nn(few_rows, backend, widths, act, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("rows", "backend", "native"), [(16384, "numba", 1), (16385, "numba", 0), (9, "xla", 0)]
+    ("rows", "backend", "native"), [(16384, "llvm", 1), (16385, "llvm", 0), (9, "xla", 0)]
 )
 def test_few_rows_are_multiplied_natively(rows, backend, native, monkeypatch):
     calls = []

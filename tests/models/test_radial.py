@@ -94,7 +94,7 @@ def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypat
         gradient = jax.grad(lambda p: jnp.sum(forces(function, p) ** 2))
         return jax.jit(lambda p: (function(p, basis), gradient(p)))(params)
 
-    native = backend == "numba" and few_edges > 0
+    native = backend == "llvm" and few_edges > 0
     interpreted = backend == "triton-interpret" and few_edges > 0 and hidden != ()
     with only(backend, runs=native or interpreted, kinds={LinearForm} if native else set()):
         found = results(networks.apply)

@@ -24,7 +24,7 @@ NEEDS_TRITON = pytest.mark.skipif(
 INTERPRETED = pytest.param("triton-interpret", marks=NEEDS_TRITON)
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 PRODUCTS = ("tensor_product", "elementwise_tensor_product")
-PORTABLE = ["xla", "numba", INTERPRETED]
+PORTABLE = ["xla", "llvm", INTERPRETED]
 BACKENDS = [*PORTABLE, *(["triton"] if has_gpu() else [])]
 
 
@@ -157,7 +157,7 @@ def only(
     interpreted, exactly; `kinds` are those of what native kernels
     compute: Form, LinearForm, StepSequence.
     """
-    if backend == "numba" and kinds is not None:
+    if backend == "llvm" and kinds is not None:
         jax.clear_caches()  # what was traced before is not computed again
     counter = _Counter()
     with pytest.MonkeyPatch.context() as patch:
@@ -179,10 +179,10 @@ def only(
         assert launched == launches if launches is not None else (launched > 0) == runs
     else:
         assert launched == 0
-    assert (native.calls > 0) == (runs and backend == "numba")
+    assert (native.calls > 0) == (runs and backend == "llvm")
     if backend == "xla":
         assert (counter.calls > 0) == runs
-    if backend == "numba" and kinds is not None:
+    if backend == "llvm" and kinds is not None:
         assert {type(what) for what in computed} == kinds
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from eqfuse import ops
 
-BACKENDS = ["xla", "numba", "e3nn"]
+BACKENDS = ["xla", "llvm", "e3nn"]
 ROWS = 4
 
 
@@ -75,7 +75,7 @@ def test_grouped_dense_promotes(backend):
     assert integers.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba"])
+@pytest.mark.parametrize("backend", ["xla", "llvm"])
 def test_without_jit(backend):
     """`jax.disable_jit` is for JAX's own functions; the ops compile theirs."""
     x, y = normal("2x0e+2x1o"), normal("0e+1o", seed=1)
@@ -169,7 +169,7 @@ def test_parameters_of_another_width_promote(x64, name, biases, backend):
         np.testing.assert_allclose(out.array, exact, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba"])
+@pytest.mark.parametrize("backend", ["xla", "llvm"])
 @pytest.mark.parametrize("name", MODULES)
 def test_half_precision_features_stay_so(name, backend):
     """float32 parameters of bfloat16 features, which e3nn would promote: computed in bfloat16."""

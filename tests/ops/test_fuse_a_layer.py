@@ -54,7 +54,7 @@ def test_the_example_runs(capsys):
     assert "32x0e+16x1o, largest difference" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba"])
+@pytest.mark.parametrize("backend", ["xla", "llvm"])
 def test_functions_are_the_modules(backend):
     x, y = (
         e3nn.normal(irreps, jax.random.key(n), (5,))
@@ -76,7 +76,7 @@ def test_functions_are_the_modules(backend):
         )
     linear, index = e3nn.flax.Linear("3x0e", num_indexed_weights=2), jnp.arange(5) % 2
     params = linear.init(jax.random.key(2), index, x)
-    with only(backend, runs=backend == "numba", kinds={LinearForm}):  # XLA has no kernel for it
+    with only(backend, runs=backend == "llvm", kinds={LinearForm}):  # XLA has no kernel for it
         got = ops.linear(
             x, params["params"], "3x0e", index=index, num_indexed_weights=2, backend=backend
         )

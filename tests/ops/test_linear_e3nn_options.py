@@ -45,7 +45,7 @@ def arguments(name):
     return (x,) if shape is None else (jax.random.normal(jax.random.key(5), shape), x)
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba"])
+@pytest.mark.parametrize("backend", ["xla", "llvm"])
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_values_and_gradients_are_e3nns(name, backend):
     """Float64 to 1e-12: up to a hundred products each; the parameters are the same from one key."""

@@ -20,6 +20,6 @@ def test_all_orders_equal_e3nn(name, kernels, x64):
     case, problem = CASES[name], Problem(CASES[name])
     plain = case.cls is TensorProductLinear and not case.indexed
     by_row = not case.graph or dict(case.options).get("channelwise")
-    with only("numba", kinds={Form, LinearForm, *([StepSequence] if plain and by_row else [])}):
-        found = orders(problem, "numba")
+    with only("llvm", kinds={Form, LinearForm, *([StepSequence] if plain and by_row else [])}):
+        found = orders(problem, "llvm")
     assert worst(found, orders_of_e3nn(case)) < 1e-12

@@ -81,8 +81,8 @@ def test_random_mixings_and_their_derivatives(rows, num_sets, vector_bytes, monk
     arrays = [jnp.asarray(rng.normal(size=linear_form.shape(o, rows))) for o in linear_form.inputs]
     index = jnp.asarray(rng.integers(0, SETS, rows), jnp.int32) if num_sets else None
     expected = with_derivatives(linear_form, arrays, index, rows, "xla")
-    with only("numba"):
-        found = with_derivatives(linear_form, arrays, index, rows, "numba")
+    with only("llvm"):
+        found = with_derivatives(linear_form, arrays, index, rows, "llvm")
     pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True)
     for a, b in pairs:
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-13 * max(1.0, np.abs(a).max()))
@@ -106,7 +106,7 @@ def test_gradients_of_many_rows_are_as_exact_as_xla_computes_them():
         function = lambda w: linear_forms.evaluate(linear_form, [x32, w], None, rows, backend)[0]  # noqa: E731
         return np.abs(jax.jit(lambda w: jax.vjp(function, w)[1](z32)[0])(w) - exact).max()
 
-    assert error("numba") <= 2 * error("xla")
+    assert error("llvm") <= 2 * error("xla")
 
 
 @pytest.mark.parametrize("num_sets", [0, SETS])
@@ -123,7 +123,7 @@ def test_results_do_not_depend_on_the_number_of_threads(num_sets):
         for threads in (1, 2, 3):
             machine.set_threads(threads)
             results.append(
-                jax.tree.leaves(with_derivatives(linear_form, arrays, index, rows, "numba"))
+                jax.tree.leaves(with_derivatives(linear_form, arrays, index, rows, "llvm"))
             )
     finally:
         machine.set_threads(machine.threads())
@@ -147,7 +147,7 @@ def test_wide_matrices_are_left_to_xla(mul, dim, num_sets, native):
     shapes = [jax.ShapeDtypeStruct(linear_form.shape(o, 3), "float32") for o in linear_form.inputs]
     index = jnp.zeros(3, jnp.int32) if num_sets else None
     lowered = jax.jit(
-        lambda x, w: linear_forms.evaluate(linear_form, [x, w], index, 3, "numba")
+        lambda x, w: linear_forms.evaluate(linear_form, [x, w], index, 3, "llvm")
     ).lower(*shapes)
     assert ("eqfuse_" in lowered.as_text()) == native
 
@@ -158,7 +158,7 @@ def test_a_set_out_of_range_is_an_error(wrong):
     arrays = [jnp.ones(linear_form.shape(o, 5)) for o in linear_form.inputs]
     index = jnp.asarray([0, 1, wrong, 2, 0], jnp.int32)
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"index\[2\] is {wrong}, outside"):
-        jax.block_until_ready(linear_forms.evaluate(linear_form, arrays, index, 5, "numba"))
+        jax.block_until_ready(linear_forms.evaluate(linear_form, arrays, index, 5, "llvm"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -168,7 +168,7 @@ def test_narrow_dtypes_are_computed_in_float32(dtype):
     arrays = [
         jnp.asarray(rng.normal(size=linear_form.shape(o, 5)), dtype) for o in linear_form.inputs
     ]
-    [found] = linear_forms.evaluate(linear_form, arrays, None, 5, "numba")
+    [found] = linear_forms.evaluate(linear_form, arrays, None, 5, "llvm")
     [exact] = definition.evaluate(linear_form, [a.astype(jnp.float32) for a in arrays], None, 5)
     assert found.dtype == dtype
     rounding = float(jnp.finfo(dtype).eps)

@@ -17,7 +17,7 @@ from eqfuse import ops
 HERE = pathlib.Path(__file__).parent
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+@pytest.mark.parametrize("backend", ["xla", "llvm", "triton-interpret"])
 def test_four_host_devices(backend):
     """Under jit with sharded operands and inside shard_map, values and gradients are e3nn's."""
     if backend == "triton-interpret":

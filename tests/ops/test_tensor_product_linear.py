@@ -108,7 +108,7 @@ def test_all_orders_equal_e3nn(case, backend):
             assert worst(a, b) < 1e-12, name
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+@pytest.mark.parametrize("backend", ["xla", "llvm", "triton-interpret"])
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
     """No error is more than twice e3nn-jax's in the same dtype, or than eight roundings.
@@ -158,7 +158,7 @@ def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
 
 def test_no_rows_and_no_channels_in_common():
     """Zero rows give zero rows; what the Linear cannot reach is zero."""
-    for backend in ("xla", "numba", "triton-interpret"):
+    for backend in ("xla", "llvm", "triton-interpret"):
         module = TensorProductLinear("3x0e+2x2o", force_irreps_out=True, backend=backend)
         x, y = (
             e3nn.normal("2x0e", jax.random.key(0), (4,)),
@@ -171,7 +171,7 @@ def test_no_rows_and_no_channels_in_common():
         assert module.apply(params, x[:0], y[:0]).shape == (0, 13)
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+@pytest.mark.parametrize("backend", ["xla", "llvm", "triton-interpret"])
 @pytest.mark.parametrize("normalization", ["component", "norm", "none"])
 def test_normalizations_filters_and_broadcasting(backend, normalization):
     if backend == "triton-interpret":

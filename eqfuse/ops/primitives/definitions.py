@@ -37,7 +37,7 @@ class Call:
         """
         fused = self.fused
         plain = not fused.summed and fused.gate is None and not fused.num_sets
-        return self.backend == "numba" and plain
+        return self.backend == "llvm" and plain
 
 
 def product(call: Call, form: Form, inputs, integers):

@@ -31,7 +31,7 @@ def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) ->
         that are indexed by node, [1, size] for those that all rows share; all of one dtype:
         float32, float64 or bfloat16.
       edges: the rows, for a form on a graph.
-      backend: "xla", "numba", "triton" or "triton-interpret".
+      backend: "xla", "llvm", "triton" or "triton-interpret".
     Returns:
       An array for each of the form's outputs, of the same dtype; sums in float32 or better.
     Raises:

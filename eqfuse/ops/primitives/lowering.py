@@ -51,7 +51,7 @@ def _form(*args, form, num_rows, num_nodes, backend):
 
 
 def _kernels(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
-    if backend == "numba":
+    if backend == "llvm":
         return native.run(form, inputs, indices, num_rows, num_nodes)
     return form_kernels.run(form, inputs, indices, num_rows, num_nodes, backend)
 
@@ -93,7 +93,7 @@ def _linear_form(*arrays, linear_form, num_rows, backend):
     if backend.startswith("triton") and num_rows and linear_form.terms:
         return linear_kernels.run(linear_form, values, index, num_rows, backend)
     index = index[0] if index else None
-    if backend == "numba" and num_rows and linear_form.terms:
+    if backend == "llvm" and num_rows and linear_form.terms:
         return native.linear(linear_form, values, index, num_rows)
     return xla_linear_forms.evaluate(linear_form, values, index, num_rows)
 

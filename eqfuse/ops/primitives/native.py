@@ -127,7 +127,7 @@ def _lower(ctx, *operands, module, shapes):
 
 def _refuse(ctx, *operands, module, shapes):
     raise ValueError(
-        "backend='numba' runs on CPUs, and this computation is lowered for another device; use "
+        "backend='llvm' runs on CPUs, and this computation is lowered for another device; use "
         "backend='triton' or backend='xla' there"
     )
 

@@ -49,7 +49,9 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     References: vesin, https://github.com/Luthaf/vesin
     """
     if not (np.isfinite(cutoff) and cutoff > _LEAST_CUTOFF):
-        raise DataError(f"the cutoff must be a number of Å above {_LEAST_CUTOFF}, got {cutoff}")
+        raise DataError(
+            f"the cutoff must be a positive number of Å, above {_LEAST_CUTOFF}, got {cutoff}"
+        )
     positions = np.ascontiguousarray(positions, np.float64)
     cell = np.ascontiguousarray(cell, np.float64)
     pbc = np.ascontiguousarray(pbc, bool)

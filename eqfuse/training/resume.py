@@ -134,10 +134,18 @@ def read_config(folder: Path) -> Config:
 def check_same_run(config: Config, metadata: dict, folder: Path):
     """Refuse a checkpoint that was made with other settings than those in config.yaml.
 
+    A setting that the version which made the checkpoint did not have yet was at its default.
+
     Raises:
       ConfigError: naming the settings that differ.
     """
     ours, theirs = _flat(dataclasses.asdict(config)), _flat(metadata["config"])
+    parts = [
+        ("", config),
+        *((f"{group}.", getattr(config, group)) for group in (*DEFAULTS, "training")),
+    ]
+    defaults = {p + f.name: f.default for p, node in parts for f in dataclasses.fields(node)}
+    theirs = {key: defaults[key] for key in ours.keys() & defaults.keys()} | theirs
     ignored = {*CHANGEABLE, "run", "resume"}
     different = [
         f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"

@@ -93,7 +93,7 @@ def _evaluate(options, trained_on: dict):
 
 
 def _read(options, trained_on: dict) -> list[data.Structure]:
-    """The structures of the file, with labels of the names that the training was given.
+    """Return the structures of the file, with labels of the names that the training was given.
 
     Args:
       trained_on: the settings of the data of the run.
@@ -110,7 +110,7 @@ def _read(options, trained_on: dict) -> list[data.Structure]:
 
 
 def _not_isolated(structures, path) -> list[data.Structure]:
-    """The structures that are predicted; says how many are not.
+    """Return the structures that are predicted; says how many are not.
 
     Raises:
       DataError: none.
@@ -124,7 +124,7 @@ def _not_isolated(structures, path) -> list[data.Structure]:
 
 
 def _folder(options) -> Path:
-    """Where the results go.
+    """Return where the results go.
 
     Raises:
       DataError: the default folder holds those of another file of this name.
@@ -146,7 +146,7 @@ def _folder(options) -> Path:
 
 
 def draw_parity(structures, predicted: list[Predicted], target: Path):
-    """The parity plot, energies relative to the reference energies of the run."""
+    """Draw the parity plot, energies relative to the reference energies of the run."""
     pairs = list(zip(structures, predicted, strict=True))
     isolated = [p.energy - p.relative_energy for _, p in pairs]
     energies = (
@@ -178,7 +178,9 @@ def _print(rows: list[dict]):
 
 
 def _atoms(structure, predicted: Predicted) -> ase.Atoms:
-    """Predictions under the usual names; those of the file as reference_energy and the like."""
+    """Return predictions under the usual names; those of the file as reference_energy
+    and the like.
+    """
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
     )

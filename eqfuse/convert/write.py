@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ from eqfuse.data import Shape, collate
 from eqfuse.training.config import Config, MACEConfig, MoleculeTraining
 from eqfuse.training.data_config import ExtxyzData
 from eqfuse.training.molecule import UNITS
+from eqfuse.training.resume import CONVERTED
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.saving import Checkpoints
 
@@ -134,12 +136,14 @@ def _write(path: Path, run: str, description: Description, params: dict):
         progress = {"position": {"epoch": 0, "batch": 0}, "epoch": 0}
         checkpoints.offer("best", 0, lambda: variables, progress)
         checkpoints.close()
+        text = json.dumps(metadata["converted"], indent=1)
+        (folder.path / CONVERTED).write_text(f"{text}\n", encoding="utf-8")
     finally:
         folder.close()
 
 
 def _config(path: Path, run: str, description: Description) -> Config:
-    """The settings of the run; its data are the file that was converted."""
+    """Return the settings of the run; its data are the file that was converted."""
     names = {f.name for f in dataclasses.fields(MACEConfig)}
     fields = {name: v for name, v in description.fields.items() if name in names}
     return Config(

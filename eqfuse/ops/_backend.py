@@ -113,7 +113,7 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
 
 
 def resolve_here(backend: str | None) -> str:
-    """As `resolve`, for what is computed by JAX's default device, and for all ops.
+    """Resolve as `resolve` does, for what is computed by JAX's default device, and for all ops.
 
     Raises:
       ValueError: as there, and a backend for other devices.
@@ -147,7 +147,7 @@ def explain(backend: str | None, op: str) -> Op:
 
 
 def _asked(backend: str | None, op: str) -> tuple[str | None, str]:
-    """The backend that is asked for by name, if any, and what asks for it."""
+    """Return the backend that is asked for by name, if any, and what asks for it."""
     for text, asked in ((backend, "backend"), (os.environ.get(_VARIABLE) or None, _VARIABLE)):
         if text is not None:
             named = _named(str(text), asked)
@@ -157,13 +157,13 @@ def _asked(backend: str | None, op: str) -> tuple[str | None, str]:
 
 
 def _part(asked: str, text: str, name: str) -> str:
-    """The name of a backend, in a text that may name several."""
+    """Return the name of a backend, in a text that may name several."""
     return f"{asked} {name!r}" if name == text else f"{asked} {text!r}: {name!r}"
 
 
 @functools.lru_cache(maxsize=1024)
 def _named(text: str, asked: str) -> dict[str, str]:
-    """The backend of each op that is named, and under "" that of the others."""
+    """Return the backend of each op that is named, and under "" that of the others."""
     found: dict[str, str] = {}
     for part in text.split(","):
         op, equals, name = (word.strip() for word in part.rpartition("="))

@@ -127,7 +127,7 @@ def _build(
 
 
 def _pairs(left, right, ir: e3nn.Irrep):
-    """Return (whether of a channel with itself, (channels of left, of right)), as e3nn
+    """Yield (whether of a channel with itself, (channels of left, of right)), as e3nn
     orders them.
     """
     if left is not right:

@@ -184,6 +184,10 @@ class MoleculeTraining:
     stress_weight: float = setting(0.0, "weight of the squared error of the stress; 0: not used")
     clip_norm: float | None = setting(10.0, "largest global norm of the gradient; null: no limit")
     ema_decay: float = setting(0.99, "decay of the average of the parameters; 0: no average")
+    freeze: str | None = setting(
+        None,
+        "parameters that keep their values, by names and patterns: 'embedding,radial,layer_0/*'",
+    )
     schedule: str = setting("cosine", "learning rate: cosine, plateau or constant")
     warmup_steps: int = setting(50, "steps over which the learning rate rises from zero")
     min_lr: float = setting(1e-5, "lowest learning rate; plateau stops there")
@@ -240,6 +244,9 @@ class Config:
     start_from: str | None = setting(
         None, "folder of a run whose trained network to start from; see Options", reads=True
     )
+    elements: str | None = setting(
+        None, "with start_from=: data keeps only the elements that the data have; null: all"
+    )
     resume: str | None = setting(
         None, "folder of an interrupted run to go on with; see Options. Nothing else is needed"
     )
@@ -255,6 +262,10 @@ class Config:
         what = "a number of devices, all, or distributed"
         require(known and self.devices.strip("0") != "", "devices", self.devices, what)
         require(0 <= self.seed < 2**32, "seed", self.seed, "zero or more, and less than 2^32")
+        if self.elements is not None:
+            one_of("elements", self.elements, ["data"])
+            need = "left out without start_from=: a new network has the elements of its data"
+            require(self.start_from is not None, "elements", self.elements, need)
         fits = self.start_from is None and getattr(self.data, "reference_energies", None) == FIT
         need = f"a file, or null: {FIT} is for start_from=, and null fits them to the data"
         require(not fits, "data.reference_energies", FIT, need)
@@ -287,4 +298,5 @@ SHORTHANDS = {
     "cutoff": "model.cutoff",
     "lr": "training.lr",
     "batch_size": "data.batch_size",
+    "freeze": "training.freeze",
 }

@@ -72,7 +72,7 @@ def profile(step, args: tuple, folder: Path, writes: bool = True) -> str:
 
 
 def summarise(folder: Path, program: Program, steps: int = STEPS) -> list[Row]:
-    """The operations of a trace by kernel and source, those that take longest first.
+    """Return the operations of a trace by kernel and source, those that take longest first.
 
     Args:
       folder: of the trace.
@@ -103,7 +103,7 @@ def _file(folder: Path) -> Path:
 
 
 def _stem(name: str, instruction) -> str:
-    """What operations of one kind have in common: "dot_general.12" is a "dot_general"."""
+    """Return what operations of one kind have in common: "dot_general.12" is a "dot_general"."""
     if instruction is not None and instruction.target.startswith("eqfuse"):
         return instruction.primitive or instruction.target
     stem = name.rstrip("0123456789")
@@ -158,7 +158,7 @@ def _write(path: Path, rows: list[Row]):
 
 
 def table(rows: list[Row], step_ms: float, folder: Path) -> str:
-    """The rows that take longest, the rest as one, and where the trace is.
+    """Return the rows that take longest, the rest as one, and where the trace is.
 
     Args:
       rows: of `summarise`.

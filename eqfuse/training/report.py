@@ -24,7 +24,7 @@ def report(
     folder: RunFolder,
     devices: Devices,
 ) -> str:
-    """What is about to be trained, on one screen.
+    """Return what is about to be trained, on one screen.
 
     Args:
       config: of the run.
@@ -60,7 +60,7 @@ def report(
 
 
 def _backend(config: Config) -> str:
-    """What runs the ops, and which ops something else runs."""
+    """Return what runs the ops, and which ops something else runs."""
     apart = "".join(f"; {op} on {name}" for op, name in ops.resolve_apart(config.backend).items())
     platform = jax.devices()[0].platform
     return f"{ops.resolve(config.backend)} on {platform}{apart}; {config.dtype}"
@@ -90,7 +90,7 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
 
 
 def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
-    """How many frames have a stress, if any has, and whether it is trained on."""
+    """Return how many frames have a stress, if any has, and whether it is trained on."""
     parts = {"training": dataset.train, "validation": dataset.val}
     counts = {name: sum(s.stress is not None for s in samples) for name, samples in parts.items()}
     if not any(counts.values()):
@@ -102,7 +102,7 @@ def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
 
 
 def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:
-    """How many programs will be compiled, for as long as the run may last."""
+    """Return how many programs will be compiled, for as long as the run may last."""
     train, val = batchers
     epochs = Limits(config, len(train)).steps / len(train)
     if math.isinf(epochs):

@@ -224,7 +224,7 @@ def _is_number(text: str) -> bool:
 
 
 def folder_for(config: Config) -> Path:
-    """Where the run will write.
+    """Return where the run will write.
 
     Raises:
       ConfigError: `run` names something that exists, and is not to be resumed; a path that no
@@ -269,7 +269,9 @@ def _exists(path: Path) -> str:
 
 
 def _locked(folder: Path):
-    """The open lock file of a folder; the system unlocks it when the process ends, however."""
+    """Return the open lock file of a folder; the system unlocks it when the process
+    ends, however.
+    """
     try:
         file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - while the run lasts
     except OSError as error:

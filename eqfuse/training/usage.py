@@ -63,7 +63,7 @@ Exit codes: 0 done; 1 the training failed; 2 settings or data refused; 130 inter
 
 
 def usage(program: str = "python train.py") -> str:
-    """The help text: examples, choices, then every setting with its default.
+    """Return the help text: examples, choices, then every setting with its default.
 
     Args:
       program: how the command is called.
@@ -84,7 +84,7 @@ def usage(program: str = "python train.py") -> str:
 
 
 def _sections():
-    """(title, prefix, dataclass) of the settings of each choice."""
+    """Yield (title, prefix, dataclass) of the settings of each choice."""
     for name, node in GROUPS["model"].items():
         if name != "tetris":
             yield f"model={name}", "model.", node
@@ -99,7 +99,9 @@ def _sections():
 
 
 def _fields(node, prefix: str) -> list[str]:
-    """A line for each setting of a dataclass that is not one of the class that it extends."""
+    """Return a line for each setting of a dataclass that is not one of the class that
+    it extends.
+    """
     lines, extended = [], node.__base__
     inherited = dataclasses.fields(extended) if dataclasses.is_dataclass(extended) else ()
     names = {f.name for f in inherited}

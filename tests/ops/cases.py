@@ -92,7 +92,7 @@ class Case:
 
     @property
     def sums(self) -> dict[str, int]:
-        """Of which operands, one row for all, the gradient is a sum over how many rows."""
+        """Return how many rows the gradient of each operand is summed over, if one serves all."""
         if self.on_graph:
             return dict.fromkeys(self.shared, len(self.graph.pairs))
         rows = math.prod(np.broadcast_shapes(self.shape_x, self.shape_y))

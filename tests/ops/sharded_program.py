@@ -28,7 +28,7 @@ def close(got, expected):
 
 
 def ops_over_rows(backend, shape):
-    """Of each op by name: parameters, and a function of (parameters, x, y).
+    """Return for each op, by name: parameters, and a function of (parameters, x, y).
 
     Args:
       shape: of the leading axes of x and y.
@@ -89,7 +89,7 @@ def ops_over_rows(backend, shape):
 
 
 def value_and_gradients(function):
-    """Of a function that `ops_over_rows` gives, of arrays."""
+    """Return the value and gradients of a function that `ops_over_rows` gives, of arrays."""
 
     def both(parameters, x, y):
         def value(parameters, x, y):

@@ -150,7 +150,7 @@ def test_gate_and_scalar_first(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("graph", [False, True])
 def test_channelwise(graph, backend):
-    """Of the unfiltered `channelwise_tensor_product`."""
+    """Check the unfiltered `channelwise_tensor_product`."""
     rng = np.random.default_rng(7)
     x, y = e3nn.Irreps("3x0e+3x1o+3x1e"), e3nn.Irreps("3x1o+3x2e")
     edges = ops.Edges.from_arrays(*rng.integers(0, NODES, (2, EDGES)), NODES) if graph else None

@@ -58,7 +58,7 @@ class Graph:
         cotangent = normal(edges.num_edges, e3nn.Irreps(self.out).dim)
 
         def loss(params, x, y):
-            """Of what a force is made of."""
+            """Return the loss of what a force is made of."""
             forces = jax.vjp(lambda x, y: value(params, x, y), x, y)[1](cotangent)
             return sum(jnp.sum(jnp.sin(f)) for f in forces)
 
@@ -125,7 +125,7 @@ SMALL = Graph(np.array([0, 1, 1, 0, 2]), 3, "2x0e+2x1o", "2x0e+1x1o")
 
 
 def test_third_derivatives_are_composed(kernels, x64):
-    """Of what has kernels for two."""
+    """Compose them of what has kernels for two."""
 
     def third(backend):
         function, operands = SMALL.problem(backend, np.float64)

@@ -32,7 +32,7 @@ class Case:
 
     @property
     def sums(self):
-        """Of which operands the gradient is a sum over how many rows."""
+        """Return over how many rows the gradient of each operand is a sum."""
         return {"w": math.prod(self.shape)} if self.num_indices == 1 else {}
 
     @functools.cached_property

@@ -55,7 +55,9 @@ class Fused:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the rows of the outputs: out and, if they are others, the arrays of z."""
+        """Return the sizes of the rows of the outputs: out and, if they are others, the arrays of
+        z.
+        """
         gated = () if self.gate is None else (self.gate.irreps_out.dim,)
         return (*gated, *(rows.size for rows in self.linear.linear_form.outputs))
 

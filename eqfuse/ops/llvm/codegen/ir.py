@@ -175,7 +175,7 @@ class Function:
 
 
 def declarations(dtype: str) -> str:
-    """Of the intrinsics that a function of this dtype may call."""
+    """Return the declarations of the intrinsics that a function of this dtype may call."""
     real, suffix = REAL[dtype], "f32" if dtype == "float32" else "f64"
     lines = ["declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
     lines.append(f"declare {real} @llvm.fmuladd.{suffix}({real}, {real}, {real})")

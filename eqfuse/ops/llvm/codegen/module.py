@@ -6,7 +6,7 @@ import hashlib
 from eqfuse.ops.llvm.codegen.arguments import Arguments
 
 VERSION = 2
-"""Of the generated code and its interface to the runtime; part of every kernel's name."""
+"""Version of the generated code and its interface to the runtime; part of every kernel's name."""
 
 SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
 

@@ -106,7 +106,9 @@ class Plan:
 
     @property
     def sum_bytes(self) -> int:
-        """Of the sums over channels of one component, one in each lane, in float64."""
+        """Return the bytes of the sums over channels of one component, one in each lane, in
+        float64.
+        """
         return self.widest * ir.BYTES["float64"]
 
     def is_summed(self, key: Key) -> bool:

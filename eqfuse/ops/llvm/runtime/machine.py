@@ -20,7 +20,7 @@ from eqfuse.ops.llvm.codegen.plan import Machine
 from eqfuse.ops.llvm.runtime import handlers
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
-"""Of XLA's FFI, major and minor, whose structures `runtime.py` reads: jaxlib 0.10 to 0.12."""
+"""Versions of XLA's FFI whose structures `runtime.py` reads: those of jaxlib 0.10 to 0.12."""
 
 _lock = threading.RLock()
 _compiling = threading.Lock()

@@ -188,6 +188,10 @@ def test_every_op_asks_for_its_own_backend():
     with recorded() as found:
         ops.LinearSum(irreps, ("a", "b"), backend="xla,linear=e3nn").init(key, x, x)
     assert [(f.kind, f.backend) for f in found] == [("linear", "e3nn")]
+    with only("xla", runs=False):  # of native kernels none; it counts products only
+        jax.block_until_ready(calls["linear"]("llvm,linear=xla"))
+    with only("llvm"):
+        jax.block_until_ready(calls["linear"]("xla,linear=llvm"))
 
 
 def test_numba_is_another_name_for_llvm(machine, monkeypatch):

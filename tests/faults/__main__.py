@@ -1,6 +1,6 @@
 """Plant each fault in a copy of the repository, and say whether the tests catch it.
 
-python -m tests.faults                             # each against the test files that it names
+python -m tests.faults                             # each against the tests that it names
 python -m tests.faults --selection "-m quick"      # of these, what pytest selects
 python -m tests.faults --all-tests                 # against the whole suite: hours
 """
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the faults, and do nothing")
     parser.add_argument("--only", nargs="+", default=[""], help="faults with this in their names")
     parser.add_argument("--selection", default="", help='more for pytest, such as "-m quick"')
-    parser.add_argument("--all-tests", action="store_true", help="not only the files of the fault")
+    parser.add_argument("--all-tests", action="store_true", help="not only those of the fault")
     options = parser.parse_args(arguments)
     faults = [f for f in FAULTS if any(text in f.name for text in options.only)]
     if options.list:

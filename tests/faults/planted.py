@@ -112,7 +112,7 @@ FAULTS = (
         f"{OPS}/llvm/codegen/plan.py",
         '{Index.SENDER: "senders", Index.RECEIVER: "receivers"}',
         '{Index.SENDER: "receivers", Index.RECEIVER: "senders"}',
-        ("tests/ops/test_numba.py::test_random_forms_and_their_gradients",),
+        ("tests/ops/test_llvm.py::test_random_forms_and_their_gradients",),
     ),
     Fault(
         "rows left over by a native Linear",

@@ -120,7 +120,7 @@ CASES = {name: fused(**spec) for name, spec in SPECS.items()}
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str):
     """The kernels of a Linear from irreps to the same: forward, and backward of everything."""
     linear = linears.linear(irreps, (False,) * len(irreps), irreps, num_sets=num_sets)
-    mixing = linear.mixing
-    n = len(mixing.inputs)
-    backward = mixing.jvp((True,) * n).transpose((False,) * n + (True,) * n, (True,))
-    return [linear_kernel.generate(m, dtype, False) for m in (mixing, backward)]
+    linear_form = linear.linear_form
+    n = len(linear_form.inputs)
+    backward = linear_form.jvp((True,) * n).transpose((False,) * n + (True,) * n, (True,))
+    return [linear_kernel.generate(m, dtype, False) for m in (linear_form, backward)]

@@ -39,25 +39,29 @@ class Calculator(ase.calculators.calculator.Calculator):
       run: the run's folder.
       skin: Å.
       which: "best" or "last" checkpoint; None for the best there is.
+      dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
     Raises:
       CheckpointError: no readable checkpoint.
-      ValueError: a skin that is negative or not finite, another `which`, or a run that did not
-        train a potential.
+      ValueError: a skin that is negative or not finite, another `which` or dtype, or a run that did
+        not train a potential.
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "free_energy")
 
-    def __init__(self, run, *, skin: float = 0.5, which=None, backend=None, **kwargs):
+    def __init__(self, run, *, skin: float = 0.5, which=None, dtype=None, backend=None, **kwargs):
         super().__init__(**kwargs)
         if not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
+        if dtype not in (None, "float32", "float64"):
+            raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
         metadata = read_metadata(run, which=which)
         if metadata["potential"] is None:
             raise ValueError(f"{run} trained no potential but a classification (data=tetris)")
-        self._dtype = metadata["config"]["dtype"]
+        self._dtype = dtype or metadata["config"]["dtype"]
         with self._precision():
             potential, params, _ = load_run(run, which=which, backend=backend)
+            params = jax.tree.map(lambda p: p.astype(self._dtype), params)
         self.species = tuple(metadata["species"])
         self.cutoff = float(metadata["model_fields"]["cutoff"])
         self.skin = float(skin)
@@ -78,11 +82,11 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     @property
     def num_compilations(self) -> int:
-        """How many programs were compiled so far."""
+        """Return how many programs were compiled so far."""
         return self._evaluated._cache_size()
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=()):
-        """As ASE's; units are eV, eV/Å and eV/Å^3.
+        """Calculate as ASE's calculators do; units are eV, eV/Å and eV/Å^3.
 
         Raises:
           DataError: an element that the run was not trained on, no atoms, atoms at one place,
@@ -115,7 +119,8 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._store(prediction, len(species), cell)
 
     def _edges(self, cell):
-        """Pairs within the cutoff, and positions of the images that they join, as in `Sample`.
+        """Return pairs within the cutoff, and positions of the images that they join, as in
+        `Sample`.
 
         They are of a list that is made anew when atoms have moved too far.
         """
@@ -142,7 +147,9 @@ class Calculator(ase.calculators.calculator.Calculator):
         return senders[near], receivers[near], shifts[near], positions
 
     def _padded(self, sample: Sample) -> Shape:
-        """A shape with room for the sample: of those compiled for, unless most would be padding."""
+        """Return a shape with room for the sample: of those compiled for, unless most would be
+        padding.
+        """
         n_nodes, n_edges = sample.num_atoms + 1, sample.num_edges
         fitting = [
             shape
@@ -203,7 +210,7 @@ class _Neighbors:
 
 
 def _room(count: int, multiple: int) -> int:
-    """A tenth more than a number of atoms or edges, and at least one, in whole multiples."""
+    """Return a tenth more than a number of atoms or edges, and at least one, in whole multiples."""
     return -(-int(_HEADROOM * count + 1) // multiple) * multiple
 
 

@@ -1,6 +1,6 @@
 """Run e3nn-jax's own tests of tensor products, Linears and gates against the ops of eqfuse.
 
-    python scripts/e3nn_tests.py numba
+    python scripts/e3nn_tests.py llvm
 
 downloads the source distribution of the installed e3nn-jax into a temporary folder, puts the ops in
 the place of its functions, and runs its tests with the backend that was named. The tests need the

@@ -21,6 +21,9 @@ ALLOWED = {
     "pictures": set(),
     "evaluation": {"data", "models", "training"},
     "evaluate": {"ops", "data", "training", "pictures", "evaluation"},
+    "cli": {"ops", "training", "evaluate", "convert"},
+    "_startup": set(),
+    "convert": {"ops", "graph", "data", "models", "training", "convert"},
     "calculator": {"graph", "ops", "data", "models", "training"},
 }
 # The layers of ops: what each may import of the others; modules that are not listed are public ops,

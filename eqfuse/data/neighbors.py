@@ -27,7 +27,7 @@ _MOST_PAIRS, _MOST_NEIGHBORS, _IMAGES_PER_PAIR = 5e7, 1e5, 100
 
 
 def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All ordered pairs of atoms closer than the cutoff, periodic images included.
+    """Return all ordered pairs of atoms closer than the cutoff, periodic images included.
 
         vector[e] = positions[senders[e]] + shifts[e] - positions[receivers[e]]
 
@@ -49,7 +49,9 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     References: vesin, https://github.com/Luthaf/vesin
     """
     if not (np.isfinite(cutoff) and cutoff > _LEAST_CUTOFF):
-        raise DataError(f"the cutoff must be a number of Å above {_LEAST_CUTOFF}, got {cutoff}")
+        raise DataError(
+            f"the cutoff must be a positive number of Å, above {_LEAST_CUTOFF}, got {cutoff}"
+        )
     positions = np.ascontiguousarray(positions, np.float64)
     cell = np.ascontiguousarray(cell, np.float64)
     pbc = np.ascontiguousarray(pbc, bool)
@@ -139,7 +141,9 @@ def _steps_to_neighbors(positions, senders, receivers, shifts, part) -> np.ndarr
 
 
 def _cells_away(positions, cell, pbc) -> np.ndarray:
-    """How many cells each atom is outside of its own, [n_atoms, 3]; 0 in other directions."""
+    """Return how many cells each atom is outside of its own, [n_atoms, 3]; 0 in other
+    directions.
+    """
     away = np.zeros(positions.shape)
     away[:, pbc] = np.floor(positions @ np.linalg.pinv(cell[pbc]))
     return away
@@ -168,7 +172,7 @@ def _closed_up(points, cell, pbc, away, cutoff: float) -> tuple[np.ndarray, np.n
 
 
 def _extent(points, cell, pbc) -> np.ndarray:
-    """[3] Å, the distance between faces of the cell, or of the first and last atom."""
+    """Return [3] Å, the distance between faces of the cell, or of the first and last atom."""
     extent = np.ptp(points, axis=0)
     with np.errstate(divide="ignore"):
         # Infinite from 1e154 Å on.
@@ -177,7 +181,7 @@ def _extent(points, cell, pbc) -> np.ndarray:
 
 
 def _too_far_apart(points, cell, pbc, cutoff: float) -> bool:
-    """Whether vesin would divide by zero, which ends the process, or need hours."""
+    """Return whether vesin would divide by zero, which ends the process, or need hours."""
     # logarithms, which do not overflow
     boxes = np.log(np.maximum(np.floor(_extent(points, cell, pbc) / cutoff), 1))
     if boxes.max() > np.log(_LONGEST):

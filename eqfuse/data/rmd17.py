@@ -77,7 +77,7 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
 
 
 def _load(path) -> tuple[dict[str, np.ndarray], float]:
-    """The arrays, and the unit of the energies in eV."""
+    """Return the arrays, and the unit of the energies in eV."""
     require_regular(path)
     try:
         with open(path, "rb") as stream, _npz(path, stream) as file:

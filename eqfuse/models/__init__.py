@@ -12,6 +12,7 @@ from eqfuse.graph import Graph
 from eqfuse.models.allegro import Allegro
 from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
+from eqfuse.models.pairs import ZBL
 from eqfuse.models.potential import Potential, Prediction, predict
 from eqfuse.models.tetris_head import tetris_logits
 from eqfuse.models.tetris_net import TetrisNet
@@ -19,6 +20,7 @@ from eqfuse.models.tetris_net import TetrisNet
 __all__ = [
     "MACE",
     "MODELS",
+    "ZBL",
     "Allegro",
     "NequIP",
     "Potential",
@@ -56,7 +58,7 @@ def build(name: str, **fields) -> nn.Module:
 
 
 def summary(module: nn.Module, params) -> str:
-    """The irreps of each layer and the number of parameters, as lines of text.
+    """Return the irreps of each layer and the number of parameters, as lines of text.
 
     Args:
       module: a model, or a `Potential` around one.
@@ -74,7 +76,7 @@ def summary(module: nn.Module, params) -> str:
 
 
 def ops_summary(module: nn.Module, params, graph: Graph) -> str:
-    """How many ops of each kind one evaluation calls, and what runs them, as lines of text.
+    """Return how many ops of each kind one evaluation calls, and what runs them, as lines of text.
 
     Where that is not what is best on this machine, the line says why. Derivatives run on the same
     backend. Nothing is compiled or computed.

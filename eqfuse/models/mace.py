@@ -11,6 +11,7 @@ from eqfuse import ops
 from eqfuse.models.irreps import SCALAR
 from eqfuse.models.mace_irreps import feature_irreps
 from eqfuse.models.nequip import gate_input
+from eqfuse.models.pairs import agnesi_transform, radii_of
 from eqfuse.models.radial import RadialNetworks, edge_features
 
 
@@ -25,6 +26,8 @@ class MACELayer(nn.Module):
       correlation: largest number of factors A.
       num_species: number of species, each with its own weights W and its own skip.
       skip: whether there is a skip (a residual connection).
+      species_linear: whether A is mixed once more, by a Linear for each species.
+      density_normalization: whether A is divided by 1 + density, see `density`, and not sqrt(n).
       backend: see `eqfuse.ops`.
     References: Batatia et al. 2022, eqs. 8 to 12.
     """
@@ -34,18 +37,22 @@ class MACELayer(nn.Module):
     correlation: int
     num_species: int
     skip: bool
+    species_linear: bool
+    density_normalization: bool
     backend: str | None
 
     @nn.compact
-    def __call__(self, h, sh, weights, species, edges):
-        """One step of message passing.
+    def __call__(self, h, sh, weights, species, edges, basis):
+        """Return one step of message passing.
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].
-          sh: spherical harmonics divided by sqrt(n), IrrepsArray [n_edges, irreps_sh].
+          sh: spherical harmonics, divided by sqrt(n) if that normalises A, IrrepsArray [n_edges,
+            irreps_sh].
           weights: of the products, radial(B), [n_edges, irreps of the products].
           species: [n_nodes] int32.
           edges: `eqfuse.ops.Edges`.
+          basis: radial basis B, [n_edges, num_bessel].
         Returns:
           IrrepsArray [n_nodes, irreps].
         """
@@ -59,6 +66,16 @@ class MACELayer(nn.Module):
             backend=self.backend,
             name="linear_basis",
         )(x, sh, weights, edges)  # [n_nodes, irreps_basis]
+        if self.density_normalization:
+            a = a / (1 + self._density(basis, edges))[:, None]
+        if self.species_linear:
+            a = ops.Linear(
+                irreps_basis,
+                num_indexed_weights=self.num_species,
+                force_irreps_out=True,
+                backend=self.backend,
+                name="species_linear",
+            )(species, a)
         b = ops.symmetric_contraction(
             a,
             self._contraction_weights(irreps_basis, irreps, h.dtype),
@@ -79,8 +96,15 @@ class MACELayer(nn.Module):
         assert out.irreps == irreps, (out.irreps, irreps)
         return out
 
+    def _density(self, basis, edges):
+        """Return how crowded each node is, [n_nodes]: the sum over its edges of tanh((B w)^2)."""
+        width = basis.shape[1]
+        w = self.param("density", nn.initializers.normal(1.0), (width,), basis.dtype)
+        of_edges = jnp.tanh((basis @ w) ** 2 / width)
+        return jax.ops.segment_sum(of_edges, edges.receivers, edges.num_nodes)
+
     def _contraction_weights(self, irreps_basis, irreps, dtype):
-        """W, [num_species, paths, channels]: each number of factors has one part in the sum.
+        """Return W, [num_species, paths, channels]: each number of factors has one part in the sum.
 
         A product of nu factors of variance 1 has a variance of the order of nu!.
         """
@@ -115,7 +139,9 @@ class Readout(nn.Module):
 
     @nn.compact
     def __call__(self, h):
-        """h: IrrepsArray [n_nodes, irreps]. Returns IrrepsArray [n_nodes, irreps_out]."""
+        """Apply it to h, IrrepsArray [n_nodes, irreps]. Returns IrrepsArray [n_nodes,
+        irreps_out].
+        """
         irreps_out = e3nn.Irreps(self.irreps_out)
         gated = gate_input({ir for _, ir in irreps_out}, self.hidden)
         h = ops.Linear(gated, force_irreps_out=True, backend=self.backend, name="linear_in")(h)
@@ -141,7 +167,11 @@ class MACE(nn.Module):
       an isolated atom would have too; without it, the default here and in the program of the paper,
       that is predicted to be zero. `first_skip=True` has it, as later programs do.
     - Where they have no skip, the programs mix A once more, by a Linear for each element. Eqs. 8
-      and 10 have none, and there is none here.
+      and 10 have none; `species_linear=True` has it.
+    - Networks of later programs, such as MACE-MPA-0, divide A by a density of neighbours that is
+      learned (`density_normalization=True`), and transform lengths by the covalent radii of the
+      pair before the Bessel functions (`distance_transform="agnesi"`). Their repulsion of near
+      atoms is a field of `eqfuse.models.Potential`.
     - A has natural parity, (-1)^l, in all of them. `parity=True` keeps both parities.
 
     Attributes:
@@ -154,6 +184,12 @@ class MACE(nn.Module):
       correlation: largest number of factors A in a message, the body order less one.
       parity: A and node features of both parities, or of natural parity (-1)^l only, as published.
       first_skip: whether the first layer has a skip too.
+      species_linear: whether a layer without a skip has a Linear of A for each species instead.
+      density_normalization: A / (1 + sum_j tanh((B_ij w)^2)), with weights w, not A / sqrt(n).
+      distance_transform: "agnesi", of lengths before the Bessel functions; None for none.
+      transform_constants: q, p and a of it, see `eqfuse.models.pairs.agnesi_transform`.
+      atomic_numbers: of the species, for a transform.
+      covalent_radii: of the species, Å, for a transform; None for those of ASE.
       cutoff: Å.
       num_bessel: number of Bessel functions of the edge length.
       poly_power: p of the polynomial cutoff.
@@ -173,6 +209,12 @@ class MACE(nn.Module):
     correlation: int = 3
     parity: bool = False
     first_skip: bool = False
+    species_linear: bool = False
+    density_normalization: bool = False
+    distance_transform: str | None = None
+    transform_constants: tuple[float, float, float] = (0.9183, 4.5791, 1.0805)
+    atomic_numbers: tuple[int, ...] | None = None
+    covalent_radii: tuple[float, ...] | None = None
     cutoff: float = 5.0
     num_bessel: int = 8
     poly_power: int = 5
@@ -183,11 +225,12 @@ class MACE(nn.Module):
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
-        """The node features from the embedding to the readout, `layers + 2` Irreps."""
-        hidden = [features for _, features in self._feature_irreps()]
+        """Return the node features from the embedding to the readout, `layers + 2` Irreps."""
+        hidden = [features for _, features in self.basis_and_feature_irreps()]
         return [e3nn.Irreps([(self.channels, SCALAR)]), *hidden, e3nn.Irreps(self.irreps_out)]
 
-    def _feature_irreps(self):
+    def basis_and_feature_irreps(self) -> list[tuple[e3nn.Irreps, e3nn.Irreps]]:
+        """Return A and the node features of each layer, see `eqfuse.models.mace_irreps`."""
         return feature_irreps(
             self.irreps_out,
             layers=self.layers,
@@ -214,11 +257,17 @@ class MACE(nn.Module):
         for name in ("num_species", "readout_hidden", "avg_num_neighbors"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        all_irreps = self._feature_irreps()
+        all_irreps = self.basis_and_feature_irreps()
         sh, basis = edge_features(
-            vectors, self.lmax, self.cutoff, self.num_bessel, self.poly_power
+            vectors,
+            self.lmax,
+            self.cutoff,
+            self.num_bessel,
+            self.poly_power,
+            self._transform(species, edges),
         )  # [n_edges, irreps_sh], [n_edges, num_bessel]
-        sh = sh / math.sqrt(self.avg_num_neighbors)
+        if not self.density_normalization:
+            sh = sh / math.sqrt(self.avg_num_neighbors)
         embedding = self.param(
             "embedding", nn.initializers.normal(1.0), (self.num_species, self.channels), basis.dtype
         )
@@ -235,15 +284,18 @@ class MACE(nn.Module):
             (self.radial_hidden,) * self.radial_layers, tuple(widths), self.backend, name="radial"
         )(basis)  # [n_edges, width] for each layer
         for k, (irreps_basis, irreps) in enumerate(all_irreps):
+            skip = k > 0 or self.first_skip
             h = MACELayer(
                 str(irreps_basis),
                 str(irreps),
                 self.correlation,
                 self.num_species,
-                k > 0 or self.first_skip,
+                skip,
+                self.species_linear and not skip,
+                self.density_normalization,
                 self.backend,
                 name=f"layer_{k}",
-            )(h, sh, radial[k], species, edges)  # [n_nodes, irreps]
+            )(h, sh, radial[k], species, edges, basis)  # [n_nodes, irreps]
             if k < self.layers - 1:
                 readout = ops.Linear(
                     self.irreps_out,
@@ -257,3 +309,27 @@ class MACE(nn.Module):
                 )
             out += readout(h)
         return out
+
+    def _transform(self, species, edges):
+        """Return what is done to the lengths of the edges, or None."""
+        if self.distance_transform is None:
+            return None
+        if self.distance_transform != "agnesi":
+            raise ValueError(
+                f"distance_transform {self.distance_transform!r} is unknown; give 'agnesi' or None"
+            )
+        radii = self.covalent_radii
+        if radii is None:
+            radii = None if self.atomic_numbers is None else radii_of(self.atomic_numbers)
+        if radii is None or len(radii) != self.num_species:
+            raise ValueError(
+                "distance_transform='agnesi' needs atomic_numbers= or covalent_radii= of the "
+                f"{self.num_species} species, got {self.atomic_numbers} and {self.covalent_radii}"
+            )
+
+        def transform(lengths):
+            of_nodes = jnp.asarray(radii, lengths.dtype)[species]
+            mean = (of_nodes[edges.senders] + of_nodes[edges.receivers]) / 2
+            return agnesi_transform(lengths, mean, tuple(self.transform_constants))
+
+        return transform

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.graph import Graph
+from eqfuse.models.pairs import ZBL
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
 
 
@@ -25,12 +26,15 @@ class Potential(nn.Module):
     2e-2 for an atom with one neighbour at the length of a bond, by 4e-4 for two and by less than
     float32 resolves for five.
 
+    The repulsion of nuclei, if there is one, is added to this as it is.
+
     Attributes:
       model: a module that maps (vectors, species, edges) to an IrrepsArray [n_nodes, 0e].
       scale: eV, one number per species.
       shift: eV, one number per species.
       trainable_scale_shift: whether gradients reach the parameters `scale` and `shift`.
       binds_within: where u is zero, the cutoff of the model, Å; None: no factor.
+      repulsion: of near atoms, eV; None for none. It acts within the cutoff of the model.
     References: Batzner et al. 2022 (methods: scale and shift by species); Gasteiger et al. 2020,
       arXiv:2003.03123, eq. 8 (u).
     """
@@ -40,6 +44,7 @@ class Potential(nn.Module):
     shift: tuple[float, ...]
     trainable_scale_shift: bool = False
     binds_within: float | None = None
+    repulsion: ZBL | None = None
 
     @nn.compact
     def __call__(self, vectors, species, edges):
@@ -70,12 +75,14 @@ class Potential(nn.Module):
         energies = scale[species] * out.array[:, 0] + shift[species]
         if self.binds_within is not None:
             energies *= _bound(vectors, edges, self.binds_within)
+        if self.repulsion is not None:
+            energies += self.repulsion(vectors, species, edges)
         return energies
 
 
 @jax.named_scope("binding")
 def _bound(vectors, edges, cutoff: float):
-    """[n_nodes], how much each atom is bound: 0 without neighbours, soon 1 with them."""
+    """Return [n_nodes], how much each atom is bound: 0 without neighbours, soon 1 with them."""
     lengths, _, real = lengths_and_directions(vectors)
     near = jnp.where(real, polynomial_cutoff(lengths, cutoff, power=6), 0)
     return 1 - jnp.exp(-4 * jax.ops.segment_sum(near, edges.receivers, edges.num_nodes))

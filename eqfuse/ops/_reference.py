@@ -7,7 +7,9 @@ from eqfuse.ops.algebra.contraction import symmetric_basis
 
 
 def tensor_product(x, y, *, scalar_first: bool = False, **options) -> e3nn.IrrepsArray:
-    """`e3nn.tensor_product`; `scalar_first` puts the channels from y's leading scalar first."""
+    """Compute `e3nn.tensor_product`; `scalar_first` puts the channels from y's leading scalar
+    first.
+    """
     if not scalar_first:
         return e3nn.tensor_product(x, y, **options)
     scalar, rest = y.slice_by_mul[:1], y.slice_by_mul[1:]
@@ -24,7 +26,9 @@ def graph_tensor_product(x, y, weights, edges, **options):
 
 
 def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalization):
-    """Every block with every block, by pairs; see `eqfuse.ops.channelwise_tensor_product`."""
+    """Return every block with every block, by pairs; see
+    `eqfuse.ops.channelwise_tensor_product`.
+    """
     if edges is not None:
         y = y[edges.receivers]
     pairs = [(i, j) for i in range(len(x.irreps)) for j in range(len(y.irreps))]
@@ -42,7 +46,8 @@ def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalizatio
 
 
 def symmetric_contraction(x, weights, irreps_out, correlation: int):
-    """Products of x with itself through e3nn's basis, weights [..., paths, channels], their sum.
+    """Return products of x with itself through e3nn's basis, weights [..., paths, channels], their
+    sum.
 
     See `eqfuse.ops.symmetric_contraction`.
     """

@@ -13,7 +13,7 @@ from eqfuse.ops._edges import as_int32
 from eqfuse.ops._tensor_product import operands, sharing
 from eqfuse.ops.algebra.contraction import basis, contraction
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives.batch_axes import Leading
+from eqfuse.ops.primitives.batch_axes import BatchAxes
 from eqfuse.ops.primitives.rules import with_auto_axes
 
 
@@ -34,7 +34,7 @@ def symmetric_contraction(
       index: [...] integers, which of the weights to use, such as the species of each node.
       irreps_out: each with the multiplicity of x, in any order.
       correlation: largest number of factors, at least 1.
-      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None to choose by device.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None to choose by device.
     Returns:
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better.
     Raises:
@@ -54,16 +54,16 @@ def symmetric_contraction(
     if backend == "e3nn":
         return _reference.symmetric_contraction(x, weights, irreps_out, correlation)
     form = contraction(_irs(x.irreps), _irs(irreps_out), mul, correlation)
-    leading = Leading.of(x.shape[:-1], [x.array])
+    batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
     shared = weights.ndim == 2
-    weights = weights.reshape(1, -1) if shared else leading.rows(weights, others=2)
-    arrays = [leading.rows(x.array), weights]
-    [out] = forms.evaluate(sharing(form, arrays, leading.count), arrays, backend=backend)
-    return e3nn.IrrepsArray(irreps_out, leading.apart(out))
+    weights = weights.reshape(1, -1) if shared else batch_axes.rows(weights, others=2)
+    arrays = [batch_axes.rows(x.array), weights]
+    [out] = forms.evaluate(sharing(form, arrays, batch_axes.count), arrays, backend=backend)
+    return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out))
 
 
 def symmetric_contraction_paths(irreps, irreps_out, correlation: int):
-    """The paths of `symmetric_contraction`, in the order of its weights.
+    """Return the paths of `symmetric_contraction`, in the order of its weights.
 
     Args:
       irreps, irreps_out, correlation: as there.
@@ -98,8 +98,8 @@ def _irs(irreps: e3nn.Irreps) -> tuple[e3nn.Irrep, ...]:
     return tuple(ir for _, ir in irreps)
 
 
-def _gathered(weights, index, shape, leading):
-    """The weights of each row, [..., paths, channels], or [paths, channels] for all rows."""
+def _gathered(weights, index, shape, batch_axes):
+    """Return the weights of each row, [..., paths, channels], or [paths, channels] for all rows."""
     weights = jnp.asarray(weights)
     if index is None:
         if weights.shape[-2:] != shape:
@@ -109,7 +109,7 @@ def _gathered(weights, index, shape, leading):
             )
         if math.prod(weights.shape[:-2]) == 1:
             return weights.reshape(shape)
-        return jnp.broadcast_to(weights, (*leading, *shape))
+        return jnp.broadcast_to(weights, (*batch_axes, *shape))
     if weights.ndim != 3 or weights.shape[1:] != shape:
         raise ValueError(
             f"weights must be [num_indices, {shape[0]} paths, {shape[1]} channels], got shape "
@@ -123,6 +123,6 @@ def _gathered(weights, index, shape, leading):
         return weights[0]
     # the gradient of the weights is a sum over rows, in float32 or better
     wide = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
-    index = jnp.broadcast_to(index, leading)
+    index = jnp.broadcast_to(index, batch_axes)
     [found] = with_auto_axes(lambda w, i: [w[i]], [wide, index], (None, "rows"), ("rows",))
     return found.astype(weights.dtype)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
@@ -11,29 +11,31 @@ from eqfuse.training.settings import ConfigError, one_of, positive, require, set
 
 
 @dataclasses.dataclass
-class NequIPConfig:
-    """NequIP: equivariant message passing (Batzner et al. 2022)."""
+class PotentialConfig:
+    """What NequIP, MACE and Allegro have in common; `NAME` is that of the model."""
 
-    name: str = "nequip"
-    layers: int = setting(3, "number of interaction layers")
+    NAME: ClassVar[str] = ""
+    name: str = MISSING
+    layers: int = setting(2, "number of layers")
     channels: int | None = setting(
         None, "channels (multiplicity) of every irrep; null: 32, or 16 for tetris"
     )
     lmax: int = setting(2, "highest order of the spherical harmonics and features")
-    parity: bool = setting(True, "keep irreps of both parities")
     cutoff: float = setting(5.0, "radius of the neighbourhood, Å")
     num_bessel: int = setting(8, "number of Bessel radial functions")
     poly_power: int = setting(6, "power of the polynomial cutoff")
-    radial_layers: int = setting(2, "hidden layers of the radial network")
-    radial_hidden: int = setting(64, "width of the radial network")
     avg_num_neighbors: float | None = setting(None, "neighbours per atom; null: from the data")
     trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
+    zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
 
     def __post_init__(self):
-        one_of("model.name", self.name, ["nequip"])
-        positive(self, "model.", "layers", "channels", "cutoff", "num_bessel", "radial_hidden")
-        positive(self, "model.", "avg_num_neighbors", "poly_power")
-        for name in ("lmax", "radial_layers"):
+        one_of("model.name", self.name, [self.NAME])
+        positive(self, "model.", "layers", "channels", "cutoff", "num_bessel", "poly_power")
+        positive(self, "model.", "avg_num_neighbors")
+        self._not_negative("lmax")
+
+    def _not_negative(self, *names: str):
+        for name in names:
             value = getattr(self, name)
             require(value >= 0, f"model.{name}", value, "zero or more")
 
@@ -44,14 +46,28 @@ class NequIPConfig:
 
 
 @dataclasses.dataclass
-class MACEConfig:
+class NequIPConfig(PotentialConfig):
+    """NequIP: equivariant message passing (Batzner et al. 2022)."""
+
+    NAME = "nequip"
+    name: str = NAME
+    layers: int = setting(3, "number of interaction layers")
+    parity: bool = setting(True, "keep irreps of both parities")
+    radial_layers: int = setting(2, "hidden layers of the radial network")
+    radial_hidden: int = setting(64, "width of the radial network")
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "model.", "radial_hidden")
+        self._not_negative("radial_layers")
+
+
+@dataclasses.dataclass
+class MACEConfig(PotentialConfig):
     """MACE: message passing with higher-order messages (Batatia et al. 2022)."""
 
-    name: str = "mace"
-    layers: int = setting(2, "number of layers")
-    channels: int | None = setting(
-        None, "channels (multiplicity) of every irrep; null: 32, or 16 for tetris"
-    )
+    NAME = "mace"
+    name: str = NAME
     lmax: int = setting(2, "highest order of the spherical harmonics and of what is contracted")
     hidden_lmax: int = setting(1, "highest order of the features between layers")
     correlation: int | None = setting(
@@ -61,67 +77,61 @@ class MACEConfig:
         None, "keep irreps of both parities; null: true for tetris, which needs a pseudoscalar"
     )
     first_skip: bool = setting(False, "a skip (residual connection) in the first layer too")
-    cutoff: float = setting(5.0, "radius of the neighbourhood, Å")
-    num_bessel: int = setting(8, "number of Bessel radial functions")
+    species_linear: bool = setting(False, "without it, a Linear for each element in its place")
+    density_normalization: bool = setting(
+        False, "divide by a density of neighbours that is learned, not by avg_num_neighbors"
+    )
+    distance_transform: str | None = setting(
+        None, "of lengths before the Bessel functions: agnesi, by covalent radii; null: none"
+    )
     poly_power: int = setting(5, "power of the polynomial cutoff")
     radial_layers: int = setting(2, "hidden layers of the radial network")
     radial_hidden: int = setting(64, "width of the radial network")
     readout_hidden: int = setting(16, "width of the last readout")
-    avg_num_neighbors: float | None = setting(None, "neighbours per atom; null: from the data")
-    trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
 
     def __post_init__(self):
-        one_of("model.name", self.name, ["mace"])
-        positive(self, "model.", "layers", "channels", "correlation", "cutoff", "num_bessel")
-        positive(self, "model.", "radial_hidden", "readout_hidden", "avg_num_neighbors")
-        positive(self, "model.", "poly_power")
-        for name in ("lmax", "hidden_lmax", "radial_layers"):
-            value = getattr(self, name)
-            require(value >= 0, f"model.{name}", value, "zero or more")
+        super().__post_init__()
+        if self.distance_transform is not None:
+            one_of("model.distance_transform", self.distance_transform, ["agnesi"])
+        idle = self.species_linear and self.first_skip
+        need = "left out with model.first_skip=true: it is in the place of that skip"
+        require(not idle, "model.species_linear", self.species_linear, need)
+        positive(self, "model.", "correlation", "radial_hidden", "readout_hidden")
+        self._not_negative("hidden_lmax", "radial_layers")
 
     def settle(self, data: str):
         """Fill in what follows from the data."""
-        if self.channels is None:
-            self.channels = 16 if data == "tetris" else 32
+        super().settle(data)
         if self.correlation is None:
             self.correlation = 2 if data == "tetris" else 3
         if self.parity is None:
             self.parity = data == "tetris"
+        fits = self.distance_transform is None or data != "tetris"
+        need = "left out for tetris, whose cubes are no elements"
+        require(fits, "model.distance_transform", self.distance_transform, need)
 
 
 @dataclasses.dataclass
-class AllegroConfig:
+class AllegroConfig(PotentialConfig):
     """Allegro: strictly local features of edges (Musaelian et al. 2023)."""
 
-    name: str = "allegro"
-    layers: int = setting(2, "number of layers")
-    channels: int | None = setting(
-        None, "channels (multiplicity) of every irrep; null: 32, or 16 for tetris"
-    )
-    lmax: int = setting(2, "highest order of the spherical harmonics and features")
+    NAME = "allegro"
+    name: str = NAME
+    cutoff: float = setting(5.0, "radius of the neighbourhood, all that an atom sees, Å")
     parity: bool = setting(True, "keep irreps of both parities")
     latent_dim: int | None = setting(None, "width of the latents; null: 128, or 64 for tetris")
     two_body_layers: int = setting(3, "matrices of the first network; widths double up to it")
     latent_layers: int = setting(2, "matrices of the network of each layer")
     latent_activation: bool = setting(True, "silu between them, or nothing")
     readout_hidden: int = setting(32, "width of the last network, which is linear")
-    cutoff: float = setting(5.0, "radius of the neighbourhood, all that an atom sees, Å")
-    num_bessel: int = setting(8, "number of Bessel radial functions")
-    poly_power: int = setting(6, "power of the polynomial cutoff")
-    avg_num_neighbors: float | None = setting(None, "neighbours per atom; null: from the data")
-    trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
 
     def __post_init__(self):
-        one_of("model.name", self.name, ["allegro"])
-        positive(self, "model.", "layers", "channels", "latent_dim", "two_body_layers")
-        positive(self, "model.", "latent_layers", "readout_hidden", "cutoff", "num_bessel")
-        positive(self, "model.", "poly_power", "avg_num_neighbors")
-        require(self.lmax >= 0, "model.lmax", self.lmax, "zero or more")
+        super().__post_init__()
+        positive(self, "model.", "latent_dim", "two_body_layers", "latent_layers", "readout_hidden")
 
     def settle(self, data: str):
         """Fill in what follows from the data."""
-        if self.channels is None:
-            self.channels = 16 if data == "tetris" else 32
+        super().settle(data)
         if self.latent_dim is None:
             self.latent_dim = 64 if data == "tetris" else 128
 
@@ -166,6 +176,10 @@ class MoleculeTraining:
     stress_weight: float = setting(0.0, "weight of the squared error of the stress; 0: not used")
     clip_norm: float | None = setting(10.0, "largest global norm of the gradient; null: no limit")
     ema_decay: float = setting(0.99, "decay of the average of the parameters; 0: no average")
+    freeze: str | None = setting(
+        None,
+        "parameters that keep their values, by names and patterns: 'embedding,radial,layer_0/*'",
+    )
     schedule: str = setting("cosine", "learning rate: cosine, plateau or constant")
     warmup_steps: int = setting(50, "steps over which the learning rate rises from zero")
     min_lr: float = setting(1e-5, "lowest learning rate; plateau stops there")
@@ -201,7 +215,11 @@ class Config:
     training: Any = MISSING
     preset: str | None = setting(None, "settings that go together; see Presets below")
     seed: int = setting(0, "of the initial parameters, the split and the order of the data")
-    backend: str | None = setting(None, "implementation of the ops; null: by device")
+    backend: str | None = setting(
+        None,
+        "implementation of the ops: triton, llvm, xla or e3nn, and of single ops: "
+        "triton,linear=xla; null: by device",
+    )
     devices: str = setting(
         "1", "to share every batch between: a number; all of this machine; distributed, see Options"
     )
@@ -218,6 +236,9 @@ class Config:
     start_from: str | None = setting(
         None, "folder of a run whose trained network to start from; see Options", reads=True
     )
+    elements: str | None = setting(
+        None, "with start_from=: data keeps only the elements that the data have; null: all"
+    )
     resume: str | None = setting(
         None, "folder of an interrupted run to go on with; see Options. Nothing else is needed"
     )
@@ -233,10 +254,16 @@ class Config:
         what = "a number of devices, all, or distributed"
         require(known and self.devices.strip("0") != "", "devices", self.devices, what)
         require(0 <= self.seed < 2**32, "seed", self.seed, "zero or more, and less than 2^32")
+        if self.elements is not None:
+            one_of("elements", self.elements, ["data"])
+            need = "left out without start_from=: a new network has the elements of its data"
+            require(self.start_from is not None, "elements", self.elements, need)
         fits = self.start_from is None and getattr(self.data, "reference_energies", None) == FIT
         need = f"a file, or null: {FIT} is for start_from=, and null fits them to the data"
         require(not fits, "data.reference_energies", FIT, need)
         self.model.settle(self.data.name)
+        fits = self.data.name != "tetris" or not getattr(self.model, "zbl", False)
+        require(fits, "model.zbl", "true", "left out for tetris, whose cubes are no nuclei")
         if self.data.name == "tetris" and self.data.radius is None:
             # A cube that sees three cubes in a plane cannot tell one hand from the other.
             self.data.radius = self.model.cutoff if self.model.name == "allegro" else 1.1
@@ -263,4 +290,5 @@ SHORTHANDS = {
     "cutoff": "model.cutoff",
     "lr": "training.lr",
     "batch_size": "data.batch_size",
+    "freeze": "training.freeze",
 }

@@ -12,6 +12,7 @@ import numpy as np
 
 from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
+from eqfuse.data.dataset import species_table
 from eqfuse.training.checkpoint import (
     CheckpointError,
     has_checkpoint,
@@ -36,21 +37,24 @@ from eqfuse.training.start import Start
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
 
-def load_dataset(config: Config, start: Start | None = None) -> Dataset:
+def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, Start | None]:
     """Read the file of the configuration, split and reference it; prints warnings.
 
     Args:
       config: of the run.
       start: the network that it starts from, if any.
+    Returns:
+      The dataset, and the network; with `elements=data` for the elements of the data only.
     Raises:
       data.DataError: a file, split or element that cannot be used.
-      ConfigError: stress asked for, but none in the file; reference energies that do not fit the
-        network.
+      ConfigError: stress asked for, but none in the file; elements or reference energies that do
+        not fit the network.
     """
     settings = config.data
     structures, validation = read_structures(settings), read_validation(settings)
     references = read_reference_energies(settings)
     if start is not None:
+        start = start.for_elements(species_table([*structures, *(validation or [])]), config)
         references = start.references(references)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -74,11 +78,11 @@ def load_dataset(config: Config, start: Start | None = None) -> Dataset:
             messages.append("no validation frame has a stress: the errors of stress are not known")
     for message in messages:
         print(f"warning: {message}", file=sys.stderr, flush=True)
-    return dataset
+    return dataset, start
 
 
 def _referenced(config, start: Start, dataset: Dataset, structures, validation):
-    """The dataset with the reference energies that its network shall have, and warnings."""
+    """Return the dataset with the reference energies that its network shall have, and warnings."""
     messages = []
     if config.data.references_origin is None:
         messages += start.other_atoms([structures[i] for i in dataset.isolated_atoms])
@@ -104,13 +108,15 @@ def _size(value: float | None) -> float | None:
 
 
 def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential, dict]:
-    """The potential for a dataset, and the settings of its model as plain values."""
+    """Return the potential for a dataset, and the settings of its model as plain values."""
     fields = dataclasses.asdict(config.model)
     trainable = fields.pop("trainable_scale_shift")
-    name = fields.pop("name")
+    name, repels = fields.pop("name"), fields.pop("zbl")
     if fields["avg_num_neighbors"] is None:
         fields["avg_num_neighbors"] = dataset.avg_num_neighbors
     fields = {"irreps_out": "0e", "num_species": len(dataset.species), **fields}
+    if fields.get("distance_transform") is not None:
+        fields["atomic_numbers"] = [int(z) for z in dataset.species]
     count = len(dataset.species)
     potential = models.Potential(
         model=models.build(name, **fields, backend=config.backend),
@@ -118,6 +124,7 @@ def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential,
         shift=(dataset.energy_per_atom,) * count,
         trainable_scale_shift=trainable,
         binds_within=None if dataset.references_fitted else config.model.cutoff,
+        repulsion=models.ZBL.of(dataset.species) if repels else None,
     )
     return potential, fields
 
@@ -138,7 +145,7 @@ def run(config: Config, devices: Devices) -> None:
             folder_for(config)
         with warnings_printed():
             start = Start.of(config)
-        dataset = load_dataset(config, start)
+        dataset, start = load_dataset(config, start)
         if start is None:
             potential, fields = build_potential(config, dataset)
             params = _initial_parameters(potential, dataset, config)
@@ -153,7 +160,7 @@ def run(config: Config, devices: Devices) -> None:
 
 
 def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batcher]:
-    """Of the training and the validation samples."""
+    """Return the batchers of the training and the validation samples."""
     size = config.data.batch_size
     if size < devices.count:
         raise ConfigError(
@@ -241,7 +248,7 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool
 
 
 def _fingerprint(dataset: Dataset) -> str:
-    """SHA-256 of the structures and labels that are trained on and validated with."""
+    """Return the SHA-256 of the structures and labels that are trained on and validated with."""
     digest = hashlib.sha256()
     for sample in (*dataset.train, *dataset.val):
         arrays = [sample.positions, sample.species, sample.cell, sample.forces]
@@ -271,6 +278,7 @@ def _metadata(config, dataset, potential, fields) -> dict:
             "shift": list(potential.shift),
             "trainable_scale_shift": potential.trainable_scale_shift,
             "binds_within": potential.binds_within,
+            "repulsion": potential.repulsion and dataclasses.asdict(potential.repulsion),
         },
         "data_sha256": _fingerprint(dataset),
         "species": list(dataset.species),

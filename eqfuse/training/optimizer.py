@@ -1,13 +1,14 @@
 """The optimiser, the learning rate and the average of the parameters."""
 
 import math
+from fnmatch import fnmatchcase
 
 import flax
 import jax
 import jax.numpy as jnp
 import optax
 
-from eqfuse.training.config import MoleculeTraining
+from eqfuse.training.config import ConfigError, MoleculeTraining
 from eqfuse.training.flat import Flat
 from eqfuse.training.muon import muon, place
 
@@ -50,7 +51,7 @@ def make_optimizer(config: MoleculeTraining, flat: Flat, decays) -> optax.Gradie
 
 
 def _amsgrad(b2: float = 0.999) -> optax.GradientTransformation:
-    """AMSGrad as in PyTorch, with which the published potentials were trained.
+    """Return AMSGrad as in PyTorch, with which the published potentials were trained.
 
     The largest second moment is that of moments that are not yet corrected for their bias, and is
     corrected when it is used. By optax's default they are corrected before: then the gradients of
@@ -72,7 +73,7 @@ def _weight_decay(rate: float, decays) -> optax.GradientTransformation:
 
 
 def decays_of(params):
-    """1 for weights; 0 for the energy scale and shift of the species, which are physical."""
+    """Return 1 for weights; 0 for the energy scale and shift of the species, which are physical."""
 
     def decays(path, leaf):
         physical = {"scale", "shift"} & {getattr(key, "key", None) for key in path}
@@ -81,10 +82,47 @@ def decays_of(params):
     return jax.tree_util.tree_map_with_path(decays, params)
 
 
+def trained_of(params, freeze: str | None):
+    """Return 1 for parameters that are trained, and 0 for those that are frozen.
+
+    Args:
+      params: variables of a potential.
+      freeze: names of parameters or of the modules above them, as in `params["params"]["model"]`,
+        with a slash between; `*` stands for anything; several with commas.
+    Raises:
+      ConfigError: a name that fits none, or no parameter left.
+    """
+    patterns = [] if freeze is None else [text.strip() for text in freeze.split(",")]
+    used = set()
+
+    def trained(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = name.removeprefix("params/").removeprefix("model/")
+        fitting = {p for p in patterns if any(fnmatchcase(name, form) for form in (p, f"{p}/*"))}
+        used.update(fitting)
+        return jnp.full_like(leaf, 0.0 if fitting else 1.0)
+
+    mask = jax.tree_util.tree_map_with_path(trained, params)
+    for pattern in patterns:
+        if pattern not in used:
+            tree = params.get("params", params)
+            known = sorted({*tree.get("model", tree), *tree} - {"model"})
+            raise ConfigError(f"training.freeze={pattern} fits no parameter; there are {known}")
+    if patterns and not any(leaf.any() for leaf in jax.tree.leaves(mask)):
+        raise ConfigError(f"training.freeze={freeze} leaves no parameter to train")
+    return mask
+
+
 def flat_training(config: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
-    """How the parameters lie in one array, and the optimizer of that array."""
+    """Return how the parameters lie in one array, and the optimizer of that array."""
     flat = Flat.of(params, place)
-    return flat, make_optimizer(config, flat, flat.flatten(decays_of(params)))
+    optimizer = make_optimizer(config, flat, flat.flatten(decays_of(params)))
+    if config.freeze is None:
+        return flat, optimizer
+    trained = flat.flatten(trained_of(params, config.freeze))
+    # before, so that frozen ones are not clipped for; after, for weight decay and momentum
+    only = optax.stateless(lambda updates, _: updates * trained)
+    return flat, optax.chain(only, optimizer, only)
 
 
 def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
@@ -99,7 +137,7 @@ def apply_gradient(
     optimizer: optax.GradientTransformation,
     ema_decay: float,
 ) -> TrainState:
-    """One step of the optimiser and of the average.
+    """Return one step of the optimiser and of the average.
 
     The decay of the average rises to `ema_decay` as (1 + step) / (10 + step), so that the random
     initial parameters are soon forgotten.
@@ -148,7 +186,7 @@ class LearningRate:
             self._scale, self._waited = self._scale * self._config.factor, 0
 
     def to_plain(self) -> dict:
-        """What it remembers, as plain values."""
+        """Return what it remembers, as plain values."""
         return {"scale": self._scale, "best": self._best, "waited": self._waited}
 
     def restore(self, plain: dict):
@@ -158,6 +196,6 @@ class LearningRate:
 
     @property
     def exhausted(self) -> bool:
-        """The plateau has brought the learning rate below `min_lr`."""
+        """Return the plateau has brought the learning rate below `min_lr`."""
         plateau = self._config.schedule == "plateau"
         return plateau and self._config.lr * self._scale < self._config.min_lr

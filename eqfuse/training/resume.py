@@ -9,16 +9,30 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from eqfuse.training.config import DEFAULTS, GROUPS, SHORTHANDS, Config, ConfigError
+from eqfuse.training.config import (
+    DEFAULTS,
+    GROUPS,
+    SHORTHANDS,
+    Config,
+    ConfigError,
+    MoleculeTraining,
+)
 from eqfuse.training.options import settings_of, short
 from eqfuse.training.settings import require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
 CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
 
+CONVERTED = "converted.json"
+"""In the folder of a run: what it was converted from (`eqfuse.convert`)."""
+
+TUNING_LR = {"muon": 0.001, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
+"""Learning rates by default for a converted network: measured, see `eqfuse/convert/README.md`."""
+
 
 def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
-    """The configuration that `resume=FOLDER` asks for; None if it is not among the arguments.
+    """Return the configuration that `resume=FOLDER` asks for; None if it is not among the
+    arguments.
 
     Args:
       parse: arguments to configuration.
@@ -44,7 +58,8 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
 
 
 def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
-    """The configuration that `start_from=FOLDER` asks for; None if it is not among the arguments.
+    """Return the configuration that `start_from=FOLDER` asks for; None if it is not among the
+    arguments.
 
     Args:
       parse: arguments to configuration.
@@ -72,11 +87,24 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
             f"the run in {config.start_from} classifies the Tetris shapes; start_from= takes one "
             "of energies and forces"
         )
-    return dataclasses.replace(config, model=theirs.model)
+    given = {SHORTHANDS.get(name, name) for name in names}
+    return dataclasses.replace(config, model=theirs.model, training=_tuning(config, given))
+
+
+def _tuning(config: Config, given: set[str]) -> MoleculeTraining:
+    """Return the training, with smaller steps for a converted network where no others are asked
+    for.
+    """
+    training = config.training
+    if not (Path(config.start_from) / CONVERTED).exists():
+        return training
+    optimizer = training.optimizer if "training.optimizer" in given else "adam"
+    lr = training.lr if "training.lr" in given else TUNING_LR[optimizer]
+    return dataclasses.replace(training, optimizer=optimizer, lr=lr)
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration in the folder of a run, checked as that of the command line.
+    """Return the configuration in the folder of a run, checked as that of the command line.
 
     Raises:
       ConfigError: there is none, it is damaged, or a setting was changed to an impossible one.
@@ -106,10 +134,18 @@ def read_config(folder: Path) -> Config:
 def check_same_run(config: Config, metadata: dict, folder: Path):
     """Refuse a checkpoint that was made with other settings than those in config.yaml.
 
+    A setting that the version which made the checkpoint did not have yet was at its default.
+
     Raises:
       ConfigError: naming the settings that differ.
     """
     ours, theirs = _flat(dataclasses.asdict(config)), _flat(metadata["config"])
+    parts = [
+        ("", config),
+        *((f"{group}.", getattr(config, group)) for group in (*DEFAULTS, "training")),
+    ]
+    defaults = {p + f.name: f.default for p, node in parts for f in dataclasses.fields(node)}
+    theirs = {key: defaults[key] for key in ours.keys() & defaults.keys()} | theirs
     ignored = {*CHANGEABLE, "run", "resume"}
     different = [
         f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"

@@ -141,7 +141,9 @@ class Attacks:
     def prepare(self, seed: int):
         """Choose what is damaged, how, and what is done with the run then; see `Worker`."""
         rng = np.random.default_rng(seed)
-        files = sorted(p for p in self._whole.glob("checkpoints/**/*") if p.is_file())
+        found = [path for path in self._whole.glob("checkpoints/**/*") if path.is_file()]
+        # The names of some are random, their sizes are not.
+        files = sorted(found, key=lambda path: (path.parent, path.stat().st_size, path))
         top = [self._whole / name for name in ("config.yaml", "metrics.csv")]
         file = top[int(rng.integers(2))] if rng.random() < 0.3 else files[rng.integers(len(files))]
         how = list(_DAMAGES)[rng.integers(len(_DAMAGES))]

@@ -8,7 +8,8 @@ import numpy as np
 
 from eqfuse.training import molecule
 from eqfuse.training.main import main
-from tests.attack.bad_files import BAD_FILES, FRAMES, READ, REFUSED
+from tests.attack.bad_file import FRAMES, READ, REFUSED
+from tests.attack.bad_files import BAD_FILES
 from tests.attack.judge import FaultError, Said, check_refusal, listen
 from tests.training.conftest import TINY
 

@@ -115,14 +115,18 @@ class Attacks:
         paths += [str(Path(value)), os.path.abspath(value)]
         named = [name.rpartition(".")[2], argument, *([value] if len(value) > 2 else [])]
         named += [path for path in paths if name in PATHS and value]
-        # As it is printed.
-        named = [text.encode("utf-8", "backslashreplace").decode() for text in named]
-        check_refusal(said, *(filter(None, named) if argument else ["name=value"]))
+        named = [_as_printed(text) for text in named if text]
+        check_refusal(said, *(named if argument else ["name=value"]))
         return "refused", said.error
 
 
 def _one(rng, choices):
     return choices[int(rng.integers(len(choices)))]
+
+
+def _as_printed(text: str) -> str:
+    """A name without what a terminal would not print."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _misspelt(rng, name: str) -> str:

@@ -112,14 +112,14 @@ FAULTS = (
         f"{OPS}/llvm/codegen/plan.py",
         '{Index.SENDER: "senders", Index.RECEIVER: "receivers"}',
         '{Index.SENDER: "receivers", Index.RECEIVER: "senders"}',
-        ("tests/ops/test_numba.py::test_random_forms_and_their_gradients",),
+        ("tests/ops/test_llvm.py::test_random_forms_and_their_gradients",),
     ),
     Fault(
         "rows left over by a native Linear",
         f"{OPS}/llvm/codegen/linear_rows.py",
         "with f.loop(stop, start=whole) as loop:",
         "with f.loop(whole, start=whole) as loop:",
-        ("tests/ops/test_numba_mixing.py",),
+        ("tests/ops/test_llvm_linear.py",),
     ),
     Fault(
         "XLA computes in the place of kernels",

@@ -29,7 +29,7 @@ def tanh(x):
 
 
 def gelu(x):
-    """The one of `jax.nn.gelu`, with pi to more digits than float64 has."""
+    """Return the one of `jax.nn.gelu`, with pi to more digits than float64 has."""
     a = (2 / Decimal("3.14159265358979323846264338327950288")).sqrt()
     return x / 2 * (1 + tanh(a * (x + Decimal("0.044715") * x**3)))
 
@@ -61,7 +61,7 @@ def exact(name: str, x: float) -> tuple[float, float, float]:
 
 
 def values(function, normalize: bool, backend: str, x):
-    """The op whose Linear does nothing, of every x."""
+    """Return the op whose Linear does nothing, of every x."""
     module = ops.TensorProductLinearGate(
         "0e", even_act=function, normalize_act=normalize, gated=False, backend=backend
     )
@@ -93,14 +93,15 @@ def expected(name: str, normalize: bool, dtype):
 
 
 def constant(function) -> float:
-    """What e3nn multiplies a function with."""
+    """Return what e3nn multiplies a function with."""
     if function is None:
         return 1.0
     return e3nn.normalize_function(lambda x: 1.0 if x is None else function(x))(None)
 
 
 def rounding_of_one(name: str):
-    """How much value, slope and curvature change with s, at the POINTS where s rounds to one.
+    """Return how much value, slope and curvature change with s, at the POINTS where s rounds to
+    one.
 
     s is the sigmoid or tanh in the function. There 1 - s is nothing but the rounding of s, that of
     e3nn as well.

@@ -149,7 +149,7 @@ def expected(name: str):
     return computed(name, "e3nn", in_python, ("value", "jvp", "vjp", "jvp of vjp"))
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba"])
+@pytest.mark.parametrize("backend", ["xla", "llvm"])
 @pytest.mark.parametrize(
     ("loop", "orders"),
     [

@@ -33,7 +33,7 @@ class Case:
 
     @property
     def sums(self):
-        """Of which operands the gradient is a sum over how many rows."""
+        """Return over how many rows the gradient of each operand is a sum."""
         return {"w": math.prod(self.shape)} if self.num_indices == 1 else {}
 
     @functools.cached_property
@@ -68,7 +68,7 @@ class Case:
         )
 
     def reference(self, x, w):
-        """Every monomial of x, then the basis of all irreps at once, then the weights."""
+        """Return every monomial of x, then the basis of all irreps at once, then the weights."""
         irreps, wanted = e3nn.Irreps(self.irreps), e3nn.Irreps(self.irreps_out)
         if self.index is not None:
             w = w[self.index]

@@ -35,7 +35,7 @@ FLOAT32 = {"mul-33", "one-y", "uvuv-expanded"}
 
 
 def product(backend):
-    """The op, compiled anew, so that its backend is seen to run."""
+    """Return the op, compiled anew, so that its backend is seen to run."""
     return jax.jit(lambda x, y: ops.tensor_product(x, y, backend=backend))
 
 

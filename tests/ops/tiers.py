@@ -5,7 +5,7 @@ import pytest
 
 from tests.ops.parity import BACKENDS, PORTABLE
 
-NATIVE = "numba"
+NATIVE = "llvm"
 """The backend that compiles fastest, which computes every case by default."""
 
 

@@ -195,7 +195,7 @@ def test_a_cutoff_that_is_too_small(water, tmp_path, tiny, capsys, settings):
         settings = ["data=extxyz", f"data.path={water}", *tiny, *settings]
     assert main([*settings, f"run={tmp_path / 'run'}"]) == 2
     [error] = capsys.readouterr().err.splitlines()
-    assert "the cutoff must be a number of Å above 1e-06, got 1e-09" in error
+    assert "the cutoff must be a positive number of Å, above 1e-06, got 1e-09" in error
     assert not (tmp_path / "run").exists()
 
 

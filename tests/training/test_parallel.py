@@ -87,10 +87,10 @@ def assert_alike(first, second):
 @pytest.mark.parametrize(
     ("model", "backend"),
     [
-        ("nequip", "numba"),
+        ("nequip", "llvm"),
         pytest.param("nequip", "e3nn", marks=pytest.mark.slow),
         ("mace", "xla"),
-        pytest.param("allegro", "numba", marks=pytest.mark.slow),
+        pytest.param("allegro", "llvm", marks=pytest.mark.slow),
     ],
 )
 def test_gradients_are_those_of_one_device(model, backend):

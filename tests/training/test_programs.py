@@ -30,7 +30,7 @@ print(folder, found.count("cache_hits"), bits, sep="\\n")
 """
 
 
-def run(folder: Path, backend="numba", **variables) -> tuple[str, int, str]:
+def run(folder: Path, backend="llvm", **variables) -> tuple[str, int, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     environment |= {
         "EQFUSE_CACHE_DIR": str(folder),
@@ -50,7 +50,7 @@ def run(folder: Path, backend="numba", **variables) -> tuple[str, int, str]:
     return programs, int(hits), bits
 
 
-@pytest.mark.parametrize("backend", ["numba", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["llvm", pytest.param("xla", marks=pytest.mark.slow)])
 def test_later_runs_find_them(backend, tmp_path):
     folder, hits, bits = run(tmp_path, backend)
     assert hits == 0

@@ -13,14 +13,16 @@ import functools
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, SegmentRef
 
 ZERO = 1e-10
 """Coefficients of e3nn's bases below this are rounding."""
 
 
 def symmetric_basis(irs, ir_out: e3nn.Irrep, degree: int) -> e3nn.IrrepsArray:
-    """Symmetric maps of `degree` factors of irreps to one: [d, ..., d, number of maps x ir_out]."""
+    """Return symmetric maps of `degree` factors of irreps to one: [d, ..., d, number of maps x
+    ir_out].
+    """
     irreps = e3nn.Irreps([(1, ir) for ir in irs])
     # e3nn-jax fails where there is no map at all; to the highest l there always is one
     top = max(irs, key=lambda ir: ir.l)
@@ -31,14 +33,14 @@ def symmetric_basis(irs, ir_out: e3nn.Irrep, degree: int) -> e3nn.IrrepsArray:
 
 @functools.cache
 def basis(irs: tuple[e3nn.Irrep, ...], ir_out: e3nn.Irrep, degree: int) -> np.ndarray:
-    """e3nn's basis of symmetric maps: [d, ..., d, number of maps, ir_out.dim], float64."""
+    """Return e3nn's basis of symmetric maps: [d, ..., d, number of maps, ir_out.dim], float64."""
     maps = symmetric_basis(irs, ir_out, degree)
     return np.asarray(maps.array, np.float64).reshape(*maps.shape[:-1], -1, ir_out.dim)
 
 
 @functools.cache
 def contraction(irs, irs_out, mul: int, correlation: int) -> Form:
-    """The form of a contraction: inputs x and w, output out, by rows.
+    """Return the form of a contraction: inputs x and w, output out, by rows.
 
     Args:
       irs, irs_out: irreps of x and of the output, each of `mul` channels.
@@ -50,8 +52,8 @@ def contraction(irs, irs_out, mul: int, correlation: int) -> Form:
             maps = basis(irs, ir, degree)
             for k in range(maps.shape[-2]):
                 for blocks, terms in _polynomials(irs, maps[..., k, :]).items():
-                    factors = (*(Slot(0, s) for s in blocks), Slot(1, number))
-                    paths.append(Path(factors, Slot(0, out), terms))
+                    factors = (*(SegmentRef(0, s) for s in blocks), SegmentRef(1, number))
+                    paths.append(Path(factors, SegmentRef(0, out), terms))
                 number += 1
     x = _operand("x", irs, mul, Role.LEFT)
     w = _operand("w", (e3nn.Irrep("0e"),) * number, mul, Role.OTHER)
@@ -60,7 +62,9 @@ def contraction(irs, irs_out, mul: int, correlation: int) -> Form:
 
 
 def _polynomials(irs, coefficients: np.ndarray):
-    """Terms of a map [d, ..., d, dim], by the blocks of x in increasing order; weights have one."""
+    """Return terms of a map [d, ..., d, dim], by the blocks of x in increasing order; weights have
+    one.
+    """
     block = [(s, i) for s, ir in enumerate(irs) for i in range(ir.dim)]
     found = collections.defaultdict(collections.Counter)
     for *places, component in np.argwhere(abs(coefficients) > ZERO).tolist():

@@ -1,6 +1,6 @@
 """What follows a Linear inside a fused op: e3nn's gate, or activation of scalars, as data.
 
-A `Tile` is a part of the mixed row and what becomes of it: activated, gated, or left as it is.
+A `Tile` is a part of the pre-activation and what becomes of it: activated, gated, or left as it is.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Part:
     mul: int
 
     def cut(self, most: int) -> list["Part"]:
-        """Parts of at most so many channels."""
+        """Return parts of at most so many channels."""
         stop = self.first + self.mul
         starts = range(self.first, stop, most)
         return [Part(self.block, start, min(most, stop - start)) for start in starts]
@@ -49,7 +49,9 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A part of the mixed row, and where it goes in the output: act(part), or act(gate) * part."""
+    """A part of the pre-activation, and where it goes in the output: act(part), or act(gate) *
+    part.
+    """
 
     part: Part
     offset: int
@@ -57,7 +59,7 @@ class Tile:
     gate: Part | None = None
 
     def cut(self, dim: int, most: int) -> list["Tile"]:
-        """Tiles of at most so many channels, of `dim` components."""
+        """Return tiles of at most so many channels, of `dim` components."""
         parts = self.part.cut(most)
         gates = self.gate.cut(most) if self.gate else [None] * len(parts)
         return [
@@ -68,14 +70,16 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """e3nn's gate (or scalar activation, or nothing) of a mixed row: what each tile becomes."""
+    """e3nn's gate (or scalar activation, or nothing) of a pre-activation: what each
+    tile becomes.
+    """
 
     tiles: tuple[Tile, ...]
     irreps_out: e3nn.Irreps
 
 
 def scalar_activation(linear: Linear, activations: Activations) -> Gate:
-    """`e3nn.scalar_activation` of the row: scalars activated, the rest as it is."""
+    """Return `e3nn.scalar_activation` of the row: scalars activated, the rest as it is."""
     tiles, irreps = [], []
     for n, (block, (mul, ir)) in enumerate(zip(linear.blocks_out, linear.irreps_out, strict=True)):
         act = IDENTITY
@@ -95,7 +99,8 @@ def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
 
 
 def gate(linear: Linear, activations: Activations) -> Gate:
-    """`e3nn.gate` of the row: the last scalars gate the other irreps, the first are activated.
+    """Return `e3nn.gate` of the row: the last scalars gate the other irreps, the first are
+    activated.
 
     Raises:
       ValueError: fewer scalars than irreps to gate.

@@ -23,7 +23,7 @@ _ALIASES = {jnp.tanh: "tanh", jax.nn.tanh: "tanh", jax.nn.swish: "silu", None: "
 
 
 def apply(act: Activation, x):
-    """The activation of an array."""
+    """Return the activation of an array."""
     return FUNCTIONS[act.name](x) * act.scale
 
 
@@ -32,7 +32,8 @@ class UnknownActivationError(ValueError):
 
 
 def activation(function: Callable | None, normalize: bool = True) -> Activation:
-    """The activation that kernels run for a JAX function, normalised as e3nn-jax normalises it.
+    """Return the activation that kernels run for a JAX function, normalised as e3nn-jax normalises
+    it.
 
     Raises:
       UnknownActivationError: a function that kernels do not know, naming those that they do.
@@ -52,7 +53,7 @@ def activation(function: Callable | None, normalize: bool = True) -> Activation:
 
 @functools.cache
 def _normalization(name: str, x64: bool) -> float:
-    """1 / c of `e3nn.normalize_function`, in the precision that JAX now computes in."""
+    """Return 1 / c of `e3nn.normalize_function`, in the precision that JAX now computes in."""
 
     def function(x):
         return 1.0 if x is None else FUNCTIONS[name](x)
@@ -62,7 +63,7 @@ def _normalization(name: str, x64: bool) -> float:
 
 @functools.cache
 def parity(name: str) -> int:
-    """1 for an even function, -1 for an odd one, 0 for neither."""
+    """Return 1 for an even function, -1 for an odd one, 0 for neither."""
     with jax.ensure_compile_time_eval():
         x = jnp.linspace(0.0, 10.0, 256)
         positive, negative = FUNCTIONS[name](x), FUNCTIONS[name](-x)

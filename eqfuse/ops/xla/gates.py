@@ -9,7 +9,7 @@ from eqfuse.ops.xla.activations import activation, apply
 
 
 def scalar_activation(linear: Linear, *, normalize_act: bool, **functions) -> Gate:
-    """`e3nn.scalar_activation` of a row; `functions` as there.
+    """Return `e3nn.scalar_activation` of a row; `functions` as there.
 
     Raises:
       UnknownActivationError: a function that kernels do not know.
@@ -18,7 +18,7 @@ def scalar_activation(linear: Linear, *, normalize_act: bool, **functions) -> Ga
 
 
 def gate(linear: Linear, *, normalize_act: bool, **functions) -> Gate:
-    """`e3nn.gate` of a row; `functions` as there.
+    """Return `e3nn.gate` of a row; `functions` as there.
 
     Raises:
       UnknownActivationError: a function that kernels do not know.
@@ -28,7 +28,7 @@ def gate(linear: Linear, *, normalize_act: bool, **functions) -> Gate:
 
 
 def _activations(functions, normalize: bool) -> gates.Activations:
-    """What finds an activation when it is needed: those that are not may be any function."""
+    """Return what finds an activation when it is needed: those that are not may be any function."""
 
     def find(kind: str, parity: int):
         return activation(functions[f"{'even' if parity == 1 else 'odd'}_{kind}"], normalize)
@@ -37,7 +37,7 @@ def _activations(functions, normalize: bool) -> gates.Activations:
 
 
 def apply_gate(gate: Gate, linear: Linear, z):
-    """The output row of a mixed row z [rows, linear.size_out]."""
+    """Return the output row of a pre-activation z [rows, linear.size_out]."""
     columns = [
         _read(linear, t.part, z) * apply(t.act, _read(linear, t.gate, z))
         if t.gate

@@ -7,7 +7,7 @@ from eqfuse.ops.algebra.gates import Activation
 
 
 def _tanh(x: str) -> tuple[str, ...]:
-    """Statements of s = tanh(x), odd to the last bit.
+    """Return statements of s = tanh(x), odd to the last bit.
 
     Where 1 - exp(-2 |x|) would cancel, up to |x| = 0.4, s is the convergent of degree 7 of the
     continued fraction of Lambert: its error is 9e-18 of s at most, and its terms have one sign.

@@ -1,0 +1,5 @@
+"""The error of a file that cannot be converted."""
+
+
+class ConvertError(ValueError):
+    """A file or network that cannot be converted; the message is for the user."""

@@ -1,0 +1,111 @@
+"""Write a run of MACE for mace-torch: `python -m eqfuse.convert export RUN FILE.npz`."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import e3nn_jax as e3nn
+import jax
+import numpy as np
+
+from eqfuse import models
+from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.mace_parameters import activation_ratio
+from eqfuse.convert.product_basis import our_maps, symmetric_components
+from eqfuse.training.checkpoint import read_checkpoint
+
+
+def export_mace(run, path) -> None:
+    """Write the network of a run as a file that `scripts/mace_load.py` makes a mace network of.
+
+    The file holds `fields` (JSON: settings, elements, scale), `references` (energies of the
+    elements, eV), the parameters by their names, and `basis/...`, the maps that the weights of the
+    product basis are of. All are NumPy's, and are read without eqfuse and without pickle.
+
+    Args:
+      run: the folder of a run of MACE.
+      path: the .npz file to write, which must not exist.
+    Raises:
+      CheckpointError: no readable checkpoint.
+      ConvertError: a network that mace cannot represent, by name; a file that exists.
+    """
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise ConvertError(f"{path} must end in .npz")
+    if path.exists():
+        raise ConvertError(f"{path} exists already and is not overwritten; name another file")
+    params, metadata, _ = read_checkpoint(run, ("best", "last"))
+    _check(metadata, run)
+    params = jax.tree.map(lambda p: np.asarray(p, np.float64), params["params"])
+    scale, shift = params["scale"], params["shift"]
+    if np.ptp(scale):
+        _refuse(run, f"a scale for each element ({scale.min():.6g} to {scale.max():.6g} eV)")
+    zbl = models.ZBL.from_plain(metadata["potential"].get("repulsion"))
+    model = models.MACE(**metadata["model_fields"])
+    names = {f.name for f in dataclasses.fields(model)} - {"parent", "name", "backend"}
+    fields = {
+        **{name: getattr(model, name) for name in names},  # older runs lack newer ones
+        "elements": metadata["species"],
+        "scale": float(scale[0]),
+        "silu": activation_ratio(1.0),
+        "repulsion": None if zbl is None else metadata["potential"]["repulsion"],
+        "dtype": metadata["config"]["dtype"],
+    }
+    references = np.array([metadata["reference_energies"][str(z)] for z in metadata["species"]])
+    arrays = {
+        jax.tree_util.keystr(keys, simple=True, separator="/"): leaf
+        for keys, leaf in jax.tree.leaves_with_path(params["model"])
+    }
+    arrays |= _bases(model)
+    try:
+        with open(path, "xb") as file:
+            np.savez_compressed(
+                file,
+                fields=np.array(json.dumps(fields)),
+                references=references + shift,
+                **arrays,
+            )
+    except OSError as error:
+        raise ConvertError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _refuse(run, what: str):
+    raise ConvertError(f"the network of {run} has {what}, which mace cannot represent")
+
+
+def _check(metadata: dict, run):
+    if metadata["model"] != "mace" or metadata["potential"] is None:
+        raise ConvertError(f"{run} is no potential of model=mace; only these can be exported")
+    fields = metadata["model_fields"]
+    if fields["parity"]:
+        _refuse(run, "features of both parities (model.parity=true)")
+    if fields["layers"] < 2:
+        _refuse(run, "one layer, with a readout that is not linear (model.layers=1)")
+    if fields["radial_layers"] < 1:
+        _refuse(run, "no hidden layer in its radial network (model.radial_layers=0)")
+    if metadata["potential"].get("binds_within") is not None:
+        _refuse(
+            run,
+            "atoms that have no energy without neighbours (it was trained with energies of "
+            "isolated atoms)",
+        )
+
+
+def _bases(model: models.MACE) -> dict[str, np.ndarray]:
+    """Return the maps of each product basis at sorted places, by layer, irrep and number of
+    factors.
+    """
+    found = {}
+    layers = model.basis_and_feature_irreps()
+    for k, (irreps_basis, irreps_out) in enumerate(layers):
+        kept = tuple(ir for _, ir in irreps_basis)
+        if kept != tuple(e3nn.Irrep(l, (-1) ** l) for l in range(model.lmax + 1)):
+            raise ConvertError(
+                f"layer {k} mixes {irreps_basis} only, which mace cannot represent; a network of "
+                "higher correlation has all of them"
+            )
+        for _, ir in irreps_out:
+            for nu in range(1, model.correlation + 1):
+                maps = our_maps(kept, ir, nu)
+                found[f"basis/{k}/{ir}/{nu}"] = symmetric_components(maps, nu, ir.dim)
+    return found

@@ -1,0 +1,300 @@
+"""What a network of mace is like, and whether MACE of this package can be it."""
+
+import dataclasses
+import math
+
+import e3nn_jax as e3nn
+import numpy as np
+
+from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.pickled import Record
+from eqfuse.models import ZBL
+
+_NETWORKS = ("MACE", "ScaleShiftMACE")
+_PLAIN, _RESIDUAL = "RealAgnosticInteractionBlock", "RealAgnosticResidualInteractionBlock"
+_DENSITY = "RealAgnosticDensityInteractionBlock"
+_DENSITY_RESIDUAL = "RealAgnosticDensityResidualInteractionBlock"
+_INTERACTIONS = (_PLAIN, _RESIDUAL, _DENSITY, _DENSITY_RESIDUAL)
+# in files of old versions of mace these are absent, and everything is as False says
+_REFUSED_IF_TRUE = {
+    "use_so3": "couplings of SO(3) (use_so3)",
+    "use_agnostic_product": "a product basis that all elements share (use_agnostic_product)",
+    "use_last_readout_only": "a readout of the last layer only (use_last_readout_only)",
+}
+BOHR = 0.529
+"""Å, as mace's ZBL rounds it."""
+COULOMB = 14.3996
+"""e^2 / (4 pi epsilon_0), eV Å, as mace's ZBL rounds it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A network of mace in terms of this package.
+
+    Attributes:
+      fields: settings of `eqfuse.models.MACE`, but for the backend.
+      order: places of the file's elements, sorted by atomic number.
+      scale, shift: of its energies, eV.
+      references: energies of the elements, eV by atomic number.
+      repulsion: of near atoms, or None.
+      dtype: of the weights.
+      head: number of the head, and how many there are.
+    """
+
+    fields: dict
+    order: tuple[int, ...]
+    scale: float
+    shift: float
+    references: dict[int, float]
+    repulsion: ZBL | None
+    dtype: str
+    head: tuple[int, int]
+
+
+def described(network: Record, head: str | None = None) -> Description:
+    """Return what a network is like.
+
+    Args:
+      network: as `eqfuse.convert.pickled.read_module` returns it.
+      head: the name of one of several heads.
+    Raises:
+      ConvertError: something that this package's MACE cannot represent, by name.
+    """
+    _check_kinds(network)
+    numbers = [int(z) for z in network.get("atomic_numbers")]
+    order = tuple(int(k) for k in np.argsort(numbers))
+    species = tuple(numbers[k] for k in order)
+    which = _head(network, head)
+    scale = float(np.atleast_1d(network.get("scale_shift.scale", 1.0))[which[0]])
+    shift = float(np.atleast_1d(network.get("scale_shift.shift", 0.0))[which[0]])
+    energies = np.atleast_2d(network.get("atomic_energies_fn.atomic_energies"))[which[0]]
+    return Description(
+        fields=_fields(network, species),
+        order=order,
+        scale=scale,
+        shift=shift,
+        references={z: float(energies[k]) for z, k in zip(species, order, strict=True)},
+        repulsion=_repulsion(network, species, scale),
+        dtype=str(network.get("node_embedding.linear.weight").dtype),
+        head=which,
+    )
+
+
+def irreps(found) -> e3nn.Irreps:
+    """Return irreps of e3nn's for PyTorch, a record or text."""
+    if isinstance(found, str):
+        return e3nn.Irreps(found)
+    pairs = []
+    for part in found.args[0]:
+        mul, ir = part.args[0]
+        pairs.append((int(mul), tuple(int(n) for n in ir.args[0])))
+    return e3nn.Irreps(pairs)
+
+
+def mlp_layers(network: Record, layer: int) -> list[Record]:
+    """Return the dense layers of the radial network of an interaction."""
+    return network.get(f"interactions.{layer}.conv_tp_weights").children()
+
+
+def is_silu(activation: Record | None) -> bool:
+    """Return whether an activation of e3nn's, normalised, is silu."""
+    function = None if activation is None else activation.get("f")
+    return getattr(function, "kind", "").rpartition(".")[2] in ("silu", "SiLU")
+
+
+def _refuse(what: str):
+    raise ConvertError(f"the network has {what}, which eqfuse's MACE cannot represent")
+
+
+def _check_kinds(network: Record):
+    """Refuse a network whose parts are of kinds, or options, that are not known here."""
+    if network.name not in _NETWORKS or not network.kind.startswith("mace."):
+        raise ConvertError(
+            f"the file holds a {network.kind}; only {' and '.join(_NETWORKS)} of mace, which "
+            "predict energies, can be converted"
+        )
+    if network.get("joint_embedding") is not None:
+        _refuse("embeddings of charge or spin (embedding_specs)")
+    for name, what in _REFUSED_IF_TRUE.items():
+        if network.get(name):
+            _refuse(what)
+    if network.get("edge_irreps") is not None:
+        _refuse("irreps of their own on edges (edge_irreps)")
+    _check_radial(network.get("radial_embedding"))
+    _check_interactions(network)
+    _check_readouts(network)
+
+
+def _check_interactions(network: Record):
+    for block in network.get("interactions").children():
+        if block.name not in _INTERACTIONS:
+            _refuse(f"an interaction of the kind {block.name}")
+        for name in ("cueq_config", "oeq_config"):
+            config = block.get(name)
+            if config is not None and config.get("enabled"):
+                _refuse(
+                    f"the layout of another library ({name}); convert it back by mace's own "
+                    "mace_cueq_to_e3nn or mace_oeq_to_e3nn"
+                )
+        for name, kind in (
+            ("linear_up", "Linear"),
+            ("linear", "Linear"),
+            ("conv_tp", "TensorProduct"),
+            ("skip_tp", "FullyConnectedTensorProduct"),
+        ):
+            _expect(block, name, "e3nn.", kind)
+        if block.get("conv_tp_weights").name != "FullyConnectedNet":
+            _refuse(f"a radial network of the kind {block.get('conv_tp_weights').name}")
+    for product in network.get("products").children():
+        _expect(product, "symmetric_contractions", "mace.", "SymmetricContraction")
+        _expect(product, "linear", "e3nn.", "Linear")
+
+
+def _expect(block: Record, name: str, package: str, kind: str):
+    found = block.get(name)
+    if found is None or not found.kind.startswith(package) or found.name != kind:
+        what = "none" if found is None else found.kind
+        _refuse(f"in {block.name}.{name} not a {kind} of {package.rstrip('.')} but {what}")
+
+
+def _check_radial(radial: Record):
+    basis, cutoff = radial.get("bessel_fn"), radial.get("r_max", None)
+    if basis.name != "BesselBasis":
+        _refuse(f"a radial basis of the kind {basis.name}")
+    cutoff = float(radial.get("cutoff_fn.r_max"))
+    frequencies = np.asarray(basis.get("bessel_weights"), np.float64)
+    expected = np.arange(1, len(frequencies) + 1) * math.pi / cutoff
+    if abs(frequencies / expected - 1).max() > 1e-5:
+        _refuse("Bessel functions with frequencies that were trained")
+    if radial.get("apply_cutoff", True) is False:
+        _refuse("a cutoff after the radial network (apply_cutoff=False)")
+    transform = radial.get("distance_transform")
+    if transform is not None and transform.name != "AgnesiTransform":
+        _refuse(f"a transform of distances of the kind {transform.name}")
+
+
+def _check_readouts(network: Record):
+    *linear, last = network.get("readouts").children()
+    if len(linear) + 1 != int(network.get("num_interactions")):
+        _refuse("not a readout for each layer")
+    for readout in linear:
+        if readout.name != "LinearReadoutBlock":
+            _refuse(f"before the last layer a readout of the kind {readout.name}")
+    if last.name != "NonLinearReadoutBlock":
+        _refuse(f"in the last layer a readout of the kind {last.name}")
+    if not is_silu(last.get("non_linearity.acts.0")):
+        _refuse("a readout with another activation than silu (gate)")
+
+
+def _head(network: Record, head: str | None) -> tuple[int, int]:
+    """Number of the head that is asked for, and how many there are."""
+    heads = network.get("heads", ["Default"])
+    if head is None and len(heads) == 1:
+        return 0, 1
+    if head not in heads:
+        got = "give one of them" if head is None else f"there is no {head}"
+        raise ConvertError(f"the network has the heads {', '.join(heads)}; {got} by --head NAME")
+    return heads.index(head), len(heads)
+
+
+def _fields(network: Record, species: tuple[int, ...]) -> dict:
+    blocks = network.get("interactions").children()
+    kinds = [block.name for block in blocks]
+    residual = [kind in (_RESIDUAL, _DENSITY_RESIDUAL) for kind in kinds]
+    density = [kind in (_DENSITY, _DENSITY_RESIDUAL) for kind in kinds]
+    if not all(residual[1:]):
+        _refuse(f"an interaction without a residual after the first one ({kinds[-1]})")
+    if len(set(density)) > 1:
+        _refuse("density normalisation in some layers only")
+    [neighbors] = _same("avg_num_neighbors", {float(b.get("avg_num_neighbors")) for b in blocks})
+    hidden = irreps(network.get("products.0.linear.irreps_out"))
+    channels = hidden[0].mul
+    natural = [(channels, (l, (-1) ** l)) for l in range(len(hidden))]
+    if len(blocks) > 1 and hidden != e3nn.Irreps(natural):
+        _refuse(f"the features {hidden}, not of one number of channels for l = 0, 1, 2, ...")
+    contractions = [
+        part
+        for product in network.get("products").children()
+        for part in product.get("symmetric_contractions.contractions").children()
+    ]
+    [correlation] = _same("correlation", {_correlation(part) for part in contractions})
+    radial = network.get("radial_embedding")
+    [widths] = _same("radial_MLP", {_radial_widths(network, k) for k in range(len(blocks))})
+    sh = irreps(blocks[0].get("conv_tp.irreps_in2"))
+    last = network.get("readouts").children()[-1]
+    readout = irreps(last.get("linear_1.irreps_out")).dim
+    return {
+        "irreps_out": "0e",
+        "num_species": len(species),
+        "layers": len(blocks),
+        "channels": channels,
+        "lmax": sh.lmax,
+        "hidden_lmax": hidden.lmax,
+        "correlation": correlation,
+        "parity": False,
+        "first_skip": residual[0],
+        "species_linear": not residual[0],
+        "density_normalization": density[0],
+        **_transform(radial.get("distance_transform"), species),
+        "cutoff": float(radial.get("cutoff_fn.r_max")),
+        "num_bessel": len(radial.get("bessel_fn.bessel_weights")),
+        "poly_power": int(radial.get("cutoff_fn.p")),
+        "radial_layers": len(widths),
+        "radial_hidden": widths[0],
+        "readout_hidden": readout // len(network.get("heads", ["Default"])),
+        "avg_num_neighbors": neighbors,
+    }
+
+
+def _same(name: str, values: set) -> set:
+    if len(values) != 1:
+        _refuse(f"layers that differ in {name}: {sorted(values)}")
+    return values
+
+
+def _correlation(part: Record) -> int:
+    found = sum(part.get(f"U_matrix_{nu}") is not None for nu in range(1, 10))
+    if not found:
+        _refuse("a product basis without its coupling coefficients (U_matrix_1, ...)")
+    return found
+
+
+def _radial_widths(network: Record, layer: int) -> tuple[int, ...]:
+    *hidden, last = mlp_layers(network, layer)
+    if last.get("act") is not None or not all(is_silu(h.get("act")) for h in hidden):
+        _refuse("a radial network with another activation than silu")
+    widths = tuple(h.get("weight").shape[1] for h in hidden)
+    if not widths or len(set(widths)) != 1:
+        _refuse(f"a radial network with hidden layers of the widths {widths}, not all alike")
+    return widths
+
+
+def _transform(transform: Record | None, species: tuple[int, ...]) -> dict:
+    if transform is None:
+        return {"distance_transform": None}
+    radii = transform.get("covalent_radii")
+    return {
+        "distance_transform": "agnesi",
+        "transform_constants": [float(transform.get(name)) for name in "qpa"],
+        "atomic_numbers": list(species),
+        "covalent_radii": [float(radii[z]) for z in species],
+    }
+
+
+def _repulsion(network: Record, species: tuple[int, ...], scale: float) -> ZBL | None:
+    """Return the pair repulsion, which mace scales with the rest."""
+    zbl = network.get("pair_repulsion_fn")
+    if zbl is None:
+        return None
+    if zbl.name != "ZBLBasis":
+        _refuse(f"a pair repulsion of the kind {zbl.name}")
+    radii = zbl.get("covalent_radii")
+    return ZBL(
+        atomic_numbers=species,
+        covalent_radii=tuple(float(radii[z]) for z in species),
+        power=int(zbl.get("p")),
+        exponent=float(zbl.get("a_exp")),
+        length=float(zbl.get("a_prefactor")) * BOHR,
+        coefficients=tuple(float(c) for c in zbl.get("c")),
+        coulomb=COULOMB * scale,
+    )

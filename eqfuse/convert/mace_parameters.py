@@ -1,0 +1,195 @@
+"""The parameters of a network of mace as those of MACE of this package.
+
+Both compute the same functions with other conventions. What differs, and is taken into account:
+
+- e3nn multiplies a path of a Linear with its `path_weight`; here it is 1/sqrt(rows).
+- e3nn-jax makes silu's second moment one by quadrature, and e3nn by a million random numbers, of
+  which the file keeps the constant: the ratio goes into the matrix after the activation.
+- e3nn couples with sqrt(2l+1) in `path_weight`, e3nn-jax with coefficients that have it. The
+  coefficients and the spherical harmonics themselves are the same where the parities are natural.
+- A is divided by n there, and the harmonics by sqrt(n) here.
+- Weights of the tensor product lie by its output there; here by irrep, then by factors.
+- The product basis is another one of the same space, see `eqfuse.convert.product_basis`.
+
+Vectors run from sender to receiver there and the other way here. That needs nothing: all parities
+are natural, so that the inversion of all vectors changes no energy.
+"""
+
+import math
+
+import e3nn_jax as e3nn
+import jax
+import numpy as np
+
+from eqfuse.convert.mace_description import Description, irreps, mlp_layers
+from eqfuse.convert.pickled import Record
+from eqfuse.convert.product_basis import projected
+from eqfuse.models import MACE
+
+
+def parameters(network: Record, description: Description) -> dict:
+    """Return the parameters of `MACE(**description.fields)`, float64 arrays.
+
+    Args:
+      network: as `eqfuse.convert.pickled.read_module` returns it.
+      description: of it.
+    Raises:
+      ConvertError: a product basis that is not the one of the irreps.
+    """
+    order = list(description.order)
+    layers = MACE(**description.fields).basis_and_feature_irreps()
+    found = {"radial": {}}
+    [(_, embedding)] = _linear_blocks(network.get("node_embedding.linear"))
+    found["embedding"] = embedding[order]
+    for k, (irreps_basis, irreps_out) in enumerate(layers):
+        block, product = network.get(f"interactions.{k}"), network.get(f"products.{k}")
+        paths = _paths(block.get("conv_tp"), irreps_basis)
+        found["radial"][f"layer_{k}"] = _radial(mlp_layers(network, k), paths)
+        layer = {
+            "linear_up": _linear(block.get("linear_up")),
+            "linear_basis": _basis(block, paths, irreps_basis, description.fields),
+            "contraction": projected(
+                product.get("symmetric_contractions"), irreps_basis, irreps_out
+            )[order],
+            "linear_down": _linear(product.get("linear")),
+        }
+        skip = _species_linear(block.get("skip_tp"), order)
+        if k > 0 or description.fields["first_skip"]:
+            layer["skip"] = skip
+        else:
+            kept = {f"{mul}x{ir}" for mul, ir in irreps_basis}
+            layer["species_linear"] = {n: w for n, w in skip.items() if n.split(",")[-1] in kept}
+        if description.fields["density_normalization"]:
+            [dense] = block.get("density_fn").children()
+            layer["density"] = np.asarray(dense.get("weight"), np.float64)[:, 0]
+        found[f"layer_{k}"] = layer
+        readout = network.get(f"readouts.{k}")
+        last = k == len(layers) - 1
+        found[f"readout_{k}"] = (_readout if last else _linear_readout)(readout, description.head)
+    return found
+
+
+def activation_ratio(cst: float) -> float:
+    """Return what e3nn's normalised silu is, in units of e3nn-jax's.
+
+    Args:
+      cst: the constant by which e3nn multiplies, as the file has it.
+    """
+    with jax.enable_x64(True):
+        ours = e3nn.normalize_function(jax.nn.silu)(1.0) / jax.nn.silu(1.0)
+    return cst / float(ours)
+
+
+def _ratio(activation: Record) -> float:
+    return activation_ratio(1.0 if activation.get("_is_id") else float(activation.get("cst")))
+
+
+def _linear_blocks(linear: Record) -> list[tuple[tuple[int, int], np.ndarray]]:
+    """Return places of input and output, and the matrix with its path weight, of each path of a
+    Linear.
+    """
+    flat, at, found = np.asarray(linear.get("weight"), np.float64), 0, []
+    for instruction in linear.get("instructions"):
+        i, o, shape, weight = instruction.args
+        if i < 0:  # a bias
+            continue
+        count = math.prod(shape)
+        found.append(((i, o), flat[at : at + count].reshape(shape) * float(weight)))
+        at += count
+    return found
+
+
+def _name(number: int, rows: int, columns: int, ir: e3nn.Irrep) -> str:
+    return f"w[{number},{number}] {rows}x{ir},{columns}x{ir}"
+
+
+def _linear(linear: Record) -> dict:
+    """Return a Linear of sorted irreps, each once."""
+    irreps_in = irreps(linear.get("irreps_in"))
+    return {
+        _name(o, *w.shape, irreps_in[i].ir): w * math.sqrt(len(w))
+        for (i, o), w in _linear_blocks(linear)
+    }
+
+
+def _species_linear(tp: Record, order) -> dict:
+    """Return a tensor product with one-hot elements is a Linear for each of them."""
+    irreps_in, found = irreps(tp.get("irreps_in1")), {}
+    flat, at = np.asarray(tp.get("weight"), np.float64), 0
+    for instruction in tp.get("instructions"):
+        i, _, o, _, _, weight, shape = instruction.args
+        ir, count = irreps_in[i].ir, math.prod(shape)
+        w = flat[at : at + count].reshape(shape)  # [rows, elements, columns]
+        at += count
+        scale = float(weight) / math.sqrt(ir.dim) * math.sqrt(shape[0])
+        found[_name(o, shape[0], shape[2], ir)] = np.moveaxis(w, 1, 0)[order] * scale
+    return found
+
+
+def _paths(tp: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
+    """Return the paths of a convolution, in the order of this package, and where their
+    weights are.
+    """
+    irreps_in1, irreps_out = (irreps(tp.get(name)) for name in ("irreps_in1", "irreps_out"))
+    kept, found, at = [ir for _, ir in irreps_basis], [], 0
+    for instruction in tp.get("instructions"):
+        i1, i2, o, _, _, weight, _ = instruction.args
+        mul, ir = irreps_in1[i1].mul, irreps_out[o].ir
+        path = {"i1": i1, "i2": i2, "out": o, "ir": ir, "start": at, "mul": mul}
+        path["scale"] = float(weight) / math.sqrt(ir.dim)
+        at += mul
+        if ir in kept:
+            found.append(path)
+    return sorted(found, key=lambda path: (kept.index(path["ir"]), path["i1"], path["i2"]))
+
+
+def _radial(layers: list[Record], paths: list[dict]) -> dict:
+    """Return the dense layers of a radial network, its output in the order of the paths."""
+    found, before = {}, 1.0
+    for k, layer in enumerate(layers):
+        kernel = np.asarray(layer.get("weight"), np.float64) * before
+        kernel = kernel / math.sqrt(layer.get("var_in"))
+        if layer.get("act") is None:
+            kernel = kernel * math.sqrt(layer.get("var_out"))
+        else:
+            before = _ratio(layer.get("act")) * math.sqrt(layer.get("var_out"))
+        found[f"Dense_{k}"] = {"kernel": kernel}
+    columns = np.concatenate([p["start"] + np.arange(p["mul"]) for p in paths])
+    last = found[f"Dense_{len(layers) - 1}"]
+    last["kernel"] = last["kernel"][:, columns]
+    return found
+
+
+def _basis(block: Record, paths: list[dict], irreps_basis: e3nn.Irreps, fields: dict) -> dict:
+    """Return the Linear after the convolution."""
+    blocks = {i: w for (i, _), w in _linear_blocks(block.get("linear"))}
+    neighbors = fields["avg_num_neighbors"]
+    scale = 1.0 if fields["density_normalization"] else 1 / math.sqrt(neighbors)
+    found = {}
+    for j, (_, ir) in enumerate(irreps_basis):
+        w = np.concatenate([blocks[p["out"]] * p["scale"] for p in paths if p["ir"] == ir])
+        found[_name(j, *w.shape, ir)] = w * (scale * math.sqrt(len(w)))
+    return found
+
+
+def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:
+    """Return the part of a matrix that belongs to one of several heads, which lie side by side."""
+    return np.split(w, head[1], axis=axis)[head[0]]
+
+
+def _linear_readout(readout: Record, head: tuple[int, int]) -> dict:
+    [(_, w)] = _linear_blocks(readout.get("linear"))
+    return {_name(0, len(w), 1, e3nn.Irrep("0e")): _of_head(w, head, 1) * math.sqrt(len(w))}
+
+
+def _readout(readout: Record, head: tuple[int, int]) -> dict:
+    [(_, first)], [(_, second)] = (
+        _linear_blocks(readout.get(name)) for name in ("linear_1", "linear_2")
+    )
+    ratio = _ratio(readout.get("non_linearity.acts.0"))
+    first = _of_head(first, head, 1)
+    second = _of_head(_of_head(second, head, 0), head, 1) * ratio
+    return {
+        "linear_in": {_name(0, *first.shape, e3nn.Irrep("0e")): first * math.sqrt(len(first))},
+        "linear_out": {_name(0, *second.shape, e3nn.Irrep("0e")): second * math.sqrt(len(second))},
+    }

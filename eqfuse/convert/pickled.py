@@ -1,0 +1,232 @@
+"""Read a module that torch saved, with NumPy alone: nothing that the file says is executed.
+
+Such a file is a zip archive of a pickle and the bytes of its tensors. A pickle is a program that
+may call any function of any module. Here every name that it asks for is an inert `Record`, which
+keeps what it was called with and does nothing.
+"""
+
+import dataclasses
+import io
+import math
+import pickle
+import zipfile
+
+import numpy as np
+
+from eqfuse.convert.errors import ConvertError
+
+_DTYPES = {
+    "DoubleStorage": "<f8",
+    "FloatStorage": "<f4",
+    "HalfStorage": "<f2",
+    "LongStorage": "<i8",
+    "IntStorage": "<i4",
+    "ShortStorage": "<i2",
+    "CharStorage": "<i1",
+    "ByteStorage": "<u1",
+    "BoolStorage": "?",
+}
+_OLD_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
+"""What torch's own format from before version 1.6 begins with."""
+
+
+class Record:
+    """An object of a pickle: what it was made with, and nothing else of it.
+
+    Attributes:
+      kind: name of its class or function, with that of the module.
+      args: what that was called with.
+      state: what was to be its state; a dict for a module of torch.
+    """
+
+    kind = "?"
+
+    def __new__(cls, *args, **kwargs):
+        self = super().__new__(cls)
+        self.args, self.state = args, {}
+        return self
+
+    def __init__(self, *args, **kwargs):
+        """Accept whatever the pickle says."""
+
+    def __setstate__(self, state):
+        self.state = state
+
+    def __call__(self, *args, **kwargs):
+        return Record(*args)
+
+    def append(self, item):
+        """Accept an item of what would be a list."""
+
+    def extend(self, items):
+        """Accept items of what would be a list."""
+
+    def __setitem__(self, key, value):
+        """Accept an item of what would be a dict."""
+
+    def __hash__(self):
+        return id(self)
+
+    @property
+    def name(self) -> str:
+        """Return the last part of `kind`."""
+        return self.kind.rpartition(".")[2]
+
+    def get(self, name: str, default=None):
+        """Return an attribute, a submodule, or a parameter or buffer as an array.
+
+        Args:
+          name: with dots for what is within submodules.
+          default: what is returned where there is none.
+        """
+        found = self
+        for part in name.split("."):
+            found = _attribute(found, part)
+            if found is None:
+                return default
+        return value(found)
+
+    def children(self) -> list["Record"]:
+        """Return the submodules, in order."""
+        modules = _part(self, "_modules")
+        return [child for child in modules.values() if isinstance(child, Record)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """The bytes of one or several tensors."""
+
+    dtype: str
+    data: bytes
+
+
+def read_module(path) -> Record:
+    """Read what `torch.save(module, path)` wrote.
+
+    Args:
+      path: of the file.
+    Returns:
+      The module as a `Record`.
+    Raises:
+      ConvertError: a file of another kind, or a damaged one.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_OLD_MAGIC))
+        if start == _OLD_MAGIC:
+            raise ConvertError(
+                f"{path} has the format of torch before 1.6; load it once with a newer torch and "
+                "save it again by torch.save(torch.load(FILE), NEW)"
+            )
+        with zipfile.ZipFile(path) as archive:
+            return _read(archive, path)
+    except OSError as error:
+        raise ConvertError(f"{path} cannot be read: {error.strerror or error}") from error
+    except zipfile.BadZipFile as error:
+        raise ConvertError(f"{path} is not a file of torch.save: {error}") from error
+
+
+def _read(archive: zipfile.ZipFile, path) -> Record:
+    names = archive.namelist()
+    roots = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")]
+    if len(roots) != 1:
+        raise ConvertError(f"{path} is not a file of torch.save: it has {len(roots)} data.pkl")
+    [root] = roots
+    if f"{root}constants.pkl" in names:
+        raise ConvertError(
+            f"{path} is compiled (TorchScript); give the file that was saved beside it, whose name "
+            "does not end in _compiled.model or -lammps.pt"
+        )
+    if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
+        raise ConvertError(f"{path} was written on a big-endian machine, which is not supported")
+    try:
+        found = _Unpickler(archive, root).load()
+    except ConvertError:
+        raise
+    except Exception as error:  # what is damaged, or made to harm, fails in many ways
+        raise ConvertError(f"{path} is damaged, or no pickle of torch: {error}") from error
+    if not isinstance(found, Record):
+        hint = ": it looks like a checkpoint of parameters alone" if isinstance(found, dict) else ""
+        raise ConvertError(
+            f"{path} holds a {type(found).__name__}, not a network{hint}; give the .model file "
+            "that mace writes at the end of a training"
+        )
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, archive: zipfile.ZipFile, root: str):
+        super().__init__(io.BytesIO(archive.read(f"{root}data.pkl")))
+        self._archive, self._root, self._kinds, self._storages = archive, root, {}, {}
+
+    def find_class(self, module, name):
+        """Return a class of records for any name but those of dict and set, which do nothing."""
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if (module, name) == ("builtins", "set"):
+            return set
+        kind = f"{module}.{name}"
+        if kind not in self._kinds:
+            self._kinds[kind] = type("Record", (Record,), {"kind": kind})
+        return self._kinds[kind]
+
+    def persistent_load(self, pid):
+        """Return the storage that the pickle names: ("storage", class, key, device, count)."""
+        _, storage, key, *_ = pid
+        if key not in self._storages:
+            kind = storage.kind.rpartition(".")[2]
+            if kind not in _DTYPES:
+                raise ConvertError(f"the file has tensors of {kind}, which are not supported")
+            data = self._archive.read(f"{self._root}data/{key}")
+            self._storages[key] = Storage(_DTYPES[kind], data)
+        return self._storages[key]
+
+
+def value(found):
+    """Return an array for a tensor or a number of NumPy, and anything else as it is."""
+    if not isinstance(found, Record):
+        return found
+    if found.kind.startswith("torch._tensor._rebuild_from_type"):
+        function, _, args, *_ = found.args
+        return value(function(*args))
+    if found.kind.startswith("torch._utils._rebuild_parameter"):
+        return value(found.args[0])
+    if found.kind == "torch._utils._rebuild_tensor_v2":
+        return _array(*found.args[:4])
+    if found.kind.endswith("multiarray.scalar"):  # of numpy.core, or numpy._core
+        dtype, data = found.args
+        return np.frombuffer(data, np.dtype(str(dtype.args[0])))[0]
+    return found
+
+
+def _array(storage: Storage, offset: int, size: tuple, stride: tuple) -> np.ndarray:
+    flat = np.frombuffer(storage.data, storage.dtype)
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    fits = offset >= 0 and all(n >= 0 for n in size) and all(step >= 0 for step in stride)
+    if math.prod(size) == 0:
+        return np.zeros(size, flat.dtype)
+    # strides from a file could reach any memory
+    if not fits or last >= len(flat):
+        raise ConvertError(
+            f"a tensor of shape {tuple(size)} reaches beyond its {len(flat)} numbers: the file is "
+            "damaged"
+        )
+    strides = [step * flat.itemsize for step in stride]
+    return np.lib.stride_tricks.as_strided(flat[offset:], size, strides).copy()
+
+
+def _attribute(found, name: str):
+    if isinstance(found, Record):
+        for part in ("_parameters", "_buffers", "_modules"):
+            inner = _part(found, part)
+            if inner.get(name) is not None:
+                return inner[name]
+        state = found.state
+        return state.get(name) if isinstance(state, dict) else None
+    return found.get(name) if isinstance(found, dict) else None
+
+
+def _part(record: Record, name: str) -> dict:
+    state = record.state if isinstance(record.state, dict) else {}
+    part = state.get(name)
+    return part if isinstance(part, dict) else {}

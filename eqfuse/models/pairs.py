@@ -1,0 +1,104 @@
+"""What is known of a pair of elements: the Agnesi transform of its length, and ZBL repulsion."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ase.data import covalent_radii
+
+from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
+
+DECAYS = (3.2, 0.9423, 0.4028, 0.2016)
+
+
+def radii_of(atomic_numbers) -> tuple[float, ...]:
+    """Return the covalent radius of each element, Å (Cordero et al. 2008, as in ASE)."""
+    return tuple(float(covalent_radii[z]) for z in atomic_numbers)
+
+
+def agnesi_transform(
+    lengths: jax.Array, radii: jax.Array, constants: tuple[float, float, float]
+) -> jax.Array:
+    """Map edge lengths to (0, 1], steepest where atoms form bonds.
+
+        T(d) = 1 / (1 + a x^q / (1 + x^(q - p))),    x = d / r0
+
+    Args:
+      lengths: d, [n_edges] Å, positive.
+      radii: r0, [n_edges] Å, the mean of the covalent radii of the two atoms.
+      constants: q, p and a.
+    Returns:
+      [n_edges], one at d = 0, falling.
+    References: Witt et al. 2023, J. Chem. Phys. 159, 164101 (ACEpotentials.jl).
+    """
+    q, p, a = constants
+    x = lengths / radii
+    return 1 / (1 + a * x**q / (1 + x ** (q - p)))
+
+
+@dataclasses.dataclass(frozen=True)
+class ZBL:
+    """Repulsion of the nuclei of near atoms, screened, by Ziegler, Biersack and Littmark.
+
+        E_i = 1/2 sum_j u(d / (r_i + r_j)) C Z_i Z_j phi(d / s) / d,
+        phi(x) = sum_k c_k exp(-b_k x),    s = S / (Z_i^e + Z_j^e)
+
+    with the polynomial cutoff u, so that only atoms nearer than the sum of their covalent radii
+    repel each other. The default constants are the published ones.
+
+    Attributes:
+      atomic_numbers: Z of each species.
+      covalent_radii: r of each species, Å.
+      power: p of the cutoff, see `eqfuse.models.radial.polynomial_cutoff`.
+      exponent, length: e, and S in Å.
+      coefficients: c_k, four.
+      coulomb: C, eV Å.
+    References: Ziegler, Biersack and Littmark 1985, The Stopping and Range of Ions in Solids.
+    """
+
+    atomic_numbers: tuple[int, ...]
+    covalent_radii: tuple[float, ...]
+    power: int = 6
+    exponent: float = 0.23
+    length: float = 0.8854 * 0.529177
+    coefficients: tuple[float, ...] = (0.1818, 0.5099, 0.2802, 0.02817)
+    coulomb: float = 14.399645
+
+    @classmethod
+    def of(cls, atomic_numbers) -> "ZBL":
+        """Return the published potential between these elements."""
+        return cls(tuple(int(z) for z in atomic_numbers), radii_of(atomic_numbers))
+
+    @classmethod
+    def from_plain(cls, plain: dict | None) -> "ZBL | None":
+        """Return what `dataclasses.asdict` was made of, also after it has been JSON."""
+        if plain is None:
+            return None
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
+
+    @jax.named_scope("zbl")
+    def __call__(self, vectors: jax.Array, species: jax.Array, edges) -> jax.Array:
+        """Return the repulsion of each node, [n_nodes] eV: half of that of each of its pairs.
+
+        Args:
+          vectors: [n_edges, 3] Å, of zero length for padding.
+          species: [n_nodes] int32.
+          edges: `eqfuse.ops.Edges`.
+        """
+        lengths, _, real = lengths_and_directions(vectors)
+        z = np.asarray(self.atomic_numbers, np.float64)
+        powers, charges, radii = (
+            jnp.asarray(values, lengths.dtype)[species]
+            for values in (z**self.exponent, z, self.covalent_radii)
+        )  # [n_nodes]
+        ends = edges.senders, edges.receivers
+        x = lengths / self.length * sum(powers[end] for end in ends)
+        within = sum(radii[end] for end in ends)
+        phi = sum(
+            c * jnp.exp(-b * x) for c, b in zip(self.coefficients, DECAYS, strict=True)
+        ) * polynomial_cutoff(lengths / within, 1.0, self.power)
+        energies = self.coulomb / 2 * math.prod(charges[end] for end in ends) * phi / lengths
+        energies = jnp.where(real, energies, 0)
+        return jax.ops.segment_sum(energies, edges.receivers, edges.num_nodes)

@@ -1,0 +1,62 @@
+"""Small networks that mace-torch made, and what it says of two structures."""
+
+import lzma
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.convert.pickled import read_module
+
+GOLDENS = Path(__file__).parent / "goldens"
+NAMES = sorted(path.name.removesuffix(".model.xz") for path in GOLDENS.glob("*.model.xz"))
+
+
+@pytest.fixture(scope="session")
+def model_file(tmp_path_factory):
+    """Path of the .model file of a golden, by its name."""
+    folder, written = tmp_path_factory.mktemp("models"), {}
+
+    def path(name):
+        if name not in written:
+            written[name] = folder / f"{name}.model"
+            written[name].write_bytes(lzma.decompress((GOLDENS / f"{name}.model.xz").read_bytes()))
+        return written[name]
+
+    return path
+
+
+@pytest.fixture
+def network(model_file):
+    """The records of a golden, by its name; each test may change its own."""
+    return lambda name: read_module(model_file(name))
+
+
+@pytest.fixture(scope="session")
+def run(model_file, tmp_path_factory):
+    """Folder of the converted run of a golden, by its name."""
+    from eqfuse.convert import convert_mace
+
+    folder, made = tmp_path_factory.mktemp("runs"), {}
+
+    def path(name):
+        if name not in made:
+            made[name] = folder / name
+            head = "two" if name == "two_heads" else None
+            convert_mace(model_file(name), made[name], head=head)
+        return made[name]
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def expected():
+    """Arrays of a golden by its name: numbers, positions, cells, and mace's results of them."""
+    return lambda name: np.load(GOLDENS / f"{name}.npz")
+
+
+@pytest.fixture(autouse=True)
+def _highest():
+    with jax.default_matmul_precision("highest"):
+        yield

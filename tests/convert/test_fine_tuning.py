@@ -1,0 +1,63 @@
+"""Runs that start from a converted network."""
+
+import csv
+
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+
+from eqfuse.training.checkpoint import read_checkpoint
+from eqfuse.training.main import main
+from eqfuse.training.options import parse
+from eqfuse.training.resume import TUNING_LR, started_config
+from tests.training.conftest import labelled
+
+
+@pytest.fixture
+def water(tmp_path):
+    """Path of six distorted molecules of water."""
+    rng, frames = np.random.default_rng(0), []
+    for _ in range(6):
+        atoms = ase.build.molecule("H2O")
+        atoms.positions += rng.normal(scale=0.05, size=(3, 3))
+        frames.append(labelled(atoms))
+    path = tmp_path / "water.xyz"
+    ase.io.write(path, frames, format="extxyz")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("given", "optimizer", "lr"),
+    [
+        ([], "adam", TUNING_LR["adam"]),
+        (["training.optimizer=muon"], "muon", TUNING_LR["muon"]),
+        (["lr=0.02"], "adam", 0.02),
+        (["lr=0.02", "training.optimizer=muon"], "muon", 0.02),
+    ],
+)
+def test_steps_are_small_unless_others_are_asked_for(run, water, given, optimizer, lr):
+    settings = [f"start_from={run('two_heads')}", "data=extxyz", f"data.path={water}"]
+    training = started_config(parse, [*settings, *given]).training
+    assert (training.optimizer, training.lr) == (optimizer, lr)
+    assert lr >= training.min_lr
+
+
+def test_it_learns_with_fewer_elements_and_frozen_parameters(run, water, tmp_path, capsys):
+    settings = [f"start_from={run('two_heads')}", "data=extxyz", f"data.path={water}"]
+    more = ["elements=data", "freeze=radial", "data.reference_energies=fit", "epochs=6"]
+    folder = tmp_path / "run"
+    assert main([*settings, *more, "data.val=2", "data.batch_size=2", f"run={folder}"]) == 0
+    assert "H O" in capsys.readouterr().out
+    before, theirs, _ = read_checkpoint(run("two_heads"), ("best",))
+    after, ours, _ = read_checkpoint(folder, ("last",))
+    assert theirs["species"] == [1, 6, 8]
+    assert ours["species"] == [1, 8]
+    # the weights of the file are of float64, and the run computes in float32
+    kernel = after["params"]["model"]["radial"]["layer_0"]["Dense_0"]["kernel"]
+    expected = before["params"]["model"]["radial"]["layer_0"]["Dense_0"]["kernel"]
+    np.testing.assert_allclose(kernel, expected, rtol=3e-7)  # the average of steps rounds
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        losses = [float(row["val_loss"]) for row in csv.DictReader(file)]
+    assert len(losses) == 7
+    assert min(losses[1:]) < losses[0]

@@ -1,0 +1,113 @@
+"""What converted networks are said to be, and what is refused by name."""
+
+import numpy as np
+import pytest
+
+from eqfuse.convert import ConvertError
+from eqfuse.convert.mace_description import described
+from eqfuse.convert.pickled import Record
+
+
+def of_kind(kind, **state):
+    record = type("Record", (Record,), {"kind": kind})()
+    record.state = state
+    return record
+
+
+def put(network, path, value):
+    """Set an attribute, or replace a submodule; in files each is a record."""
+    *parents, name = path.split(".")
+    owner = network.get(".".join(parents)) if parents else network
+    for part in ("_modules", "_buffers", "_parameters"):
+        if name in owner.state[part]:
+            owner.state[part][name] = value
+            return
+    owner.state[name] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (
+            "interactions.1",
+            of_kind("mace.modules.blocks.RealAgnosticResidualNonLinearInteractionBlock"),
+            "RealAgnosticResidualNonLinearInteractionBlock",
+        ),
+        ("joint_embedding", of_kind("mace.modules.X"), "charge or spin"),
+        ("interactions.0.conv_tp_weights", of_kind("mace.modules.radial.RadialMLP"), "RadialMLP"),
+        ("interactions.0.cueq_config", of_kind("mace.Config", enabled=True), "cueq_config"),
+        ("interactions.1.oeq_config", of_kind("mace.Config", enabled=True), "oeq_config"),
+        ("interactions.0.linear_up", of_kind("cuequivariance_torch.Linear"), "cuequivariance"),
+        ("products.0.symmetric_contractions", of_kind("cuet.SymmetricContraction"), "cuet"),
+        ("use_so3", True, "use_so3"),
+        ("use_agnostic_product", True, "use_agnostic_product"),
+        ("use_last_readout_only", True, "use_last_readout_only"),
+        ("edge_irreps", of_kind("e3nn.o3._irreps.Irreps"), "edge_irreps"),
+        ("radial_embedding.apply_cutoff", False, "apply_cutoff"),
+        ("radial_embedding.bessel_fn", of_kind("mace.GaussianBasis"), "GaussianBasis"),
+        ("radial_embedding.bessel_fn.bessel_weights", np.arange(1.0, 5.0), "were trained"),
+        ("radial_embedding.distance_transform", of_kind("mace.SoftTransform"), "SoftTransform"),
+        ("readouts.0", of_kind("mace.LinearDipoleReadoutBlock"), "LinearDipoleReadoutBlock"),
+        ("readouts.1", of_kind("mace.NonLinearBiasReadoutBlock"), "NonLinearBiasReadoutBlock"),
+        ("readouts.1.non_linearity.acts.0.f", of_kind("torch.tanh"), "another activation"),
+        ("interactions.1.avg_num_neighbors", 5.0, "avg_num_neighbors"),
+        ("pair_repulsion_fn", of_kind("mace.Other"), "of the kind mace.Other|of the kind Other"),
+    ],
+)
+def test_what_cannot_be_represented_is_refused_by_name(path, value, message, network):
+    found = network("medium")
+    described(found)  # as it is, it can be
+    put(found, path, value)
+    with pytest.raises(ConvertError, match=message) as caught:
+        described(found)
+    assert "\n" not in str(caught.value)
+
+
+def test_networks_of_other_quantities_are_refused(network):
+    found = network("small")
+    type(found).kind = "mace.modules.models.AtomicDipolesMACE"
+    with pytest.raises(ConvertError, match="AtomicDipolesMACE; only MACE and ScaleShiftMACE"):
+        described(found)
+
+
+def test_a_head_is_asked_for_where_there_are_several(network):
+    found = network("two_heads")
+    with pytest.raises(ConvertError, match="heads one, two; give one of them by --head"):
+        described(found)
+    with pytest.raises(ConvertError, match="there is no three"):
+        described(found, "three")
+    one, two = (described(found, name) for name in ("one", "two"))
+    assert (one.head, two.head) == ((0, 2), (1, 2))
+    assert one.scale != two.scale
+    assert one.references != two.references
+
+
+def test_fields_are_those_of_the_file(network):
+    fields = described(network("density")).fields
+    assert fields["density_normalization"]
+    assert fields["species_linear"]
+    assert not fields["first_skip"]
+    assert fields["distance_transform"] == "agnesi"
+    assert (fields["layers"], fields["channels"], fields["lmax"]) == (2, 3, 2)
+    assert (fields["hidden_lmax"], fields["correlation"], fields["radial_layers"]) == (1, 3, 3)
+    assert fields["cutoff"] == 4.5
+
+
+def test_elements_are_sorted(network):
+    found = described(network("small"))
+    assert list(found.references) == [1, 6, 8]
+    assert found.order == (2, 1, 0)
+
+
+def test_files_of_old_versions_lack_newer_attributes(network):
+    """mace 0.3.0 knew nothing of these, and had one head without a name."""
+    found = network("small")
+    before = described(found)
+    newer = ("heads", "use_so3", "use_agnostic_product", "use_last_readout_only", "edge_irreps")
+    for name in (*newer, "apply_cutoff", "use_reduced_cg", "lammps_mliap", "use_edge_irreps_first"):
+        found.state.pop(name, None)
+    for block in found.get("interactions").children():
+        for name in ("cueq_config", "oeq_config", "edge_irreps", "radial_MLP"):
+            block.state.pop(name, None)
+    found.get("radial_embedding").state.pop("apply_cutoff")
+    assert described(found) == before

@@ -1,0 +1,106 @@
+"""Files that torch has saved, and others, read without executing anything."""
+
+import io
+import os
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+
+from eqfuse.convert import ConvertError, convert_mace
+from eqfuse.convert.pickled import Record, Storage, read_module, value
+
+
+def write(path, data, **others):
+    """A zip archive like that of torch.save."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data.pkl", data)
+        for name, content in others.items():
+            archive.writestr(f"a/{name}", content)
+    return path
+
+
+class Harm:
+    """What its pickle would do when it is read."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("where", ["alone", "in a module"])
+def test_nothing_in_a_file_is_executed(where, tmp_path, network):
+    trace = tmp_path / "trace"
+    harm = [Harm(os.mkdir, str(trace)), Harm(eval, f"__import__('os').mkdir({str(trace)!r})")]
+    path = write(tmp_path / "harm.model", pickle.dumps(harm[0] if where == "alone" else harm))
+    with pytest.raises(ConvertError, match=r"only MACE and ScaleShiftMACE|not a network"):
+        convert_mace(path, tmp_path / "run")
+    assert not trace.exists()
+    assert not (tmp_path / "run").exists()
+    # it would have been done by pickle itself
+    pickle.loads(pickle.dumps(harm[0]))
+    assert trace.exists()
+
+
+def test_no_name_of_a_pickle_is_looked_up(tmp_path):
+    for function in (os.system, eval, getattr, open):
+        path = write(tmp_path / "any.model", pickle.dumps(Harm(function, "true")))
+        found = read_module(path)
+        assert isinstance(found, Record)
+        assert found.name == function.__name__
+        assert found.args == ("true",)
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "stride"),
+    [(0, (5,), (1,)), (3, (2,), (1,)), (0, (2, 2), (3, 1)), (-1, (2,), (1,)), (3, (2,), (-1,))],
+)
+def test_tensors_do_not_reach_beyond_their_storage(offset, size, stride):
+    storage = Storage("<f8", np.arange(4.0).tobytes())
+    tensor = type("R", (Record,), {"kind": "torch._utils._rebuild_tensor_v2"})
+    with pytest.raises(ConvertError, match="reaches beyond its 4 numbers"):
+        value(tensor(storage, offset, size, stride))
+    inside = value(tensor(storage, 1, (2,), (2,)))
+    np.testing.assert_array_equal(inside, [1.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_bytes(b"no archive"), "is not a file of torch.save"),
+        (lambda path: path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2)), "before 1.6"),
+        (lambda path: write(path, b"\x80\x02broken"), "is damaged, or no pickle"),
+        (lambda path: write(path, pickle.dumps({"model": 1})), "holds a dict, not a network"),
+        (lambda path: write(path, b"", **{"constants.pkl": b""}), "is compiled .TorchScript."),
+        (lambda path: write(path, b"", byteorder=b"big"), "big-endian"),
+        (lambda path: None, "cannot be read: No such file"),
+    ],
+    ids=["text", "old", "damaged", "checkpoint", "compiled", "big-endian", "absent"],
+)
+def test_other_files_are_refused(make, message, tmp_path):
+    path = tmp_path / "file.model"
+    make(path)
+    with pytest.raises(ConvertError, match=message) as caught:
+        read_module(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_was_cut_off_is_refused(model_file, tmp_path):
+    whole = model_file("small").read_bytes()
+    (tmp_path / "part.model").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConvertError, match=r"is not a file of torch\.save"):
+        read_module(tmp_path / "part.model")
+
+
+def test_a_tensor_that_is_absent_is_refused(model_file, tmp_path):
+    data = io.BytesIO(model_file("small").read_bytes())
+    with zipfile.ZipFile(data) as archive, zipfile.ZipFile(tmp_path / "b.model", "w") as copy:
+        for name in archive.namelist():
+            if not name.endswith("data/3"):
+                copy.writestr(name, archive.read(name))
+    with pytest.raises(ConvertError, match="damaged"):
+        read_module(tmp_path / "b.model")

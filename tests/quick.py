@@ -32,7 +32,7 @@ OPS = (
     "ops/test_tensor_product.py::test_value_and_derivatives[uvuv-expanded-float64-",
     "ops/test_tensor_product.py::test_errors_name_what_is_wrong",
     "ops/test_tensor_product_linear.py::test_all_orders_equal_e3nn[graph-gate-skip-",
-    "ops/test_tensor_square.py::test_values_irreps_and_zero_flags[norm-True-",
+    "ops/test_tensor_square.py::test_values_irreps_and_zero_flags[component-False-",
     "ops/test_triton_runtime.py",
     "ops/test_weighted_channels.py::test_value_and_derivatives[not sorted-float64-",
 )

@@ -48,7 +48,10 @@ FAULTS = (
         f"{OPS}/algebra/products.py",
         '"norm": math.sqrt(ir1.dim * ir2.dim),',
         '"norm": math.sqrt(ir1.dim + ir2.dim),',
-        ("tests/ops/test_tensor_square.py::test_values_irreps_and_zero_flags",),
+        (
+            "tests/ops/test_tensor_square.py::test_values_irreps_and_zero_flags",
+            "tests/ops/test_tensor_product.py::test_value_and_derivatives",
+        ),
     ),
     Fault(
         "no path weight in Linear",

@@ -57,13 +57,13 @@ def child(threads: int, only: str, seconds: float, keep_memory: bool) -> None:
         sys.exit("--keep-memory needs glibc")
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    from benchmarks import cpu_problems
+    from benchmarks import cpu_cases
     from benchmarks.timing import float32_rate, memory_bandwidth
 
     bandwidth, rate = memory_bandwidth(), float32_rate()
     print(json.dumps({"threads": threads, "bandwidth": bandwidth, "rate": rate}), flush=True)
     for group in GROUPS:
-        for name, make in getattr(cpu_problems, group.upper()).items():
+        for name, make in getattr(cpu_cases, group.upper()).items():
             if only not in f"{group} {name}":
                 continue
             problem = make()

@@ -66,7 +66,7 @@ def breakdown(step, args, turns: int) -> dict[str, float]:
 
 def compare(title: str, threads: int, turns: int) -> dict:
     """Milliseconds of a step by part for both backends; an error where their results differ."""
-    from benchmarks.cpu_problems import training_step
+    from benchmarks.cpu_cases import training_step
     from benchmarks.timing import compiled
 
     problem, case = training_step(title.lower()), {"case": title, "threads": threads}
@@ -103,7 +103,7 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     if not keep_freed_memory():
         print("the C library is not glibc: memory is given back between calls", file=sys.stderr)
-    from benchmarks.cpu_problems import MODELS
+    from benchmarks.cpu_cases import MODELS
 
     kept = record.Record(options.json)
     for title in filter(lambda title: options.only in title, MODELS):

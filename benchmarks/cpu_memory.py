@@ -39,10 +39,10 @@ def child(title: str, backend: str, molecules: int, keep_memory: bool, results: 
     import jax
     import numpy as np
 
-    from benchmarks import cpu_problems
+    from benchmarks import cpu_cases
     from benchmarks.timing import compiled, fits
 
-    problem = cpu_problems.training_step(title.lower(), num_molecules=molecules)
+    problem = cpu_cases.training_step(title.lower(), num_molecules=molecules)
     start = peak()
     step, _, scratch = compiled(problem.function(backend), problem.args)
     after_compile = peak()
@@ -88,7 +88,7 @@ def main() -> None:
         backend, results = options.child
         child(options.only, backend, options.molecules, options.keep_memory, results)
         return
-    from benchmarks.cpu_problems import MODELS
+    from benchmarks.cpu_cases import MODELS
 
     kept = record.Record(options.json)
     print(f"| training step | backend | {', MB | '.join(MOMENTS)}, MB |")

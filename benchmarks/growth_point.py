@@ -13,8 +13,8 @@ import numpy as np
 from jax.interpreters import partial_eval as pe
 
 from benchmarks import record
+from benchmarks.cpu_cases import random_graph, step_on
 from benchmarks.cpu_memory import peak
-from benchmarks.cpu_problems import random_graph, step_on
 from benchmarks.growth import BASE
 from benchmarks.launches import count
 from benchmarks.timing import LARGE, fits

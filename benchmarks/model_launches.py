@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from benchmarks import record
-from benchmarks.cpu_problems import molecules, normal
+from benchmarks.cpu_cases import molecules, normal
 from eqfuse import models
 from eqfuse.graph import Graph
 from eqfuse.ops import Edges

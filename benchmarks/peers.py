@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.gpu.problems import Problem
+from benchmarks.problems import Problem
 from eqfuse.ops.algebra.form import Form, Operand
 
 # for each order of derivative, what arguments and results are like: the floats, or the output

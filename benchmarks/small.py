@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import record
-from benchmarks.cpu_problems import OTHERS
+from benchmarks.cpu_cases import OTHERS
 from eqfuse import ops
 from eqfuse.training.hlo import Program
 

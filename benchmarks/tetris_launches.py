@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import e3nn_tetris, record
-from benchmarks.cpu_problems import normal
+from benchmarks.cpu_cases import normal
 from eqfuse import data, models
 from eqfuse.training.flat import Flat
 from eqfuse.training.tetris import cross_entropy, logits, training_step

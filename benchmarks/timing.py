@@ -1,9 +1,14 @@
-"""Time functions side by side, and measure what the machine can do."""
+"""Time functions side by side, on CPUs and GPUs, and measure what the machine can do."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import dataclasses
+import math
 import pathlib
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +17,8 @@ import numpy as np
 from benchmarks.record import Spread
 from eqfuse.ops.llvm.runtime import machine
 
+BATCH_S, MOST_CALLS, BATCH_WARM_UP = 0.01, 64, 3
+"""Of `interleaved_batches`: seconds of a batch, its calls at most, and calls before the first."""
 WARM_UP, LEAST = 2, 3
 CALLS = 3
 """Calls of a turn, of which the last is timed: from the third on they take the same time."""
@@ -85,15 +92,107 @@ def compiled(function, args) -> tuple[object, float, int]:
     return result, seconds, result.memory_analysis().temp_size_in_bytes
 
 
-def _best(function, array) -> float:
-    """The least seconds of a call, each on the result of the one before, in its place."""
+def interleaved_batches(
+    calls: dict[str, Callable], seconds: float, least: int = 5, most: int = 100
+) -> dict[str, dict]:
+    """Measure the milliseconds of each call in turns, so that a change of clocks meets all alike.
+
+    In a turn each function is called so often, without waiting in between, that the calls take
+    10 ms: what is timed is the device and not the host, as in a loop of training. Three calls
+    before the first turn are warm-up.
+
+    Args:
+      calls: functions without arguments; the first is the one that the others are compared with.
+      seconds, least, most: how long to go on, and how many turns at least and at most.
+    Returns:
+      For each name "ms" and, turn by turn, "ratio" to the first, as `Spread`s, and "calls" in a
+      turn.
+    """
+    repeats = {}
+    for name, call in calls.items():
+        for _ in range(BATCH_WARM_UP - 1):
+            jax.block_until_ready(call())
+        once = _seconds(call, 1)
+        repeats[name] = max(1, min(MOST_CALLS, math.ceil(BATCH_S / once)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + seconds
+    for turn in range(most):
+        if turn >= least and time.perf_counter() > end:
+            break
+        for name, call in calls.items():
+            times[name].append(_seconds(call, repeats[name]))
+    first = np.array(next(iter(times.values())))
+    return {
+        name: {
+            "ms": _spread(1e3 * np.array(t)),
+            "ratio": _spread(np.array(t) / first),
+            "calls": repeats[name],
+        }
+        for name, t in times.items()
+    }
+
+
+def _spread(numbers) -> Spread:
+    return dataclasses.replace(Spread.of(numbers), warm_up=BATCH_WARM_UP)
+
+
+def _seconds(call: Callable, repeats: int) -> float:
+    """Return the seconds of one of several calls in a row."""
+    start = time.perf_counter()
+    result = None
+    for _ in range(repeats):
+        result = call()
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / repeats
+
+
+def compile_all(functions: dict, dtype: str) -> dict:
+    """Compile functions at the same time, in threads.
+
+    Args:
+      functions: key -> (function, arguments).
+      dtype: for `precision`.
+    Returns:
+      key -> (compiled, seconds that it took beside the others), or the exception.
+    """
+
+    def compiled(item):
+        function, arguments = item
+        try:
+            with precision(dtype):  # contexts of JAX are those of a thread
+                start = time.perf_counter()
+                result = jax.jit(function).lower(*arguments).compile()
+                return result, time.perf_counter() - start
+        except Exception as error:
+            return error
+
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(functions))) as pool:
+        return dict(zip(functions, pool.map(compiled, functions.values()), strict=True))
+
+
+@contextlib.contextmanager
+def precision(dtype: str):
+    """Within it, matmuls are not shortened to TF32, and float64 is float64."""
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+        yield
+
+
+def _best(function, array, turns: int = 7, calls: int = 1) -> float:
+    """Return the least seconds of a call, each on the result of the one before, in its place.
+
+    Args:
+      turns: how often it is measured, after a call that compiles it.
+      calls: in a row, in a turn.
+    """
     step = jax.jit(function, donate_argnums=0)
     array = jax.block_until_ready(step(array))
     times = []
-    for _ in range(7):
+    for _ in range(turns):
         start = time.perf_counter()
-        array = jax.block_until_ready(step(array))
-        times.append(time.perf_counter() - start)
+        for _ in range(calls):
+            array = step(array)
+        jax.block_until_ready(array)
+        times.append((time.perf_counter() - start) / calls)
     return min(times)
 
 
@@ -107,3 +206,23 @@ def float32_rate() -> float:
     """Operations per second of a product of matrices of 2048 x 2048, the best that XLA reaches."""
     n = 2048
     return 2 * n**3 / _best(lambda a: a @ a, jnp.ones((n, n), jnp.float32) / n)
+
+
+def gpu_rates(small: bool = False) -> dict:
+    """Measure bytes per second of a copy, and operations per second of a matmul of each dtype.
+
+    Args:
+      small: so little work that the numbers mean nothing, for a dry run.
+    """
+    size = 1 << (20 if small else 29)
+    array = jnp.ones(size, jnp.float32)
+    found = {
+        "copy_bytes_per_s": 2 * array.nbytes / _best(lambda a: a + 1.0, array, turns=5, calls=10)
+    }
+    del array
+    for dtype, n in (("float32", 8192), ("float64", 4096)):  # many GPUs are slow in float64
+        n = 256 if small else n
+        with precision(dtype):
+            matrix = jnp.ones((n, n), dtype) / n
+            found[f"{dtype}_per_s"] = 2 * n**3 / _best(lambda a: a @ a, matrix, turns=5, calls=10)
+    return found

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 
 from benchmarks import launches
-from benchmarks.gpu import kernels, parity, steps, timing
+from benchmarks.gpu import op_times, parity, steps
 from benchmarks.gpu.errors import first_line, spoiled
-from benchmarks.gpu.problems import ORDERS, PROBLEMS, derivative
+from benchmarks.problems import ORDERS, PROBLEMS, derivative
 from benchmarks.record import environment
+from benchmarks.timing import gpu_rates, precision
 from eqfuse import ops
 
 
@@ -38,7 +39,7 @@ def describe(commit: str | None, small: bool) -> Iterator[dict]:
     if not (available or small):
         raise RuntimeError(why)
     found = environment(commit) | {"matmul_precision": "highest", "driver": driver()}
-    yield found | {"machine": timing.machine(small)}
+    yield found | {"machine": gpu_rates(small)}
 
 
 def driver() -> str | None:
@@ -55,7 +56,7 @@ def driver() -> str | None:
 def compile_kernels(names: list[str], dtype: str, size: tuple[int, int]) -> Iterator[dict]:
     """Compile all kernels of the problems in parallel, so that later jobs find them."""
     start = time.perf_counter()
-    with parity.precision(dtype):
+    with precision(dtype):
         functions, arguments = [], []
         for name in names:
             problem = PROBLEMS[name](*size)
@@ -85,7 +86,7 @@ def check(name: str, dtype: str, backend: str, size: tuple[int, int]) -> Iterato
 
 def ahead(name: str, dtype: str, size: tuple[int, int], target: str) -> Iterator[dict]:
     """Compile every order of a problem for a GPU that need not be here."""
-    with parity.precision(dtype):
+    with precision(dtype):
         problem = PROBLEMS[name](*size)
         for order in ORDERS:
             function = derivative(problem.function("triton"), order)
@@ -95,7 +96,7 @@ def ahead(name: str, dtype: str, size: tuple[int, int], target: str) -> Iterator
 
 def ahead_step(model: str, size: tuple[int, int], target: str) -> Iterator[dict]:
     """Compile a training step for a GPU that need not be here."""
-    with parity.precision("float32"):
+    with precision("float32"):
         functions, arguments = steps.shapes(model, *size)
         step = functions(backend="triton")[0]
         yield {"order": "step", "size": list(size)} | _ahead(step, arguments, target)
@@ -115,7 +116,7 @@ FUNCTIONS = {
     "describe": describe,
     "compile": compile_kernels,
     "parity": check,
-    "kernels": lambda **fields: kernels.measure(kernels.Request(**fields)),
+    "kernels": lambda **fields: op_times.measure(op_times.Request(**fields)),
     "steps": lambda **fields: steps.measure(steps.Request(**fields)),
     "ahead": ahead,
     "ahead_step": ahead_step,

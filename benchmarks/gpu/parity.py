@@ -11,18 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.problems import ORDERS, PROBLEMS, Problem, derivative
+from benchmarks.problems import ORDERS, PROBLEMS, Problem, derivative
 from benchmarks.record import ParityError
+from benchmarks.timing import precision
 from eqfuse import ops
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-@contextlib.contextmanager
-def precision(dtype: str):
-    """Products of matrices are not shortened to TF32, and float64 is float64."""
-    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-        yield
 
 
 def everything(function):

@@ -14,11 +14,10 @@ import numpy as np
 
 from benchmarks import model_launches
 from benchmarks.gpu.errors import first_line
-from benchmarks.gpu.kernels import OURS, REFERENCE, largest_difference, random_arrays, scratch
-from benchmarks.gpu.parity import precision
-from benchmarks.gpu.timing import compile_all, interleaved
+from benchmarks.gpu.op_times import OURS, REFERENCE, largest_difference, random_arrays, scratch
 from benchmarks.kernels import empty_cache
 from benchmarks.record import ParityError
+from benchmarks.timing import compile_all, interleaved_batches, precision
 from eqfuse import ops
 from eqfuse.graph import Graph
 
@@ -180,7 +179,7 @@ def _measure(compiled: dict, args, seconds: float) -> dict:
         if not difference <= TOLERANCE:
             return {"error": f"{OURS}: results differ by {difference:.1e} from {REFERENCE}"}
         sides[OURS]["difference"] = difference
-    for name, times in interleaved(calls, seconds).items():
+    for name, times in interleaved_batches(calls, seconds).items():
         sides[name] |= times
     return {"checked_against": REFERENCE if REFERENCE in calls else None, "sides": sides}
 

@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import kernels, measure, parity, plan, steps
+from benchmarks.gpu import measure, op_times, parity, plan, steps
 from benchmarks.gpu.errors import first_line, spoiled
-from benchmarks.gpu.problems import ORDERS, PROBLEMS
 from benchmarks.gpu.tables import Tables
 from benchmarks.gpu.worker import Job, Worker
+from benchmarks.problems import ORDERS, PROBLEMS
 from benchmarks.record import ParityError
 from eqfuse import ops
 from tests.benchmarks import worker_program
@@ -35,7 +35,7 @@ class InProcess:
 
 def request(name="tetris-1", **fields):
     defaults = {"size": TINY, "dtype": "float32", "backend": "llvm", "peers": {}, "seconds": 0.01}
-    return kernels.Request(name, **(defaults | {"machine": {}} | fields))
+    return op_times.Request(name, **(defaults | {"machine": {}} | fields))
 
 
 def wrong(monkeypatch, by: float):
@@ -88,7 +88,7 @@ def test_nothing_is_timed_where_parity_is_red(tetris, tmp_path, monkeypatch, cap
 
 def test_nothing_is_timed_where_results_differ_in_the_size_itself(monkeypatch):
     wrong(monkeypatch, 1.001)
-    for row in kernels.measure(request()):
+    for row in op_times.measure(request()):
         assert row["error"].startswith("eqfuse: results differ by 1.0e-03 from e3nn-jax")
         assert "sides" not in row
 
@@ -156,7 +156,7 @@ def test_a_peer_that_is_missing_or_wrong_or_fails_is_a_result(monkeypatch):
     monkeypatch.setitem(peers.PEERS, "liar", lies)
     monkeypatch.setitem(peers.PEERS, "failure", fails)
     names = ("cuequivariance", "openequivariance", "liar", "failure")
-    for row in kernels.measure(request(peers={name: {} for name in names})):
+    for row in op_times.measure(request(peers={name: {} for name in names})):
         sides = row["sides"]
         assert sides["cuequivariance"]["error"].startswith("not installed: ")
         assert sides["openequivariance"]["error"] == "it has no such product"  # without weights
@@ -178,7 +178,7 @@ def test_times_go_on_without_the_reference(monkeypatch):
     shapes = problem.arguments("double", "float32")
     monkeypatch.setattr(type(problem), "arguments", lambda *_: shapes)
     monkeypatch.setattr(ops, "graph_tensor_product", product)
-    for row in kernels.measure(request()):
+    for row in op_times.measure(request()):
         assert row["sides"]["e3nn-jax"]["error"].startswith("out of memory: RESOURCE_EXHAUSTED")
         assert row["checked_against"] == "itself in a reduced size"
         assert row["sides"]["eqfuse"]["ratio"].median == 1

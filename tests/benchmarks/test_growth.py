@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from benchmarks import small
-from benchmarks.cpu_problems import random_graph, step_on
+from benchmarks.cpu_cases import random_graph, step_on
 from benchmarks.growth_point import triton_kernels
 
 # With one parity the irreps are the same from the second layer to the last but one.

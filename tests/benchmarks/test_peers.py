@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.cases import Case, Channelwise, Contraction
-from benchmarks.gpu import kernels, parity
-from benchmarks.gpu.problems import ORDERS, channelwise, contraction, derivative, graph_product
+from benchmarks.gpu import op_times, parity
+from benchmarks.problems import ORDERS, channelwise, contraction, derivative, graph_product
 
 TINY = (4, 9)
 
@@ -49,11 +49,11 @@ def test_polynomials_of_cuequivariance_are_the_op(problem):
     pytest.importorskip("cuequivariance_jax", reason="cuEquivariance is not installed")
     side = peers.cuequivariance(problem, "float64", method="naive")
     with parity.precision("float64"):
-        arguments = kernels.random_arrays(problem.arguments("double", "float64"))
+        arguments = op_times.random_arrays(problem.arguments("double", "float64"))
         for number, order in enumerate(ORDERS, 1):
             given = arguments[:number]
             reference = jax.jit(derivative(problem.function("e3nn"), order))
             expected = reference(given, problem.integers)
             function = jax.jit(derivative(side.function, order))
             found = function(side.arguments(order, given), problem.integers)
-            assert kernels.largest_difference(expected, side.results(order, found)) < 1e-12
+            assert op_times.largest_difference(expected, side.results(order, found)) < 1e-12

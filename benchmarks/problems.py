@@ -86,10 +86,10 @@ def _is_shape(value) -> bool:
     return isinstance(value, tuple) and all(isinstance(n, int) for n in value)
 
 
-def random_edges(nodes: int, edges: int) -> ops.Edges:
-    """Edges grouped by receiver, as neighbour lists are."""
+def random_edges(nodes: int, edges: int, grouped: bool = True) -> ops.Edges:
+    """Make random edges, grouped by receiver as neighbour lists are, or in any order."""
     pairs = np.random.default_rng(0).integers(0, nodes, (2, edges))
-    senders, receivers = pairs[:, np.lexsort(pairs)]
+    senders, receivers = pairs[:, np.lexsort(pairs)] if grouped else pairs
     return ops.Edges.from_arrays(senders, receivers, nodes)
 
 
@@ -99,7 +99,7 @@ def _degree(edges: ops.Edges) -> int:
     return int(max(count.max(initial=1) for count in counts))
 
 
-def graph_product(case: Case, nodes: int, edges: int) -> Problem:
+def graph_product(case: Case, nodes: int, edges: int, grouped: bool = True) -> Problem:
     """`ops.graph_tensor_product`; on e3nn-jax by its definition."""
     irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
     keep = {"filter_ir_out": case.filter_ir_out}
@@ -113,7 +113,7 @@ def graph_product(case: Case, nodes: int, edges: int) -> Problem:
 
         return product
 
-    graph = random_edges(nodes, edges)
+    graph = random_edges(nodes, edges, grouped)
     shapes = [(nodes, irreps_x.dim), (edges, irreps_y.dim)]
     shapes += [(edges, weights)] * case.weighted
     return Problem(function, tuple(shapes), graph, case.forms(), edges, _degree(graph), case=case)
@@ -164,7 +164,7 @@ def _with_parameters(module, irreps, shapes, graph, extra=None) -> Problem:
       module: backend -> module.
       irreps: of the operands, None for one that is no IrrepsArray.
       shapes: of the operands.
-      graph: what follows them, or None.
+      graph: edges, which follow them; or an index, which comes before them; or None.
       extra: irreps of a last operand, the skip.
     """
 
@@ -175,6 +175,8 @@ def _with_parameters(module, irreps, shapes, graph, extra=None) -> Problem:
         ]
         if graph is None:
             return arrays
+        if isinstance(graph, np.ndarray):
+            return [integers, *arrays]
         middle = [*arrays[: len(irreps)], *([None] * (3 - len(irreps))), integers, None]
         return [*middle, *arrays[len(irreps) :]]
 
@@ -232,11 +234,22 @@ def fused_rows(nodes: int, edges: int) -> Problem:
     return _with_parameters(module, (irreps_x, irreps_y), shapes, None)
 
 
-def linear(nodes: int, edges: int) -> Problem:
-    """`ops.Linear` of the features of nodes."""
-    irreps = e3nn.Irreps(times(64, BOTH2))
-    module = functools.partial(_module, ops.Linear, times(64, BOTH2))
-    return _with_parameters(module, (irreps,), ((nodes, irreps.dim),), None)
+def linear(irreps: str, nodes: int, edges: int = 0, num_sets: int = 0) -> Problem:
+    """`ops.Linear` of features of nodes to the same irreps, which may choose a set of weights."""
+    index = np.random.default_rng(1).integers(0, num_sets, nodes) if num_sets else None
+    module = functools.partial(_module, ops.Linear, irreps, num_indexed_weights=num_sets or None)
+    shapes = ((nodes, e3nn.Irreps(irreps).dim),)
+    return _with_parameters(module, (e3nn.Irreps(irreps),), shapes, index)
+
+
+def channelwise_rows(irreps: str, nodes: int, edges: int) -> Problem:
+    """The product and the Linear of two rows of each edge, by channel, to the same irreps."""
+    keep = sorted({ir for _, ir in e3nn.Irreps(irreps)})
+    module = functools.partial(
+        _module, ops.TensorProductLinear, irreps, channelwise=True, filter_ir_out=keep
+    )
+    sides = (e3nn.Irreps(irreps),) * 2
+    return _with_parameters(module, sides, tuple((edges, i.dim) for i in sides), None)
 
 
 def _module(kind, irreps, backend, **fields):
@@ -244,8 +257,10 @@ def _module(kind, irreps, backend, **fields):
     return kind(irreps, **fields, backend=backend)
 
 
-def row_product(name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int) -> Problem:
-    """`ops.tensor_product` or `ops.elementwise_tensor_product`, of each edge."""
+def row_product(
+    name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int, batch: int = 0
+) -> Problem:
+    """`ops.tensor_product` or `ops.elementwise_tensor_product` of each edge; `vmap` of a batch."""
     irreps = e3nn.Irreps(irreps_x), e3nn.Irreps(irreps_y)
 
     def function(backend):
@@ -253,9 +268,10 @@ def row_product(name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int)
             x, y = (e3nn.IrrepsArray(i, a) for i, a in zip(irreps, floats, strict=True))
             return getattr(ops, name)(x, y, backend=backend).array
 
-        return product
+        return jax.vmap(product, (0, None)) if batch else product
 
-    return Problem(function, tuple((edges, i.dim) for i in irreps), None)
+    lead = (batch, edges) if batch else (edges,)
+    return Problem(function, tuple((*lead, i.dim) for i in irreps), None)
 
 
 def weighted_channels(nodes: int, edges: int) -> Problem:
@@ -294,7 +310,7 @@ PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
     "fused-gate-64-l2": fused_gate,
     "fused-linear-128": fused_linear,
     "fused-rows-32-l2": fused_rows,
-    "linear-64-l2": linear,
+    "linear-64-l2": functools.partial(linear, times(64, BOTH2)),
     "product-rows": functools.partial(row_product, "tensor_product", times(32, BOTH2), SH2),
     "elementwise-rows": functools.partial(
         row_product, "elementwise_tensor_product", times(32, BOTH2), times(32, BOTH2)

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu.errors import first_line
-from benchmarks.gpu.parity import precision
-from benchmarks.gpu.problems import ORDERS, PROBLEMS, Problem, derivative
-from benchmarks.gpu.timing import compile_all, interleaved
 from benchmarks.peers import PEERS, Side
+from benchmarks.problems import ORDERS, PROBLEMS, Problem, derivative
 from benchmarks.record import ParityError
+from benchmarks.timing import compile_all, interleaved_batches, precision
 from eqfuse import ops
 
 OURS, REFERENCE, EXACT = "eqfuse", "e3nn-jax", "e3nn-jax in float32"
@@ -35,7 +34,7 @@ class Request:
       backend: of eqfuse.
       peers: names of `PEERS`, with options.
       seconds: to time each order.
-      machine: as `timing.machine` gives it.
+      machine: as `timing.gpu_rates` gives it.
     """
 
     name: str
@@ -147,7 +146,7 @@ class _Order:
             return row | {"error": f"{OURS}: {self.errors[OURS]}"}
         calls = {OURS: calls.pop(OURS), **calls}
         sides = {name: {"error": error} for name, error in self.errors.items()}
-        for name, times in interleaved(calls, self.request.seconds).items():
+        for name, times in interleaved_batches(calls, self.request.seconds).items():
             sides[name] = numbers[name] | times | self._shares(times["ms"].median)
         return row | {"sides": sides}
 

@@ -12,7 +12,7 @@ from eqfuse.training.hlo import Program
 
 KINDS = {
     "eqfuse": "kernels of eqfuse",
-    "products": "products of matrices, by XLA",
+    "products": "matmuls, by XLA",
     "moves": "copies, slices, padding, transposes and constants",
     "others": "element-wise operations, sums, gathers and scatters",
 }

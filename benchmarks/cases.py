@@ -4,8 +4,8 @@ import dataclasses
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops import _symmetric_contraction
 from eqfuse.ops.algebra import channelwise, products
+from eqfuse.ops.algebra.contraction import contraction
 from eqfuse.ops.algebra.form import Form
 from eqfuse.ops.show import derivatives
 
@@ -63,7 +63,7 @@ class Contraction:
     def forms(self) -> dict[str, Form]:
         """As `Case.forms`."""
         sides = (tuple(ir for _, ir in e3nn.Irreps(i)) for i in (self.irreps, self.irreps_out))
-        return derivatives(_symmetric_contraction.make_form(*sides, mul=128, correlation=3))
+        return derivatives(contraction(*sides, mul=128, correlation=3))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ def measure(problem, seconds: float) -> dict:
     from benchmarks.timing import compiled, fits, interleaved, waited
 
     functions, compile_s, scratch = {}, {}, {}
-    for backend in ("e3nn", "numba"):
+    for backend in ("e3nn", "llvm"):
         functions[backend], compile_s[backend], scratch[backend] = compiled(
             problem.function(backend), problem.args
         )
@@ -80,21 +80,21 @@ def row(result: dict) -> str:
     times = result["ms"]
     slow, fast = (
         f"{times[name]['median']:.3g}" if name in times else "does not fit"
-        for name in ("e3nn", "numba")
+        for name in ("e3nn", "llvm")
     )
-    ratio = result["ratio"]["numba"] if len(times) == 2 else None
+    ratio = result["ratio"]["llvm"] if len(times) == 2 else None
     spread = f"{ratio['median']:.1f} ({ratio['low']:.1f} to {ratio['high']:.1f})" if ratio else ""
     ideal = f"{result['ideal_ms']:.2f}" if result["ideal_ms"] else ""
     compile_s, scratch = result["compile_s"], result["scratch"]
     return (
         f"| {result['case']} | {result['threads']} | {slow} | {fast} | {spread} | {ideal} | "
-        f"{compile_s['e3nn']:.2f} / {compile_s['numba']:.2f} | "
-        f"{scratch['e3nn'] / 1e6:.2f} / {scratch['numba'] / 1e6:.2f} |"
+        f"{compile_s['e3nn']:.2f} / {compile_s['llvm']:.2f} | "
+        f"{scratch['e3nn'] / 1e6:.2f} / {scratch['llvm'] / 1e6:.2f} |"
     )
 
 
 HEADER = """
-| case | threads | e3nn, ms | numba, ms | ratio (quartiles) | ideal, ms | compile, s | scratch, MB |
+| case | threads | e3nn, ms | llvm, ms | ratio (quartiles) | ideal, ms | compile, s | scratch, MB |
 |---|---|---|---|---|---|---|---|"""
 
 

@@ -21,7 +21,7 @@ import tempfile
 from benchmarks import record
 from eqfuse.training.memory import keep_freed_memory
 
-BACKENDS = ("e3nn", "numba")
+BACKENDS = ("e3nn", "llvm")
 PARTS = {
     "networks of edges": r"/(radial|two_body|first_features|weights|latents|mlp)/",
     "native products and Linears": r"eqfuse_native",
@@ -33,46 +33,33 @@ PARTS = {
 }
 """Regular expressions for the names of operations; the first that matches counts."""
 
-INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
-
-
-def named(hlo: str) -> dict[str, str]:
-    """The operations of a compiled module, by name: where in the model they come from."""
-    found = {}
-    for line in hlo.splitlines():
-        if instruction := INSTRUCTION.match(line):
-            origin = re.search(r'op_name="([^"]*)"', line)
-            found[instruction[1]] = origin[1] if origin else ""
-    return found
-
 
 def milliseconds(step, args, turns: int) -> dict[str, float]:
-    """Each operation's shortest time, times how often it runs in a step."""
+    """Return each instruction's shortest time, times how often it runs in a step."""
     import jax
-    from jax.profiler import ProfileData
+
+    from eqfuse.training.profiling import operations
 
     for _ in range(3):
         jax.block_until_ready(step(*args))
+    times = collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(turns):
                 jax.block_until_ready(step(*args))
-        [file] = pathlib.Path(folder).rglob("*.xplane.pb")
-        profile = ProfileData.from_file(str(file))
-    times = collections.defaultdict(list)
-    for plane in profile.planes:
-        for line in plane.lines:
-            for event in line.events:
-                times[event.name].append(event.duration_ns / 1e6)
+        for _, instruction, time in operations(pathlib.Path(folder)):
+            times[instruction].append(time)
     return {name: min(t) * len(t) / turns for name, t in times.items()}
 
 
 def breakdown(step, args, turns: int) -> dict[str, float]:
-    """Milliseconds of a compiled step, by part."""
-    origins, parts = named(step.as_text()), dict.fromkeys(PARTS, 0.0)
+    """Return the milliseconds of a compiled step, by part."""
+    from eqfuse.training.hlo import Program
+
+    instructions, parts = Program(step.as_text()).by_name, dict.fromkeys(PARTS, 0.0)
     for name, time in milliseconds(step, args, turns).items():
-        if name in origins:
-            text = f"{name} {origins[name]}"
+        if name in instructions:
+            text = f"{name} {instructions[name].op_name}"
             parts[next(p for p, pattern in PARTS.items() if re.search(pattern, text))] += time
     return parts
 
@@ -98,7 +85,7 @@ def table(result: dict) -> str:
     if "error" in result:
         return f"\n{title}: {result['error']}"
     slow, fast = result["ms"].values()
-    lines = [f"\n| {title} | e3nn, ms | numba, ms |", "|---|---|---|"]
+    lines = [f"\n| {title} | e3nn, ms | llvm, ms |", "|---|---|---|"]
     lines += [f"| {part} | {slow[part]:.1f} | {fast[part]:.1f} |" for part in PARTS]
     return "\n".join([*lines, f"| sum | {sum(slow.values()):.1f} | {sum(fast.values()):.1f} |"])
 

@@ -22,7 +22,7 @@ import tempfile
 from benchmarks import record
 from eqfuse.training.memory import keep_freed_memory
 
-BACKENDS = ("e3nn", "numba")
+BACKENDS = ("e3nn", "llvm")
 MOMENTS = ("start", "compiled", "after five steps")
 
 

@@ -236,7 +236,7 @@ def step_on(graph: Graph, name: str, counted: bool = False, **fields) -> Problem
         return jax.value_and_grad(loss)
 
     args = (params, graph, targets)
-    moved, operations = step_work(function("numba"), args) if counted else (0, 0)
+    moved, operations = step_work(function("llvm"), args) if counted else (0, 0)
     return Problem(function, args, moved, operations)
 
 

@@ -5,9 +5,10 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops.algebra import channelwise as _channelwise
-from eqfuse.ops.algebra import gates, linears, products
+from eqfuse.ops.algebra import linears, products
 from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.triton.codegen import linear_kernel
+from eqfuse.ops.xla import gates
 
 BOTH_L2 = "0e+0o+1e+1o+2e+2o"
 
@@ -39,8 +40,9 @@ def fused(
     linear, _ = linears.for_product(product, product.irreps_out, out, force_irreps_out=True)
     if split is not None:
         linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
-    acts = (jax.nn.silu, jnp.tanh, jax.nn.silu, jnp.tanh)
-    gate = gates.gate(linear, *acts, True) if gated else None
+    names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
+    acts = dict(zip(names, (jax.nn.silu, jnp.tanh) * 2, strict=True))
+    gate = gates.gate(linear, **acts, normalize_act=True) if gated else None
     return Fused.build(product.form, linear, gate, gated)
 
 
@@ -118,7 +120,7 @@ CASES = {name: fused(**spec) for name, spec in SPECS.items()}
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str):
     """The kernels of a Linear from irreps to the same: forward, and backward of everything."""
     linear = linears.linear(irreps, (False,) * len(irreps), irreps, num_sets=num_sets)
-    mixing = linear.mixing
-    n = len(mixing.inputs)
-    backward = mixing.jvp((True,) * n).transpose((False,) * n + (True,) * n, (True,))
-    return [linear_kernel.generate(m, dtype, False) for m in (mixing, backward)]
+    linear_form = linear.linear_form
+    n = len(linear_form.inputs)
+    backward = linear_form.jvp((True,) * n).transpose((False,) * n + (True,) * n, (True,))
+    return [linear_kernel.generate(m, dtype, False) for m in (linear_form, backward)]

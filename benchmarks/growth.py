@@ -40,13 +40,13 @@ BASE = {
 E3NN_UP_TO = {"edges": 100_000, "channels": 128, "lmax": 3, "layers": 8}
 """e3nn-jax takes too long, or too much memory, beyond."""
 
-BACKENDS = ("e3nn", "numba")
+BACKENDS = ("e3nn", "llvm")
 
 
 def measure(model: str, sweep: str, value: int, backend: str, folder, flags: list[str]) -> dict:
     """A point, in a process of its own; its results stay in `folder`."""
     arguments = [model, sweep, str(value), backend, str(folder / f"{backend}.npz")]
-    arguments += [flag for flag in flags if flag != "h100" or backend == "numba"]
+    arguments += [flag for flag in flags if flag != "h100" or backend == "llvm"]
     command = [sys.executable, "-m", "benchmarks.growth_point", *arguments]
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "EQFUSE_CACHE_DIR": cache}

@@ -72,7 +72,7 @@ def measure(model: str, sweep: str, value: str, backend: str, results: str, *fla
         "native_kernels": len({call.target for call in calls}),
         "native_calls": len(calls),
         "h100": count(problem.function("triton"), problem.args) if "h100" in flags else None,
-        "triton_kernels": len(triton_kernels(problem)) if backend == "numba" else 0,
+        "triton_kernels": len(triton_kernels(problem)) if backend == "llvm" else 0,
     }
 
 

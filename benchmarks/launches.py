@@ -67,7 +67,7 @@ def device(description: pathlib.Path = H100):
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise PluginMissingError(
             f"cannot compile for {description.stem}: jax's CUDA plug-in is missing, of another "
-            "version or, without a GPU, not taken by JAX unless JAX_PLATFORMS=cpu is set; "
+            "version, or refuses to start, which JAX_PLATFORMS=cpu prevents; "
             f"pip install jax[cuda13-local]=={jax.__version__} ({error})"
         ) from error
     return topology.devices[0]

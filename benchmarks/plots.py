@@ -19,8 +19,8 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter
 
-COLOURS = {"e3nn": "#8c8c8c", "numba": "#1f6fb4", "triton": "#d1731f"}
-LABELS = {"e3nn": "e3nn-jax", "numba": "eqfuse (numba)", "triton": "eqfuse (triton)"}
+COLOURS = {"e3nn": "#8c8c8c", "llvm": "#1f6fb4", "triton": "#d1731f"}
+LABELS = {"e3nn": "e3nn-jax", "llvm": "eqfuse (llvm)", "triton": "eqfuse (triton)"}
 QUANTITIES = {
     "time of a step, ms": lambda r: r["ms"] and r["ms"]["median"],
     "scratch memory, MB": lambda r: r["scratch_bytes"] / 1e6,

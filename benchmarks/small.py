@@ -3,7 +3,7 @@
     python -m benchmarks.small [--h100] [--json FILE]
 
 The first table is the time of a jitted call of one op on tiny inputs, in microseconds, on e3nn-jax,
-"xla" and "numba", in turn; "nothing" is a jitted function of the same arguments that doubles one of
+"xla" and "llvm", in turn; "nothing" is a jitted function of the same arguments that doubles one of
 them, which is what JAX takes for a call. Results are compared first (1e-5 of the largest element).
 
 The second table is what is computed besides the op where an operand arrives transposed, broadcast
@@ -28,7 +28,7 @@ from eqfuse import ops
 from eqfuse.training.hlo import Program
 
 TINY = tuple(name for name in OTHERS if "one row" in name or "tiny" in name)
-BACKENDS = ("e3nn", "xla", "numba")
+BACKENDS = ("e3nn", "xla", "llvm")
 CALLS, TURNS, WARM_UP = 200, 30, 3
 
 NODES, EDGES = 150, 3000
@@ -174,7 +174,7 @@ def main() -> None:
         print(time_row(kept.results[-1]), flush=True)
     print("\n| case | backend | besides the op | scratch, bytes | operand, bytes |")
     print("|---|---|---|---|---|")
-    backends = {"numba": _here} | ({"triton": _on_h100} if options.h100 else {})
+    backends = {"llvm": _here} | ({"triton": _on_h100} if options.h100 else {})
     for backend, compile_for in backends.items():
         for result in copies(backend, compile_for):
             kept.add(result)

@@ -1,4 +1,4 @@
-"""The least work of a whole training step, counted from its forms, mixings and matrix products."""
+"""The least work of a whole training step, counted from its forms, linear forms and matmuls."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.linear_form import LinearForm
 from eqfuse.ops.primitives import forms, linear_forms
 from eqfuse.ops.primitives.rules import definitions
 
 
 def step_work(function, args) -> tuple[int, int]:
-    """Bytes that products, mixings and matrix products read and write, and operations in all.
+    """Bytes that products, linear forms and matmuls read and write, and operations in all.
 
     Args:
       function: of `args`, with eqfuse's ops on any backend but "e3nn".
@@ -40,8 +40,8 @@ def _work_of(equation) -> tuple[int, int]:
     if primitive is forms.form_p:
         work = params["form"].counts(params["num_rows"], params["num_nodes"])
         return work.bytes, work.operations
-    if primitive is linear_forms.mixing_p:
-        return moved, mixing_operations(params["mixing"], params["num_rows"])
+    if primitive is linear_forms.linear_form_p:
+        return moved, linear_operations(params["linear_form"], params["num_rows"])
     if primitive is jax.lax.dot_general_p:
         contracted = params["dimension_numbers"][0][0]
         length = math.prod(equation.invars[0].aval.shape[d] for d in contracted)
@@ -53,11 +53,11 @@ def _work_of(equation) -> tuple[int, int]:
     return sum(b for b, _ in inner), sum(o for _, o in inner)
 
 
-def mixing_operations(mixing: Mixing, num_rows: int) -> int:
+def linear_operations(linear_form: LinearForm, num_rows: int) -> int:
     """A multiplication and an addition for each row, component and element of a matrix."""
     total = 0
-    for term in mixing.terms:
-        block = mixing.operands[term.z.operand].blocks[term.z.block]
-        source = term.x and mixing.operands[term.x.operand].blocks[term.x.block]
+    for term in linear_form.terms:
+        block = linear_form.operands[term.z.operand].blocks[term.z.block]
+        source = term.x and linear_form.operands[term.x.operand].blocks[term.x.block]
         total += 2 * num_rows * block.mul * block.dim * (source.mul if source else 1)
     return total

@@ -1,7 +1,12 @@
 """Equivariant interatomic potentials in JAX with fused tensor products."""
 
+from eqfuse import _startup
+
 __version__ = "0.1.0"
 __all__ = ["Calculator"]
+
+
+_startup.quiet_cuda_plugin()
 
 
 def __getattr__(name: str):

@@ -82,11 +82,11 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     @property
     def num_compilations(self) -> int:
-        """How many programs were compiled so far."""
+        """Return how many programs were compiled so far."""
         return self._evaluated._cache_size()
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=()):
-        """As ASE's; units are eV, eV/Å and eV/Å^3.
+        """Calculate as ASE's calculators do; units are eV, eV/Å and eV/Å^3.
 
         Raises:
           DataError: an element that the run was not trained on, no atoms, atoms at one place,
@@ -119,7 +119,8 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._store(prediction, len(species), cell)
 
     def _edges(self, cell):
-        """Pairs within the cutoff, and positions of the images that they join, as in `Sample`.
+        """Return pairs within the cutoff, and positions of the images that they join, as in
+        `Sample`.
 
         They are of a list that is made anew when atoms have moved too far.
         """
@@ -146,7 +147,9 @@ class Calculator(ase.calculators.calculator.Calculator):
         return senders[near], receivers[near], shifts[near], positions
 
     def _padded(self, sample: Sample) -> Shape:
-        """A shape with room for the sample: of those compiled for, unless most would be padding."""
+        """Return a shape with room for the sample: of those compiled for, unless most would be
+        padding.
+        """
         n_nodes, n_edges = sample.num_atoms + 1, sample.num_edges
         fitting = [
             shape
@@ -207,7 +210,7 @@ class _Neighbors:
 
 
 def _room(count: int, multiple: int) -> int:
-    """A tenth more than a number of atoms or edges, and at least one, in whole multiples."""
+    """Return a tenth more than a number of atoms or edges, and at least one, in whole multiples."""
     return -(-int(_HEADROOM * count + 1) // multiple) * multiple
 
 

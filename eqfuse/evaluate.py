@@ -24,13 +24,17 @@ SOURCE = "file.txt"
 _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.evaluate") -> int:
     """Print and write what the arguments ask for.
+
+    Args:
+      arguments: of the command; None for those of the command line.
+      program: how it was called, for the help text.
 
     Returns:
       0 done; 2 a run or file that cannot be used.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser(program).parse_args(arguments)
     keep_programs()
     try:
         ops.resolve_here(options.backend)
@@ -45,8 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m eqfuse.evaluate", description=__doc__)
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description="Errors of a trained run on a file.")
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("file", type=Path, help="extended XYZ file, or rMD17 .npz, with labels")
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
@@ -54,7 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--energy-key", help=f"name in the file, eV{keys}")
     parser.add_argument("--forces-key", help=f"eV/Å{keys}")
     parser.add_argument("--stress-key", help=f"eV/Å^3, optional in the file{keys}")
-    parser.add_argument("--backend", help="implementation of the ops; by device if not given")
+    parser.add_argument(
+        "--backend",
+        help="implementation of the ops, such as xla or triton,linear=xla; by device if not given",
+    )
     return parser
 
 
@@ -86,7 +93,7 @@ def _evaluate(options, trained_on: dict):
 
 
 def _read(options, trained_on: dict) -> list[data.Structure]:
-    """The structures of the file, with labels of the names that the training was given.
+    """Return the structures of the file, with labels of the names that the training was given.
 
     Args:
       trained_on: the settings of the data of the run.
@@ -103,7 +110,7 @@ def _read(options, trained_on: dict) -> list[data.Structure]:
 
 
 def _not_isolated(structures, path) -> list[data.Structure]:
-    """The structures that are predicted; says how many are not.
+    """Return the structures that are predicted; says how many are not.
 
     Raises:
       DataError: none.
@@ -117,7 +124,7 @@ def _not_isolated(structures, path) -> list[data.Structure]:
 
 
 def _folder(options) -> Path:
-    """Where the results go.
+    """Return where the results go.
 
     Raises:
       DataError: the default folder holds those of another file of this name.
@@ -139,7 +146,7 @@ def _folder(options) -> Path:
 
 
 def draw_parity(structures, predicted: list[Predicted], target: Path):
-    """The parity plot, energies relative to the reference energies of the run."""
+    """Draw the parity plot, energies relative to the reference energies of the run."""
     pairs = list(zip(structures, predicted, strict=True))
     isolated = [p.energy - p.relative_energy for _, p in pairs]
     energies = (
@@ -171,7 +178,9 @@ def _print(rows: list[dict]):
 
 
 def _atoms(structure, predicted: Predicted) -> ase.Atoms:
-    """Predictions under the usual names; those of the file as reference_energy and the like."""
+    """Return predictions under the usual names; those of the file as reference_energy
+    and the like.
+    """
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
     )

@@ -34,7 +34,7 @@ class Predicted:
 
 
 def evaluate(folder, structures: Sequence[Structure], *, backend=None) -> list[Predicted]:
-    """Predictions of the best checkpoint of a run, in the precision that it was trained in.
+    """Return predictions of the best checkpoint of a run, in the precision that it was trained in.
 
     Args:
       folder: of the run.
@@ -102,7 +102,7 @@ def _unpacked(prediction, structures, references) -> list[Predicted]:
 
 
 def error_table(structures: Sequence[Structure], predicted: Sequence[Predicted]) -> list[dict]:
-    """MAE and RMSE of all structures, of each config_type and (forces) of each element.
+    """Return MAE and RMSE of all structures, of each config_type and (forces) of each element.
 
     Args:
       structures: with energies and forces; stress where it is known.

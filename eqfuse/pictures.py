@@ -13,7 +13,7 @@ _MAX_POINTS = 20_000
 
 
 def learning_curves(metrics: Path, target: Path):
-    """Loss, force, energy and, if it is trained on, stress errors of every epoch.
+    """Draw loss, force, energy and, if it is trained on, stress errors of every epoch.
 
     Args:
       metrics: a run's metrics.csv.

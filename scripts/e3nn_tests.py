@@ -1,6 +1,6 @@
 """Run e3nn-jax's own tests of tensor products, Linears and gates against the ops of eqfuse.
 
-    python scripts/e3nn_tests.py numba
+    python scripts/e3nn_tests.py llvm
 
 downloads the source distribution of the installed e3nn-jax into a temporary folder, puts the ops in
 the place of its functions, and runs its tests with the backend that was named. The tests need the
@@ -31,12 +31,13 @@ def haiku_linear(backend: str):
         initializer = None
         if parameter_initializer is not None:  # Haiku's take the key from Haiku
             initializer = lambda: lambda key, *shape: parameter_initializer()(*shape)  # noqa: E731
-        options |= {"channel_out": channel_out, "parameter_initializer": initializer}
-        module = ops.Linear(irreps_out, backend=backend, **options)
+        options |= {"channel_out": channel_out, "backend": backend}
+        first = ops.Linear(irreps_out, parameter_initializer=initializer, **options)
+        module = ops.Linear(irreps_out, **options)
 
         def apply(*arguments):
             key = hk.maybe_next_rng_key()
-            variables = hk.lift(module.init, name=name or "linear")(key, *arguments)
+            variables = hk.lift(first.init, name=name or "linear")(key, *arguments)
             return module.apply(variables, *arguments)
 
         return apply

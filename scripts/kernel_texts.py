@@ -43,7 +43,7 @@ def main():
             show(f"{name} triton {n}", spec.name, spec.source)
         found: list[tuple[str, str]] = []
         machine.register = lambda *module, found=found: found.append(module)
-        function, args = step(name, "numba")
+        function, args = step(name, "llvm")
         args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
         jax.jit(function).lower(*args)
         for n, (module, text) in enumerate(sorted(set(found))):

@@ -23,11 +23,30 @@ import jax
 import numpy as np
 import pytest
 
+from tests.quick import QUICK
+
 # Python looks through all that JAX has ever traced, again and again: a seventh of the time.
 gc.set_threshold(100_000, 50, 100)
 
 # Reduced precision of matrix products would hide, or look like, an error of ours.
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the tests of -m are selected
+def pytest_collection_modifyitems(items):
+    """Mark the tests of `-m quick`."""
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if name.startswith(QUICK) and not item.get_closest_marker("slow"):
+            item.add_marker("quick")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give the tests of a file to one process, which computes what they share once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log) if config.option.dist == "load" else None
 
 
 @pytest.fixture(scope="session")

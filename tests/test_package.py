@@ -1,5 +1,6 @@
 """What is installed: every file of the package."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -7,6 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from eqfuse import __version__
 
 ROOT = Path(__file__).parents[1]
 DATA = sorted(
@@ -25,18 +28,45 @@ def test_files_that_are_not_code_are_package_data():
         assert any(path.match(pattern) for pattern in patterns.get(package, ())), path
 
 
-def test_a_wheel_has_them(tmp_path):
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Path of a wheel built from the sources."""
+    folder = tmp_path_factory.mktemp("wheel")
     setuptools = pytest.importorskip("setuptools", reason="the wheel is built by setuptools")
     if int(setuptools.__version__.partition(".")[0]) < 77:
         pytest.skip("the build needs setuptools 77")
     # Setuptools writes beside the sources that it builds.
-    source = tmp_path / "source"
+    source = folder / "source"
     source.mkdir()
     for name in ("eqfuse", "pyproject.toml", "README.md", "LICENSE"):
         (source / name).symlink_to(ROOT / name)
     command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "-w", tmp_path], cwd=source, check=True, capture_output=True)
-    [wheel] = tmp_path.glob("*.whl")
+    subprocess.run([*command, "-w", folder], cwd=source, check=True, capture_output=True)
+    [path] = folder.glob("*.whl")
+    return path
+
+
+def test_a_wheel_has_them(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {str(path) for path in DATA} <= set(names)
     assert "eqfuse/ops/llvm/runtime/machine.py" in names
+
+
+def test_the_command_of_a_wheel_runs(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as opened:
+        [path] = [name for name in opened.namelist() if name.endswith("/entry_points.txt")]
+        assert "eqfuse = eqfuse.cli:main" in opened.read(path).decode().splitlines()
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
+    subprocess.run([*install, "--target", tmp_path / "site", wheel], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    environment["EQFUSE_CACHE_DIR"] = str(tmp_path / "cache")
+
+    def run(*arguments):
+        command = [tmp_path / "site" / "bin" / "eqfuse", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert run("--version") == f"eqfuse {__version__}\n"
+    assert "  layers: 5\n" in run("train", "layers=5", "--cfg")
+    assert f"eqfuse      {__version__}\n" in run("info")

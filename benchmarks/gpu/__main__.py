@@ -131,7 +131,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     mode.add_argument("--dry-run", action="store_true", help=DRY)
     mode.add_argument("--compile-only", action="store_true", help="for an H100, without one")
     parser.add_argument(
-        "--backend", help="of a dry run: numba (default), xla or triton-interpret", default="numba"
+        "--backend", help="of a dry run: llvm (default), xla or triton-interpret", default="llvm"
     )
     return parser.parse_args(arguments)
 

@@ -98,7 +98,7 @@ def compile_all(functions: dict, dtype: str) -> dict:
 
 
 def machine(small: bool = False) -> dict:
-    """Bytes per second of a copy, operations per second of products of matrices of each dtype.
+    """Bytes per second of a copy, operations per second of matmuls of each dtype.
 
     Args:
       small: so little work that the numbers mean nothing, for a dry run.

@@ -18,13 +18,17 @@ from eqfuse.training import CheckpointError
 from eqfuse.training.settings import ConfigError
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.convert") -> int:
     """Convert or export what the arguments name, and print what it is.
+
+    Args:
+      arguments: of the command; None for those of the command line.
+      program: how it was called, for the help text.
 
     Returns:
       0 done; 2 a file or folder that cannot be used.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser(program).parse_args(arguments)
     try:
         if options.program == "export":
             export_mace(options.run, options.file)
@@ -40,9 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m eqfuse.convert",
+        prog=program,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -97,7 +97,7 @@ def mlp_layers(network: Record, layer: int) -> list[Record]:
 
 
 def is_silu(activation: Record | None) -> bool:
-    """Whether an activation of e3nn's, normalised, is silu."""
+    """Return whether an activation of e3nn's, normalised, is silu."""
     function = None if activation is None else activation.get("f")
     return getattr(function, "kind", "").rpartition(".")[2] in ("silu", "SiLU")
 
@@ -282,7 +282,7 @@ def _transform(transform: Record | None, species: tuple[int, ...]) -> dict:
 
 
 def _repulsion(network: Record, species: tuple[int, ...], scale: float) -> ZBL | None:
-    """The pair repulsion, which mace scales with the rest."""
+    """Return the pair repulsion, which mace scales with the rest."""
     zbl = network.get("pair_repulsion_fn")
     if zbl is None:
         return None

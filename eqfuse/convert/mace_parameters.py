@@ -85,7 +85,9 @@ def _ratio(activation: Record) -> float:
 
 
 def _linear_blocks(linear: Record) -> list[tuple[tuple[int, int], np.ndarray]]:
-    """Places of input and output, and the matrix with its path weight, of each path of a Linear."""
+    """Return places of input and output, and the matrix with its path weight, of each path of a
+    Linear.
+    """
     flat, at, found = np.asarray(linear.get("weight"), np.float64), 0, []
     for instruction in linear.get("instructions"):
         i, o, shape, weight = instruction.args
@@ -102,7 +104,7 @@ def _name(number: int, rows: int, columns: int, ir: e3nn.Irrep) -> str:
 
 
 def _linear(linear: Record) -> dict:
-    """A Linear of sorted irreps, each once."""
+    """Return a Linear of sorted irreps, each once."""
     irreps_in = irreps(linear.get("irreps_in"))
     return {
         _name(o, *w.shape, irreps_in[i].ir): w * math.sqrt(len(w))
@@ -111,7 +113,7 @@ def _linear(linear: Record) -> dict:
 
 
 def _species_linear(tp: Record, order) -> dict:
-    """A tensor product with one-hot elements is a Linear for each of them."""
+    """Return a tensor product with one-hot elements is a Linear for each of them."""
     irreps_in, found = irreps(tp.get("irreps_in1")), {}
     flat, at = np.asarray(tp.get("weight"), np.float64), 0
     for instruction in tp.get("instructions"):
@@ -125,7 +127,9 @@ def _species_linear(tp: Record, order) -> dict:
 
 
 def _paths(tp: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
-    """The paths of a convolution, in the order of this package, and where their weights are."""
+    """Return the paths of a convolution, in the order of this package, and where their
+    weights are.
+    """
     irreps_in1, irreps_out = (irreps(tp.get(name)) for name in ("irreps_in1", "irreps_out"))
     kept, found, at = [ir for _, ir in irreps_basis], [], 0
     for instruction in tp.get("instructions"):
@@ -140,7 +144,7 @@ def _paths(tp: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
 
 
 def _radial(layers: list[Record], paths: list[dict]) -> dict:
-    """The dense layers of a radial network, its output in the order of the paths."""
+    """Return the dense layers of a radial network, its output in the order of the paths."""
     found, before = {}, 1.0
     for k, layer in enumerate(layers):
         kernel = np.asarray(layer.get("weight"), np.float64) * before
@@ -157,7 +161,7 @@ def _radial(layers: list[Record], paths: list[dict]) -> dict:
 
 
 def _basis(block: Record, paths: list[dict], irreps_basis: e3nn.Irreps, fields: dict) -> dict:
-    """The Linear after the convolution."""
+    """Return the Linear after the convolution."""
     blocks = {i: w for (i, _), w in _linear_blocks(block.get("linear"))}
     neighbors = fields["avg_num_neighbors"]
     scale = 1.0 if fields["density_normalization"] else 1 / math.sqrt(neighbors)
@@ -169,7 +173,7 @@ def _basis(block: Record, paths: list[dict], irreps_basis: e3nn.Irreps, fields: 
 
 
 def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:
-    """The part of a matrix that belongs to one of several heads, which lie side by side."""
+    """Return the part of a matrix that belongs to one of several heads, which lie side by side."""
     return np.split(w, head[1], axis=axis)[head[0]]
 
 

@@ -69,7 +69,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """The last part of `kind`."""
+        """Return the last part of `kind`."""
         return self.kind.rpartition(".")[2]
 
     def get(self, name: str, default=None):

@@ -72,7 +72,7 @@ def our_maps(kept: tuple[e3nn.Irrep, ...], ir: e3nn.Irrep, degree: int) -> np.nd
 
 
 def _rows(part: Record, ir: e3nn.Irrep, kept, components) -> list[np.ndarray]:
-    """Weights of one output, for each number of factors."""
+    """Return weights of one output, for each number of factors."""
     degrees = [nu for nu in range(1, 10) if part.get(f"U_matrix_{nu}") is not None]
     weights = [part.get("weights_max"), *_in_order(part.get("weights"))]
     rows = []
@@ -101,7 +101,7 @@ def _rows(part: Record, ir: e3nn.Irrep, kept, components) -> list[np.ndarray]:
 
 
 def _in_order(weights: Record | None) -> list[np.ndarray]:
-    """The arrays of a ParameterList."""
+    """Return the arrays of a ParameterList."""
     found = []
     while weights is not None and weights.get(str(len(found))) is not None:
         found.append(weights.get(str(len(found))))

@@ -143,7 +143,7 @@ def _write(path: Path, run: str, description: Description, params: dict):
 
 
 def _config(path: Path, run: str, description: Description) -> Config:
-    """The settings of the run; its data are the file that was converted."""
+    """Return the settings of the run; its data are the file that was converted."""
     names = {f.name for f in dataclasses.fields(MACEConfig)}
     fields = {name: v for name, v in description.fields.items() if name in names}
     return Config(

@@ -139,7 +139,7 @@ def _labels(samples: Sequence[Sample], shape: Shape, dtype) -> Labels:
 
 
 def _padded(arrays: list, shape: tuple[int, ...], fill, dtype) -> np.ndarray:
-    """The arrays one after the other, then `fill`."""
+    """Return the arrays one after the other, then `fill`."""
     out = np.full(shape, fill, dtype)
     if arrays:
         values = np.concatenate(arrays)
@@ -208,12 +208,12 @@ class Batcher:
 
     @property
     def padding_waste(self) -> Waste:
-        """How much of epoch 0, shuffled, is padding."""
+        """Return how much of epoch 0, shuffled, is padding."""
         room = np.array([self.shapes[k][:2] for k in self._fits(0, shuffle=True)]).sum(axis=0)
         return Waste(*(1 - self._sizes.sum(axis=0) / (self._parts * room)).tolist())
 
     def used_shapes(self, epochs: Iterable[int] = (0,), shuffle: bool = True) -> set[Shape]:
-        """The shapes that occur in some epochs: that many programs are compiled."""
+        """Return the shapes that occur in some epochs: that many programs are compiled."""
         used = set()
         for epoch in epochs:
             used |= set(self._fits(epoch, shuffle).tolist())
@@ -222,7 +222,7 @@ class Batcher:
         return {self.shapes[k] for k in used}
 
     def batches(self, epoch: int = 0, shuffle: bool = True, start: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch from number `start` on.
+        """Yield the batches of one epoch from number `start` on.
 
         The order depends on the seed and the epoch only.
         """
@@ -236,7 +236,7 @@ class Batcher:
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
     def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:
-        """Which samples are in each batch of an epoch."""
+        """Return which samples are in each batch of an epoch."""
         order = self._order(epoch, shuffle)
         return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
 
@@ -259,13 +259,15 @@ class Batcher:
         )
 
     def _split(self, count: int) -> np.ndarray:
-        """Where the parts of `count` samples begin and end, [parts + 1]; as np.array_split."""
+        """Return where the parts of `count` samples begin and end, [parts + 1]; as
+        np.array_split.
+        """
         lengths = [len(part) for part in np.array_split(np.arange(count), self._parts)]
         return np.cumsum([0, *lengths])
 
 
 def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:
-    """A permutation [count] that is the same on every platform.
+    """Return a permutation [count] that is the same on every platform.
 
     Args:
       count: how many.

@@ -42,7 +42,7 @@ def species_index(numbers, species: Sequence[int]) -> np.ndarray:
 def split_indices(
     count: int, train_size: float | None, val_size: float | None, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random disjoint indices for training and validation, the same for the same seed.
+    """Return random disjoint indices for training and validation, the same for the same seed.
 
     Args:
       count: number of structures.
@@ -193,7 +193,8 @@ class Dataset:
         )
 
     def prepare(self, structures: Sequence[Structure]) -> tuple[Sample, ...]:
-        """Samples of further structures (a test set), with this species table and references.
+        """Return samples of further structures (a test set), with this species table and
+        references.
 
         Raises and warns as `build`.
         """
@@ -207,7 +208,8 @@ class Dataset:
         structures: Sequence[Structure],
         validation: Sequence[Structure] | None = None,
     ) -> "Dataset":
-        """The same, with energies relative to other reference energies: as if built with them.
+        """Return the same, with energies relative to other reference energies: as if built with
+        them.
 
         Args:
           references: atomic number -> eV.
@@ -235,13 +237,15 @@ class Dataset:
 
     @property
     def mean_neighbors(self) -> float:
-        """Neighbours of a training atom within the cutoff, on average."""
+        """Return the average number of neighbours of a training atom within the cutoff."""
         num_edges = sum(sample.num_edges for sample in self.train)
         return num_edges / sum(sample.num_atoms for sample in self.train)
 
     @property
     def avg_num_neighbors(self) -> float:
-        """What sums over neighbours are scaled by: `mean_neighbors`, or 1 if no atom has any."""
+        """Return what sums over neighbours are scaled by: `mean_neighbors`, or 1 if no atom has
+        any.
+        """
         return self.mean_neighbors or 1.0
 
     @property
@@ -260,7 +264,7 @@ def prepare_samples(
     species: Sequence[int],
     references: Mapping[int, float],
 ) -> tuple[Sample, ...]:
-    """Samples of structures for a model that exists.
+    """Return samples of structures for a model that exists.
 
     Args:
       structures: with energies and forces.
@@ -274,7 +278,7 @@ def prepare_samples(
 
 
 def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the structures that are no isolated atoms, and of those that are.
+    """Return indices of the structures that are no isolated atoms, and of those that are.
 
     Raises:
       DataError: there are isolated atoms only.

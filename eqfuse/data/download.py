@@ -37,7 +37,7 @@ class RemoteFile:
 
 
 def fetch(remote: RemoteFile, folder: Path) -> Path:
-    """The local copy of a file, downloaded if it is not there yet.
+    """Return the local copy of a file, downloaded if it is not there yet.
 
     What has arrived of a download that is interrupted stays, as NAME.part, and the next one goes on
     from its end. Processes that want the same file wait for each other.

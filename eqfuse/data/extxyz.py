@@ -133,7 +133,8 @@ def _parse(text: str, stress_key: str):
 
 
 def _with_plain_stress(comment: str, stress_key: str) -> str:
-    """A comment line whose stress and virial ASE takes as they are: six numbers, lists of lists.
+    """Return a comment line whose stress and virial ASE takes as they are: six numbers, lists of
+    lists.
 
     `_NINE_NUMBERS` have other names here. A list of lists is quoted.
     """

@@ -16,6 +16,8 @@ _LEAST_CUTOFF = 1e-6  # vesin's
 # after the other, and divides by them: with 3 or more before that, none becomes zero. Where only
 # some directions are periodic, it compares each box with all along the others: 1e8 take 20 s.
 _BOXES, _FEWEST_BOXES, _COMPARED = 0.9e5, 3, 1e8
+# In cutoffs; the squares of lengths from 1e154 on are infinite.
+_LONGEST = 1e100
 # An empty layer so many cutoffs thick is cut away; thinner ones are no trouble.
 _VACUUM = 100
 # A list of so many pairs takes 6 GB while it is made, and a model needs kilobytes for each of them.
@@ -25,7 +27,7 @@ _MOST_PAIRS, _MOST_NEIGHBORS, _IMAGES_PER_PAIR = 5e7, 1e5, 100
 
 
 def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All ordered pairs of atoms closer than the cutoff, periodic images included.
+    """Return all ordered pairs of atoms closer than the cutoff, periodic images included.
 
         vector[e] = positions[senders[e]] + shifts[e] - positions[receivers[e]]
 
@@ -47,7 +49,9 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     References: vesin, https://github.com/Luthaf/vesin
     """
     if not (np.isfinite(cutoff) and cutoff > _LEAST_CUTOFF):
-        raise DataError(f"the cutoff must be a number of Å above {_LEAST_CUTOFF}, got {cutoff}")
+        raise DataError(
+            f"the cutoff must be a positive number of Å, above {_LEAST_CUTOFF}, got {cutoff}"
+        )
     positions = np.ascontiguousarray(positions, np.float64)
     cell = np.ascontiguousarray(cell, np.float64)
     pbc = np.ascontiguousarray(pbc, bool)
@@ -137,7 +141,9 @@ def _steps_to_neighbors(positions, senders, receivers, shifts, part) -> np.ndarr
 
 
 def _cells_away(positions, cell, pbc) -> np.ndarray:
-    """How many cells each atom is outside of its own, [n_atoms, 3]; 0 in other directions."""
+    """Return how many cells each atom is outside of its own, [n_atoms, 3]; 0 in other
+    directions.
+    """
     away = np.zeros(positions.shape)
     away[:, pbc] = np.floor(positions @ np.linalg.pinv(cell[pbc]))
     return away
@@ -151,29 +157,35 @@ def _closed_up(points, cell, pbc, away, cutoff: float) -> tuple[np.ndarray, np.n
       directions are left periodic [3].
     """
     inverse = np.linalg.pinv(cell[pbc])
-    heights = 1 / np.linalg.norm(inverse, axis=0)
+    with np.errstate(divide="ignore"):  # see `_extent`
+        heights = 1 / np.linalg.norm(inverse, axis=0)
     away, pbc = away.copy(), pbc.copy()
     for axis, height, at in zip(np.flatnonzero(pbc), heights, (points @ inverse).T, strict=True):
         sites = np.sort(at)
         gaps = np.diff(sites, append=sites[0] + 1)
         widest = np.argmax(gaps)
         if gaps[widest] * height > _VACUUM * cutoff:
-            away[:, axis] -= at <= sites[widest]
+            below = at <= sites[widest]
+            away[:, axis] -= below & ~below.all()  # no atom has to move around itself
             pbc[axis] = False
     return away, pbc
 
 
 def _extent(points, cell, pbc) -> np.ndarray:
-    """[3] Å, the distance between faces of the cell, or of the first and last atom."""
+    """Return [3] Å, the distance between faces of the cell, or of the first and last atom."""
     extent = np.ptp(points, axis=0)
-    extent[pbc] = 1 / np.linalg.norm(np.linalg.pinv(cell[pbc]), axis=0)
+    with np.errstate(divide="ignore"):
+        # Infinite from 1e154 Å on.
+        extent[pbc] = 1 / np.linalg.norm(np.linalg.pinv(cell[pbc]), axis=0)
     return extent
 
 
 def _too_far_apart(points, cell, pbc, cutoff: float) -> bool:
-    """Whether vesin would divide by zero, which ends the process, or need hours."""
+    """Return whether vesin would divide by zero, which ends the process, or need hours."""
     # logarithms, which do not overflow
     boxes = np.log(np.maximum(np.floor(_extent(points, cell, pbc) / cutoff), 1))
+    if boxes.max() > np.log(_LONGEST):
+        return True
     excess = boxes.sum() - np.log(_BOXES)
     if excess > 0:
         boxes -= excess / 3

@@ -93,19 +93,19 @@ PUBLIC: dict[str, dict[str, RemoteFile]] = {
 
 
 def molecules(name: str) -> tuple[str, ...]:
-    """Those of a set that has a file NAME_MOLECULE.npz for each, "rmd17" or "md22"."""
+    """Return those of a set that has a file NAME_MOLECULE.npz for each, "rmd17" or "md22"."""
     files = [file for file in PUBLIC[name] if file.endswith(".npz")]
     return tuple(file.removeprefix(f"{name}_").removesuffix(".npz") for file in files)
 
 
 def default_folder() -> Path:
-    """Where downloads are kept: `$XDG_CACHE_HOME/eqfuse`, or `~/.cache/eqfuse`."""
+    """Return where downloads are kept: `$XDG_CACHE_HOME/eqfuse`, or `~/.cache/eqfuse`."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "eqfuse"
 
 
 def fetch_public(name: str, file: str, folder: str | os.PathLike | None = None) -> Path:
-    """The local copy of a file of a public set, downloaded once.
+    """Return the local copy of a file of a public set, downloaded once.
 
     Args:
       name: a key of `PUBLIC`, such as "3bpa".

@@ -21,7 +21,7 @@ TOLERANCE = 1e-6
 def isolated_atom_energies(
     path: str | os.PathLike, *, energy_key: str = "energy"
 ) -> dict[int, float]:
-    """Energies of isolated atoms from an extended XYZ file of single atoms.
+    """Return energies of isolated atoms from an extended XYZ file of single atoms.
 
     Args:
       path: the file, one frame per element.
@@ -45,7 +45,7 @@ def isolated_atom_energies(
 
 
 def energies_of_atoms(atoms: Sequence[tuple[str, Structure]]) -> dict[int, float]:
-    """Energies of single atoms.
+    """Return energies of single atoms.
 
     Args:
       atoms: where each is, for messages, and the atom with its energy, eV.
@@ -69,7 +69,7 @@ def energies_of_atoms(atoms: Sequence[tuple[str, Structure]]) -> dict[int, float
 
 
 def fit_reference_energies(structures: Sequence[Structure]) -> dict[int, float]:
-    """Least-squares fit, in float64, of total energies by a sum of per-species energies.
+    """Return the least-squares fit, in float64, of total energies by a sum of per-species energies.
 
     Compositions that do not determine the energies (a single molecule, say) give the solution of
     the smallest norm.
@@ -91,7 +91,7 @@ def fit_reference_energies(structures: Sequence[Structure]) -> dict[int, float]:
 def fit_energies_of_atoms(
     numbers: Sequence[np.ndarray], energies: Sequence[float]
 ) -> dict[int, float]:
-    """The least-squares fit of `fit_reference_energies`.
+    """Return the least-squares fit of `fit_reference_energies`.
 
     Args:
       numbers: atomic numbers of each structure.

@@ -41,6 +41,9 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
       2023, doi:10.1126/sciadv.adf0873.
     """
     arrays, energy_unit = _load(path)
+    for key, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"{path}: {key} must be real numbers, and is {array.dtype}")
     numbers, coords, energies, forces = arrays.values()
     shape = (len(coords), len(numbers), 3) if coords.ndim and numbers.ndim == 1 else None
     energies = energies.reshape(-1)
@@ -74,7 +77,7 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
 
 
 def _load(path) -> tuple[dict[str, np.ndarray], float]:
-    """The arrays, and the unit of the energies in eV."""
+    """Return the arrays, and the unit of the energies in eV."""
     require_regular(path)
     try:
         with open(path, "rb") as stream, _npz(path, stream) as file:

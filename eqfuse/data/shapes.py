@@ -28,7 +28,7 @@ _WORTH_A_SHAPE = 0.9
 def choose_shapes(
     sizes: np.ndarray, batch_size: int, max_shapes: int, parts: int = 1
 ) -> tuple[Shape, ...]:
-    """Shapes for batches of samples, from the sizes of the samples alone.
+    """Return shapes for batches of samples, from the sizes of the samples alone.
 
     The largest holds any batch, the others the batches that are likely.
 

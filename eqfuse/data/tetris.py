@@ -23,7 +23,7 @@ FACES = 1.1
 
 
 def tetris(radius: float = FACES) -> tuple[Graph, np.ndarray]:
-    """The eight shapes of four unit cubes as one batch, without padding.
+    """Return the eight shapes of four unit cubes as one batch, without padding.
 
     Args:
       radius: edges join the centres of cubes closer than this, in edges of a cube; by default

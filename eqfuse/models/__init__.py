@@ -58,7 +58,7 @@ def build(name: str, **fields) -> nn.Module:
 
 
 def summary(module: nn.Module, params) -> str:
-    """The irreps of each layer and the number of parameters, as lines of text.
+    """Return the irreps of each layer and the number of parameters, as lines of text.
 
     Args:
       module: a model, or a `Potential` around one.
@@ -76,7 +76,7 @@ def summary(module: nn.Module, params) -> str:
 
 
 def ops_summary(module: nn.Module, params, graph: Graph) -> str:
-    """How many ops of each kind one evaluation calls, and what runs them, as lines of text.
+    """Return how many ops of each kind one evaluation calls, and what runs them, as lines of text.
 
     Where that is not what is best on this machine, the line says why. Derivatives run on the same
     backend. Nothing is compiled or computed.

@@ -18,7 +18,7 @@ UPDATE = 0.5
 
 
 def times(channels: int, irs) -> e3nn.Irreps:
-    """Each irrep `channels` times."""
+    """Return each irrep `channels` times."""
     return e3nn.Irreps([(channels, ir) for ir in irs])
 
 
@@ -46,7 +46,7 @@ class EnvironmentProduct(nn.Module):
 
     @nn.compact
     def __call__(self, x, v, sh, edges):
-        """The product.
+        """Return the product.
 
         Args:
           x: latents, [n_edges, latent_dim].
@@ -110,7 +110,7 @@ class AllegroLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x, v, sh, envelope, edges):
-        """One layer.
+        """Return one layer.
 
         Args:
           x, v, sh, edges: as in `EnvironmentProduct`.
@@ -133,7 +133,9 @@ class AllegroLayer(nn.Module):
         return x, v
 
     def _latents(self, x, mixed):
-        """The MLP of x and of the scalars, of which `mixed` is the Linear, [n_edges, width]."""
+        """Return the MLP of x and of the scalars, of which `mixed` is the Linear,
+        [n_edges, width].
+        """
         width = x.shape[-1]
         scalars = self.channels * self.paths.num_scalars
         # each is normalised by its own number of columns, and the matrix by that of all
@@ -202,7 +204,7 @@ class Allegro(nn.Module):
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
-        """Latents and features of an edge before and after each layer, and the readout."""
+        """Return latents and features of an edge before and after each layer, and the readout."""
         latents = e3nn.Irreps([(self.latent_dim, SCALAR)])
         inputs = [latents + times(self.channels, paths.inputs) for paths in self._paths()]
         return [*inputs, e3nn.Irreps(self.irreps_out)]
@@ -252,7 +254,7 @@ class Allegro(nn.Module):
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
     def _two_body_latents(self, basis, envelope, species, edges):
-        """x of the two atoms of each edge, [n_edges, latent_dim]."""
+        """Return x of the two atoms of each edge, [n_edges, latent_dim]."""
         z = jax.nn.one_hot(species, self.num_species, dtype=basis.dtype)
         widths = [self.latent_dim >> k for k in reversed(range(self.two_body_layers))]
         widths = tuple(max(1, width) for width in widths)
@@ -261,13 +263,15 @@ class Allegro(nn.Module):
         return envelope[:, None] * x
 
     def _first_features(self, x, sh, irs):
-        """V: spherical harmonics, weighted, IrrepsArray [n_edges, channels x irs]."""
+        """Return V: spherical harmonics, weighted, IrrepsArray [n_edges, channels x irs]."""
         widths = (self.channels * len(irs),)
         weights = MLP(widths, None, self.backend, name="first_features")(x)
         return ops.weighted_channels(sh.filter(keep=irs), weights, backend=self.backend)
 
     def _readout(self, x, v, sh, edges, paths: Paths):
-        """The parts of the output that each edge gives, IrrepsArray [n_edges, irreps_out]."""
+        """Return the parts of the output that each edge gives, IrrepsArray [n_edges,
+        irreps_out].
+        """
         irreps_out = e3nn.Irreps(self.irreps_out)
         count = irreps_out.count(SCALAR)
         scalars, chunks = None, []

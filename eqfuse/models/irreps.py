@@ -19,23 +19,23 @@ def require_at_least(**ranges: tuple[int, int]):
 
 
 def harmonics(lmax: int) -> list[e3nn.Irrep]:
-    """The irreps of spherical harmonics, of parity (-1)^l."""
+    """Return the irreps of spherical harmonics, of parity (-1)^l."""
     return [e3nn.Irrep(l, (-1) ** l) for l in range(lmax + 1)]
 
 
 def allowed(lmax: int, parity: bool) -> set[e3nn.Irrep]:
-    """Irreps up to lmax: of both parities, or of natural parity, (-1)^l, only."""
+    """Return irreps up to lmax: of both parities, or of natural parity, (-1)^l, only."""
     parities = (1, -1) if parity else (1,)
     return {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
 
 
 def products(irs, others) -> set[e3nn.Irrep]:
-    """What the tensor products of two sets of irreps hold."""
+    """Return what the tensor products of two sets of irreps hold."""
     return {out for a in irs for b in others for out in a * b}
 
 
 def unreachable(irreps_out, missing, **settings) -> ValueError:
-    """The error of a network that cannot produce some irreps of its output.
+    """Return the error of a network that cannot produce some irreps of its output.
 
     Args:
       irreps_out: as they were asked for.

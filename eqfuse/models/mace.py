@@ -43,7 +43,7 @@ class MACELayer(nn.Module):
 
     @nn.compact
     def __call__(self, h, sh, weights, species, edges, basis):
-        """One step of message passing.
+        """Return one step of message passing.
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].
@@ -97,14 +97,14 @@ class MACELayer(nn.Module):
         return out
 
     def _density(self, basis, edges):
-        """How crowded each node is, [n_nodes]: the sum over its edges of tanh((B w)^2)."""
+        """Return how crowded each node is, [n_nodes]: the sum over its edges of tanh((B w)^2)."""
         width = basis.shape[1]
         w = self.param("density", nn.initializers.normal(1.0), (width,), basis.dtype)
         of_edges = jnp.tanh((basis @ w) ** 2 / width)
         return jax.ops.segment_sum(of_edges, edges.receivers, edges.num_nodes)
 
     def _contraction_weights(self, irreps_basis, irreps, dtype):
-        """W, [num_species, paths, channels]: each number of factors has one part in the sum.
+        """Return W, [num_species, paths, channels]: each number of factors has one part in the sum.
 
         A product of nu factors of variance 1 has a variance of the order of nu!.
         """
@@ -139,7 +139,9 @@ class Readout(nn.Module):
 
     @nn.compact
     def __call__(self, h):
-        """h: IrrepsArray [n_nodes, irreps]. Returns IrrepsArray [n_nodes, irreps_out]."""
+        """Apply it to h, IrrepsArray [n_nodes, irreps]. Returns IrrepsArray [n_nodes,
+        irreps_out].
+        """
         irreps_out = e3nn.Irreps(self.irreps_out)
         gated = gate_input({ir for _, ir in irreps_out}, self.hidden)
         h = ops.Linear(gated, force_irreps_out=True, backend=self.backend, name="linear_in")(h)
@@ -223,7 +225,7 @@ class MACE(nn.Module):
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
-        """The node features from the embedding to the readout, `layers + 2` Irreps."""
+        """Return the node features from the embedding to the readout, `layers + 2` Irreps."""
         hidden = [features for _, features in self.basis_and_feature_irreps()]
         return [e3nn.Irreps([(self.channels, SCALAR)]), *hidden, e3nn.Irreps(self.irreps_out)]
 
@@ -309,7 +311,7 @@ class MACE(nn.Module):
         return out
 
     def _transform(self, species, edges):
-        """What is done to the lengths of the edges, or None."""
+        """Return what is done to the lengths of the edges, or None."""
         if self.distance_transform is None:
             return None
         if self.distance_transform != "agnesi":

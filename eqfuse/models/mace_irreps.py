@@ -16,7 +16,7 @@ def feature_irreps(
     correlation: int,
     parity: bool,
 ) -> list[tuple[e3nn.Irreps, e3nn.Irreps]]:
-    """The atomic basis A and the node features of each layer.
+    """Return the atomic basis A and the node features of each layer.
 
     A has every irrep up to `lmax` that the features before it can become in a product with the
     spherical harmonics, and that can be a factor of the features after it. Features have those up
@@ -57,12 +57,12 @@ def feature_irreps(
 
 
 def _gates(irs) -> set[e3nn.Irrep]:
-    """The scalars that gate the other irreps in the last readout."""
+    """Return the scalars that gate the other irreps in the last readout."""
     return {SCALAR} if any(ir.l > 0 for ir in irs) else set()
 
 
 def _contracts(basis, ir, correlation: int) -> bool:
-    """Whether a symmetric product of up to `correlation` factors of `basis` gives `ir`."""
+    """Return whether a symmetric product of up to `correlation` factors of `basis` gives `ir`."""
     irreps = e3nn.Irreps([(1, b) for b in sorted(basis)])
     try:
         ops.symmetric_contraction_paths(irreps, [(1, ir)], correlation)
@@ -72,7 +72,9 @@ def _contracts(basis, ir, correlation: int) -> bool:
 
 
 def _needed(basis, features, correlation: int):
-    """Those of `basis` that can be a factor, of up to `correlation`, of one of `features`."""
+    """Return those of `basis` that can be a factor, of up to `correlation`, of one of
+    `features`.
+    """
     others = {SCALAR}
     for _ in range(correlation - 1):
         others |= {out for ir in others for b in basis for out in ir * b}

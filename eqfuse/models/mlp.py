@@ -30,7 +30,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """x: [rows, columns]. Returns [rows, widths[-1]]."""
+        """Apply it to x [rows, columns]. Returns [rows, widths[-1]]."""
         *hidden, last = kernels(self, x)
         act = normalized(self.act)
         for kernel in hidden:
@@ -45,12 +45,14 @@ class Kernels(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """x: [rows, columns]. Returns a matrix for each layer."""
+        """Declare them for x [rows, columns]. Returns a matrix for each layer."""
         return kernels(self, x)
 
 
 def kernels(module: nn.Module, x) -> list[jax.Array]:
-    """The matrix of each layer of a module with `widths`, as its parameters; the first reads x."""
+    """Return the matrix of each layer of a module with `widths`, as its parameters; the first reads
+    x.
+    """
     sizes = [x.shape[1], *module.widths]
     return [
         _Kernel(shape, name=f"Dense_{i}")(x.dtype)
@@ -59,7 +61,7 @@ def kernels(module: nn.Module, x) -> list[jax.Array]:
 
 
 def normalized(act: Callable | None) -> Callable:
-    """The activation scaled to keep the variance of normal numbers, as e3nn-jax does.
+    """Return the activation scaled to keep the variance of normal numbers, as e3nn-jax does.
 
     Its constant is that of float64 in any precision: the one that e3nn-jax finds in float32 is off
     by 2e-6, which the layers of a network make 1e-5.
@@ -71,7 +73,7 @@ def normalized(act: Callable | None) -> Callable:
 
 
 def dense(x, kernel, backend: str | None):
-    """A layer: x times a matrix, normalised.
+    """Return a layer: x times a matrix, normalised.
 
     On a CPU natively for few rows: XLA's threads take longer to begin than such a product takes.
 
@@ -82,13 +84,13 @@ def dense(x, kernel, backend: str | None):
     Returns:
       [rows, width].
     """
-    if len(x) <= FEW_ROWS and ops.resolve(backend) == "numba":
+    if len(x) <= FEW_ROWS and ops.resolve(backend, "grouped_dense") == "llvm":
         return ops.grouped_dense(x, [kernel], scale=scale(kernel), backend=backend)
     return scale(kernel) * jnp.dot(x, kernel)
 
 
 def scale(kernel) -> float:
-    """What e3nn-jax multiplies a dense layer with."""
+    """Return what e3nn-jax multiplies a dense layer with."""
     return math.sqrt(1 / kernel.shape[0]) ** _gradient_normalization()
 
 

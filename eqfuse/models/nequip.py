@@ -15,7 +15,7 @@ from eqfuse.models.radial import RadialNetworks, edge_features
 def hidden_irreps(
     irreps_out: str, *, layers: int, channels: int, lmax: int, parity: bool
 ) -> list[e3nn.Irreps]:
-    """The node features after each layer: what the input can reach and the output needs.
+    """Return the node features after each layer: what the input can reach and the output needs.
 
     An irrep of layer k is kept if the scalars that a network starts from can become it in k
     products with the spherical harmonics, and if it can become one of `irreps_out`, or a gate, in
@@ -52,7 +52,8 @@ def hidden_irreps(
 
 
 def gate_input(irreps, channels: int) -> e3nn.Irreps:
-    """What `e3nn.gate` reads to give `irreps`: scalars, one even gate per other irrep, the others.
+    """Return what `e3nn.gate` reads to give `irreps`: scalars, one even gate per other irrep, the
+    others.
 
     Args:
       irreps: the irreps (not repeated) after the gate.
@@ -65,7 +66,8 @@ def gate_input(irreps, channels: int) -> e3nn.Irreps:
 
 
 def messages(irreps_in, irreps_sh, irreps_out) -> e3nn.Irreps:
-    """The products of node features and harmonics that a layer with these features after it reads.
+    """Return the products of node features and harmonics that a layer with these features after it
+    reads.
 
     Args:
       irreps_in, irreps_out: node features before and after the layer.
@@ -96,7 +98,7 @@ class Interaction(nn.Module):
 
     @nn.compact
     def __call__(self, h, sh, weights, species, edges):
-        """One step of message passing.
+        """Return one step of message passing.
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].
@@ -168,7 +170,7 @@ class NequIP(nn.Module):
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
-        """The node features from the embedding to the readout, `layers + 2` Irreps."""
+        """Return the node features from the embedding to the readout, `layers + 2` Irreps."""
         hidden = hidden_irreps(
             self.irreps_out,
             layers=self.layers,

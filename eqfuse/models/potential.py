@@ -82,7 +82,7 @@ class Potential(nn.Module):
 
 @jax.named_scope("binding")
 def _bound(vectors, edges, cutoff: float):
-    """[n_nodes], how much each atom is bound: 0 without neighbours, soon 1 with them."""
+    """Return [n_nodes], how much each atom is bound: 0 without neighbours, soon 1 with them."""
     lengths, _, real = lengths_and_directions(vectors)
     near = jnp.where(real, polynomial_cutoff(lengths, cutoff, power=6), 0)
     return 1 - jnp.exp(-4 * jax.ops.segment_sum(near, edges.receivers, edges.num_nodes))

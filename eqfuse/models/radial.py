@@ -39,7 +39,8 @@ def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Arra
 
 
 def polynomial_cutoff(lengths: jax.Array, cutoff: float, power: int) -> jax.Array:
-    """Falls from 1 to 0 at the cutoff, where its first two derivatives are zero too; zero beyond.
+    """Return what falls from 1 to 0 at the cutoff, where its first two derivatives are zero too;
+    zero beyond.
 
         u(x) = 1 - (p+1)(p+2)/2 x^p + p(p+2) x^(p+1) - p(p+1)/2 x^(p+2),    x = d / cutoff
 
@@ -78,7 +79,8 @@ def lengths_and_directions(vectors: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
 
 def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
-    """Component-normalised spherical harmonics of unit vectors: the square of each has mean 1.
+    """Return component-normalised spherical harmonics of unit vectors: the square of each has mean
+    1.
 
     Args:
       directions: [n_edges, 3] unit vectors.
@@ -116,7 +118,7 @@ def edge_geometry(
     poly_power: int,
     transform: Callable[[jax.Array], jax.Array] | None = None,
 ) -> EdgeGeometry:
-    """What a message is made of: directions, and lengths that fade at the cutoff.
+    """Return what a message is made of: directions, and lengths that fade at the cutoff.
 
     Args:
       vectors: [n_edges, 3] Å, of zero length for padding.
@@ -138,7 +140,7 @@ def edge_geometry(
 
 
 def edge_features(*args, **kwargs) -> tuple[e3nn.IrrepsArray, jax.Array]:
-    """`sh` and `basis` of `edge_geometry`."""
+    """Return `sh` and `basis` of `edge_geometry`."""
     geometry = edge_geometry(*args, **kwargs)
     return geometry.sh, geometry.basis
 
@@ -164,7 +166,9 @@ class RadialNetworks(nn.Module):
 
     @nn.compact
     def __call__(self, basis):
-        """basis: [n_edges, num_bessel]. Returns an array [n_edges, width] for each output."""
+        """Apply them to basis [n_edges, num_bessel]. Returns an array [n_edges, width] for each
+        output.
+        """
         networks = [
             mlp.Kernels((*self.hidden, width), name=f"layer_{k}")(basis)
             for k, width in enumerate(self.outputs)
@@ -173,7 +177,7 @@ class RadialNetworks(nn.Module):
         few = len(basis) <= mlp.FEW_ROWS
         if not self.hidden:
             hidden = [basis] * len(networks)
-        elif few and ops.resolve(self.backend) not in ("xla", "e3nn"):
+        elif few and ops.resolve(self.backend, "grouped_dense") not in ("xla", "e3nn"):
             groups = [first[k : k + TOGETHER] for k in range(0, len(first), TOGETHER)]
             hidden = [h for group in groups for h in _side_by_side(basis, group, self.backend)]
         else:
@@ -191,7 +195,7 @@ def _hidden_layers(x, kernels):
 
 
 def _side_by_side(x, networks, backend):
-    """`_hidden_layers` of each network, whose matrices have the same shapes."""
+    """Return `_hidden_layers` of each network, whose matrices have the same shapes."""
     act = mlp.normalized(jax.nn.silu)
     for kernels in zip(*networks, strict=True):
         scale = mlp.scale(kernels[0])

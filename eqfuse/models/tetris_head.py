@@ -10,7 +10,7 @@ IRREPS = e3nn.Irreps("0o + 7x0e")
 
 
 def tetris_logits(node_out: e3nn.IrrepsArray, graph: Graph) -> jax.Array:
-    """The logits of the shapes, from the sum of the node features of each graph.
+    """Return the logits of the shapes, from the sum of the node features of each graph.
 
         [o e_1, -o e_1, e_2, ..., e_7]
 

@@ -30,7 +30,7 @@ class TetrisLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x, y, edges):
-        """One layer.
+        """Return one layer.
 
         Args:
           x: node features, IrrepsArray [n_nodes, irreps_in].
@@ -63,7 +63,9 @@ class TetrisNet(nn.Module):
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
-        """The node features that go into the network and those after each of its three layers."""
+        """Return the node features that go into the network and those after each of its three
+        layers.
+        """
         sh = e3nn.Irreps([(1, (l, (-1) ** l)) for l in range(1, LMAX + 1)])
         irreps = [e3nn.Irreps("0e")]
         for target in (HIDDEN, HIDDEN, self.irreps_out):

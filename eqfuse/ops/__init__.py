@@ -10,7 +10,15 @@ README.md, beside this file, is a tour. The folders are layers, each of which im
 - the files beside the folders: one for each public op.
 """
 
-from eqfuse.ops._backend import BACKENDS, availability, recorded, resolve, resolve_here
+from eqfuse.ops._backend import (
+    BACKENDS,
+    OPS,
+    availability,
+    recorded,
+    resolve,
+    resolve_apart,
+    resolve_here,
+)
 from eqfuse.ops._channelwise_product import channelwise_tensor_product
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._functions import linear, tensor_product_linear, tensor_product_linear_gate
@@ -26,6 +34,7 @@ from eqfuse.ops.primitives.ahead import compile_ahead
 
 __all__ = [
     "BACKENDS",
+    "OPS",
     "Edges",
     "Linear",
     "LinearSum",
@@ -40,6 +49,7 @@ __all__ = [
     "linear",
     "recorded",
     "resolve",
+    "resolve_apart",
     "resolve_here",
     "symmetric_contraction",
     "symmetric_contraction_paths",

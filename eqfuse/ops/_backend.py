@@ -1,4 +1,8 @@
-"""Which implementation runs an op: chosen by argument, or by EQFUSE_BACKEND where that is None."""
+"""Which implementation runs an op: chosen by argument, or by EQFUSE_BACKEND where that is None.
+
+Either is the name of a backend, for all ops, or names backends of single ops as well:
+"triton,linear=xla". `_named` reads it, and nothing behind `resolve` knows more than one name.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,28 @@ import warnings
 import jax
 import jax.numpy as jnp
 
-BACKENDS = ("triton", "triton-interpret", "numba", "xla", "e3nn")
+BACKENDS = ("triton", "triton-interpret", "llvm", "xla", "e3nn")
+
+OPS = (
+    "tensor_product",
+    "elementwise_tensor_product",
+    "tensor_square",
+    "channelwise_tensor_product",
+    "graph_tensor_product",
+    "weighted_channels",
+    "symmetric_contraction",
+    "linear",
+    "tensor_product_linear",
+    "tensor_product_linear_gate",
+    "grouped_dense",
+)
+"""The ops that can have a backend of their own; "linear" is `Linear` and `LinearSum`."""
+
+# names of before, in settings and in the configurations of old runs
+_ALIASES = {"numba": "llvm"}
 
 # what None tries, best first
-PREFERRED = ("triton", "numba", "xla", "e3nn")
+PREFERRED = ("triton", "llvm", "xla", "e3nn")
 _VARIABLE = "EQFUSE_BACKEND"
 
 NO_GPU = (
@@ -30,7 +52,7 @@ COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op that was called: its kind, what runs it, and why not what is best here, or ""."""
+    """An op that was called: its name, what runs it, and why not what is best here, or ""."""
 
     kind: str
     backend: str
@@ -55,50 +77,108 @@ def recorded():
 
 
 def resolve(backend: str | None, op: str = "", *arrays) -> str:
-    """The name of the backend that runs, given what was asked for.
+    """Return the name of the backend that runs, given what was asked for.
 
-    None means the environment variable EQFUSE_BACKEND or, where that is not set, "triton" on a
-    GPU, "numba" on a CPU and "xla" elsewhere; only this choice may fall back, and says so once. A
-    backend asked for by name runs or is an error. Whether a GPU is there for "triton", or a CPU for
-    "numba", is known only when the op is compiled: another device then refuses it, and an
-    ahead-of-time compilation for a GPU needs none. `op` is the kind of op that asks, if one does,
-    for those who have it `recorded`. `arrays` are its operands: "e3nn" alone computes complex ones,
-    which None then means.
-
+    Args:
+      backend: the name of a backend ("numba" is another name for "llvm"); or several, separated by
+        commas, each for the op before its "=", and at most one, for the other ops, without:
+        "triton,linear=xla". An op that it does not name has the backend of the environment variable
+        EQFUSE_BACKEND, which is written alike; one that neither names, and every op where both are
+        None, has "triton" on a GPU, "llvm" on a CPU and "xla" elsewhere. Only this choice may fall
+        back, and says so once; a backend asked for by name runs or is an error. Whether a GPU is
+        there for "triton", or a CPU for "llvm", is known only when the op is compiled: another
+        device then refuses it, and an ahead-of-time compilation for a GPU needs none.
+      op: one of `OPS`; "" for what runs ops that have no backend of their own.
+      arrays: operands of the op, which is then noted for those who have it `recorded`. "e3nn" alone
+        computes complex ones, and is chosen for them.
     Raises:
-      ValueError: a name that is not a backend, or one that cannot run here, or not with these
-        operands, saying why.
+      ValueError: an unknown backend or op, listing those there are; a backend that cannot run here,
+        or not with these operands, saying why.
     """
-    asked = "backend"
-    if backend is None:
-        backend, asked = os.environ.get(_VARIABLE) or None, _VARIABLE
+    if op and op not in OPS:
+        raise ValueError(f"op {op!r} is unknown; choose one of {', '.join(OPS)}")
     is_complex = bool(op) and any(jnp.iscomplexobj(getattr(a, "array", a)) for a in arrays)
-    if backend is None:
+    name, asked = _asked(backend, op)
+    if name is None:
         name, why = ("e3nn", COMPLEX) if is_complex else (_choose(), "")
-    elif backend not in BACKENDS:
-        raise ValueError(f"{asked} {backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
-    elif is_complex and backend != "e3nn":
-        raise ValueError(f"{asked} {backend!r} is for real numbers: {COMPLEX}")
-    elif reason := _cannot_run(backend):
-        raise ValueError(f"{asked} {backend!r} cannot run here: {reason}")
+    elif is_complex and name != "e3nn":
+        raise ValueError(f"{asked} is for real numbers: {COMPLEX}")
+    elif reason := _cannot_run(name):
+        raise ValueError(f"{asked} cannot run here: {reason}")
     else:
-        name, why = backend, f"{asked} {backend!r} was asked for"
-    if op and (ops := _recorded.get()) is not None:
+        why = f"{asked} was asked for"
+    if op and arrays and (ops := _recorded.get()) is not None:
         ops.append(_op(op, name, why))
     return name
 
 
 def resolve_here(backend: str | None) -> str:
-    """As `resolve`, for what is computed by JAX's default device.
+    """Resolve as `resolve` does, for what is computed by JAX's default device, and for all ops.
 
     Raises:
       ValueError: as there, and a backend for other devices.
     """
     name = resolve(backend)
-    reason = {"triton": _no_gpu, "numba": _no_cpu}.get(name, str)()
-    if reason:
-        raise ValueError(f"backend {name!r} cannot run here: {reason}")
+    for used in {name, *resolve_apart(backend).values()}:
+        reason = {"triton": _no_gpu, "llvm": _no_cpu}.get(used, str)()
+        if reason:
+            raise ValueError(f"backend {used!r} cannot run here: {reason}")
     return name
+
+
+def resolve_apart(backend: str | None) -> dict[str, str]:
+    """Return the backend of each op that has another one than `resolve(backend)` says.
+
+    Raises:
+      ValueError: as `resolve`.
+    """
+    name = resolve(backend)
+    return {op: other for op in OPS if (other := resolve(backend, op)) != name}
+
+
+def explain(backend: str | None, op: str) -> Op:
+    """Return an op that is not called, as `recorded` would have it for real operands.
+
+    Raises:
+      ValueError: as `resolve`.
+    """
+    name, asked = _asked(backend, op)
+    return _op(op, resolve(backend, op), "" if name is None else f"{asked} was asked for")
+
+
+def _asked(backend: str | None, op: str) -> tuple[str | None, str]:
+    """Return the backend that is asked for by name, if any, and what asks for it."""
+    for text, asked in ((backend, "backend"), (os.environ.get(_VARIABLE) or None, _VARIABLE)):
+        if text is not None:
+            named = _named(str(text), asked)
+            if name := named.get(op, named.get("")):
+                return name, _part(asked, text, name)
+    return None, ""
+
+
+def _part(asked: str, text: str, name: str) -> str:
+    """Return the name of a backend, in a text that may name several."""
+    return f"{asked} {name!r}" if name == text else f"{asked} {text!r}: {name!r}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(text: str, asked: str) -> dict[str, str]:
+    """Return the backend of each op that is named, and under "" that of the others."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        op, equals, name = (word.strip() for word in part.rpartition("="))
+        name = _ALIASES.get(name, name)
+        if equals and op not in OPS:
+            known = ", ".join(OPS)
+            raise ValueError(f"{asked} {text!r}: op {op!r} is unknown; choose one of {known}")
+        if name not in BACKENDS:
+            known = ", ".join(BACKENDS)
+            raise ValueError(f"{_part(asked, text, name)} is unknown; choose one of {known}")
+        if op in found:
+            whose = op or "the other ops"
+            raise ValueError(f"{asked} {text!r} names two backends for {whose}; give one")
+        found[op] = name
+    return found
 
 
 def availability() -> dict[str, tuple[bool, str]]:
@@ -108,7 +188,7 @@ def availability() -> dict[str, tuple[bool, str]]:
         reason = _cannot_run(name)
         if not reason and name == "triton":
             reason = _no_gpu()
-        if not reason and name == "numba":
+        if not reason and name == "llvm":
             reason = _no_cpu()
         report[name] = (not reason, reason or _runs(name))
     return report
@@ -122,8 +202,10 @@ def _op(kind: str, name: str, asked: str) -> Op:
 
 
 def _best() -> str:
-    """What runs the ops fastest on the devices of this machine, if all that it takes is there."""
-    return "triton" if has_gpu() else "numba" if jax.default_backend() == "cpu" else "xla"
+    """Return what runs the ops fastest on the devices of this machine, if all that it takes is
+    there.
+    """
+    return "triton" if has_gpu() else "llvm" if jax.default_backend() == "cpu" else "xla"
 
 
 def _choose() -> str:
@@ -135,7 +217,7 @@ def _choose() -> str:
 
 
 def has_gpu() -> bool:
-    """Whether JAX computes on a GPU by default."""
+    """Return whether JAX computes on a GPU by default."""
     return jax.default_backend() in ("gpu", "cuda", "rocm")
 
 
@@ -145,10 +227,10 @@ def _say_once(message: str) -> None:
 
 
 def _cannot_run(name: str) -> str:
-    """Why a backend cannot run whatever the device, or ""."""
+    """Return why a backend cannot run whatever the device, or ""."""
     if name.startswith("triton") and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed; install eqfuse[cuda]"
-    if name == "numba":
+    if name == "llvm":
         from eqfuse.ops.llvm.runtime.machine import unavailable
 
         return unavailable()
@@ -174,7 +256,7 @@ def _runs(name: str) -> str:
     return {
         "triton": "one kernel per op, on the GPU",
         "triton-interpret": "the same kernels in Triton's interpreter, to check them; very slow",
-        "numba": "one native kernel per op, on the CPU",
+        "llvm": "one native kernel per op, on the CPU",
         "xla": "the same products in jax.numpy, on any device",
         "e3nn": "e3nn-jax, the reference, on any device",
     }[name]

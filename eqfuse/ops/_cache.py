@@ -225,7 +225,9 @@ def write_entry(path: pathlib.Path, key: dict, value: dict) -> None:
 
 
 def read_entry(path: pathlib.Path, key: dict) -> dict | None:
-    """What `write_entry` kept under this key; None if it is missing, damaged or another key's."""
+    """Return what `write_entry` kept under this key; None if it is missing, damaged or another
+    key's.
+    """
     try:
         entry = json.loads(read(path) or b"")
         body = {"key": entry["key"], "value": entry["value"]}

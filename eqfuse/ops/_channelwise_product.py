@@ -44,7 +44,7 @@ def channelwise_tensor_product(
       edges: makes it a product on a graph.
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
-      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
     Returns:
       IrrepsArray [..., irreps_out], sorted and merged, of the promoted dtype, accumulated in
       float32 or better; the Irreps of the output if irreps were given.

@@ -119,5 +119,5 @@ def as_int32(index) -> np.ndarray | jax.Array:
 
 
 def _array(index) -> np.ndarray | jax.Array:
-    """The index on the host, unless it is traced."""
+    """Return the index on the host, unless it is traced."""
     return index if isinstance(index, jax.core.Tracer) else np.asarray(index)

@@ -5,7 +5,7 @@ from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProduct
 
 
 def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
-    """`e3nn.flax.Linear` with these parameters, as a function.
+    """Apply `e3nn.flax.Linear` with these parameters, as a function.
 
     Args:
       x: IrrepsArray [..., irreps].
@@ -30,7 +30,7 @@ def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
 def tensor_product_linear(
     x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
 ):
-    """`TensorProductLinear` with these parameters, as a function.
+    """Apply `TensorProductLinear` with these parameters, as a function.
 
     Args:
       x, y, weights, edges, index, skip: as in `TensorProductLinear`.
@@ -49,7 +49,7 @@ def tensor_product_linear(
 def tensor_product_linear_gate(
     x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
 ):
-    """`TensorProductLinearGate` with these parameters, as a function.
+    """Apply `TensorProductLinearGate` with these parameters, as a function.
 
     Args:
       x, y, weights, edges, index, skip: as in `TensorProductLinear`.

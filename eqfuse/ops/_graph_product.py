@@ -46,7 +46,7 @@ def graph_tensor_product(
         `e3nn.tensor_product`, in its order; either axis may be 1; None for no weights.
       edges: who sends to whom.
       filter_ir_out, irrep_normalization, regroup_output: as in `tensor_product`.
-      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
     Returns:
       IrrepsArray [num_nodes, irreps_out] of the promoted dtype, accumulated in float32 or better;
       the Irreps of the output if irreps were given.
@@ -78,9 +78,9 @@ def graph_tensor_product(
         zero_x=x.zero_flags,
         zero_y=y.zero_flags,
         on_graph=True,
-        unroll=backend == "numba",
+        unroll=backend == "llvm",
     )
-    if product.expand:  # multiplicities on both sides: no one kernel serves
+    if product.channel_columns:  # multiplicities on both sides: no one kernel serves
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)
         if weights is not None:
             messages = elementwise_tensor_product(messages, weights, backend=backend)
@@ -92,7 +92,7 @@ def graph_tensor_product(
 
 
 def check(x, y, weights, edges, options):
-    """x, y and weights (or None) of one dtype; y and weights of each edge, or one for all.
+    """Return x, y and weights (or None) of one dtype; y and weights of each edge, or one for all.
 
     Raises:
       ValueError: shapes that do not fit the edges or the irreps of the product.

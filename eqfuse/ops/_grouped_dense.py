@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
-from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.algebra.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
 from eqfuse.ops.primitives import linear_forms
 
 
@@ -36,19 +36,21 @@ def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None)
             f"x must be [rows, {n_in}] or [rows, {len(kernels) * n_in}] for {len(kernels)} kernels "
             f"[{n_in}, {n_out}], got shape {x.shape}"
         )
-    mixing = _mixing(len(kernels), x.shape[1] // n_in, n_in, n_out, float(scale))
+    linear_form = _linear_form(len(kernels), x.shape[1] // n_in, n_in, n_out, float(scale))
     backend = resolve(backend, "grouped_dense", x, *kernels)
     dtype = jnp.result_type(x, *kernels)
     if not jnp.issubdtype(dtype, jnp.inexact):
         dtype = jnp.ones(()).dtype
     arrays = [jnp.asarray(a, dtype) for a in (x, *kernels)]
-    [out] = linear_forms.evaluate(mixing, arrays, None, x.shape[0], backend)
+    [out] = linear_forms.evaluate(linear_form, arrays, None, x.shape[0], backend)
     return out
 
 
 @functools.cache
-def _mixing(count: int, groups: int, n_in: int, n_out: int, scale: float) -> Mixing:
+def _linear_form(count: int, groups: int, n_in: int, n_out: int, scale: float) -> LinearForm:
     rows_in = Rows(groups * n_in, tuple(Block(k * n_in, n_in, 1) for k in range(groups)))
     rows_out = Rows(count * n_out, tuple(Block(k * n_out, n_out, 1) for k in range(count)))
-    terms = tuple(Term(Slot(0, k % groups), 1 + k, Slot(1 + count, k), scale) for k in range(count))
-    return Mixing((rows_in, *[Weights((n_in, n_out))] * count), (rows_out,), terms)
+    terms = tuple(
+        Term(BlockRef(0, k % groups), 1 + k, BlockRef(1 + count, k), scale) for k in range(count)
+    )
+    return LinearForm((rows_in, *[Weights((n_in, n_out))] * count), (rows_out,), terms)

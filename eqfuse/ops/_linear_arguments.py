@@ -47,7 +47,7 @@ def check_index(index, num_indexed_weights) -> None:
 
 
 def index_or_weights(first, num_indexed_weights: int | None):
-    """(index, weights), of which one at least is None.
+    """Return (index, weights), of which one at least is None.
 
     Raises:
       ValueError: neither an index nor weights, or not what the options are for.

@@ -1,4 +1,4 @@
-"""e3nn's Linear with chosen instructions, or with weights as an operand, as a `Mixing`.
+"""e3nn's Linear with chosen instructions, or with weights as an operand, as a `LinearForm`.
 
 Weights e [..., d] are contracted with parameters p [d, mul_in, mul_out]: row z is mixed by the
 matrix sum_d e[z, d] p[d]. No such matrix is made: e times x has d * mul_in channels, which p mixes
@@ -13,7 +13,7 @@ import math
 import e3nn_jax as e3nn
 import jax.numpy as jnp
 
-from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.algebra.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
 from eqfuse.ops.algebra.linears import Linear, Parameter, blocks, functional
 
 
@@ -36,7 +36,7 @@ class General:
     num_weights: int | None
 
     def row(self, x: e3nn.IrrepsArray, weights):
-        """[..., size]: x, or the weights and then their products with the blocks of x."""
+        """Return [..., size]: x, or the weights and then their products with the blocks of x."""
         if weights is None:
             return x.array
         shape = jnp.broadcast_shapes(x.shape[:-1], weights.shape[:-1])
@@ -48,7 +48,9 @@ class General:
         return jnp.concatenate(parts, axis=-1)
 
     def matrices(self, parameters) -> list:
-        """Those of all channels alike, or of each, [channels, ...], from the parameters in use."""
+        """Return those of all channels alike, or of each, [channels, ...], from the parameters in
+        use.
+        """
         if self.num_weights is None:
             return list(parameters)
         found = []
@@ -73,7 +75,8 @@ def general(
     num_sets: int,
     input_precision: str,
 ) -> General:
-    """The Linear that `e3nn.flax.Linear` applies to blocks as they are, with or without weights.
+    """Return the Linear that `e3nn.flax.Linear` applies to blocks as they are, with or without
+    weights.
 
     Raises:
       ValueError: as `functional`.
@@ -108,7 +111,7 @@ def general(
         if 0 in i.path_shape:
             continue
         used.append(k)
-        x = None if i.i_in < 0 and num_weights is None else Slot(0, number[i.i_in])
+        x = None if i.i_in < 0 and num_weights is None else BlockRef(0, number[i.i_in])
         terms.append((x, len(used), place_out[i.i_out], share * float(i.path_weight)))
     shapes = []
     for k in used:
@@ -117,15 +120,15 @@ def general(
         shapes.append(matrix if lead or num_weights is not None else (columns,))
     rows = Rows(shift + d * irreps_in.dim, tuple(block for _, block in row))
     mixed = Rows(irreps_out.dim, tuple(block for _, block in outputs))
-    mixing = Mixing(
+    linear_form = LinearForm(
         (rows, *map(Weights, shapes)),
         (mixed,),
-        tuple(Term(x, w, Slot(1 + len(used), z), scale) for x, w, z, scale in terms),
+        tuple(Term(x, w, BlockRef(1 + len(used), z), scale) for x, w, z, scale in terms),
         num_sets,
         input_precision,
     )
     parameters = tuple(
         dataclasses.replace(declared[k], shape=s) for k, s in zip(used, shapes, strict=True)
     )
-    linear = Linear(mixing, parameters, irreps_out)
+    linear = Linear(linear_form, parameters, irreps_out)
     return General(linear, tuple(declared), tuple(used), irreps_in, num_weights)

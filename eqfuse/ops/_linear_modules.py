@@ -13,7 +13,7 @@ from eqfuse.ops._edges import as_int32
 from eqfuse.ops._linear_arguments import check_options, check_positional, index_or_weights
 from eqfuse.ops.algebra import linears as _linears
 from eqfuse.ops.primitives import linear_forms
-from eqfuse.ops.primitives.batch_axes import Leading
+from eqfuse.ops.primitives.batch_axes import BatchAxes
 
 PRECISIONS = ("ieee", "tf32x3", "tf32")
 
@@ -30,7 +30,7 @@ class Linear(nn.Module):
         `simplify_irreps_internally`. All but `irreps_out` are given by name. With `channel_out`,
         JAX moves channels into the multiplicities and back, as e3nn does; weights as an operand
         are multiplied with x by JAX, and one kernel mixes the products.
-      input_precision: of the matrix products on a GPU: "ieee" is float32, "tf32x3" close to it,
+      input_precision: of the matmuls on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs `e3nn.flax.Linear` itself.
       irreps_in: those of x, which are checked then; needed with `instructions`.
@@ -84,7 +84,8 @@ class Linear(nn.Module):
         index, weights = index_or_weights(first, self.num_indexed_weights)
         check_options(self, x, weights)
         parameters = jax.tree.leaves(self.variables)
-        if resolve(self.backend, type(self).__name__, x, weights, *parameters) == "e3nn":
+        backend = resolve(self.backend, "linear", x, weights, *parameters)
+        if backend == "e3nn":
             linear = self._reference()
             nn.share_scope(self, linear)
             return linear(x) if first is None else linear(first, x)
@@ -94,23 +95,23 @@ class Linear(nn.Module):
                 x = x.remove_zero_chunks().regroup()
             x = x.axis_to_mul()
         if weights is None and self.instructions is None and self.simplify_irreps_internally:
-            out = self._simple(x, index)
+            out = self._simple(x, index, backend)
         else:
-            out = self._general(x, index, weights)
+            out = self._general(x, index, weights, backend)
         if self.channel_out is not None:
             out = out.mul_to_axis(self.channel_out)
         return rechunked(out, self.irreps_out) if self.force_irreps_out else out
 
-    def _simple(self, x, index):
-        """Blocks of one irrep as one."""
+    def _simple(self, x, index, backend):
+        """Mix blocks of one irrep as one."""
         options = _options(self) | {"num_sets": self.num_indexed_weights or 0}
         irreps_out = (self.channel_out or 1) * e3nn.Irreps(self.irreps_out)
         x, linear = _prepared(x, irreps_out, options)
         parameters = self._declare(linear.parameters, (), x.dtype)
-        return _evaluate([linear], [x], [*parameters.values()], index, self.backend)
+        return _evaluate([linear], [x], [*parameters.values()], index, backend)
 
-    def _general(self, x, index, weights):
-        """Blocks as they are, or weights as an operand."""
+    def _general(self, x, index, weights, backend):
+        """Mix blocks as they are, or weights as an operand."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         if self.simplify_irreps_internally:
             x, irreps_out = x.remove_zero_chunks().regroup(), irreps_out.simplify()
@@ -142,7 +143,7 @@ class Linear(nn.Module):
         parameters = [*self._declare(general.declared, lead, x.dtype, factor).values()]
         row = e3nn.as_irreps_array(general.row(x, weights))
         matrices = general.matrices([parameters[n] for n in general.used])
-        return _evaluate([general.linear], [row], matrices, index, self.backend)
+        return _evaluate([general.linear], [row], matrices, index, backend)
 
     def _declare(self, parameters, lead, dtype, factor=1.0):
         initializer = self.parameter_initializer
@@ -189,7 +190,7 @@ class LinearSum(nn.Module):
 
     @nn.compact
     def __call__(self, *inputs):
-        """inputs: IrrepsArray [..., irreps], one for each name. Returns [..., irreps_out].
+        """Apply them to IrrepsArrays [..., irreps], one for each name. Returns [..., irreps_out].
 
         The dtype is that of `Linear` for the promoted dtype of the inputs.
 
@@ -202,7 +203,8 @@ class LinearSum(nn.Module):
             raise ValueError(f"inputs of shapes {[x.shape for x in inputs]} cannot be added up")
         options = _options(self) | {"force_irreps_out": True}
         parameters = jax.tree.leaves(self.variables)
-        if resolve(self.backend, type(self).__name__, *inputs, *parameters) == "e3nn":
+        backend = resolve(self.backend, "linear", *inputs, *parameters)
+        if backend == "e3nn":
             options.pop("input_precision")
             linears = [e3nn.flax.Linear(self.irreps_out, name=n, **options) for n in self.names]
             return sum(linear(x) for linear, x in zip(linears[1:], inputs[1:], strict=True)) + (
@@ -215,7 +217,7 @@ class LinearSum(nn.Module):
             for p in _Parameters(linear, name=name)(x.dtype)
         ]
         arrays, linears = zip(*prepared, strict=True)
-        out = _evaluate(linears, arrays, parameters, None, self.backend)
+        out = _evaluate(linears, arrays, parameters, None, backend)
         return rechunked(out, self.irreps_out)
 
 
@@ -242,13 +244,13 @@ def _options(module) -> dict:
 
 
 def rechunked(x: e3nn.IrrepsArray, irreps) -> e3nn.IrrepsArray:
-    """x with blocks as in irreps, which are equal to its own but for how they are cut."""
+    """Return x with blocks as in irreps, which are equal to its own but for how they are cut."""
     irreps = e3nn.Irreps(irreps)
     return x if x.irreps == irreps else x.rechunk(irreps)
 
 
 def wrapped(index, num_sets: int) -> jax.Array:
-    """The index as int32; a negative one counts from the last set, as it does for e3nn."""
+    """Return the index as int32; a negative one counts from the last set, as it does for e3nn."""
     index = jnp.asarray(as_int32(index))
     return jnp.where(index < 0, index + num_sets, index)
 
@@ -256,7 +258,7 @@ def wrapped(index, num_sets: int) -> jax.Array:
 def declare(
     module: nn.Module, parameters, num_sets: int | None, dtype, lead=(), factor=1.0, make=None
 ) -> dict[str, jax.Array]:
-    """Parameters of e3nn's Linear by name, in the scope of a module, in their order.
+    """Return parameters of e3nn's Linear by name, in the scope of a module, in their order.
 
     Args:
       lead: sizes of leading axes.
@@ -274,7 +276,7 @@ def declare(
 
 
 def promoted(rows, parameters):
-    """The dtype that a Linear of some rows is computed in, which is that of the result.
+    """Return the dtype that a Linear of some rows is computed in, which is that of the result.
 
     As for e3nn, that of all operands together; but parameters do not widen rows in half precision,
     which would leave nothing of what that saves.
@@ -286,13 +288,13 @@ def promoted(rows, parameters):
 
 
 def as_floating(x: e3nn.IrrepsArray, weights=None) -> e3nn.IrrepsArray:
-    """x in the dtype that it has together with weights, a floating one."""
+    """Return x in the dtype that it has together with weights, a floating one."""
     dtype = x.dtype if weights is None else jnp.result_type(x.dtype, weights.dtype)
     return x.astype(dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)
 
 
 def _prepared(x, irreps_out, options):
-    """An input whose blocks of one irrep are adjacent, and its Linear."""
+    """Return an input whose blocks of one irrep are adjacent, and its Linear."""
     x = as_floating(e3nn.as_irreps_array(x))
     if any(x.zero_flags):
         x = x.remove_zero_chunks()
@@ -307,13 +309,13 @@ def _evaluate(linears, inputs, parameters, index, backend):
     shape = inputs[0].shape[:-1]
     if index is not None:
         shape = jnp.broadcast_shapes(shape, jnp.shape(index))
-    leading = Leading.of(shape, [x.array for x in inputs])
-    arrays = [*(leading.rows(x.array) for x in inputs), *parameters]
+    batch_axes = BatchAxes.of(shape, [x.array for x in inputs])
+    arrays = [*(batch_axes.rows(x.array) for x in inputs), *parameters]
     dtype = promoted(inputs, parameters)
     arrays = [a.astype(dtype) for a in arrays]
     if index is not None:
-        index = leading.rows(wrapped(index, linears[0].mixing.num_sets), others=0)
+        index = batch_axes.rows(wrapped(index, linears[0].linear_form.num_sets), others=0)
     [out] = linear_forms.evaluate(
-        _linears.sum_of(linears), arrays, index, leading.count, resolve(backend)
+        _linears.sum_of(linears), arrays, index, batch_axes.count, backend
     )
-    return e3nn.IrrepsArray(linears[0].irreps_out, leading.apart(out))
+    return e3nn.IrrepsArray(linears[0].irreps_out, batch_axes.apart(out))

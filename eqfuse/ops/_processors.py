@@ -6,14 +6,16 @@ import platform
 
 
 def usable() -> int:
-    """Processors in the affinity mask of this process; all, where the system has no such mask."""
+    """Return the processors in the affinity mask of this process; all, where the system has no such
+    mask.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def description() -> list[str]:
-    """What code for this processor depends on: system, architecture, name and instructions.
+    """Return what code for this processor depends on: system, architecture, name and instructions.
 
     Without llvmlite, the name is what Python knows of it.
     """

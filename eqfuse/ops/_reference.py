@@ -3,9 +3,13 @@
 import e3nn_jax as e3nn
 import jax.numpy as jnp
 
+from eqfuse.ops.algebra.contraction import symmetric_basis
+
 
 def tensor_product(x, y, *, scalar_first: bool = False, **options) -> e3nn.IrrepsArray:
-    """`e3nn.tensor_product`; `scalar_first` puts the channels from y's leading scalar first."""
+    """Compute `e3nn.tensor_product`; `scalar_first` puts the channels from y's leading scalar
+    first.
+    """
     if not scalar_first:
         return e3nn.tensor_product(x, y, **options)
     scalar, rest = y.slice_by_mul[:1], y.slice_by_mul[1:]
@@ -22,7 +26,9 @@ def graph_tensor_product(x, y, weights, edges, **options):
 
 
 def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalization):
-    """Every block with every block, by pairs; see `eqfuse.ops.channelwise_tensor_product`."""
+    """Return every block with every block, by pairs; see
+    `eqfuse.ops.channelwise_tensor_product`.
+    """
     if edges is not None:
         y = y[edges.receivers]
     pairs = [(i, j) for i in range(len(x.irreps)) for j in range(len(y.irreps))]
@@ -39,18 +45,9 @@ def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalizatio
     return product.regroup()
 
 
-def symmetric_basis(irs, ir_out: e3nn.Irrep, degree: int) -> e3nn.IrrepsArray:
-    """Symmetric maps of `degree` factors of irreps to one: [d, ..., d, number of maps x ir_out]."""
-    irreps = e3nn.Irreps([(1, ir) for ir in irs])
-    # e3nn-jax fails where there is no map at all; to the highest l there always is one
-    top = max(irs, key=lambda ir: ir.l)
-    keep = [ir_out, e3nn.Irrep(degree * top.l, top.p**degree)]
-    maps = e3nn.reduced_symmetric_tensor_product_basis(irreps, degree, keep_ir=keep)
-    return maps.filter(keep=[ir_out])
-
-
 def symmetric_contraction(x, weights, irreps_out, correlation: int):
-    """Products of x with itself through e3nn's basis, weights [..., paths, channels], their sum.
+    """Return products of x with itself through e3nn's basis, weights [..., paths, channels], their
+    sum.
 
     See `eqfuse.ops.symmetric_contraction`.
     """

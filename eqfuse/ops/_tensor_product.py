@@ -11,14 +11,14 @@ from eqfuse.ops._backend import resolve
 from eqfuse.ops.algebra import channelwise, products
 from eqfuse.ops.algebra.form import Form, Index
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives.batch_axes import Leading
+from eqfuse.ops.primitives.batch_axes import BatchAxes
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
 
 
 def irreps_filter(filter_ir_out) -> tuple[e3nn.Irrep, ...] | None:
-    """`filter_ir_out` as e3nn-jax understands it: a string, an irrep or a list of irreps."""
+    """Return `filter_ir_out` as e3nn-jax understands it: a string, an irrep or a list of irreps."""
     if filter_ir_out is None:
         return None
     if isinstance(filter_ir_out, str):
@@ -29,12 +29,12 @@ def irreps_filter(filter_ir_out) -> tuple[e3nn.Irrep, ...] | None:
 
 
 def normalization(irrep_normalization: str | None) -> str:
-    """The normalisation, e3nn-jax's configured one for None."""
+    """Return the normalisation, e3nn-jax's configured one for None."""
     return irrep_normalization or e3nn.config("irrep_normalization")
 
 
 def operands(name: str, *arrays):
-    """IrrepsArrays of one floating dtype, promoted as e3nn-jax does.
+    """Return IrrepsArrays of one floating dtype, promoted as e3nn-jax does.
 
     Raises:
       ValueError: a dtype that is not a floating or complex type.
@@ -51,7 +51,7 @@ def operands(name: str, *arrays):
 
 
 def are_irreps(*arguments) -> bool:
-    """Whether irreps were given in the place of arrays."""
+    """Return whether irreps were given in the place of arrays."""
     return any(isinstance(a, str | e3nn.Irreps) for a in arguments)
 
 
@@ -69,7 +69,7 @@ def tensor_product(
         out[..., (u, v), k] = sum over i, j:  cg[i, j, k] * input1[..., u, i] * input2[..., v, j]
 
     A NaN or inf of an operand reaches every output that depends on it, on every backend. On
-    "numba" and "triton" it reaches no other, since the kernels compute the terms alone whose
+    "llvm" and "triton" it reaches no other, since the kernels compute the terms alone whose
     coefficient is not zero. On "xla" and "e3nn", which multiply by the zeros of the whole table cg
     as well, it may reach further outputs of the same irreps and row, as 0 * NaN is NaN.
 
@@ -80,7 +80,8 @@ def tensor_product(
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
       regroup_output: sort and merge irreps of the inputs and the output.
-      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device. Of single
+        ops "triton,linear=xla", as `eqfuse.ops.resolve` reads it; so in all ops.
     Returns:
       IrrepsArray [..., irreps_out] of the promoted dtype, accumulated in float32 or better; the
       Irreps of the product if irreps were given.
@@ -104,7 +105,7 @@ def tensor_product(
         filter_ir_out=irreps_filter(filter_ir_out),
         normalization=normalization(irrep_normalization),
         regroup=regroup_output,
-        unroll=backend == "numba",
+        unroll=backend == "llvm",
     )
     if are_irreps(input1, input2):
         return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
@@ -130,7 +131,7 @@ def elementwise_tensor_product(
       input2: IrrepsArray [..., irreps2] with as many irreps as input1; leading axes broadcast.
       filter_ir_out: irreps to keep; None keeps all.
       irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
-      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
     Returns:
       IrrepsArray [..., irreps_out], neither sorted nor merged, of the promoted dtype; the Irreps of
       the product if irreps were given.
@@ -160,28 +161,32 @@ def elementwise_tensor_product(
 
 
 def evaluate_rows(product: products.Product, x, y, backend: str):
-    """The product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
-    if product.expand:  # whole irreps are repeated, in which blocks known to be zero are constants
+    """Return the product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
+    if (
+        product.channel_columns
+    ):  # whole irreps are repeated, in which blocks known to be zero are constants
         x, y = (_with_constant_zeros(a) for a in (x, y))
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-    leading = Leading.of(shape, [x.array, y.array])
-    arrays = [_as_rows(a, leading) for a in (x, y)]
-    if product.expand:
-        arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
-    form = sharing(product.form, arrays, leading.count)
+    batch_axes = BatchAxes.of(shape, [x.array, y.array])
+    arrays = [_as_rows(a, batch_axes) for a in (x, y)]
+    if product.channel_columns:
+        arrays = [a[:, e] for a, e in zip(arrays, product.channel_columns, strict=True)]
+    form = sharing(product.form, arrays, batch_axes.count)
     [out] = forms.evaluate(form, arrays, backend=backend)
-    return e3nn.IrrepsArray(product.irreps_out, leading.apart(out), zero_flags=product.zero_flags)
+    return e3nn.IrrepsArray(
+        product.irreps_out, batch_axes.apart(out), zero_flags=product.zero_flags
+    )
 
 
-def _as_rows(array: e3nn.IrrepsArray, leading: Leading):
-    """[rows, size], or [1, size] where it is the same for all rows."""
+def _as_rows(array: e3nn.IrrepsArray, batch_axes: BatchAxes):
+    """Return [rows, size], or [1, size] where it is the same for all rows."""
     if math.prod(array.shape[:-1]) == 1:
         return array.array.reshape(1, array.irreps.dim)
-    return leading.rows(array.array)
+    return batch_axes.rows(array.array)
 
 
 def sharing(form: Form, arrays, num_rows: int) -> Form:
-    """The form, for which an array of one row is a row that all rows share."""
+    """Return the form, for which an array of one row is a row that all rows share."""
     if num_rows == 1:
         return form
     operands = zip(form.inputs, arrays, strict=True)
@@ -191,11 +196,11 @@ def sharing(form: Form, arrays, num_rows: int) -> Form:
 
 @functools.lru_cache(maxsize=1024)
 def _indexed(form: Form, shared: tuple[int, ...]) -> Form:
-    return form.indexed(dict.fromkeys(shared, Index.ONE))
+    return form.indexed(dict.fromkeys(shared, Index.SHARED))
 
 
 def _with_constant_zeros(array: e3nn.IrrepsArray) -> e3nn.IrrepsArray:
-    """The same array, through whose blocks known to be zero no tangent passes."""
+    """Return the same array, through whose blocks known to be zero no tangent passes."""
     if not any(array.zero_flags):
         return array
     return e3nn.from_chunks(array.irreps, array.chunks, array.shape[:-1], array.dtype)

@@ -23,13 +23,14 @@ from eqfuse.ops._tensor_product import (
     operands,
 )
 from eqfuse.ops.algebra import channelwise as _channelwise
-from eqfuse.ops.algebra import gates, linears, products
-from eqfuse.ops.algebra.activations import UnknownActivationError
+from eqfuse.ops.algebra import linears, products
 from eqfuse.ops.algebra.form import INDEX_ARRAYS
 from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives import fused as _fused
-from eqfuse.ops.primitives.batch_axes import Leading
+from eqfuse.ops.primitives.batch_axes import BatchAxes
+from eqfuse.ops.xla import gates
+from eqfuse.ops.xla.activations import UnknownActivationError
 
 
 class TensorProductLinear(nn.Module):
@@ -53,7 +54,7 @@ class TensorProductLinear(nn.Module):
       channelwise: see above.
       split: irreps of adjacent parts of the output, to have an array for each: nothing is copied
         where they go different ways. Not with a gate or a skip.
-      input_precision: of the channel mixing on a GPU: "ieee" is float32, "tf32x3" close to it,
+      input_precision: of the channel matmul on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
     Raises:
@@ -105,7 +106,9 @@ class TensorProductLinear(nn.Module):
     def _apply(self, x, y, weights, edges, index, skip, make_gate, gate):
         check_edges(edges, weights)
         parameters = jax.tree.leaves(self.variables)
-        backend = resolve(self.backend, type(self).__name__, x, y, weights, skip, *parameters)
+        is_gated = isinstance(self, TensorProductLinearGate)
+        op = "tensor_product_linear_gate" if is_gated else "tensor_product_linear"
+        backend = resolve(self.backend, op, x, y, weights, skip, *parameters)
         check_index(index, self.num_indexed_weights)
         if self.input_precision not in PRECISIONS:
             raise ValueError(
@@ -118,18 +121,18 @@ class TensorProductLinear(nn.Module):
             "filter_ir_out": irreps_filter(keep),
             "irrep_normalization": normalization(self.irrep_normalization),
         }
-        if self.split is not None and (
-            skip is not None or isinstance(self, TensorProductLinearGate)
-        ):
+        if self.split is not None and (skip is not None or is_gated):
             raise ValueError("split is for a TensorProductLinear without a gate and without a skip")
         if backend == "e3nn":
             out = self._reference(x, y, weights, edges, index, skip, gate, options)
             return out if self.split is None else _split(out, self._parts(out.irreps))
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
-        irreps = self._mixed_irreps(x, y, edges)
-        if product.expand and edges is not None:  # multiplicities on both sides: no one kernel
-            x, y = self._summed(x, y, weights, edges, options)
+        irreps = self._linear_irreps_in(x, y, edges)
+        if (
+            product.channel_columns and edges is not None
+        ):  # multiplicities on both sides: no one kernel
+            x, y = self._summed(x, y, weights, edges, options, backend)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
         linear, declared = linears.for_product(
@@ -165,7 +168,7 @@ class TensorProductLinear(nn.Module):
         return gate(out) if fused_gate is None else out
 
     def _operands(self, x, y, weights, edges, options):
-        """x, y and weights, of one dtype, that fit the edges."""
+        """Return x, y and weights, of one dtype, that fit the edges."""
         if edges is not None and not self.channelwise:
             x, y, weights = check_graph(x, y, weights, edges, options)
             rows = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
@@ -201,9 +204,10 @@ class TensorProductLinear(nn.Module):
             **common,
         )
 
-    def _summed(self, x, y, weights, edges, options):
-        """The products summed over the edges of a node, and a scalar one to multiply them with."""
-        backend = resolve(self.backend)
+    def _summed(self, x, y, weights, edges, options, backend):
+        """Return the products summed over the edges of a node, and a scalar one to multiply them
+        with.
+        """
         x = x[edges.senders]
         messages = evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
         if weights is not None:
@@ -211,8 +215,10 @@ class TensorProductLinear(nn.Module):
         out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
         return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
 
-    def _mixed_irreps(self, x, y, edges) -> e3nn.Irreps:
-        """Irreps of what e3nn's Linear gets: the product, or its sum over the edges of a node."""
+    def _linear_irreps_in(self, x, y, edges) -> e3nn.Irreps:
+        """Return irreps of what e3nn's Linear gets: the product, or its sum over the edges of a
+        node.
+        """
         flags = x.zero_flags, y.zero_flags
         if edges is not None and not self.channelwise:  # e3nn does not know zeros after a sum
             flags = ((False,) * len(f) for f in flags)
@@ -221,36 +227,36 @@ class TensorProductLinear(nn.Module):
 
     def _fused(self, product, linear, gate, backend, x, y, weights, parameters, edges, index, skip):
         if edges is not None:
-            leading = Leading.of(x.shape[:-1], [x.array])
+            batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
             arrays = [x.array, y.array] + ([] if weights is None else [weights])
         else:
             shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-            leading = Leading.of(shape, [x.array, y.array])
-            arrays = [leading.rows(a.array) for a in (x, y)]
-            if product.expand:
-                arrays = [a[:, e] for a, e in zip(arrays, product.expand, strict=True)]
+            batch_axes = BatchAxes.of(shape, [x.array, y.array])
+            arrays = [batch_axes.rows(a.array) for a in (x, y)]
+            if product.channel_columns:
+                arrays = [a[:, e] for a, e in zip(arrays, product.channel_columns, strict=True)]
         added = []
         if skip is not None:
-            added.append(leading.rows(_check_skip(skip, linear, leading.shape).array))
+            added.append(batch_axes.rows(_check_skip(skip, linear, batch_axes.shape).array))
         dtype = promoted([*arrays, *added], parameters)
         arrays = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
         integers = []
         if index is not None:
-            integers.append(leading.rows(wrapped(index, self.num_indexed_weights), others=0))
+            integers.append(batch_axes.rows(wrapped(index, self.num_indexed_weights), others=0))
         if edges is not None:
             integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
         fused = Fused.build(product.form, linear, gate, skip is not None)
-        num_rows = leading.count if edges is None else edges.num_edges
+        num_rows = batch_axes.count if edges is None else edges.num_edges
         num_nodes = 0 if edges is None else edges.num_nodes
         call = definitions.Call(fused, num_rows, num_nodes, backend)
         outputs = _fused.evaluate(call, arrays, integers)
-        outputs = [leading.apart(out) for out in outputs]
+        outputs = [batch_axes.apart(out) for out in outputs]
         if self.split is not None:
             outputs = iter(outputs)
             return tuple(
                 e3nn.IrrepsArray(part, next(outputs))
                 if part.dim
-                else e3nn.zeros(part, leading.shape, dtype)
+                else e3nn.zeros(part, batch_axes.shape, dtype)
                 for part in self._parts(linear.irreps_out)
             )
         out = e3nn.IrrepsArray(linear.irreps_out if gate is None else gate.irreps_out, *outputs)
@@ -258,7 +264,7 @@ class TensorProductLinear(nn.Module):
         return rechunked(out, self.irreps_out) if forced else out
 
     def _parts(self, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
-        """`split`, of an output of these irreps."""
+        """Return `split`, of an output of these irreps."""
         if isinstance(self.split, str | e3nn.Irreps):
             raise ValueError(f"split needs a tuple of irreps, got {self.split!r}")
         parts = [e3nn.Irreps(part) for part in self.split]
@@ -356,7 +362,7 @@ class TensorProductLinearGate(TensorProductLinear):
 
 
 def _spread(weights, irreps: e3nn.Irreps, keep):
-    """Weights of the irreps that are kept as weights of all, zero for the others."""
+    """Return weights of the irreps that are kept as weights of all, zero for the others."""
     kept = np.concatenate([[ir in keep] * mul for mul, ir in irreps] + [np.zeros(0, bool)])
     whole = jnp.zeros((weights.shape[0], irreps.num_irreps), weights.dtype)
     return whole.at[:, kept.astype(bool)].set(weights)

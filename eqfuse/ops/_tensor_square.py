@@ -86,7 +86,9 @@ def _build(
     regroup: bool,
     zero: tuple[bool, ...] | None = None,
 ) -> Product:
-    """The form of all pairs of channels, whose inputs are columns of the array for each pair."""
+    """Return the form of all pairs of channels, whose inputs are columns of the array for each
+    pair.
+    """
     blocks = []  # (irrep, columns of x, columns of y, terms, zero)
     of = groups(irreps, zero or (False,) * len(irreps), regroup)
     for n, left in enumerate(of):
@@ -104,28 +106,30 @@ def _build(
     for ir, x, y, terms, is_zero in blocks:
         mul = len(x)
         if mul and not is_zero:
-            slots = []
+            refs = []
             for side, which in ((X, x), (Y, y)):
                 dim = which.shape[1]
-                slots.append(used.slot(side, Segment(sizes[side], mul, dim, dim)))
+                refs.append(used.ref(side, Segment(sizes[side], mul, dim, dim)))
                 chosen[side].append(which.ravel())
                 sizes[side] += which.size
-            out = used.slot(OUT, Segment(offset, mul, ir.dim, ir.dim))
-            paths.append(Path(tuple(slots), out, terms))
+            out = used.ref(OUT, Segment(offset, mul, ir.dim, ir.dim))
+            paths.append(Path(tuple(refs), out, terms))
         offset += mul * ir.dim
     irreps_out = e3nn.Irreps([(len(x), ir) for ir, x, *_ in blocks])
-    inputs = tuple(used.operand(s, "xy"[s], sizes[s], True, Index.ROW) for s in (X, Y))
-    output = used.operand(OUT, "out", irreps_out.dim, True, Index.ROW)
+    inputs = tuple(used.operand(s, sizes[s], True, Index.ROW) for s in (X, Y))
+    output = used.operand(OUT, irreps_out.dim, True, Index.ROW)
     form = renumbered(Form(inputs, (output,), ()), paths)
     zeros = tuple(block[-1] for block in blocks)
     if regroup:
         irreps_out, zeros = regrouped(irreps_out, zeros)
-    expand = tuple(np.concatenate([*c, np.zeros(0, int)]).astype(np.int32) for c in chosen)
-    return Product(form, irreps_out, zeros, expand)
+    channel_columns = tuple(np.concatenate([*c, np.zeros(0, int)]).astype(np.int32) for c in chosen)
+    return Product(form, irreps_out, zeros, channel_columns)
 
 
 def _pairs(left, right, ir: e3nn.Irrep):
-    """(whether of a channel with itself, (channels of left, of right)), as e3nn orders them."""
+    """Yield (whether of a channel with itself, (channels of left, of right)), as e3nn
+    orders them.
+    """
     if left is not right:
         yield False, tuple(n.ravel() for n in np.indices((left.mul, right.mul)))
         return
@@ -136,7 +140,7 @@ def _pairs(left, right, ir: e3nn.Irrep):
 
 
 def _square(ir1, ir2, ir_out, same: bool, normalization: str, normalized: bool) -> float:
-    """The square of the factor of the Clebsch-Gordan coefficients."""
+    """Return the square of the factor of the Clebsch-Gordan coefficients."""
     d1, d2, d_out = ir1.dim, ir2.dim, ir_out.dim
     if normalization == "none":
         return 1.0

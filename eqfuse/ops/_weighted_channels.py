@@ -7,13 +7,13 @@ import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._tensor_product import operands
-from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Operand, Path, Role, Segment, SegmentRef
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives.batch_axes import Leading
+from eqfuse.ops.primitives.batch_axes import BatchAxes
 
 
 def weighted_channels(y, weights, *, backend: str | None = None):
-    """Channels of each irrep, each with a weight of its own.
+    """Return channels of each irrep, each with a weight of its own.
 
         out[..., u, (l, k)] = weights[..., l, u] * y[..., (l, k)]
 
@@ -21,7 +21,7 @@ def weighted_channels(y, weights, *, backend: str | None = None):
       y: IrrepsArray [..., irreps_y], each irrep once: a multiplicity of 1.
       weights: [..., number of irreps times channels], those of the first irrep first; the leading
         axes of y.
-      backend: "triton", "numba", "xla", "e3nn", "triton-interpret", or None: by device.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
     Returns:
       IrrepsArray [..., channels x each irrep of y], in the order of y, of the promoted dtype.
     Raises:
@@ -51,22 +51,22 @@ def weighted_channels(y, weights, *, backend: str | None = None):
             for k, chunk in enumerate(y.chunks)
         ]
         return e3nn.from_chunks(irreps_out, chunks, y.shape[:-1], y.dtype)
-    leading = Leading.of(y.shape[:-1], [weights.array, y.array])
-    arrays = [leading.rows(a.array) for a in (weights, y)]
+    batch_axes = BatchAxes.of(y.shape[:-1], [weights.array, y.array])
+    arrays = [batch_axes.rows(a.array) for a in (weights, y)]
     [out] = forms.evaluate(_form(y.irreps, channels), arrays, backend=backend)
-    return e3nn.IrrepsArray(irreps_out, leading.apart(out))
+    return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out))
 
 
 @functools.cache
 def _form(irreps: e3nn.Irreps, channels: int) -> Form:
-    """A path for each irrep, which joins its weights with it."""
+    """Return a path for each irrep, which joins its weights with it."""
     weights, y, out, paths, offset = [], [], [], [], 0
     for k, (_, ir) in enumerate(irreps):
         weights.append(Segment(k * channels, channels, 1, 1))
         y.append(Segment(offset, 1, ir.dim, ir.dim))
         out.append(Segment(offset * channels, channels, ir.dim, ir.dim))
         terms = tuple(((0, i, i), 1.0) for i in range(ir.dim))
-        paths.append(Path((Slot(0, k), Slot(1, k)), Slot(0, k), terms))
+        paths.append(Path((SegmentRef(0, k), SegmentRef(1, k)), SegmentRef(0, k), terms))
         offset += ir.dim
     return Form(
         (

@@ -8,19 +8,22 @@ import platform
 
 import jax
 
-from eqfuse.ops._backend import availability, resolve
+from eqfuse.ops._backend import availability, resolve, resolve_apart
 from eqfuse.ops._cache import cache_folder
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
 
 
 def info() -> str:
-    """Devices, versions, cache folder, and the backend that None picks and why not another."""
+    """Return devices, versions, cache folder, and the backend that None picks and why
+    not another.
+    """
     chosen = resolve(None)
     lines = [f"python      {platform.python_version()} on {platform.system()} {platform.machine()}"]
     lines += [f"{name:<11} {_version(name)}" for name in _PACKAGES]
     lines += [f"device      {device.device_kind} ({device})" for device in jax.devices()]
     lines += [f"cache       {cache_folder()}", f"backend     None picks {chosen!r}, {_why()}"]
+    lines += [f"  {op} on {name}" for op, name in resolve_apart(None).items()]
     for name, (available, reason) in availability().items():
         lines.append(f"  {name:<17} {'yes' if available else 'no'}: {reason}")
     return "\n".join(lines)

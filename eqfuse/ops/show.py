@@ -11,6 +11,7 @@ import re
 
 import e3nn_jax as e3nn
 
+from eqfuse.ops._backend import explain
 from eqfuse.ops._tensor_product import irreps_filter, normalization
 from eqfuse.ops.algebra import products
 from eqfuse.ops.algebra.form import Form, Index
@@ -22,14 +23,14 @@ ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 def gradients(form: Form) -> Form:
-    """The backward pass: inputs and cotangents of the outputs to gradients of all inputs."""
+    """Return the backward pass: inputs and cotangents of the outputs to gradients of all inputs."""
     inputs = len(form.inputs)
     tangents = form.jvp((True,) * inputs)
     return tangents.transpose((False,) * inputs + (True,) * inputs, (True,) * len(form.outputs))
 
 
 def derivatives(form: Form) -> dict[str, Form]:
-    """The form ("forward"), its backward pass, and the backward pass of that ("double")."""
+    """Return the form ("forward"), its backward pass, and the backward pass of that ("double")."""
     backward = gradients(form)
     return dict(zip(ORDERS, (form, backward, gradients(backward)), strict=True))
 
@@ -48,8 +49,9 @@ def show(
     source: bool = False,
     num_edges: int = 2700,
     num_nodes: int = 135,
+    backend: str | None = None,
 ) -> str:
-    """The text that the command prints.
+    """Return the text that the command prints.
 
     Args:
       irreps_x, irreps_y: of the operands.
@@ -62,9 +64,13 @@ def show(
       source: whether to print the kernels, and not only where they are.
       num_edges, num_nodes: what operations and bytes are counted for; edges are the rows of a
         product without a graph.
+      backend: as in `eqfuse.ops.tensor_product`; the text says what runs the op on this machine,
+        and shows the kernels of "triton" whatever that is.
     Raises:
-      ValueError: irreps that are none, an unknown normalisation or target.
+      ValueError: irreps that are none, an unknown normalisation or target, or a backend that cannot
+        run here.
     """
+    op = explain(backend, "graph_tensor_product" if graph or weights else "tensor_product")
     product = products.tensor_product(
         _irreps(irreps_x),
         _irreps(irreps_y),
@@ -83,6 +89,7 @@ def show(
     sections = [
         f"{irreps_x} (x) {irreps_y} -> {product.irreps_out or 'nothing'}",
         *_notes(product, graph or weights),
+        f"{op.kind} runs here on {op.backend}{op.why and ', ' + op.why}",
         "",
         repr(form),
         "",
@@ -105,7 +112,7 @@ def _irreps(text) -> e3nn.Irreps:
 
 
 def _notes(product: products.Product, on_graph: bool):
-    if product.expand:
+    if product.channel_columns:
         yield "both have many channels: x and y are repeated for every pair of channels before it"
         if on_graph:
             yield "on a graph: this product per edge, times weights, then a sum to the receivers"
@@ -125,14 +132,18 @@ def _work(form: Form, dtype: str, num_edges: int, num_nodes: int) -> str:
 def _plan_lines(form: Form, kernels: tuple[Kernel, ...], num_edges, num_nodes, source: bool):
     yield f"{len(kernels)} kernel{'' if len(kernels) == 1 else 's'}"
     for kernel in kernels:
-        owner = "a block of rows" if kernel.owner is Index.ROW else f"one {kernel.owner.value}"
+        reduce_over = (
+            "a block of rows"
+            if kernel.reduce_over is Index.ROW
+            else f"one {kernel.reduce_over.value}"
+        )
         reads = [form.inputs[i].name for i in kernel.inputs] + list(kernel.index_arrays)
         writes = [
             form.outputs[o].name + " (added to)" * (o in kernel.continued) for o in kernel.outputs
         ]
         grid = "x".join(map(str, kernel.grid(num_edges, num_nodes)))
         yield (
-            f"  {kernel.spec.name}: a program owns {owner}, reads {', '.join(reads)}, writes "
+            f"  {kernel.spec.name}: a program owns {reduce_over}, reads {', '.join(reads)}, writes "
             f"{', '.join(writes)}; grid {grid}, {kernel.spec.num_warps} warps"
         )
         if source:
@@ -165,11 +176,9 @@ def _size(text: str) -> int:
     return int(text)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Print `show` of the command line's arguments."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eqfuse.ops.show", description=__doc__.split("\n")[0]
-    )
+def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.ops.show") -> None:
+    """Print `show` of the command line's arguments; `program` is how it was called."""
+    parser = argparse.ArgumentParser(prog=program, description=__doc__.split("\n")[0])
     parser.add_argument("irreps_x", help="of the first operand, such as '32x0e+32x1o'")
     parser.add_argument("irreps_y", help="of the second operand, such as '0e+1o+2e'")
     parser.add_argument("--filter", metavar="IRREPS", help="irreps of the output to keep")
@@ -179,6 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--order", choices=ORDERS, default="forward")
     parser.add_argument("--dtype", choices=tuple(ITEMSIZE), default="float32")
     parser.add_argument("--target", type=_target, default="sm_90", help="or gfx942, ..., none")
+    parser.add_argument("--backend", help="what to run on, such as triton,tensor_product=xla")
     parser.add_argument("--source", action="store_true", help="print the kernels")
     parser.add_argument("--edges", type=_size, default=2700, help="to count work for, or rows")
     parser.add_argument("--nodes", type=_size, default=135, help="to count work for")
@@ -198,6 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
                 source=options.source,
                 num_edges=options.edges,
                 num_nodes=options.nodes,
+                backend=options.backend,
             )
         )
     except ValueError as error:

@@ -30,7 +30,7 @@ class DamagedCheckpointWarning(UserWarning):
 
 
 def manager_options(**fields) -> ocp.CheckpointManagerOptions:
-    """Of a manager that waits for no other process."""
+    """Return options of a manager that waits for no other process."""
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process{here}"
@@ -39,7 +39,7 @@ def manager_options(**fields) -> ocp.CheckpointManagerOptions:
 
 
 def load_run(folder, *, which: str | None = None, backend: str | None = None):
-    """The trained network of a run, finished or interrupted.
+    """Return the trained network of a run, finished or interrupted.
 
     Args:
       folder: the run's folder.
@@ -62,7 +62,7 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
 
 
 def read_metadata(folder, *, which: str | None = None) -> dict:
-    """What `load_run` gives as metadata, without the network.
+    """Return what `load_run` gives as metadata, without the network.
 
     Args:
       folder, which: see `load_run`.
@@ -80,12 +80,12 @@ def _names(which: str | None) -> tuple[str, ...]:
 
 
 def has_checkpoint(folder, name: str) -> bool:
-    """Whether a run has a whole checkpoint of that name, "best" or "last"."""
+    """Return whether a run has a whole checkpoint of that name, "best" or "last"."""
     return bool(serials_in(Path(folder).expanduser().resolve() / "checkpoints" / name))
 
 
 def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
-    """The first of the named checkpoints that a run has.
+    """Return the first of the named checkpoints that a run has.
 
     Args:
       folder: the run's folder.
@@ -100,7 +100,7 @@ def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
 
 
 def read_to_resume(folder, state_like, *, writes: bool):
-    """What a run needs to go on: the last checkpoint that is whole.
+    """Return what a run needs to go on: the last checkpoint that is whole.
 
     Damaged ones that are newer are set aside, so that they do not count as one of those kept.
 
@@ -127,7 +127,7 @@ def read_to_resume(folder, state_like, *, writes: bool):
 
 
 def _of_newest(read: Callable, folder, names: tuple[str, ...]):
-    """What `read` makes of the newest checkpoint that is whole, its folder and its number.
+    """Return what `read` makes of the newest checkpoint that is whole, its folder and its number.
 
     All are looked for again where they were replaced meanwhile.
 
@@ -154,7 +154,8 @@ def _of_newest(read: Callable, folder, names: tuple[str, ...]):
 
 
 def _newest(folder, names: tuple[str, ...]) -> tuple[Path, list[int]]:
-    """Where the first of the named checkpoints that a run has is, and its numbers, newest first.
+    """Return where the first of the named checkpoints that a run has is, and its numbers, newest
+    first.
 
     Raises:
       CheckpointError: it has none.
@@ -170,7 +171,7 @@ def _newest(folder, names: tuple[str, ...]) -> tuple[Path, list[int]]:
 
 
 def serials_in(path: Path) -> list[int]:
-    """Numbers of the whole checkpoints; one that was being written is not among them."""
+    """Return numbers of the whole checkpoints; one that was being written is not among them."""
     return ocp.utils.checkpoint_steps(path) if path.is_dir() else []
 
 
@@ -214,7 +215,7 @@ def _restore(path: Path, serial: int, **arguments):
 
 
 def digest_of(tree) -> str:
-    """SHA-256 of the arrays of a pytree: their order, dtypes, shapes and bytes."""
+    """Return the SHA-256 of the arrays of a pytree: their order, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
         array = np.ascontiguousarray(leaf)
@@ -228,7 +229,7 @@ def digest_of_text(metadata: dict) -> str:
 
 
 def module_of(metadata: dict, backend: str | None):
-    """The network that a checkpoint is of, see `load_run`."""
+    """Return the network that a checkpoint is of, see `load_run`."""
     model = models.build(metadata["model"], **metadata["model_fields"], backend=backend)
     if metadata["potential"] is None:
         return model

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
@@ -11,30 +11,31 @@ from eqfuse.training.settings import ConfigError, one_of, positive, require, set
 
 
 @dataclasses.dataclass
-class NequIPConfig:
-    """NequIP: equivariant message passing (Batzner et al. 2022)."""
+class PotentialConfig:
+    """What NequIP, MACE and Allegro have in common; `NAME` is that of the model."""
 
-    name: str = "nequip"
-    layers: int = setting(3, "number of interaction layers")
+    NAME: ClassVar[str] = ""
+    name: str = MISSING
+    layers: int = setting(2, "number of layers")
     channels: int | None = setting(
         None, "channels (multiplicity) of every irrep; null: 32, or 16 for tetris"
     )
     lmax: int = setting(2, "highest order of the spherical harmonics and features")
-    parity: bool = setting(True, "keep irreps of both parities")
     cutoff: float = setting(5.0, "radius of the neighbourhood, Å")
     num_bessel: int = setting(8, "number of Bessel radial functions")
     poly_power: int = setting(6, "power of the polynomial cutoff")
-    radial_layers: int = setting(2, "hidden layers of the radial network")
-    radial_hidden: int = setting(64, "width of the radial network")
     avg_num_neighbors: float | None = setting(None, "neighbours per atom; null: from the data")
     trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
     zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
 
     def __post_init__(self):
-        one_of("model.name", self.name, ["nequip"])
-        positive(self, "model.", "layers", "channels", "cutoff", "num_bessel", "radial_hidden")
-        positive(self, "model.", "avg_num_neighbors", "poly_power")
-        for name in ("lmax", "radial_layers"):
+        one_of("model.name", self.name, [self.NAME])
+        positive(self, "model.", "layers", "channels", "cutoff", "num_bessel", "poly_power")
+        positive(self, "model.", "avg_num_neighbors")
+        self._not_negative("lmax")
+
+    def _not_negative(self, *names: str):
+        for name in names:
             value = getattr(self, name)
             require(value >= 0, f"model.{name}", value, "zero or more")
 
@@ -45,14 +46,28 @@ class NequIPConfig:
 
 
 @dataclasses.dataclass
-class MACEConfig:
+class NequIPConfig(PotentialConfig):
+    """NequIP: equivariant message passing (Batzner et al. 2022)."""
+
+    NAME = "nequip"
+    name: str = NAME
+    layers: int = setting(3, "number of interaction layers")
+    parity: bool = setting(True, "keep irreps of both parities")
+    radial_layers: int = setting(2, "hidden layers of the radial network")
+    radial_hidden: int = setting(64, "width of the radial network")
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "model.", "radial_hidden")
+        self._not_negative("radial_layers")
+
+
+@dataclasses.dataclass
+class MACEConfig(PotentialConfig):
     """MACE: message passing with higher-order messages (Batatia et al. 2022)."""
 
-    name: str = "mace"
-    layers: int = setting(2, "number of layers")
-    channels: int | None = setting(
-        None, "channels (multiplicity) of every irrep; null: 32, or 16 for tetris"
-    )
+    NAME = "mace"
+    name: str = NAME
     lmax: int = setting(2, "highest order of the spherical harmonics and of what is contracted")
     hidden_lmax: int = setting(1, "highest order of the features between layers")
     correlation: int | None = setting(
@@ -69,34 +84,24 @@ class MACEConfig:
     distance_transform: str | None = setting(
         None, "of lengths before the Bessel functions: agnesi, by covalent radii; null: none"
     )
-    cutoff: float = setting(5.0, "radius of the neighbourhood, Å")
-    num_bessel: int = setting(8, "number of Bessel radial functions")
     poly_power: int = setting(5, "power of the polynomial cutoff")
     radial_layers: int = setting(2, "hidden layers of the radial network")
     radial_hidden: int = setting(64, "width of the radial network")
     readout_hidden: int = setting(16, "width of the last readout")
-    avg_num_neighbors: float | None = setting(None, "neighbours per atom; null: from the data")
-    trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
-    zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
 
     def __post_init__(self):
-        one_of("model.name", self.name, ["mace"])
+        super().__post_init__()
         if self.distance_transform is not None:
             one_of("model.distance_transform", self.distance_transform, ["agnesi"])
         idle = self.species_linear and self.first_skip
         need = "left out with model.first_skip=true: it is in the place of that skip"
         require(not idle, "model.species_linear", self.species_linear, need)
-        positive(self, "model.", "layers", "channels", "correlation", "cutoff", "num_bessel")
-        positive(self, "model.", "radial_hidden", "readout_hidden", "avg_num_neighbors")
-        positive(self, "model.", "poly_power")
-        for name in ("lmax", "hidden_lmax", "radial_layers"):
-            value = getattr(self, name)
-            require(value >= 0, f"model.{name}", value, "zero or more")
+        positive(self, "model.", "correlation", "radial_hidden", "readout_hidden")
+        self._not_negative("hidden_lmax", "radial_layers")
 
     def settle(self, data: str):
         """Fill in what follows from the data."""
-        if self.channels is None:
-            self.channels = 16 if data == "tetris" else 32
+        super().settle(data)
         if self.correlation is None:
             self.correlation = 2 if data == "tetris" else 3
         if self.parity is None:
@@ -107,39 +112,26 @@ class MACEConfig:
 
 
 @dataclasses.dataclass
-class AllegroConfig:
+class AllegroConfig(PotentialConfig):
     """Allegro: strictly local features of edges (Musaelian et al. 2023)."""
 
-    name: str = "allegro"
-    layers: int = setting(2, "number of layers")
-    channels: int | None = setting(
-        None, "channels (multiplicity) of every irrep; null: 32, or 16 for tetris"
-    )
-    lmax: int = setting(2, "highest order of the spherical harmonics and features")
+    NAME = "allegro"
+    name: str = NAME
+    cutoff: float = setting(5.0, "radius of the neighbourhood, all that an atom sees, Å")
     parity: bool = setting(True, "keep irreps of both parities")
     latent_dim: int | None = setting(None, "width of the latents; null: 128, or 64 for tetris")
     two_body_layers: int = setting(3, "matrices of the first network; widths double up to it")
     latent_layers: int = setting(2, "matrices of the network of each layer")
     latent_activation: bool = setting(True, "silu between them, or nothing")
     readout_hidden: int = setting(32, "width of the last network, which is linear")
-    cutoff: float = setting(5.0, "radius of the neighbourhood, all that an atom sees, Å")
-    num_bessel: int = setting(8, "number of Bessel radial functions")
-    poly_power: int = setting(6, "power of the polynomial cutoff")
-    avg_num_neighbors: float | None = setting(None, "neighbours per atom; null: from the data")
-    trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
-    zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
 
     def __post_init__(self):
-        one_of("model.name", self.name, ["allegro"])
-        positive(self, "model.", "layers", "channels", "latent_dim", "two_body_layers")
-        positive(self, "model.", "latent_layers", "readout_hidden", "cutoff", "num_bessel")
-        positive(self, "model.", "poly_power", "avg_num_neighbors")
-        require(self.lmax >= 0, "model.lmax", self.lmax, "zero or more")
+        super().__post_init__()
+        positive(self, "model.", "latent_dim", "two_body_layers", "latent_layers", "readout_hidden")
 
     def settle(self, data: str):
         """Fill in what follows from the data."""
-        if self.channels is None:
-            self.channels = 16 if data == "tetris" else 32
+        super().settle(data)
         if self.latent_dim is None:
             self.latent_dim = 64 if data == "tetris" else 128
 
@@ -223,7 +215,11 @@ class Config:
     training: Any = MISSING
     preset: str | None = setting(None, "settings that go together; see Presets below")
     seed: int = setting(0, "of the initial parameters, the split and the order of the data")
-    backend: str | None = setting(None, "implementation of the ops; null: by device")
+    backend: str | None = setting(
+        None,
+        "implementation of the ops: triton, llvm, xla or e3nn, and of single ops: "
+        "triton,linear=xla; null: by device",
+    )
     devices: str = setting(
         "1", "to share every batch between: a number; all of this machine; distributed, see Options"
     )

@@ -52,17 +52,17 @@ class MoleculeData:
 
     @property
     def origin(self) -> str:
-        """Where the structures are from, for people."""
+        """Return where the structures are from, for people."""
         return f"{self.name}, embedded"
 
     @property
     def validation_origin(self) -> str | None:
-        """Where the structures to validate with are from; None: from the same."""
+        """Return where the structures to validate with are from; None: from the same."""
         return None
 
     @property
     def references_origin(self) -> str | None:
-        """Where the reference energies are from, for people; None: from the structures."""
+        """Return where the reference energies are from, for people; None: from the structures."""
         return self.reference_energies
 
 

@@ -15,7 +15,7 @@ from eqfuse.training.runs import RunFolder, read_log
 
 
 def picture_batcher(config: Config, dataset: Dataset) -> Batcher:
-    """Batches of the validation samples for one device."""
+    """Yield batches of the validation samples for one device."""
     return Batcher(dataset.val, config.data.batch_size, dtype=config.dtype)
 
 
@@ -37,7 +37,7 @@ def draw(folder: RunFolder, potential: Potential, validation: Batcher):
 
 
 def parity_data(potential: Potential, params, batcher: Batcher):
-    """Of each quantity the (reference, predicted) values; no stress if no frame has one.
+    """Return for each quantity the (reference, predicted) values; no stress if no frame has one.
 
     Returns:
       energies per atom [n] eV/atom, forces [n_atoms, 3] eV/Å, stresses [n, 3, 3] eV/Å^3 or ().

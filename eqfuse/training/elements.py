@@ -66,7 +66,7 @@ def _chosen(values, keep) -> list:
 
 
 def _with_elements(fields: dict, keep) -> dict:
-    """Settings with those of the elements that are kept, where they are by element."""
+    """Return settings with those of the elements that are kept, where they are by element."""
     names = ("atomic_numbers", "covalent_radii")
     chosen = {n: _chosen(fields[n], keep) for n in names if fields.get(n) is not None}
     return {**fields, **chosen}

@@ -35,7 +35,7 @@ class Flat:
 
     @classmethod
     def of(cls, tree, place: Callable = lambda name, shape: 0) -> "Flat":
-        """The layout of a tree of arrays or jax.ShapeDtypeStructs.
+        """Return the layout of a tree of arrays or jax.ShapeDtypeStructs.
 
         Args:
           tree: of one dtype.
@@ -58,11 +58,11 @@ class Flat:
         return cls(structure, names, shapes, tuple(order), tuple(starts), size, dtype)
 
     def room(self, number: int) -> int:
-        """Elements from the beginning of a leaf to that of the next."""
+        """Return elements from the beginning of a leaf to that of the next."""
         return _room(self.shapes[number], self.dtype)
 
     def flatten(self, tree) -> jax.Array:
-        """The tree as one array [size]."""
+        """Return the tree as one array [size]."""
         leaves = self.tree.flatten_up_to(tree)
         parts = []
         for n in self.order:
@@ -71,7 +71,7 @@ class Flat:
         return jnp.concatenate([part for part in parts if part.size])
 
     def unflatten(self, array) -> object:
-        """The tree of an array [size]."""
+        """Return the tree of an array [size]."""
         sizes = []
         for n in self.order:
             size = math.prod(self.shapes[n])

@@ -45,7 +45,7 @@ class Instruction:
 
     @classmethod
     def parse(cls, line: str) -> Instruction | None:
-        """Of a line of HLO; None if it holds none."""
+        """Parse a line of HLO; None if it holds none."""
         match = _INSTRUCTION.match(line)
         if match is None:
             return None
@@ -59,7 +59,7 @@ class Instruction:
 
     @property
     def primitive(self) -> str:
-        """JAX's name of the operation; "" if it has none."""
+        """Return JAX's name of the operation; "" if it has none."""
         return self.op_name.rpartition("/")[2]
 
 
@@ -96,14 +96,16 @@ class Program:
         self._frames = _Frames(text)
 
     def named(self, instruction: Instruction) -> Instruction:
-        """The instruction that says what this one is: itself, or the last with a name in it."""
+        """Return the instruction that says what this one is: itself, or the last with a
+        name in it.
+        """
         if instruction.op_name:
             return instruction
         inner = (i for i in reversed(self.computations.get(instruction.calls, ())) if i.op_name)
         return next(inner, instruction)
 
     def source(self, instruction: Instruction) -> str:
-        """The part of the model, or the Python function, that an instruction comes from.
+        """Return the part of the model, or the Python function, that an instruction comes from.
 
         Modules that are numbered, such as the layers, are taken together: "layer/linear_up". What
         no module holds has the function that it was traced in: "unflatten (training/flat.py)".
@@ -120,7 +122,7 @@ class Program:
 
 
 def _scopes(op_name: str) -> str:
-    """Modules and named scopes; "" where there is none but the whole model."""
+    """Return modules and named scopes; "" where there is none but the whole model."""
     words = [w for w in op_name.split("/")[:-1] if w and not re.search(r"[(.]", w)]
     # A derivative of a derivative names the path again.
     words = list(dict.fromkeys(re.sub(r"_\d+$", "", word) for word in words))
@@ -141,7 +143,7 @@ class _Frames:
         self._frames = dict(re.findall(frame, _table(head, "StackFrames"), re.M))
 
     def function(self, frame: int) -> str:
-        """The function of a frame, and its package or file; "" if it is not known."""
+        """Return the function of a frame, and its package or file; "" if it is not known."""
         location = self._locations.get(self._frames.get(str(frame)))
         if location is None:
             return ""

@@ -6,7 +6,7 @@ from eqfuse.graph import Graph
 
 
 def initial_parameters(module, seed: int, graph: Graph, dtype: str) -> dict:
-    """The variables of a network for a seed.
+    """Return the variables of a network for a seed.
 
     Args:
       module: a network of `eqfuse.models` or a `Potential`.

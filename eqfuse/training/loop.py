@@ -59,7 +59,7 @@ class Limits:
         return time.monotonic() - self._start
 
     def fraction(self, step: int) -> float:
-        """How much of the run is over, by steps or by time, whichever is further."""
+        """Return how much of the run is over, by steps or by time, whichever is further."""
         return max(step / self.steps, self.elapsed / self.seconds)
 
     def left(self, step: int, seconds_per_step: float) -> float:
@@ -213,7 +213,9 @@ class Fit:
             print(profile(self._train_step, args, self._folder.profile, writes), flush=True)
 
     def _signal(self, stop: StopRequest, limits: Limits) -> int | None:
-        """The signal to stop at, if there was one; sets the time too, for all processes alike."""
+        """Return the signal to stop at, if there was one; sets the time too, for all processes
+        alike.
+        """
         limits.elapsed, signum = self._devices.agreed(limits.clock(), stop.signum)
         return signum
 
@@ -240,11 +242,12 @@ class Fit:
             )
 
     def _average_of(self, state: TrainState) -> Callable:
-        """What gives the averaged parameters, as a tree, to those who want them."""
+        """Return what gives the averaged parameters, as a tree, to those who want them."""
         return lambda: self._flat.unflatten(np.asarray(state.average))
 
     def _epoch(self, state: TrainState, at: Position, limits: Limits, stop, progress):
-        """The rest of a pass over the training batches, or what a limit or a signal leaves of it.
+        """Return the rest of a pass over the training batches, or what a limit or a signal leaves
+        of it.
 
         Moves `at`. Returns the state and the time of each step that compiled nothing, s.
         """
@@ -271,7 +274,7 @@ class Fit:
         return state, times
 
     def _batches(self, batcher: Batcher, *args, **kwargs):
-        """The batches of an epoch on their devices, made ahead of their use."""
+        """Return the batches of an epoch on their devices, made ahead of their use."""
         # Put there by this thread: whether JAX has float64 is a setting of a thread.
         return map(self._devices.spread, prefetched(batcher.batches(*args, **kwargs)))
 

@@ -13,17 +13,18 @@ from eqfuse.training.resume import resumed_config, started_config
 from eqfuse.training.usage import usage
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, program: str = "python train.py") -> int:
     """Run what the arguments ask for.
 
     Args:
       arguments: settings such as "layers=3"; None for those of the command line.
+      program: how it was called, for the help text.
     Returns:
       0 done; 1 the training failed; 2 settings or data refused; 128 + signal if interrupted.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if "--help" in arguments or "-h" in arguments:
-        print(usage())
+        print(usage(program))
         return 0
     if "--version" in arguments:
         print(f"eqfuse {__version__}")
@@ -86,5 +87,7 @@ def _printing(wanted: bool):
 
 
 def _fail(code: int, error: Exception) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    # A name may hold line ends, and what a terminal takes for commands.
+    shown = (c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+    print(f"error: {''.join(shown)}", file=sys.stderr)
     return code

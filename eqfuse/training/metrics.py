@@ -54,7 +54,7 @@ class Loss:
     force_scale: float
 
     def __call__(self, sums: dict):
-        """The loss of errors summed by `error_sums`."""
+        """Return the loss of errors summed by `error_sums`."""
         total = 0.0
         for name, values in sums.items():
             # A batch without stresses has a count of zero.
@@ -81,7 +81,9 @@ class Errors:
             ]
 
     def table(self) -> dict[str, float]:
-        """MAE and RMSE: energy in meV/atom, forces in meV/Å, stress in meV/Å^3; NaN of nothing."""
+        """Return MAE and RMSE: energy in meV/atom, forces in meV/Å, stress in meV/Å^3; NaN of
+        nothing.
+        """
         units = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
         row = {}
         for name, (count, absolute, square) in self.sums.items():

@@ -82,7 +82,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
 
 
 def _referenced(config, start: Start, dataset: Dataset, structures, validation):
-    """The dataset with the reference energies that its network shall have, and warnings."""
+    """Return the dataset with the reference energies that its network shall have, and warnings."""
     messages = []
     if config.data.references_origin is None:
         messages += start.other_atoms([structures[i] for i in dataset.isolated_atoms])
@@ -108,7 +108,7 @@ def _size(value: float | None) -> float | None:
 
 
 def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential, dict]:
-    """The potential for a dataset, and the settings of its model as plain values."""
+    """Return the potential for a dataset, and the settings of its model as plain values."""
     fields = dataclasses.asdict(config.model)
     trainable = fields.pop("trainable_scale_shift")
     name, repels = fields.pop("name"), fields.pop("zbl")
@@ -160,7 +160,7 @@ def run(config: Config, devices: Devices) -> None:
 
 
 def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batcher]:
-    """Of the training and the validation samples."""
+    """Return the batchers of the training and the validation samples."""
     size = config.data.batch_size
     if size < devices.count:
         raise ConfigError(
@@ -248,7 +248,7 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool
 
 
 def _fingerprint(dataset: Dataset) -> str:
-    """SHA-256 of the structures and labels that are trained on and validated with."""
+    """Return the SHA-256 of the structures and labels that are trained on and validated with."""
     digest = hashlib.sha256()
     for sample in (*dataset.train, *dataset.val):
         arrays = [sample.positions, sample.species, sample.cell, sample.forces]

@@ -64,7 +64,7 @@ def muon(flat: Flat) -> optax.GradientTransformation:
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether the last two axes of a parameter are a matrix from channels to channels.
+    """Return whether the last two axes of a parameter are a matrix from channels to channels.
 
     Args:
       name: of the parameter in its module.
@@ -75,7 +75,9 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def place(name: str, shape: tuple[int, ...]) -> tuple:
-    """Where a parameter lies, see `Flat.of`: matrices last, those of one shape side by side."""
+    """Return where a parameter lies, see `Flat.of`: matrices last, those of one shape
+    side by side.
+    """
     return (1, *shape) if is_matrix(name, shape) else (0,)
 
 
@@ -101,7 +103,7 @@ class _Block:
 
     @property
     def wide(self) -> tuple[int, int]:
-        """Rows and columns, the fewer ones first."""
+        """Return rows and columns, the fewer ones first."""
         return tuple(sorted(self.shape[-2:]))
 
     @property
@@ -109,7 +111,9 @@ class _Block:
         return self.count * math.prod(self.shape[:-2])
 
     def read(self, array, padded: tuple[int, int]):
-        """Its matrices, [num_matrices, *padded], tall ones transposed, with zeros around them."""
+        """Return its matrices, [num_matrices, *padded], tall ones transposed, with zeros around
+        them.
+        """
         leaves = array[self.start : self.stop].reshape(self.count, self.room)
         stack = leaves[:, : math.prod(self.shape)].reshape(-1, *self.shape[-2:])
         stack = self._across(stack)
@@ -117,7 +121,7 @@ class _Block:
         return jnp.pad(stack, ((0, 0), *((0, n) for n in missing)))
 
     def write(self, stack):
-        """What lies in the array for matrices as `read` gives them."""
+        """Return what lies in the array for matrices as `read` gives them."""
         rows, columns = self.wide
         leaves = self._across(stack[:, :rows, :columns]).reshape(self.count, -1)
         return jnp.ravel(jnp.pad(leaves, ((0, 0), (0, self.room - leaves.shape[1]))))
@@ -145,7 +149,7 @@ class _Stacks:
 
     @classmethod
     def of(cls, flat: Flat) -> "_Stacks":
-        """That of an array which `place` has laid out.
+        """Return that of an array which `place` has laid out.
 
         Raises:
           ValueError: it lies otherwise.
@@ -170,14 +174,16 @@ class _Stacks:
 
     @property
     def names(self) -> dict[str, list[int]]:
-        """Of the stacks, and the numbers of the blocks in each."""
+        """Return the names of the stacks, and the numbers of the blocks in each."""
         names = {}
         for number, (rows, columns) in enumerate(self.shapes):
             names.setdefault(f"{rows}x{columns}", []).append(number)
         return names
 
     def split(self, array) -> dict:
-        """Stacks [matrices, rows, columns] by name, rows <= columns, and one vector of `others`."""
+        """Return stacks [matrices, rows, columns] by name, rows <= columns, and one vector of
+        `others`.
+        """
         parts = {"others": array[: self.others]}
         for name, numbers in self.names.items():
             blocks = [self.blocks[n].read(array, self.shapes[n]) for n in numbers]
@@ -185,7 +191,9 @@ class _Stacks:
         return parts
 
     def join(self, updates: dict):
-        """The array of updates like `split`, scaled for their columns without the padding."""
+        """Return the array of updates like `split`, scaled for their columns without
+        the padding.
+        """
         parts = [None] * len(self.blocks)
         for name, numbers in self.names.items():
             sizes = [self.blocks[n].num_matrices for n in numbers]
@@ -196,7 +204,8 @@ class _Stacks:
 
 
 def merged(counts: dict[tuple[int, int], int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Shapes that are padded to one, those first that cost the least, while all costs little.
+    """Return shapes that are padded to one, those first that cost the least, while all costs
+    little.
 
     Args:
       counts: of matrices, by rows and columns.

@@ -51,7 +51,7 @@ def make_optimizer(config: MoleculeTraining, flat: Flat, decays) -> optax.Gradie
 
 
 def _amsgrad(b2: float = 0.999) -> optax.GradientTransformation:
-    """AMSGrad as in PyTorch, with which the published potentials were trained.
+    """Return AMSGrad as in PyTorch, with which the published potentials were trained.
 
     The largest second moment is that of moments that are not yet corrected for their bias, and is
     corrected when it is used. By optax's default they are corrected before: then the gradients of
@@ -73,7 +73,7 @@ def _weight_decay(rate: float, decays) -> optax.GradientTransformation:
 
 
 def decays_of(params):
-    """1 for weights; 0 for the energy scale and shift of the species, which are physical."""
+    """Return 1 for weights; 0 for the energy scale and shift of the species, which are physical."""
 
     def decays(path, leaf):
         physical = {"scale", "shift"} & {getattr(key, "key", None) for key in path}
@@ -83,7 +83,7 @@ def decays_of(params):
 
 
 def trained_of(params, freeze: str | None):
-    """1 for parameters that are trained, and 0 for those that are frozen.
+    """Return 1 for parameters that are trained, and 0 for those that are frozen.
 
     Args:
       params: variables of a potential.
@@ -114,7 +114,7 @@ def trained_of(params, freeze: str | None):
 
 
 def flat_training(config: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
-    """How the parameters lie in one array, and the optimizer of that array."""
+    """Return how the parameters lie in one array, and the optimizer of that array."""
     flat = Flat.of(params, place)
     optimizer = make_optimizer(config, flat, flat.flatten(decays_of(params)))
     if config.freeze is None:
@@ -137,7 +137,7 @@ def apply_gradient(
     optimizer: optax.GradientTransformation,
     ema_decay: float,
 ) -> TrainState:
-    """One step of the optimiser and of the average.
+    """Return one step of the optimiser and of the average.
 
     The decay of the average rises to `ema_decay` as (1 + step) / (10 + step), so that the random
     initial parameters are soon forgotten.
@@ -186,7 +186,7 @@ class LearningRate:
             self._scale, self._waited = self._scale * self._config.factor, 0
 
     def to_plain(self) -> dict:
-        """What it remembers, as plain values."""
+        """Return what it remembers, as plain values."""
         return {"scale": self._scale, "best": self._best, "waited": self._waited}
 
     def restore(self, plain: dict):
@@ -196,6 +196,6 @@ class LearningRate:
 
     @property
     def exhausted(self) -> bool:
-        """The plateau has brought the learning rate below `min_lr`."""
+        """Return the plateau has brought the learning rate below `min_lr`."""
         plateau = self._config.schedule == "plateau"
         return plateau and self._config.lr * self._scale < self._config.min_lr

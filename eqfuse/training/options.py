@@ -38,7 +38,7 @@ _register()
 
 
 def parse(arguments: list[str]) -> Config:
-    """The configuration that the arguments ask for.
+    """Return the configuration that the arguments ask for.
 
     Args:
       arguments: Hydra overrides such as "model=nequip", "layers=3", "data.path=FILE"; those of a
@@ -73,7 +73,7 @@ def parse(arguments: list[str]) -> Config:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved configuration as YAML; a `${` that is part of a text is escaped."""
+    """Return the resolved configuration as YAML; a `${` that is part of a text is escaped."""
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(dataclasses.asdict(config))))
 
 
@@ -101,7 +101,7 @@ def _override(argument: str):
 
 
 def _quoted(key: str, value: str):
-    """The override whose value is this text, whatever it means to Hydra."""
+    """Return the override whose value is this text, whatever it means to Hydra."""
     # A backslash means something to Hydra only before a quotation mark.
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", value))
     try:
@@ -113,7 +113,7 @@ def _quoted(key: str, value: str):
 
 
 def _as_text(override):
-    """The override of a text by what was typed: 2024_06_01 is a number to Hydra."""
+    """Return the override of a text by what was typed: 2024_06_01 is a number to Hydra."""
     key, _, value = override.input_line.partition("=")
     if value == "null" or (value[:1] in ("'", '"') and value[:1] == value[-1:]):
         return override
@@ -142,7 +142,7 @@ def _check_choice(group: str, value):
 
 
 def _preset_lines(overrides, settings: dict, choices: dict) -> list[str]:
-    """The settings of the preset that is asked for last, as Hydra overrides."""
+    """Return the settings of the preset that is asked for last, as Hydra overrides."""
     names = [o.value() for o in overrides if o.key_or_group == "preset"]
     if not names or names[-1] is None:
         return []
@@ -164,7 +164,7 @@ def _preset_lines(overrides, settings: dict, choices: dict) -> list[str]:
 
 
 def settings_of(choices: dict) -> dict[str, dataclasses.Field]:
-    """Every setting of the chosen groups by its full name."""
+    """Return every setting of the chosen groups by its full name."""
     groups = {"model": choices["model"], "data": choices["data"], "training": choices["data"]}
     settings = {f.name: f for f in dataclasses.fields(Config) if f.name not in groups}
     for group, choice in groups.items():
@@ -200,7 +200,7 @@ def _check_key(key: str, full: str, settings: dict, choices: dict):
 
 
 def short(error: Exception, settings: dict) -> str:
-    """Hydra's message without its stack of causes and internal types."""
+    """Return Hydra's message without its stack of causes and internal types."""
     cause = error.__cause__ or error
     lines = str(cause).splitlines()
     key = next((line.split(":")[1].strip() for line in lines if "full_key:" in line), None)

@@ -42,7 +42,7 @@ class Devices:
         self._mesh = Mesh(np.array(devices), (_AXIS,)) if devices else None
 
     def summed(self, function: Callable) -> Callable:
-        """`function(params, batch)` of a part of a batch, summed over all parts.
+        """Return `function(params, batch)` of a part of a batch, summed over all parts.
 
         Args:
           function: gives a pytree of arrays that add up over the structures of a batch.
@@ -67,18 +67,20 @@ class Devices:
         )
 
     def part(self, batch):
-        """What the first device of this process has of a batch, before it is `spread`."""
+        """Return what the first device of this process has of a batch, before it is `spread`."""
         return batch if self._mesh is None else jax.tree.map(lambda a: a[0], batch)
 
     def spread(self, batch):
-        """The parts of a batch that this process made, [own parts, ...], each put on its device."""
+        """Return the parts of a batch that this process made, [own parts, ...], each put on its
+        device.
+        """
         if self._mesh is None:
             return batch
         sharding = NamedSharding(self._mesh, PartitionSpec(_AXIS))
         return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), batch)
 
     def replicated(self, tree):
-        """A pytree of arrays that every process has alike, on all devices."""
+        """Return a pytree of arrays that every process has alike, on all devices."""
         if self._mesh is None:
             return tree
         sharding = NamedSharding(self._mesh, PartitionSpec())
@@ -87,7 +89,7 @@ class Devices:
         )
 
     def agreed(self, elapsed: float, signum: int | None) -> tuple[float, int | None]:
-        """The time of the main process, and the signal that any process has received.
+        """Return the time of the main process, and the signal that any process has received.
 
         All processes have to ask at the same place: what they do next must not differ.
         """
@@ -119,7 +121,7 @@ class Devices:
 
 
 def find_devices(setting: str) -> Devices:
-    """The devices that `devices=` asks for; joins the other processes if there are any.
+    """Return the devices that `devices=` asks for; joins the other processes if there are any.
 
     Args:
       setting: a number, "all" for all of this process, or "distributed" for all of all processes.

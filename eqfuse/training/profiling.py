@@ -72,7 +72,7 @@ def profile(step, args: tuple, folder: Path, writes: bool = True) -> str:
 
 
 def summarise(folder: Path, program: Program, steps: int = STEPS) -> list[Row]:
-    """The operations of a trace by kernel and source, those that take longest first.
+    """Return the operations of a trace by kernel and source, those that take longest first.
 
     Args:
       folder: of the trace.
@@ -82,7 +82,7 @@ def summarise(folder: Path, program: Program, steps: int = STEPS) -> list[Row]:
       TrainingFailed: there are none.
     """
     found = collections.defaultdict(list)
-    for name, operation, milliseconds in _operations(ProfileData.from_file(str(_file(folder)))):
+    for name, operation, milliseconds in operations(folder):
         instruction = program.by_name.get(operation)
         source = NOT_ATTRIBUTED if instruction is None else program.source(instruction)
         found[_stem(name, instruction), source].append(milliseconds)
@@ -103,19 +103,23 @@ def _file(folder: Path) -> Path:
 
 
 def _stem(name: str, instruction) -> str:
-    """What operations of one kind have in common: "dot_general.12" is a "dot_general"."""
+    """Return what operations of one kind have in common: "dot_general.12" is a "dot_general"."""
     if instruction is not None and instruction.target.startswith("eqfuse"):
         return instruction.primitive or instruction.target
     stem = name.rstrip("0123456789")
     return stem[:-1] if stem != name and stem.endswith((".", "_")) else name
 
 
-def _operations(data: ProfileData):
-    """(name, instruction, milliseconds) of everything that the first device ran.
+def operations(folder: Path):
+    """Yield (name, instruction, milliseconds) of everything in a trace that the first device ran.
 
     A GPU's streams hold the kernels and copies. A CPU's threads hold the start of every operation,
     and its end if it went on elsewhere; both carry the name of the instruction.
+
+    Raises:
+      TrainingFailed: there is no trace in the folder.
     """
+    data = ProfileData.from_file(str(_file(folder)))
     with warnings.catch_warnings():
         # The type of an event's statistics, in JAX's extension module, has no __module__.
         warnings.filterwarnings("ignore", "builtin type .* has no __module__", DeprecationWarning)
@@ -154,7 +158,7 @@ def _write(path: Path, rows: list[Row]):
 
 
 def table(rows: list[Row], step_ms: float, folder: Path) -> str:
-    """The rows that take longest, the rest as one, and where the trace is.
+    """Return the rows that take longest, the rest as one, and where the trace is.
 
     Args:
       rows: of `summarise`.

@@ -54,7 +54,9 @@ def keep_programs() -> pathlib.Path | None:
 
 
 def _machine() -> str:
-    """Names the processor, the cores that this process may use, and the version of jaxlib."""
+    """Return names the processor, the cores that this process may use, and the version
+    of jaxlib.
+    """
     import jaxlib
 
     from eqfuse.ops import _processors

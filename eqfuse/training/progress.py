@@ -14,7 +14,7 @@ _END = {"lr": 9, "ms/step": 8, "left": 9}
 
 
 def duration(seconds: float) -> str:
-    """Seconds as "1h 02m", "3m 04s" or "5s"."""
+    """Return seconds as "1h 02m", "3m 04s" or "5s"."""
     seconds = round(seconds)
     if seconds >= 3600:
         return f"{seconds // 3600}h {seconds % 3600 // 60:02d}m"

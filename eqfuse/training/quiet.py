@@ -24,9 +24,22 @@ def quiet():
         yield
         # After an error it stays: tensorstore's threads go on for a while.
         sys.unraisablehook = before
+    except BaseException:
+        # So does this: the tasks that failed as well are complained of when they are collected.
+        logging.getLogger("asyncio").addFilter(_without_other_failures)
+        raise
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _without_other_failures(record: logging.LogRecord) -> bool:
+    """Return whether a record of asyncio is not that of a task of tensorstore that
+    failed unheard.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    unheard = "exception was never retrieved" in record.getMessage()
+    return not (unheard and any(word in str(error) for word in ("tensorstore", "OCDBT")))
 
 
 class _WithoutClosedLoops:

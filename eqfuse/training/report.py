@@ -24,7 +24,7 @@ def report(
     folder: RunFolder,
     devices: Devices,
 ) -> str:
-    """What is about to be trained, on one screen.
+    """Return what is about to be trained, on one screen.
 
     Args:
       config: of the run.
@@ -51,12 +51,19 @@ def report(
         "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}); "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
         "programs": _programs(config, dataset, batchers),
-        "backend": f"{ops.resolve(config.backend)} on {jax.devices()[0].platform}, {config.dtype}",
+        "backend": _backend(config),
         "devices": f"{devices.count}"
         + (", each with its part of every batch" if devices.count > 1 else ""),
         "run": folder.path,
     }
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+
+
+def _backend(config: Config) -> str:
+    """Return what runs the ops, and which ops something else runs."""
+    apart = "".join(f"; {op} on {name}" for op, name in ops.resolve_apart(config.backend).items())
+    platform = jax.devices()[0].platform
+    return f"{ops.resolve(config.backend)} on {platform}{apart}; {config.dtype}"
 
 
 def _frames(config: Config, dataset: Dataset) -> str:
@@ -83,7 +90,7 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
 
 
 def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
-    """How many frames have a stress, if any has, and whether it is trained on."""
+    """Return how many frames have a stress, if any has, and whether it is trained on."""
     parts = {"training": dataset.train, "validation": dataset.val}
     counts = {name: sum(s.stress is not None for s in samples) for name, samples in parts.items()}
     if not any(counts.values()):
@@ -95,7 +102,7 @@ def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
 
 
 def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:
-    """How many programs will be compiled, for as long as the run may last."""
+    """Return how many programs will be compiled, for as long as the run may last."""
     train, val = batchers
     epochs = Limits(config, len(train)).steps / len(train)
     if math.isinf(epochs):

@@ -31,7 +31,8 @@ TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 
 
 def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
-    """The configuration that `resume=FOLDER` asks for; None if it is not among the arguments.
+    """Return the configuration that `resume=FOLDER` asks for; None if it is not among the
+    arguments.
 
     Args:
       parse: arguments to configuration.
@@ -57,7 +58,8 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
 
 
 def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
-    """The configuration that `start_from=FOLDER` asks for; None if it is not among the arguments.
+    """Return the configuration that `start_from=FOLDER` asks for; None if it is not among the
+    arguments.
 
     Args:
       parse: arguments to configuration.
@@ -90,7 +92,9 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
 
 
 def _tuning(config: Config, given: set[str]) -> MoleculeTraining:
-    """The training, with smaller steps for a converted network where no others are asked for."""
+    """Return the training, with smaller steps for a converted network where no others are asked
+    for.
+    """
     training = config.training
     if not (Path(config.start_from) / CONVERTED).exists():
         return training
@@ -100,7 +104,7 @@ def _tuning(config: Config, given: set[str]) -> MoleculeTraining:
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration in the folder of a run, checked as that of the command line.
+    """Return the configuration in the folder of a run, checked as that of the command line.
 
     Raises:
       ConfigError: there is none, it is damaged, or a setting was changed to an impossible one.
@@ -130,10 +134,18 @@ def read_config(folder: Path) -> Config:
 def check_same_run(config: Config, metadata: dict, folder: Path):
     """Refuse a checkpoint that was made with other settings than those in config.yaml.
 
+    A setting that the version which made the checkpoint did not have yet was at its default.
+
     Raises:
       ConfigError: naming the settings that differ.
     """
     ours, theirs = _flat(dataclasses.asdict(config)), _flat(metadata["config"])
+    parts = [
+        ("", config),
+        *((f"{group}.", getattr(config, group)) for group in (*DEFAULTS, "training")),
+    ]
+    defaults = {p + f.name: f.default for p, node in parts for f in dataclasses.fields(node)}
+    theirs = {key: defaults[key] for key in ours.keys() & defaults.keys()} | theirs
     ignored = {*CHANGEABLE, "run", "resume"}
     different = [
         f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"

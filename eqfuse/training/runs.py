@@ -105,6 +105,13 @@ class RunFolder:
             self._set_log_aside(error)
             return
         rows = [row for row in rows if int(row["epoch"]) <= epoch]
+        if (last := max((int(row["epoch"]) for row in rows), default=0)) < epoch:
+            print(
+                f"warning: {self.metrics} was cut off: it has no line of epoch {last + 1} to "
+                f"{epoch}, which are done; the run goes on without",
+                file=sys.stderr,
+                flush=True,
+            )
         with self._log_errors():
             if not rows:
                 self.metrics.unlink()
@@ -217,7 +224,7 @@ def _is_number(text: str) -> bool:
 
 
 def folder_for(config: Config) -> Path:
-    """Where the run will write.
+    """Return where the run will write.
 
     Raises:
       ConfigError: `run` names something that exists, and is not to be resumed; a path that no
@@ -262,7 +269,9 @@ def _exists(path: Path) -> str:
 
 
 def _locked(folder: Path):
-    """The open lock file of a folder; the system unlocks it when the process ends, however."""
+    """Return the open lock file of a folder; the system unlocks it when the process
+    ends, however.
+    """
     try:
         file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - while the run lasts
     except OSError as error:

@@ -10,7 +10,7 @@ class ConfigError(ValueError):
 
 
 def nearest(name: str, valid) -> str:
-    """The valid names closest to `name`, or all of them, as the end of an error message."""
+    """Return the valid names closest to `name`, or all of them, as the end of an error message."""
     valid = sorted(valid)
     close = difflib.get_close_matches(name, valid, n=3, cutoff=0.6)
     rest = "choose from: " + ", ".join(valid) if len(valid) <= 12 else "--help lists all of them"
@@ -18,7 +18,9 @@ def nearest(name: str, valid) -> str:
 
 
 def setting(default, text: str, *, reads: bool = False):
-    """A field with a default, and what it means as its `help`; `reads`: a path that is read."""
+    """Return a field with a default, and what it means as its `help`; `reads`: a path
+    that is read.
+    """
     return field(default=default, metadata={"help": text, "reads": reads})
 
 

@@ -13,7 +13,7 @@ _ISOLATED_ATOMS = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
 
 
 def read_structures(settings: MoleculeData) -> list[data.Structure]:
-    """The structures that `data=` names, in eV and Å; public sets are downloaded.
+    """Return the structures that `data=` names, in eV and Å; public sets are downloaded.
 
     Raises:
       data.DataError: a file that cannot be read or downloaded, or that is to be validated with.
@@ -50,7 +50,7 @@ def _check_apart(settings: FileData):
 
 
 def read_validation(settings: MoleculeData) -> list[data.Structure] | None:
-    """The structures of `data.val_path`; None without one.
+    """Return the structures of `data.val_path`; None without one.
 
     Raises:
       data.DataError: a file that cannot be read.
@@ -60,7 +60,8 @@ def read_validation(settings: MoleculeData) -> list[data.Structure] | None:
 
 
 def matching(path: str) -> list[str]:
-    """The file of this name or, if there is none, those that it matches as a pattern, sorted.
+    """Return the file of this name or, if there is none, those that it matches as a pattern,
+    sorted.
 
     Args:
       path: `*` and `?` stand for letters of a name, `**` for folders within folders.
@@ -78,7 +79,7 @@ def matching(path: str) -> list[str]:
 
 
 def described(origin: str) -> str:
-    """Where structures are from, with the number of files if it is a pattern."""
+    """Return where structures are from, with the number of files if it is a pattern."""
     found = matching(origin)
     return origin if found == [origin] else f"{origin}: {len(found)} files"
 
@@ -101,7 +102,7 @@ def _read(settings: FileData, path) -> list[data.Structure]:
 
 
 def read_reference_energies(settings: MoleculeData) -> dict[int, float] | None:
-    """Energies of isolated atoms, eV by atomic number; None if no file of them is given.
+    """Return energies of isolated atoms, eV by atomic number; None if no file of them is given.
 
     Raises:
       data.DataError: a file that cannot be read or downloaded.

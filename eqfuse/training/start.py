@@ -39,7 +39,7 @@ class Start:
 
     @classmethod
     def of(cls, config: Config) -> "Start | None":
-        """That of the run that is named, or None; of a resumed run, that in its own folder.
+        """Return that of the run that is named, or None; of a resumed run, that in its own folder.
 
         Raises:
           CheckpointError: no readable checkpoint.
@@ -59,7 +59,7 @@ class Start:
         return tuple(self.metadata["species"])
 
     def for_elements(self, elements: tuple[int, ...], config: Config) -> "Start":
-        """The network, with `elements=data` for these elements only.
+        """Return the network, with `elements=data` for these elements only.
 
         Raises:
           ConfigError: elements that it does not know.
@@ -87,7 +87,7 @@ class Start:
         return given
 
     def other_atoms(self, isolated: list[Structure]) -> list[str]:
-        """Warnings of isolated atoms in the data whose energies are not the network's."""
+        """Return warnings of isolated atoms in the data whose energies are not the network's."""
         references = self.references(None)
         return [
             f"{atom.origin or 'an isolated atom'}: {chemical_symbols[z]} has {atom.energy:.4f} eV, "
@@ -101,7 +101,7 @@ class Start:
         ]
 
     def other_energies(self, dataset: Dataset) -> list[str]:
-        """A warning of energies that no data of the network's method would have."""
+        """Return a warning of energies that no data of the network's method would have."""
         before = self.metadata["statistics"]["energy_per_atom"]
         if before is None:  # a converted network, whose data are not known
             return []
@@ -114,11 +114,14 @@ class Start:
         ]
 
     def refits(self, config: Config) -> bool:
-        """Whether the reference energies are moved to the data; a resumed run has done it."""
+        """Return whether the reference energies are moved to the data; a resumed run
+        has done it.
+        """
         return config.data.reference_energies == FIT and not self.resumed
 
     def refitted(self, dataset: Dataset, config: Config) -> dict[int, float]:
-        """The reference energies of the dataset, moved by what the network does not predict, eV.
+        """Return the reference energies of the dataset, moved by what the network does not predict,
+        eV.
 
         For data of another method, whose energies differ by some constant for each atom: least
         squares per species of true minus predicted energies of the training samples.
@@ -140,10 +143,10 @@ class Start:
         return {z: e + moves.get(z, 0.0) for z, e in dataset.references.items()}
 
     def potential(self, backend: str | None) -> tuple[models.Potential, dict]:
-        """The potential, and the settings of its model as plain values."""
+        """Return the potential, and the settings of its model as plain values."""
         return module_of(self.metadata, backend), self.metadata["model_fields"]
 
 
 def reference_batcher(config: Config, dataset: Dataset) -> Batcher:
-    """Batches of the training samples in their order, to predict their energies."""
+    """Return batches of the training samples in their order, to predict their energies."""
     return Batcher(dataset.train, config.data.batch_size, dtype=config.dtype)

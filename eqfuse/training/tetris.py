@@ -44,13 +44,15 @@ class Demonstration:
 
     @property
     def holds(self) -> bool:
-        """Rotations change nothing, and a mirror swaps the chiral shapes and nothing else."""
+        """Check that rotations change nothing, and a mirror swaps the chiral shapes and nothing
+        else.
+        """
         rotated = self.rotated_accuracy == 1.0 and self.rotation_error <= ROTATION_TOLERANCE
         return rotated and bool((self.mirrored == MIRROR_CLASS).all())
 
 
 def model_fields(config: Config, graph: Graph) -> dict:
-    """The settings of the network that classifies the shapes."""
+    """Return the settings of the network that classifies the shapes."""
     fields = {"irreps_out": "0o+7x0e"}
     if config.model.name == "tetris":
         return fields
@@ -87,7 +89,7 @@ def _reaches(module) -> bool:
 
 
 def logits(module, params, graph: Graph) -> jax.Array:
-    """[n_graphs, 8] logits of the shapes."""
+    """Return [n_graphs, 8] logits of the shapes."""
     out = module.apply(params, graph.vectors, graph.species, graph.edges)
     return models.tetris_logits(out, graph)
 
@@ -99,7 +101,8 @@ def cross_entropy(values, labels):
 
 
 def training_step(module, flat: Flat, labels, *, lr: float):
-    """A step of Adam on the cross entropy, of all parameters as one array, and its optimizer.
+    """Return a step of Adam on the cross entropy, of all parameters as one array, and its
+    optimizer.
 
     The step returns the new parameters and state, and the logits [n_graphs, 8] before it.
     """
@@ -149,7 +152,7 @@ def demonstrate(module, params, graph: Graph, labels, *, rotations: int, seed: i
 
 
 def _random_rotation(rng: np.random.Generator) -> np.ndarray:
-    """[3, 3] float64, uniform over rotations (Mezzadri 2007)."""
+    """Return [3, 3] float64, uniform over rotations (Mezzadri 2007)."""
     q, r = np.linalg.qr(rng.normal(size=(3, 3)))
     q = q * np.sign(np.diag(r))
     return q * np.linalg.det(q)

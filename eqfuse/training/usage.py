@@ -1,4 +1,4 @@
-"""What `python train.py --help` prints, made from the dataclasses of the configuration."""
+"""What `eqfuse train --help` prints, made from the dataclasses of the configuration."""
 
 import dataclasses
 import textwrap
@@ -9,6 +9,7 @@ from eqfuse.training.config import (
     SHORTHANDS,
     Config,
     MoleculeTraining,
+    PotentialConfig,
 )
 from eqfuse.training.data_config import ExtxyzData, FileData, MoleculeData, PublicData, RMD17Data
 from eqfuse.training.presets import PRESETS
@@ -16,16 +17,16 @@ from eqfuse.training.presets import PRESETS
 _HEAD = """\
 Train an equivariant interatomic potential.
 
-  python train.py [name=value ...]
+  {program} [name=value ...]
 
 Examples
-  python train.py                                  NequIP learns the eight Tetris shapes
-  python train.py model=nequip layers=3 seed=1     the same, three layers, another seed
-  python train.py model=allegro layers=1           with Allegro, which is strictly local
-  python train.py model=tetris                     the Tetris network of e3nn-jax
-  python train.py data=extxyz data.path=FILE.xyz   train on energies and forces (eV, eV/Å)
-  python train.py model=mace preset=large data=extxyz data.path=FILE.xyz
-  python train.py data=extxyz data.path=FILE.xyz channels=16 max_minutes=5 run=runs/first
+  {program}                                  NequIP learns the eight Tetris shapes
+  {program} model=nequip layers=3 seed=1     the same, three layers, another seed
+  {program} model=allegro layers=1           with Allegro, which is strictly local
+  {program} model=tetris                     the Tetris network of e3nn-jax
+  {program} data=extxyz data.path=FILE.xyz   train on energies and forces (eV, eV/Å)
+  {program} model=mace preset=large data=extxyz data.path=FILE.xyz
+  {program} data=extxyz data.path=FILE.xyz channels=16 max_minutes=5 run=runs/first
 
 Options
   resume=FOLDER  go on with an interrupted run, with its own settings; only steps=, epochs=,
@@ -62,9 +63,13 @@ Exit codes: 0 done; 1 the training failed; 2 settings or data refused; 130 inter
 """
 
 
-def usage() -> str:
-    """The help text: examples, choices, then every setting with its default."""
-    parts = [_HEAD, "Choices"]
+def usage(program: str = "python train.py") -> str:
+    """Return the help text: examples, choices, then every setting with its default.
+
+    Args:
+      program: how the command is called.
+    """
+    parts = [_HEAD.replace("{program}", program), "Choices"]
     for group in DEFAULTS:
         for name, node in GROUPS[group].items():
             mark = " (default)" if DEFAULTS[group] == name else ""
@@ -80,7 +85,8 @@ def usage() -> str:
 
 
 def _sections():
-    """(title, prefix, dataclass) of the settings of each choice."""
+    """Yield (title, prefix, dataclass) of the settings of each choice."""
+    yield "all models but tetris", "model.", PotentialConfig
     for name, node in GROUPS["model"].items():
         if name != "tetris":
             yield f"model={name}", "model.", node
@@ -95,12 +101,13 @@ def _sections():
 
 
 def _fields(node, prefix: str) -> list[str]:
-    """A line for each setting of a dataclass that is not one of the class that it extends."""
-    lines, extended = [], node.__base__
+    """Return a line for each setting of a dataclass; inherited ones only where they differ."""
+    extended = node.__base__
     inherited = dataclasses.fields(extended) if dataclasses.is_dataclass(extended) else ()
-    names = {f.name for f in inherited}
+    known = {(f.name, f.default, f.metadata.get("help")) for f in inherited}
+    lines = []
     for f in dataclasses.fields(node):
-        if "help" in f.metadata and f.name not in names:
+        if "help" in f.metadata and (f.name, f.default, f.metadata["help"]) not in known:
             default = "null" if f.default is None else f.default
             lines.append(_line(f"{prefix}{f.name}", f"{f.metadata['help']} [{default}]"))
     return lines

@@ -34,7 +34,7 @@ class InProcess:
 
 
 def request(name="tetris-1", **fields):
-    defaults = {"size": TINY, "dtype": "float32", "backend": "numba", "peers": {}, "seconds": 0.01}
+    defaults = {"size": TINY, "dtype": "float32", "backend": "llvm", "peers": {}, "seconds": 0.01}
     return kernels.Request(name, **(defaults | {"machine": {}} | fields))
 
 
@@ -59,7 +59,7 @@ def run_of(tmp_path, minutes=5.0) -> program.Run:
 def tetris(monkeypatch):
     """A plan of one op, small enough for a test: its parity, then its times."""
     label = {"group": "kernels", "case": "tetris-1", "dtype": "float32", "size": TINY}
-    fields = {"name": "tetris-1", "size": TINY, "dtype": "float32", "backend": "numba"}
+    fields = {"name": "tetris-1", "size": TINY, "dtype": "float32", "backend": "llvm"}
     return Job("kernels", fields | {"peers": {}, "seconds": 0.01}, label, cost_s=1)
 
 
@@ -95,15 +95,15 @@ def test_nothing_is_timed_where_results_differ_in_the_size_itself(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_wrong_results_are_found_in_other_dtypes(dtype, monkeypatch):
-    parity.check("tetris-1", dtype, "numba", TINY)
+    parity.check("tetris-1", dtype, "llvm", TINY)
     wrong(monkeypatch, 1.02)
     with pytest.raises(ParityError, match="times what is allowed"):
-        parity.check("tetris-1", dtype, "numba", TINY)
+        parity.check("tetris-1", dtype, "llvm", TINY)
 
 
 def test_results_that_differ_from_run_to_run_are_found(monkeypatch):
     """They are said, and are no error: on a GPU XLA's sums differ."""
-    assert all(o["repeatable"] for o in parity.check("tetris-1", "float32", "numba", TINY).values())
+    assert all(o["repeatable"] for o in parity.check("tetris-1", "float32", "llvm", TINY).values())
     right, runs = ops.graph_tensor_product, iter(range(100))
 
     def product(*args, backend, **options):
@@ -115,10 +115,10 @@ def test_results_that_differ_from_run_to_run_are_found(monkeypatch):
         return e3nn.IrrepsArray(out.irreps, out.array + change)
 
     monkeypatch.setattr(ops, "graph_tensor_product", product)
-    orders = parity.check("tetris-1", "float32", "numba", TINY)
+    orders = parity.check("tetris-1", "float32", "llvm", TINY)
     assert not orders["forward"]["repeatable"]
     printed = []
-    label = plan.parity("tetris-1", "float32", "numba", True).label
+    label = plan.parity("tetris-1", "float32", "llvm", True).label
     Tables(printed.append).add(label | {"orders": orders})
     assert ", not repeatable |" in printed[-1]
 
@@ -134,7 +134,7 @@ def test_a_case_that_is_wrong_in_one_size_is_red(tetris, tmp_path, monkeypatch):
 
     monkeypatch.setattr(parity, "check", check)
     small, large = (
-        plan.parity("tetris-1", "float32", "numba", False, size) for size in (TINY, (7, 9))
+        plan.parity("tetris-1", "float32", "llvm", False, size) for size in (TINY, (7, 9))
     )
     *_, timed = run_of(tmp_path).all([small, large, tetris])["results"]
     assert timed["error"] == "not timed: wrong"
@@ -206,9 +206,9 @@ def test_a_step_is_timed_only_where_loss_and_gradient_agree(monkeypatch):
     jax.tree_util.register_pytree_node(State, lambda s: ((s[0],), None), lambda _, c: State(*c))
     monkeypatch.setattr(steps, "shapes", shapes)
     size = (20, 40)
-    [right] = steps.measure(steps.Request("right", (size,), "numba", 0.01))
+    [right] = steps.measure(steps.Request("right", (size,), "llvm", 0.01))
     assert {"ms", "ratio", "compile_s", "scratch_bytes"} <= set(right["sides"]["e3nn-jax"])
-    [row] = steps.measure(steps.Request("wrong", (size,), "numba", 0.01))
+    [row] = steps.measure(steps.Request("wrong", (size,), "llvm", 0.01))
     assert row["error"].startswith("eqfuse: results differ by")
     assert "sides" not in row
 
@@ -279,7 +279,7 @@ def test_the_command_fails_where_a_result_is_an_error(tmp_path, monkeypatch, cap
     wrong(monkeypatch, 1.001)
     monkeypatch.setattr(program, "Worker", lambda *_: InProcess())
     monkeypatch.setattr(
-        program.plan, "jobs", lambda *_: [plan.parity("tetris-1", "float32", "numba", True)]
+        program.plan, "jobs", lambda *_: [plan.parity("tetris-1", "float32", "llvm", True)]
     )
     monkeypatch.setattr(measure, "FUNCTIONS", measure.FUNCTIONS | {"describe": lambda **_: [{}]})
     with pytest.raises(SystemExit, match=r'error: \{"group": "parity", "case": "tetris-1"'):

@@ -33,7 +33,7 @@ def test_three_and_six_layers_have_the_same_number_of_native_kernels():
     kernels = []
     for layers in (3, 6):
         step = step_of("mace", layers)
-        text = jax.jit(step.function("numba")).lower(*step.args).as_text()
+        text = jax.jit(step.function("llvm")).lower(*step.args).as_text()
         calls = re.findall(r"custom_call @(eqfuse\w+)", text)
         kernels.append((len(set(calls)), len(calls)))
     assert 10 < kernels[0][0] == kernels[1][0]
@@ -41,7 +41,7 @@ def test_three_and_six_layers_have_the_same_number_of_native_kernels():
 
 
 def test_an_operand_in_another_layout_costs_one_pass_and_its_own_size():
-    results = small.copies("numba", small._here)
+    results = small.copies("llvm", small._here)
     assert len(results) == 10
     for result in results:
         as_it_should_be = result["case"] in ("graph", "rows")

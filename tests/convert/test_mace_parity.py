@@ -63,7 +63,7 @@ def evaluated(run, arrays, dtype, change=lambda params: params):
 
 
 def errors(found, expected):
-    """Of energies, forces and stress, each relative to the largest."""
+    """Return the errors of energies, forces and stress, each relative to the largest."""
     return [abs(f - e).max() / abs(e).max() for f, e in zip(found, expected, strict=True)]
 
 

@@ -193,7 +193,7 @@ def test_public_files(server, tmp_path, monkeypatch):
 
 
 def test_checksums_are_those_of_the_published_files(shared_data):
-    """Of those that are here."""
+    """Check those files that are here."""
     for name in ("3bpa", "acac"):
         for file in ("train_300K.xyz", "iso_atoms.xyz", "isolated_atoms.xyz"):
             path = shared_data / name / file

@@ -274,3 +274,14 @@ def test_estimated_pairs_leave_large_structures_alone():
     senders, _, _ = neighbor_list(copper.positions, copper.cell.array, copper.pbc, 2.7)
     assert len(senders) == 12 * len(copper)
     assert len(neighbor_list(rng.normal(size=(1, 3)), 0.3 * np.eye(3), copper.pbc, 5.0)[0]) > 1e4
+
+
+@pytest.mark.parametrize("size", [1e15, 1e160, 1e300])
+def test_a_cell_beyond_all_measure_changes_no_neighbours(size):
+    """From 1e154 Å on squares are infinite, and vesin, told so, ends the process."""
+    water = ase.build.molecule("H2O")
+    water.positions += 1.0
+    expected = neighbor_list(water.positions, np.zeros((3, 3)), np.zeros(3, bool), 5.0)
+    found = neighbor_list(water.positions, size * np.eye(3), np.ones(3, bool), 5.0)
+    for array, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(array, other)

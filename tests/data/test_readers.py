@@ -302,6 +302,8 @@ def test_other_units_are_refused(tmp_path, key, unit):
         ({"coords": np.zeros((4, 2, 3))}, "shapes do not fit"),
         ({"energies": np.array([0, 0, np.nan, 0])}, "frame 2: energy has nan"),
         ({"nuclear_charges": np.array([8, 1, 0])}, "frame 0: unknown element: atom 2"),
+        ({"forces": np.full((4, 3, 3), 1j)}, "forces must be real numbers, and is complex128"),
+        ({"energies": np.full(4, "low")}, "energies must be real numbers, and is <U3"),
     ],
 )
 def test_bad_rmd17(tmp_path, change, message):

@@ -6,12 +6,12 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import mlp
-from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.linear_form import LinearForm
 from tests.ops.parity import only
 
 
 @pytest.mark.parametrize("few_rows", [0, 100], ids=["many rows", "few rows"])
-@pytest.mark.parametrize("backend", ["xla", "numba"])
+@pytest.mark.parametrize("backend", ["xla", "llvm"])
 @pytest.mark.parametrize(
     ("widths", "act"),
     [((7,), None), ((4, 1), None), ((4, 6, 5), jax.nn.silu)],
@@ -24,11 +24,11 @@ def test_the_layers_are_those_of_e3nn(few_rows, backend, widths, act, monkeypatc
     theirs = e3nn.flax.MultiLayerPerceptron(widths, act, output_activation=False)
     params = ours.init(jax.random.key(0), x)
     jax.tree.map(np.testing.assert_array_equal, params, theirs.init(jax.random.key(0), x))
-    native = backend == "numba" and few_rows > 0
+    native = backend == "llvm" and few_rows > 0
 
     def computed():
-        """By kernels of mixings alone, for what is lowered inside."""
-        return only(backend, runs=native, kinds={Mixing} if native else set())
+        """By kernels of linear forms alone, for what is lowered inside."""
+        return only(backend, runs=native, kinds={LinearForm} if native else set())
 
     with computed():
         found = jax.jit(lambda params: ours.apply(params, x))(params)
@@ -49,7 +49,8 @@ def test_the_layers_are_those_of_e3nn(few_rows, backend, widths, act, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("rows", "backend", "native"), [(16384, "numba", 1), (16385, "numba", 0), (9, "xla", 0)]
+    ("rows", "backend", "native"),
+    [(16384, "llvm", 1), (16385, "llvm", 0), (9, "xla", 0), (9, "xla,grouped_dense=llvm", 1)],
 )
 def test_few_rows_are_multiplied_natively(rows, backend, native, monkeypatch):
     calls = []

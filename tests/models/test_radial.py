@@ -11,7 +11,7 @@ from eqfuse.models.radial import (
     polynomial_cutoff,
     spherical_harmonics,
 )
-from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.linear_form import LinearForm
 from tests.ops.parity import PORTABLE, only
 
 
@@ -94,9 +94,9 @@ def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypat
         gradient = jax.grad(lambda p: jnp.sum(forces(function, p) ** 2))
         return jax.jit(lambda p: (function(p, basis), gradient(p)))(params)
 
-    native = backend == "numba" and few_edges > 0
+    native = backend == "llvm" and few_edges > 0
     interpreted = backend == "triton-interpret" and few_edges > 0 and hidden != ()
-    with only(backend, runs=native or interpreted, kinds={Mixing} if native else set()):
+    with only(backend, runs=native or interpreted, kinds={LinearForm} if native else set()):
         found = results(networks.apply)
     expected = results(theirs)
     for a, b in zip(found[0], expected[0], strict=True):

@@ -92,7 +92,7 @@ class Case:
 
     @property
     def sums(self) -> dict[str, int]:
-        """Of which operands, one row for all, the gradient is a sum over how many rows."""
+        """Return how many rows the gradient of each operand is summed over, if one serves all."""
         if self.on_graph:
             return dict.fromkeys(self.shared, len(self.graph.pairs))
         rows = math.prod(np.broadcast_shapes(self.shape_x, self.shape_y))
@@ -100,7 +100,7 @@ class Case:
         return {name: rows for name, shape in shapes.items() if math.prod(shape) == 1 < rows}
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the operands, then that of the result."""
+        """Return the shapes of the operands, then that of the result."""
         dims = e3nn.Irreps(self.irreps_x).dim, e3nn.Irreps(self.irreps_y).dim
         out = self.irreps_out
         if not self.on_graph:
@@ -112,7 +112,9 @@ class Case:
         return (nodes, dims[0]), (rows["y"], dims[1]), *weights, (nodes, out.dim)
 
     def operands(self, seed: int = 0, held_by=np.float32) -> tuple[np.ndarray, ...]:
-        """Random float64 arrays of numbers that `held_by` can hold, zero where the case says so."""
+        """Return random float64 arrays of numbers that `held_by` can hold, zero where the case says
+        so.
+        """
         arrays = random_arrays(self.shapes()[:-1], seed, held_by)
         for array, irreps, zeros in zip(
             arrays, (self.irreps_x, self.irreps_y), (self.zero_x, self.zero_y), strict=False
@@ -122,14 +124,14 @@ class Case:
         return arrays
 
     def irreps_arrays(self, x, y):
-        """The operands, with what is known to be zero in them."""
+        """Return the operands, with what is known to be zero in them."""
         return (
             e3nn.IrrepsArray(self.irreps_x, x, zero_flags=self.zero_x),
             e3nn.IrrepsArray(self.irreps_y, y, zero_flags=self.zero_y),
         )
 
     def function(self, backend: str):
-        """The op of eqfuse as a function of arrays."""
+        """Return the op of eqfuse as a function of arrays."""
         op = getattr(ops, self.op)
 
         def function(*arrays):
@@ -142,7 +144,7 @@ class Case:
         return function
 
     def reference(self, *arrays):
-        """The definition: e3nn-jax and a sum over edges in jax.numpy."""
+        """Return the definition: e3nn-jax and a sum over edges in jax.numpy."""
         x, y = self.irreps_arrays(*arrays[:2])
         if not self.on_graph:
             return getattr(e3nn, self.op)(x, y, **self.options).array
@@ -200,7 +202,9 @@ class Channelwise(Case):
         return function
 
     def reference(self, *arrays):
-        """The product of e3nn-jax for each channel; the paths to an irrep stand before them."""
+        """Return the product of e3nn-jax for each channel; the paths to an irrep stand
+        before them.
+        """
         x, y = self.irreps_arrays(*arrays)
         if self.graph is not None:
             y = y[self.graph.receivers]

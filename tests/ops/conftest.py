@@ -16,7 +16,7 @@ def x64():
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """What native kernels compute; any number of rows is enough for one of a chain."""
+    """Return what native kernels compute; any number of rows is enough for one of a sequence."""
     monkeypatch.setattr(sequence_arrays, "FEWEST_ROWS", 1)
     jax.clear_caches()  # of what was lowered for more
     yield parity.record_native(monkeypatch)

@@ -187,7 +187,7 @@ class Problem:
         return self.module(backend).init(jax.random.PRNGKey(0), *self.arguments(self.arrays))
 
     def apply(self, backend: str, params, arrays):
-        """The output, joined where it is split; e3nn's is never split."""
+        """Return the output, joined where it is split; e3nn's is never split."""
         module = self.module(backend)
         if backend == "e3nn":
             return module.clone(split=None).apply(params, *self.arguments(arrays))

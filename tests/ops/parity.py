@@ -24,7 +24,7 @@ NEEDS_TRITON = pytest.mark.skipif(
 INTERPRETED = pytest.param("triton-interpret", marks=NEEDS_TRITON)
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 PRODUCTS = ("tensor_product", "elementwise_tensor_product")
-PORTABLE = ["xla", "numba", INTERPRETED]
+PORTABLE = ["xla", "llvm", INTERPRETED]
 BACKENDS = [*PORTABLE, *(["triton"] if has_gpu() else [])]
 
 
@@ -69,12 +69,12 @@ def derivatives(function, case: Case, dtype, held_by=np.float32) -> dict[str, np
 
 @functools.lru_cache(maxsize=4)
 def reference(case: Case, dtype, held_by=np.float32) -> dict[str, np.ndarray]:
-    """What e3nn-jax computes in `dtype`."""
+    """Return what e3nn-jax computes in `dtype`."""
     return derivatives(case.reference, case, dtype, held_by)
 
 
 def assert_parity(case: Case, dtype, backend: str):
-    """The value and all derivatives agree with e3nn-jax.
+    """Return the value and all derivatives agree with e3nn-jax.
 
     In float64 to 1e-12 of the largest element of each array; in float32 no error is more than twice
     that of e3nn-jax in float32. Where e3nn-jax happens to round less than once, the error of the
@@ -130,7 +130,7 @@ def assert_equivariant(case: Case, backend: str):
 
 
 def runs(case: Case) -> bool:
-    """Whether there is anything to compute."""
+    """Return whether there is anything to compute."""
     return all(0 not in shape for shape in case.shapes())
 
 
@@ -154,9 +154,10 @@ def only(
     """Fail if another backend computes anything, or `backend` nothing where something `runs`.
 
     Inside, the `forbidden` products of e3nn-jax raise. `launches` is how many kernels are
-    interpreted, exactly; `kinds` are those of what native kernels compute: Form, Mixing, Chain.
+    interpreted, exactly; `kinds` are those of what native kernels
+    compute: Form, LinearForm, StepSequence.
     """
-    if backend == "numba" and kinds is not None:
+    if backend == "llvm" and kinds is not None:
         jax.clear_caches()  # what was traced before is not computed again
     counter = _Counter()
     with pytest.MonkeyPatch.context() as patch:
@@ -178,33 +179,35 @@ def only(
         assert launched == launches if launches is not None else (launched > 0) == runs
     else:
         assert launched == 0
-    assert (native.calls > 0) == (runs and backend == "numba")
+    assert (native.calls > 0) == (runs and backend == "llvm")
     if backend == "xla":
         assert (counter.calls > 0) == runs
-    if backend == "numba" and kinds is not None:
+    if backend == "llvm" and kinds is not None:
         assert {type(what) for what in computed} == kinds
 
 
 def record_native(patch: pytest.MonkeyPatch) -> list:
-    """What is computed by native kernels from now on: each Form, Mixing and Chain."""
+    """Return what is computed by native kernels from now on: each Form, LinearForm and
+    StepSequence.
+    """
     computed = []
 
     def recorded(name, function):
         def record(what, *arguments):
             results = function(what, *arguments)
-            if results is not None and not (name == "mix" and is_wide(what)):
+            if results is not None and not (name == "linear" and is_wide(what)):
                 computed.append(what)
             return results
 
         patch.setattr(_native, name, record)
 
-    for name in ("run", "mix", "chain"):
+    for name in ("run", "linear", "sequence"):
         recorded(name, getattr(_native, name))
     return computed
 
 
 def interpreted() -> int:
-    """How many launches this process has interpreted; none where triton is not installed."""
+    """Return how many launches this process has interpreted; none where triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return 0
     from eqfuse.ops.triton.runtime.interpret import interpret_count

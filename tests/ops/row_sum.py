@@ -32,18 +32,18 @@ ROW_START = np.array([0, 2, 2, 7], np.int32)
 
 
 def spec(dtype=np.float32, source=SOURCE):
-    """The kernel for one dtype."""
+    """Return the kernel for one dtype."""
     pointer = pointer_type(np.dtype(dtype))
     return KernelSpec.build("row_sum", source, (pointer, "*i32"), (pointer,), ("width",))
 
 
 def values(dtype=np.float32):
-    """Random values [7, 20], to be summed over the rows of ROW_START."""
+    """Return random values [7, 20], to be summed over the rows of ROW_START."""
     return np.random.default_rng(0).normal(size=(7, 20)).astype(dtype)
 
 
 def expected(array):
-    """The sums [3, 20] in float64."""
+    """Return the sums [3, 20] in float64."""
     parts = np.split(array.astype(np.float64), ROW_START[1:-1])
     return np.stack([part.sum(axis=0) for part in parts])
 
@@ -68,12 +68,12 @@ mlir.register_lowering(row_sum_p, functools.partial(_lower, lower_gpu), platform
 
 
 def row_sum(array, row_start):
-    """The kernel alone."""
+    """Return the kernel alone."""
     return row_sum_p.bind(array, row_start)[0]
 
 
 def row_sum_between(array, row_start):
-    """The kernel between two operations of XLA's own."""
+    """Return the kernel between two operations of XLA's own."""
     return row_sum(array * 2, row_start) + 1
 
 

@@ -31,7 +31,7 @@ def arrays_of(irreps, rows, seed):
 
 
 def case(name, backend, shared_y):
-    """Parameters, x, y, and the op as a function of (parameters, rows' numbers, x, y)."""
+    """Return parameters, x, y, and the op as a function of (parameters, rows' numbers, x, y)."""
     cls, irreps_out, options = MODULES[name]
     irreps_x, irreps_y = "2x0e+2x1o", "0e+1o"
     x, y = arrays_of(irreps_x, ROWS, 0), arrays_of(irreps_y, 1 if shared_y else ROWS, 1)
@@ -51,7 +51,7 @@ def case(name, backend, shared_y):
 
 
 def graph_case(backend, shared_y):
-    """A graph on each device, with edges of its own."""
+    """Return a graph on each device, with edges of its own."""
     irreps_x, irreps_y = "2x0e+2x1o", "0e+1o"
     x, y = arrays_of(irreps_x, ROWS, 0), arrays_of(irreps_y, 1 if shared_y else 2 * ROWS, 1)
     module = ops.TensorProductLinearGate("4x0e+2x1o", backend=backend)
@@ -103,7 +103,7 @@ def check(name, mesh, backend, shared_y):
         return f(parameters, number, x, y)
 
     def by_definition(parameters, x, y):
-        """Each half as one device has it."""
+        """Return each half as one device has it."""
         ys = [y, y] if shared_y else jnp.split(y, 2)
         parts = zip(jnp.split(number, 2), jnp.split(x, 2), ys, strict=True)
         return jnp.concatenate([reference(parameters, *part) for part in parts])

@@ -28,7 +28,7 @@ def close(got, expected):
 
 
 def ops_over_rows(backend, shape):
-    """Of each op by name: parameters, and a function of (parameters, x, y).
+    """Return for each op, by name: parameters, and a function of (parameters, x, y).
 
     Args:
       shape: of the leading axes of x and y.
@@ -89,7 +89,7 @@ def ops_over_rows(backend, shape):
 
 
 def value_and_gradients(function):
-    """Of a function that `ops_over_rows` gives, of arrays."""
+    """Return the value and gradients of a function that `ops_over_rows` gives, of arrays."""
 
     def both(parameters, x, y):
         def value(parameters, x, y):
@@ -102,7 +102,7 @@ def value_and_gradients(function):
 
 
 def explicit_axes(backend, x, y):
-    """Values, gradients and types on a mesh of the kind that `jax.make_mesh` makes."""
+    """Return values, gradients and types on a mesh of the kind that `jax.make_mesh` makes."""
     mesh = jax.make_mesh((4,), ("data",), (AxisType.Explicit,))
     references = ops_over_rows("e3nn", (ROWS,))
     for name, (parameters, function) in ops_over_rows(backend, (ROWS,)).items():
@@ -119,7 +119,9 @@ def explicit_axes(backend, x, y):
 
 
 def other_axes_sharded(backend, x, y):
-    """The second of two leading axes, and both of them in the order that is not the mesh's."""
+    """Return the second of two leading axes, and both of them in the order that is not
+    the mesh's.
+    """
     mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Explicit,) * 2)
     references = ops_over_rows("e3nn", (2, 4))
     x, y = x.reshape(2, 4, -1), y.reshape(2, 4, -1)
@@ -135,7 +137,7 @@ def other_axes_sharded(backend, x, y):
 
 
 def nothing_sharded(backend, x, y):
-    """Operands that no device shares with another, on a mesh all the same."""
+    """Return operands that no device shares with another, on a mesh all the same."""
     for kind in (AxisType.Explicit, AxisType.Auto):
         with jax.set_mesh(jax.make_mesh((4,), ("data",), (kind,))):
             value = jax.jit(product, static_argnums=2)(x, y, backend)

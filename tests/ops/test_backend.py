@@ -7,16 +7,28 @@ import sys
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops import _backend
-from eqfuse.ops._backend import BACKENDS, Op, availability, recorded, resolve
+from eqfuse.ops import _backend, show
+from eqfuse.ops._backend import (
+    BACKENDS,
+    OPS,
+    Op,
+    availability,
+    recorded,
+    resolve,
+    resolve_apart,
+    resolve_here,
+)
+from eqfuse.ops.info import info
+from tests.ops.parity import only
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with or without a GPU, triton, and llvmlite."""
+    """Return a machine with or without a GPU, triton, and llvmlite."""
 
     def make(gpu: bool, triton: bool, llvmlite: bool = True):
         find_spec = importlib.util.find_spec
@@ -38,7 +50,7 @@ def test_none_chooses_by_device(machine):
     machine(gpu=True, triton=True)
     assert resolve(None) == "triton"
     machine(gpu=False, triton=True)
-    assert resolve(None) == "numba"
+    assert resolve(None) == "llvm"
 
 
 def test_calls_are_recorded_with_what_runs_them_and_why(machine):
@@ -51,14 +63,14 @@ def test_calls_are_recorded_with_what_runs_them_and_why(machine):
         ops.tensor_product(x.irreps, x.irreps)  # computes nothing
         resolve("xla")
     ops.tensor_product(x, x, backend="xla")
-    assert inner == [Op("tensor_product", "xla", "not numba: backend 'xla' was asked for")]
-    assert calls == [Op("elementwise_tensor_product", "numba", "")]
+    assert inner == [Op("tensor_product", "xla", "not llvm: backend 'xla' was asked for")]
+    assert calls == [Op("elementwise_tensor_product", "llvm", "")]
     machine(gpu=False, triton=False, llvmlite=False)
-    with recorded() as calls, pytest.warns(UserWarning, match="not 'numba'"):
+    with recorded() as calls, pytest.warns(UserWarning, match="not 'llvm'"):
         ops.tensor_product(x, x)
     [call] = calls
     assert call.backend == "xla"
-    assert call.why.startswith("not numba: the package llvmlite")
+    assert call.why.startswith("not llvm: the package llvmlite")
 
 
 def test_none_falls_back_and_says_so_once(machine):
@@ -67,7 +79,7 @@ def test_none_falls_back_and_says_so_once(machine):
         assert resolve(None) == "xla"
     assert resolve(None) == "xla"  # a second warning would be an error
     machine(gpu=False, triton=True, llvmlite=False)
-    with pytest.warns(UserWarning, match="'xla', not 'numba': the package llvmlite, the compiler"):
+    with pytest.warns(UserWarning, match="'xla', not 'llvm': the package llvmlite, the compiler"):
         assert resolve(None) == "xla"
     assert resolve(None) == "xla"
 
@@ -89,10 +101,115 @@ def test_a_named_backend_runs_or_is_an_error(machine):
         with pytest.raises(ValueError, match=f"'{name}' cannot run here: .*install eqfuse"):
             resolve(name)
     machine(gpu=False, triton=False, llvmlite=False)
-    with pytest.raises(ValueError, match=r"'numba' cannot run here: .*pip install llvmlite"):
-        resolve("numba")
+    with pytest.raises(ValueError, match=r"'llvm' cannot run here: .*pip install llvmlite"):
+        resolve("llvm")
     with pytest.raises(ValueError, match="'pallas' is unknown; choose one of triton, "):
         resolve("pallas")
+
+
+def test_each_op_can_have_a_backend_of_its_own(machine, monkeypatch):
+    machine(gpu=True, triton=True)
+    asked = "triton-interpret, linear=xla ,tensor_square=e3nn"
+    assert resolve(asked) == resolve(asked, "tensor_product") == "triton-interpret"
+    assert resolve_apart(asked) == {"linear": "xla", "tensor_square": "e3nn"}
+    assert resolve_apart("linear=xla") == {"linear": "xla"}
+    assert [resolve("linear=xla", op) for op in ("", "grouped_dense")] == ["triton", "triton"]
+    monkeypatch.setenv("EQFUSE_BACKEND", "e3nn,linear=triton")
+    assert [resolve(None, op) for op in ("", "linear")] == ["e3nn", "triton"]
+    # the argument first, all of it, then the variable
+    assert [resolve("xla", op) for op in ("", "linear")] == ["xla", "xla"]
+    assert resolve_apart("tensor_product=xla") == {"tensor_product": "xla", "linear": "triton"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("xla,linaer=e3nn", f"'xla,linaer=e3nn': op 'linaer' is unknown; choose one of {OPS[0]}, "),
+        ("xla,Linear=e3nn", "op 'Linear' is unknown; choose one of .*, linear, "),
+        ("linear=cuda", "'linear=cuda': 'cuda' is unknown; choose one of triton, triton-interpret"),
+        ("xla,", "'xla,': '' is unknown; choose one of triton"),
+        ("=xla", "'=xla': op '' is unknown; choose one of tensor_product, "),
+        ("xla,e3nn", "'xla,e3nn' names two backends for the other ops; give one"),
+        ("linear=xla,linear=e3nn", "names two backends for linear; give one"),
+        ("xla,linear=triton", "'xla,linear=triton': 'triton' cannot run here: .*install eqfuse"),
+    ],
+)
+def test_what_cannot_be_read_or_run_is_refused(machine, monkeypatch, asked, message):
+    machine(gpu=False, triton=False)
+    with pytest.raises(ValueError, match=f"^backend .*{message}"):
+        resolve(asked, "linear")
+    monkeypatch.setenv("EQFUSE_BACKEND", asked)
+    with pytest.raises(ValueError, match=f"^EQFUSE_BACKEND .*{message}"):
+        resolve(None, "linear")
+
+
+def test_an_op_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="op 'Linear' is unknown; choose one of tensor_product, "):
+        resolve("xla", "Linear")
+
+
+def test_a_backend_for_another_device_is_refused_for_any_op(machine):
+    machine(gpu=False, triton=True)
+    assert resolve_here("xla,linear=llvm") == "xla"
+    with pytest.raises(ValueError, match="backend 'triton' cannot run here: JAX has no GPU"):
+        resolve_here("xla,linear=triton")
+
+
+def test_every_op_asks_for_its_own_backend():
+    x = e3nn.normal("2x0e + 2x1o", jax.random.key(0), (3,))
+    y = e3nn.normal("0e + 1o", jax.random.key(1), (3,))
+    edges = ops.Edges.from_arrays([0, 1, 2], [1, 2, 0], 3)
+    key, irreps = jax.random.key(2), "2x0e + 2x1o"
+    calls = {
+        "tensor_product": lambda b: ops.tensor_product(x, y, backend=b),
+        "elementwise_tensor_product": lambda b: ops.elementwise_tensor_product(x, x, backend=b),
+        "tensor_square": lambda b: ops.tensor_square(x, backend=b),
+        "channelwise_tensor_product": lambda b: ops.channelwise_tensor_product(x, x, backend=b),
+        "graph_tensor_product": lambda b: ops.graph_tensor_product(x, y, None, edges, backend=b),
+        "weighted_channels": lambda b: ops.weighted_channels(y, jnp.ones((3, 4)), backend=b),
+        "symmetric_contraction": lambda b: ops.symmetric_contraction(
+            x, jnp.ones((1, 3, 2)), irreps_out="2x0e", correlation=2, backend=b
+        ),
+        "linear": lambda b: ops.Linear(irreps, backend=b).init_with_output(key, x),
+        "tensor_product_linear": lambda b: ops.TensorProductLinear(
+            irreps, backend=b
+        ).init_with_output(key, x, y),
+        "tensor_product_linear_gate": lambda b: ops.TensorProductLinearGate(
+            irreps, backend=b
+        ).init_with_output(key, x, y),
+        "grouped_dense": lambda b: ops.grouped_dense(x.array, [jnp.ones((8, 2))], backend=b),
+    }
+    assert tuple(sorted(calls)) == tuple(sorted(OPS))
+    for op, call in calls.items():
+        for backend, runs in ((f"xla,{op}=e3nn", "e3nn"), (f"e3nn,{op}=xla", "xla")):
+            with recorded() as found:
+                call(backend)
+            assert [(f.kind, f.backend) for f in found] == [(op, runs)]
+    with recorded() as found:
+        ops.LinearSum(irreps, ("a", "b"), backend="xla,linear=e3nn").init(key, x, x)
+    assert [(f.kind, f.backend) for f in found] == [("linear", "e3nn")]
+    with only("xla", runs=False):  # of native kernels none; it counts products only
+        jax.block_until_ready(calls["linear"]("llvm,linear=xla"))
+    with only("llvm"):
+        jax.block_until_ready(calls["linear"]("xla,linear=llvm"))
+
+
+def test_numba_is_another_name_for_llvm(machine, monkeypatch):
+    machine(gpu=False, triton=False)
+    assert "numba" not in BACKENDS
+    assert (
+        resolve("numba") == resolve("xla,linear=numba", "linear") == resolve_here("numba") == "llvm"
+    )
+    x = e3nn.IrrepsArray("0e + 1o", jnp.ones((2, 4)))
+    with recorded() as calls, only("llvm"):
+        found = ops.tensor_product(x, x, backend="numba")
+    assert calls == [Op("tensor_product", "llvm", "")]
+    np.testing.assert_array_equal(found.array, ops.tensor_product(x, x, backend="llvm").array)
+    monkeypatch.setenv("EQFUSE_BACKEND", "numba")
+    assert resolve(None) == "llvm"
+    machine(gpu=False, triton=False, llvmlite=False)
+    with pytest.raises(ValueError, match=r"backend 'numba': 'llvm' cannot run here: .*pip install"):
+        resolve("numba")
 
 
 def test_availability_names_a_reason_for_every_backend(machine):
@@ -101,7 +218,7 @@ def test_availability_names_a_reason_for_every_backend(machine):
     assert tuple(report) == BACKENDS
     assert {name for name, (runs, _) in report.items() if runs} == {
         "triton-interpret",
-        "numba",
+        "llvm",
         "xla",
         "e3nn",
     }
@@ -120,3 +237,18 @@ def test_info_prints_versions_devices_and_reasons():
     assert f"None picks {resolve(None)!r}" in run.stdout
     assert all(f"  {name} " in run.stdout for name in BACKENDS)
     assert "cache  " in run.stdout
+
+
+def test_info_and_show_say_what_runs_which_op(monkeypatch):
+    monkeypatch.setenv("EQFUSE_BACKEND", "xla,linear=e3nn")
+    lines = info().splitlines()
+    assert "backend     None picks 'xla', because EQFUSE_BACKEND says so" in lines
+    assert "  linear on e3nn" in lines
+    best = _backend._best()
+    lines = show.show("4x0e", "1o", target="none").splitlines()
+    asked = f"not {best}: EQFUSE_BACKEND 'xla,linear=e3nn': 'xla' was asked for"
+    assert lines[1] == f"tensor_product runs here on xla, {asked}"
+    lines = show.show("4x0e", "1o", target="none", graph=True, backend=best).splitlines()
+    assert lines[1] == f"graph_tensor_product runs here on {best}"
+    with pytest.raises(ValueError, match="op 'gate' is unknown"):
+        show.show("4x0e", "1o", target="none", backend="gate=xla")

@@ -36,7 +36,7 @@ def expose(path: pathlib.Path, fault: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The cache folder, not made yet."""
+    """Return the cache folder, not made yet."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(folder))
     return folder
@@ -185,10 +185,10 @@ def test_what_is_made_is_private_whatever_the_umask(folder, umask):
         ("somebody", 0o040755, True, "belongs to user"),
     ],
 )
-def test_what_is_trusted(monkeypatch, owner, mode, leads, said):
+def test_what_is_trusted(monkeypatch, reduce_over, mode, leads, said):
     """For a user who is not root, whoever runs this."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    user = {"me": 1000, "root": 0, "somebody": SOMEBODY}[owner]
+    user = {"me": 1000, "root": 0, "somebody": SOMEBODY}[reduce_over]
     fault = _cache._fault(os.stat_result((mode, 0, 0, 1, user, user, 0, 0, 0, 0)), leads)
     assert fault.startswith(said)
     assert bool(fault) == bool(said)

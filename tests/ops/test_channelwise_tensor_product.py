@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops import tiers
 from tests.ops.cases import CHANNELWISE, SMALL
 from tests.ops.parity import BACKENDS, assert_equivariant, assert_one_rounding, assert_parity
 
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
+# see tiers.value_and_derivatives
+CORE = {"l3-both-parities", "graph", "graph-no-edges"}
+FLOAT32 = {"graph"}
 
 
-@all_backends
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", CHANNELWISE)
+@tiers.value_and_derivatives(CHANNELWISE, CORE, FLOAT32)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(CHANNELWISE[name], dtype, backend)
 

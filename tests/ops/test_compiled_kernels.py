@@ -7,14 +7,17 @@ import pytest
 
 from benchmarks.cases import CASES, SH2, Case
 from eqfuse.ops.triton.codegen import plan
+from tests.ops import tiers
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
 REGISTERS = 255  # of a thread, on every NVIDIA GPU since 2012
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-@pytest.mark.parametrize("order", ["forward", "backward", "double"])
+@pytest.mark.parametrize(
+    ("order", "target"),
+    tiers.targets(["forward", "backward", "double"], everywhere="forward"),
+)
 def test_nequip_compiles_without_spilling(order, target):
     """NequIP with l up to 2 and both parities: one launch, one, and two."""
     from eqfuse.ops.triton.runtime.compile import compile_kernel

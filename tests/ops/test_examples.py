@@ -15,7 +15,7 @@ NAMES = ["tensor_product", "elementwise_tensor_product"]
 
 
 def examples(name: str) -> doctest.DocTest:
-    """The examples of e3nn-jax's function `name`, as its installed version documents them.
+    """Return the examples of e3nn-jax's function `name`, as its installed version documents them.
 
     They import e3nn_jax under the name that holds our products; that line is left out.
     """

@@ -12,22 +12,22 @@ import pytest
 
 from benchmarks.cases import CASES
 from eqfuse.ops.algebra import channelwise, products
-from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Role, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
 
 EPS = np.finfo(np.float64).eps
 
 
 def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0):
-    """The outputs of a form by its definition, term by term, in float64 numpy."""
+    """Return the outputs of a form by its definition, term by term, in float64 numpy."""
     rows = {Index.ROW: slice(None), Index.SENDER: senders, Index.RECEIVER: receivers}
-    rows[Index.ONE] = slice(None)  # of one row, which numpy takes for all
+    rows[Index.SHARED] = slice(None)  # of one row, which numpy takes for all
     num_rows = max(len(a) for a in arrays.values()) if senders is None else len(senders)
     outputs = {o.name: np.zeros((num_rows, o.size)) for o in form.outputs}
     for path in form.paths:
         operands = [form.inputs[s.operand] for s in path.factors]
         operands.append(form.outputs[path.output.operand])
-        slots = (*path.factors, path.output)
-        segments = [o.segments[s.segment] for o, s in zip(operands, slots, strict=True)]
+        refs = (*path.factors, path.output)
+        segments = [o.segments[s.segment] for o, s in zip(operands, refs, strict=True)]
         mul = max(s.mul for o, s in zip(operands, segments, strict=True) if o.channels)
         for (components, value), u in itertools.product(path.terms, range(mul)):
             places = [
@@ -39,7 +39,7 @@ def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0
                 product = product * arrays[o.name][rows[o.index]][:, place]
             outputs[operands[-1].name][:, places[-1]] += product
     for operand in form.outputs:
-        if operand.index is Index.ONE:
+        if operand.index is Index.SHARED:
             outputs[operand.name] = outputs[operand.name].sum(axis=0, keepdims=True)
         elif operand.index is not Index.ROW:
             summed = np.zeros((num_nodes, operand.size))
@@ -241,7 +241,7 @@ def test_transpose_names_and_zero_cotangents():
 def test_paths_of_the_same_factors_are_merged():
     """The derivative of 3 a a is 6 a t_a: one path, whose terms are added."""
     a = Operand("a", 1, (Segment(0, 1, 1, 1),), channels=True)
-    square = Path((Slot(0, 0), Slot(0, 0)), Slot(0, 0), (((0, 0, 0), 3.0),))
+    square = Path((SegmentRef(0, 0), SegmentRef(0, 0)), SegmentRef(0, 0), (((0, 0, 0), 3.0),))
     form = Form((a,), (dataclasses.replace(a, name="out"),), (square,))
     [path] = form.jvp((True,)).paths
     assert path.terms == (((0, 0, 0), 6.0),)
@@ -303,7 +303,7 @@ WIDE = Operand("c", 9, (Segment(0, 3, 3, 3),), channels=True)
     ],
 )
 def test_forms_that_do_not_fit_are_refused(inputs, output, terms, message):
-    path = Path(tuple(Slot(n, 0) for n in range(len(inputs))), Slot(0, 0), terms)
+    path = Path(tuple(SegmentRef(n, 0) for n in range(len(inputs))), SegmentRef(0, 0), terms)
     with pytest.raises(ValueError, match=message):
         Form(inputs, (output,), (path,))
 

@@ -13,7 +13,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.algebra.form import Form
-from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.linear_form import LinearForm
 from tests.ops.parity import PORTABLE, only
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "fuse_a_layer.py"
@@ -21,7 +21,7 @@ EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "fuse_a_layer.py"
 
 def computed_by(backend):
     """e3nn's own backend has no kernels to prove."""
-    return nullcontext() if backend == "e3nn" else only(backend, kinds={Form, Mixing})
+    return nullcontext() if backend == "e3nn" else only(backend, kinds={Form, LinearForm})
 
 
 @pytest.mark.parametrize("backend", [*PORTABLE, "e3nn"])
@@ -54,7 +54,7 @@ def test_the_example_runs(capsys):
     assert "32x0e+16x1o, largest difference" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba"])
+@pytest.mark.parametrize("backend", ["xla", "llvm"])
 def test_functions_are_the_modules(backend):
     x, y = (
         e3nn.normal(irreps, jax.random.key(n), (5,))
@@ -76,7 +76,7 @@ def test_functions_are_the_modules(backend):
         )
     linear, index = e3nn.flax.Linear("3x0e", num_indexed_weights=2), jnp.arange(5) % 2
     params = linear.init(jax.random.key(2), index, x)
-    with only(backend, runs=backend == "numba", kinds={Mixing}):  # XLA has no kernel for it
+    with only(backend, runs=backend == "llvm", kinds={LinearForm}):  # XLA has no kernel for it
         got = ops.linear(
             x, params["params"], "3x0e", index=index, num_indexed_weights=2, backend=backend
         )

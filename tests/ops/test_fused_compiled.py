@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.fused_cases import CASES, mixing_kernels
 from eqfuse.ops.triton.codegen import fused_backward, fused_forward
+from tests.ops import tiers
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
@@ -18,8 +19,10 @@ def fused_kernels(fused, dtype):
     return forward.spec, fused_backward.backward(fused, *everything, dtype).spec
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-@pytest.mark.parametrize("case", ["nequip-16-l1", "rows-16-l1", "rows-64-l1"])
+@pytest.mark.parametrize(
+    ("case", "target"),
+    tiers.targets(["nequip-16-l1", "rows-16-l1", "rows-64-l1"], everywhere="rows-16-l1"),
+)
 def test_fused_kernels_compile_without_spilling(case, target):
     from eqfuse.ops.triton.runtime.compile import compile_kernel
 

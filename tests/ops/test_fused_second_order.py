@@ -8,7 +8,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.algebra.form import Form
-from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.linear_form import LinearForm
 from tests.ops.linear_cases import CASES, EDGES, NODES, Case, Problem
 from tests.ops.parity import PORTABLE, only
 
@@ -69,7 +69,7 @@ def test_gradients_of_a_loss_on_forces_equal_e3nns(name, backend, x64):
 
         return jax.jit(jax.grad(loss, (0, 1)))(problem.params, problem.arrays)
 
-    with only(backend, kinds={Form, Mixing}):
+    with only(backend, kinds={Form, LinearForm}):
         found = gradients(backend)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), found, gradients("e3nn")

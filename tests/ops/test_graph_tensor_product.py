@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops import tiers
 from tests.ops.cases import GRAPH, SMALL, Case, Graph, random_arrays
 from tests.ops.parity import (
     BACKENDS,
@@ -21,12 +22,25 @@ from tests.ops.parity import (
 )
 
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
+# see tiers.value_and_derivatives
+CORE = {
+    "l3",
+    "mul-33",
+    "mul-600",
+    "not-regrouped",
+    "unweighted",
+    "one-y",
+    "one-w",
+    "no-edges",
+    "uvuv-expanded",
+    "one-by-many",
+    "zero-blocks",
+}
+FLOAT32 = {"mul-33", "mul-600", "one-w"}
 CASE = GRAPH["mul-5"]
 
 
-@all_backends
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", GRAPH)
+@tiers.value_and_derivatives(GRAPH, CORE, FLOAT32)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(GRAPH[name], dtype, backend)
 

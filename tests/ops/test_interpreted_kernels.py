@@ -41,7 +41,7 @@ def product(case: Case) -> Form:
 
 
 def orders(form: Form) -> dict[str, Form]:
-    """The form and the backward passes of it and of that, for all inputs."""
+    """Return the form and the backward passes of it and of that, for all inputs."""
 
     def backward(form):
         n = len(form.inputs)
@@ -59,7 +59,7 @@ NUM_ROWS = len(SMALL.pairs)
 
 
 def run(form: Form, inputs) -> list[np.ndarray]:
-    """The outputs of the form's kernels, each of which finds NaN where it is to write."""
+    """Return the outputs of the form's kernels, each of which finds NaN where it is to write."""
     from eqfuse.ops.triton.runtime.interpret import interpret
 
     edges = SMALL.edges()

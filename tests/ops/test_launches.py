@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 @pytest.fixture
 def gpu(tmp_path, monkeypatch):
-    """An H100 to compile for, and an empty cache."""
+    """Return an H100 to compile for, and an empty cache."""
     from jaxlib import gpu_triton
 
     if not hasattr(gpu_triton, "TritonKernel"):

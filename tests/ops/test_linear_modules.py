@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.linear_form import LinearForm
 from tests.ops.parity import PORTABLE, QUICK, interpreted, only
 
 IRREPS, OUT, OTHER = "5x0e+3x1o+2x0o+4x0e", "6x0e+2x1o+3x1e+4x0o+2x0e", "4x0e+2x1o"
@@ -28,8 +28,8 @@ def backend(request):
 
 
 def computed_by(backend):
-    """Kernels of a mixing, of which XLA has none; for what is lowered inside."""
-    return only(backend, runs=backend != "xla", kinds={Mixing})
+    """Return kernels of a linear form, of which XLA has none; for what is lowered inside."""
+    return only(backend, runs=backend != "xla", kinds={LinearForm})
 
 
 def arguments(options, rows=ROWS, dtype=jnp.float64):

@@ -45,7 +45,7 @@ def assert_as_e3nn(transform, case: Case, backend: str, *arguments, launches=Non
 
 
 def curved(product):
-    """A function of the operands with all derivatives, and one number."""
+    """Return a function of the operands with all derivatives, and one number."""
 
     def function(*operands):
         out = product(*operands)

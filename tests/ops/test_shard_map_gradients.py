@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from tests.ops import tiers
 
-@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm", "triton-interpret"))
 def test_two_host_devices(backend):
-    """Of data and parameters, first and second order: those of e3nn, half by half."""
+    """Gradients of data and parameters, first and second order, are those of e3nn, half by half."""
     if backend == "triton-interpret":
         pytest.importorskip("triton", reason="the interpreter is part of triton")
     flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}

@@ -13,11 +13,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eqfuse import ops
+from tests.ops import tiers
 
 HERE = pathlib.Path(__file__).parent
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm", "triton-interpret"))
 def test_four_host_devices(backend):
     """Under jit with sharded operands and inside shard_map, values and gradients are e3nn's."""
     if backend == "triton-interpret":

@@ -1,4 +1,4 @@
-"""The work of a step is what its forms, mixings and matrix products do, inside of fused ops too."""
+"""The work of a step is what its forms, linear forms and matmuls do, inside of fused ops too."""
 
 import e3nn_jax as e3nn
 import jax

@@ -12,6 +12,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import _reference
+from tests.ops import tiers
 from tests.ops.cases import random_arrays
 from tests.ops.parity import BACKENDS, assert_one_rounding, assert_parity, error, largest, only
 
@@ -32,7 +33,7 @@ class Case:
 
     @property
     def sums(self):
-        """Of which operands the gradient is a sum over how many rows."""
+        """Return over how many rows the gradient of each operand is a sum."""
         return {"w": math.prod(self.shape)} if self.num_indices == 1 else {}
 
     @functools.cached_property
@@ -67,7 +68,7 @@ class Case:
         )
 
     def reference(self, x, w):
-        """Every monomial of x, then the basis of all irreps at once, then the weights."""
+        """Return every monomial of x, then the basis of all irreps at once, then the weights."""
         irreps, wanted = e3nn.Irreps(self.irreps), e3nn.Irreps(self.irreps_out)
         if self.index is not None:
             w = w[self.index]
@@ -119,12 +120,23 @@ CASES = {
     "no-axes": Case("3x0e+3x1o", "3x1o", 2, shape=()),
     "no-rows": Case("3x0e+3x1o", "3x0e", 3, shape=(0,)),
 }
+# which XLA compiles for a long time
+NOT_XLA = [backend for backend in BACKENDS if backend != "xla"]
 LARGE = Case("2x0e+2x1o+2x2e+2x3o", "2x0e+2x1o+2x2e", 3)
 
 
-@all_backends
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", CASES)
+CORE = {
+    "two-factors-both-parities",
+    "three-factors",
+    "channels-33",
+    "own-weights",
+    "one-index",
+    "no-rows",
+}
+FLOAT32 = {"channels-33", "one-index"}
+
+
+@tiers.value_and_derivatives(CASES, CORE, FLOAT32)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(CASES[name], dtype, backend)
 
@@ -143,7 +155,7 @@ def test_the_backend_e3nn_is_the_definition(name):
     assert error(found, expected) <= 1e-13 * largest(expected)
 
 
-@all_backends
+@pytest.mark.parametrize("backend", tiers.slow_unless(NOT_XLA, *BACKENDS))
 def test_three_factors_up_to_l_3(backend):
     """The contraction of the largest published MACE, and its gradients."""
     x, w = LARGE.operands()
@@ -161,7 +173,7 @@ def test_three_factors_up_to_l_3(backend):
         assert error(a, b) <= 1e-12 * largest(b)
 
 
-@all_backends
+@pytest.mark.parametrize("backend", tiers.slow_unless(NOT_XLA, *BACKENDS))
 @pytest.mark.parametrize("case", [CASES["three-factors-pseudoscalar"], LARGE], ids=["o3", "l3"])
 def test_equivariance(case, backend):
     matrix, _ = np.linalg.qr(np.random.default_rng(4).normal(size=(3, 3)))

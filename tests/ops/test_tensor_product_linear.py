@@ -11,9 +11,20 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
 from eqfuse.ops.algebra.form import Form
-from eqfuse.ops.algebra.linear_form import Mixing
+from eqfuse.ops.algebra.linear_form import LinearForm
+from tests.ops import tiers
 from tests.ops.linear_cases import CASES, NODES, Problem
-from tests.ops.parity import PORTABLE, QUICK, only
+from tests.ops.parity import QUICK, only
+
+# These run on every backend by default, and in low precision; see tiers.by_backend.
+CORE = {
+    "rows-linear",
+    "graph-gate-skip",
+    "rows-indexed-bias",
+    "rows-channelwise",
+    "graph-channelwise-split",
+}
+core_by_default = pytest.mark.parametrize("case", tiers.slow_unless(CORE, *CASES), indirect=True)
 
 
 def orders(problem: Problem, backend: str):
@@ -45,7 +56,7 @@ def orders_of_e3nn(case):
 
 
 def worst(got, expected) -> float:
-    """The largest error relative to the largest element of its array."""
+    """Return the largest error relative to the largest element of its array."""
     errors = [0.0]
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert np.isfinite(a).all()
@@ -54,7 +65,7 @@ def worst(got, expected) -> float:
 
 
 def in_dtype(problem: Problem, dtype) -> Problem:
-    """The same problem in another dtype, on the same numbers as far as it can hold them."""
+    """Return the same problem in another dtype, on the same numbers as far as it can hold them."""
     copy = Problem(problem.case, dtype)
     copy.arrays, copy.params = jax.tree.map(
         lambda a: jnp.asarray(a, dtype), (problem.arrays, problem.params)
@@ -83,7 +94,7 @@ def gradients(problem: Problem, backend: str):
 
 @functools.cache
 def of_e3nn(case, dtype):
-    """A problem in a low precision, and its `gradients` by e3nn in that and in float64."""
+    """Return a problem in a low precision, and its `gradients` by e3nn in that and in float64."""
     low = in_dtype(Problem(case, np.float32), dtype)
     with jax.enable_x64(True):
         exact = gradients(in_dtype(low, np.float64), "e3nn")
@@ -95,12 +106,16 @@ def case(request):
     return CASES[request.param]
 
 
-@pytest.mark.parametrize("backend", PORTABLE)
+# natively, all cases run in test_llvm_fused
+ALL_ORDERS = tiers.by_backend(CASES, CORE, always="triton-interpret")
+
+
+@pytest.mark.parametrize(("case", "backend"), ALL_ORDERS, indirect=["case"])
 def test_all_orders_equal_e3nn(case, backend):
     """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
     with jax.enable_x64(True):
         problem = Problem(case)
-        with only(backend, kinds={Form, Mixing}):
+        with only(backend, kinds={Form, LinearForm}):
             got = orders(problem, backend)
         for name, a, b in zip(
             ("value", "jvp", "vjp", "vjp of vjp"), got, orders_of_e3nn(case), strict=True
@@ -108,7 +123,8 @@ def test_all_orders_equal_e3nn(case, backend):
             assert worst(a, b) < 1e-12, name
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+@core_by_default
+@pytest.mark.parametrize("backend", ["xla", "llvm", "triton-interpret"])
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
     """No error is more than twice e3nn-jax's in the same dtype, or than eight roundings.
@@ -125,6 +141,7 @@ def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
         assert np.abs(a - c).max(initial=0) <= allowed
 
 
+@core_by_default
 def test_kernels_are_bitwise_repeatable(case):
     """Twice the same bits, the gradients of the parameters included, which are sums of parts."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
@@ -158,7 +175,7 @@ def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
 
 def test_no_rows_and_no_channels_in_common():
     """Zero rows give zero rows; what the Linear cannot reach is zero."""
-    for backend in ("xla", "numba", "triton-interpret"):
+    for backend in ("xla", "llvm", "triton-interpret"):
         module = TensorProductLinear("3x0e+2x2o", force_irreps_out=True, backend=backend)
         x, y = (
             e3nn.normal("2x0e", jax.random.key(0), (4,)),
@@ -171,7 +188,7 @@ def test_no_rows_and_no_channels_in_common():
         assert module.apply(params, x[:0], y[:0]).shape == (0, 13)
 
 
-@pytest.mark.parametrize("backend", ["xla", "numba", "triton-interpret"])
+@pytest.mark.parametrize("backend", ["xla", "llvm", "triton-interpret"])
 @pytest.mark.parametrize("normalization", ["component", "norm", "none"])
 def test_normalizations_filters_and_broadcasting(backend, normalization):
     if backend == "triton-interpret":

@@ -18,7 +18,7 @@ def test_the_tour_prints_what_it_says():
 
 
 def run(package: str) -> dict:
-    """The names that the example with a package defines."""
+    """Return the names that the example with a package defines."""
     pytest.importorskip(package)
     blocks = re.findall(r"```python\n(.*?)```", TOUR.read_text(encoding="utf-8"), re.DOTALL)
     [block] = [b for b in blocks if f"import {package} as" in b]

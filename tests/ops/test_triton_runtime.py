@@ -21,7 +21,7 @@ spec, values, expected, ROW_START = (
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty cache folder, and a runtime that has compiled and loaded nothing yet."""
+    """Return an empty cache folder, and a runtime that has compiled and loaded nothing yet."""
     from eqfuse.ops.triton.runtime import compile, source
 
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))

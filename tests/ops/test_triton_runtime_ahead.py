@@ -28,7 +28,7 @@ def _empty(tmp_path, monkeypatch):
 
 
 def force_matching(backend):
-    """A function that trains on forces through a small graph product, and its arguments."""
+    """Return a function that trains on forces through a small graph product, and its arguments."""
     product = products.tensor_product(
         e3nn.Irreps("8x0e+8x1o"), e3nn.Irreps("0e+1o"), None, "component", True, True, on_graph=True
     )

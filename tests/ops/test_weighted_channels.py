@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops import tiers
 from tests.ops.cases import Case
 from tests.ops.parity import BACKENDS, assert_equivariant, assert_one_rounding, assert_parity
 
@@ -57,9 +58,11 @@ CASES = {
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
-@all_backends
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", CASES)
+CORE = {"not sorted", "no rows"}
+FLOAT32 = {"allegro"}
+
+
+@tiers.value_and_derivatives(CASES, CORE, FLOAT32)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(CASES[name], dtype, backend)
 

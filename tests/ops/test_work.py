@@ -16,7 +16,7 @@ TINY = Case("graph_tensor_product", "2x0e+2x1o", "0e+1o", keep="0e+1o")
 
 
 def forms(function, *arguments):
-    """The forms in a function's computation, after JAX has left out what nobody reads."""
+    """Return the forms in a function's computation, after JAX has left out what nobody reads."""
     traced = jax.jit(function).trace(*arguments).jaxpr.jaxpr
     used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
     return [e.params["form"] for e in used.eqns if e.primitive is _forms.form_p]
@@ -63,7 +63,7 @@ def test_gradients_that_are_zero_are_not_computed():
 
 
 def _with(function, n, operands, value):
-    """The function of operand `n` alone."""
+    """Return the function of operand `n` alone."""
     return function(*operands[:n], value, *operands[n + 1 :])
 
 

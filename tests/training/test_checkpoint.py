@@ -1,5 +1,8 @@
+import asyncio
+import contextlib
 import errno
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -15,6 +18,7 @@ import pytest
 from eqfuse import models
 from eqfuse.training import CheckpointError, checkpoint, load_run, read_metadata, saving
 from eqfuse.training.checkpoint import DamagedCheckpointWarning, read_checkpoint
+from eqfuse.training.quiet import quiet
 from eqfuse.training.saving import Checkpoints
 
 METADATA = {
@@ -226,3 +230,28 @@ def test_a_damaged_checkpoint_prints_nothing_of_closed_event_loops(tmp_path, mon
             read_checkpoint(tmp_path, ("last",))
     time.sleep(0.2)  # tensorstore's threads go on for a while
     assert printed == []
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ('DATA_LOSS: Error reading "w/.zarray" in OCDBT database', False),
+        ("NOT_FOUND: no such file [tensorstore_spec='{}']", False),
+        ("mine", True),
+    ],
+)
+def test_tasks_of_a_damaged_checkpoint_that_fail_too_are_not_printed(caplog, message, said):
+    """orbax asks for one error of several; asyncio complains of the others when they are gone."""
+
+    async def fail():
+        raise ValueError(message)
+
+    async def leave():
+        asyncio.get_running_loop().create_task(fail())
+        await asyncio.sleep(0.01)
+
+    with contextlib.suppress(KeyError), quiet():
+        raise KeyError
+    asyncio.run(leave())
+    gc.collect()
+    assert ("Task exception was never retrieved" in caplog.text) == said

@@ -71,3 +71,14 @@ def test_an_interrupted_run_leaves_a_loadable_checkpoint(tmp_path, water, tiny, 
     _, _, metadata = load_run(folder, which="last")
     assert metadata["step"] > 0
     assert f"step {metadata['step']};" in error
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\x00b", "a\x1b[31mb", "\udcff"])
+def test_a_refused_name_is_shown_in_one_line_that_a_terminal_can_print(value, capsys):
+    assert main([f"lr={value}"]) == 2
+    assert main([value]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("\n")
+    assert len(error.splitlines()) == 2
+    assert all(line.isprintable() for line in error.splitlines())
+    assert ascii(value)[1:-1] in error

@@ -123,6 +123,19 @@ def test_a_log_that_was_cut_off_is_not_damaged(folder, capsys, end):
     assert history(folder) == rows
 
 
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n2,8,"])
+def test_a_log_that_lost_lines_of_finished_epochs_says_so(folder, capsys, end):
+    """A killed run loses only the line of an epoch that it trains again."""
+    log = folder / "metrics.csv"
+    log.write_bytes(log.read_bytes().rpartition(b"\n2,")[0] + end)
+    opened = RunFolder(resumed_config(parse, [f"resume={folder}"]))
+    opened.forget_after(2)
+    opened.close()
+    [warning] = capsys.readouterr().err.splitlines()
+    assert warning.startswith(f"warning: {log} was cut off: it has no line of epoch 2 to 2")
+    assert [line["epoch"] for line in history(folder)] == ["1"]
+
+
 def test_a_run_with_a_damaged_log_goes_on(runs, folder, capsys):
     log = folder / "metrics.csv"
     log.write_bytes(b"\xff" + log.read_bytes())

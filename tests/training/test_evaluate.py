@@ -66,7 +66,7 @@ def test_errors_are_those_of_the_predictions(run, typed, tmp_path, capsys):
 
 
 def test_stress_errors(copper, tmp_path, capsys):
-    """Of the frames that have a stress, under the name that was given."""
+    """They are those of the frames that have a stress, under the name that was given."""
     folder, file = tmp_path / "run", tmp_path / "some.xyz"
     more = ["cutoff=3", "data.val=2", "epochs=1", "training.stress_weight=10"]
     assert main(["data=extxyz", f"data.path={copper}", *TINY, *more, f"run={folder}"]) == 0

@@ -86,7 +86,12 @@ def assert_alike(first, second):
 
 @pytest.mark.parametrize(
     ("model", "backend"),
-    [("nequip", "numba"), ("nequip", "e3nn"), ("mace", "xla"), ("allegro", "numba")],
+    [
+        ("nequip", "llvm"),
+        pytest.param("nequip", "e3nn", marks=pytest.mark.slow),
+        ("mace", "xla"),
+        pytest.param("allegro", "llvm", marks=pytest.mark.slow),
+    ],
 )
 def test_gradients_are_those_of_one_device(model, backend):
     program = Path(__file__).with_name("parallel_program.py")

@@ -22,7 +22,7 @@ from eqfuse.training.stopping import TrainingFailed
 def mixed(params, x):
     """Two Linears of ours, three matrix products of XLA, and a sort."""
     x = e3nn.IrrepsArray("4x0e+4x1o", x)
-    linear = ops.Linear("4x0e+4x1o", backend="numba")
+    linear = ops.Linear("4x0e+4x1o", backend="llvm")
     for _ in range(2):
         x = linear.apply(params, x)
     with jax.named_scope("layer_1"):
@@ -37,7 +37,7 @@ def mixed(params, x):
 def step():
     """A jitted function and its arguments."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 16)), jnp.float32)
-    linear = ops.Linear("4x0e+4x1o", backend="numba")
+    linear = ops.Linear("4x0e+4x1o", backend="llvm")
     params = linear.init(jax.random.key(0), e3nn.IrrepsArray("4x0e+4x1o", x))
     return jax.jit(mixed), (params, x)
 

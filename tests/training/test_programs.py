@@ -30,7 +30,7 @@ print(folder, found.count("cache_hits"), bits, sep="\\n")
 """
 
 
-def run(folder: Path, backend="numba", **variables) -> tuple[str, int, str]:
+def run(folder: Path, backend="llvm", **variables) -> tuple[str, int, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     environment |= {
         "EQFUSE_CACHE_DIR": str(folder),
@@ -50,7 +50,7 @@ def run(folder: Path, backend="numba", **variables) -> tuple[str, int, str]:
     return programs, int(hits), bits
 
 
-@pytest.mark.parametrize("backend", ["numba", "xla"])
+@pytest.mark.parametrize("backend", ["llvm", pytest.param("xla", marks=pytest.mark.slow)])
 def test_later_runs_find_them(backend, tmp_path):
     folder, hits, bits = run(tmp_path, backend)
     assert hits == 0
@@ -153,7 +153,9 @@ def plant(folder: Path) -> Path:
     return honest
 
 
-@pytest.mark.parametrize("fault", ["group", "others", "owner"])
+@pytest.mark.parametrize(
+    "fault", ["group", *(pytest.param(f, marks=pytest.mark.slow) for f in ("others", "owner"))]
+)
 def test_a_planted_program_is_not_run(tmp_path, fault):
     if fault == "owner" and os.geteuid() != 0:
         pytest.skip("only root gives files away")

@@ -1,6 +1,7 @@
 """A run that was interrupted, by SIGKILL too, ends like one that never was."""
 
 import csv
+import dataclasses
 import os
 import shutil
 import signal
@@ -18,6 +19,9 @@ from eqfuse.training import molecule
 from eqfuse.training.checkpoint import CheckpointError, read_checkpoint
 from eqfuse.training.loop import Fit
 from eqfuse.training.main import main
+from eqfuse.training.options import parse
+from eqfuse.training.resume import check_same_run
+from eqfuse.training.settings import ConfigError
 from tests.training.conftest import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -276,3 +280,14 @@ def test_a_damaged_byte_is_an_error_or_changes_nothing(whole, capfd):
     assert refusals > 0
     time.sleep(0.1)
     assert capfd.readouterr().err == ""
+
+
+def test_settings_that_an_earlier_version_did_not_have_were_at_their_default(tmp_path):
+    config = parse(["model=mace", "data=ethanol"])
+    metadata = {"config": dataclasses.asdict(config)}
+    for name in ("zbl", "distance_transform"):
+        del metadata["config"]["model"][name]
+    check_same_run(config, metadata, tmp_path)
+    config = parse(["model=mace", "data=ethanol", "model.zbl=true"])
+    with pytest.raises(ConfigError, match=r"model.zbl \(False there, True here\)"):
+        check_same_run(config, metadata, tmp_path)

@@ -12,7 +12,15 @@ from eqfuse.training.main import main
 from eqfuse.training.tetris import ROTATION_TOLERANCE, demonstrate, logits
 
 
-@pytest.mark.parametrize("model", ["nequip", "allegro", "mace", "tetris"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "nequip",
+        pytest.param("allegro", marks=pytest.mark.slow),
+        pytest.param("mace", marks=pytest.mark.slow),
+        "tetris",
+    ],
+)
 def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     folder = tmp_path / "run"
     assert main([f"model={model}", f"run={folder}"]) == 0

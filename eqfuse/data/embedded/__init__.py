@@ -11,7 +11,7 @@ NAMES = ("ethanol", "lif")
 
 
 def read_embedded(name: str) -> list[Structure]:
-    """The structures of an embedded set, in eV and Å.
+    """Return the structures of an embedded set, in eV and Å.
 
     Args:
       name: one of `NAMES`.

@@ -27,7 +27,7 @@ def elementwise_tensor_product(
     zero_x: tuple[bool, ...] | None = None,
     zero_y: tuple[bool, ...] | None = None,
 ) -> Product:
-    """The form of `e3nn.elementwise_tensor_product` (uuu): both operands per channel.
+    """Return the form of `e3nn.elementwise_tensor_product` (uuu): both operands per channel.
 
     Raises:
       ValueError: operands of different numbers of irreps.
@@ -52,7 +52,7 @@ def channelwise_tensor_product(
     zero_y: tuple[bool, ...] | None = None,
     on_graph: bool = False,
 ) -> Product:
-    """The form of every block of x times every block of y (uuu), sorted and merged by irrep.
+    """Return the form of every block of x times every block of y (uuu), sorted and merged by irrep.
 
     `on_graph` reads y through the receivers.
 
@@ -80,7 +80,9 @@ def channelwise_tensor_product(
 def _channelwise(
     blocks, irreps_x, irreps_y, filter_ir_out, normalization: str, y_index: Index = Index.ROW
 ) -> Product:
-    """The form of products, channel by channel, of (irrep, block of x, block of y) in order."""
+    """Return the form of products, channel by channel, of (irrep, block of x, block of
+    y) in order.
+    """
     operands, paths, zeros, irreps_out, offset = Operands(), [], [], [], 0
     for ir, (ir_x, x, x_zero), (ir_y, y, y_zero) in blocks:
         if filter_ir_out is not None and ir not in filter_ir_out:
@@ -90,9 +92,9 @@ def _channelwise(
         irreps_out.append((x.mul, ir))
         zeros.append(x_zero or y_zero)
         if not zeros[-1] and x.mul:
-            factors = (operands.slot(X, x), operands.slot(Y, y))
+            factors = (operands.ref(X, x), operands.ref(Y, y))
             terms = coupling(ir_x, ir_y, ir, normalization)
-            paths.append(Path(factors, operands.slot(OUT, out), terms))
+            paths.append(Path(factors, operands.ref(OUT, out), terms))
     irreps_out = e3nn.Irreps(irreps_out)
     inputs = (
         operands.operand(X, irreps_x.dim, True, Index.ROW),
@@ -112,7 +114,7 @@ def _blocks(irreps, zero_flags):
 
 
 def _aligned(left, right):
-    """Pairs of blocks of equal multiplicity, long ones cut, as e3nn aligns its operands."""
+    """Yield pairs of blocks of equal multiplicity, long ones cut, as e3nn aligns its operands."""
     left, right = list(left), list(right)
     while left and right:
         mul = min(left[0][1].mul, right[0][1].mul)

@@ -37,28 +37,30 @@ class Index(enum.Enum):
     ROW = "row"
     SENDER = "sender"
     RECEIVER = "receiver"
-    ONE = "one"
+    SHARED = "shared"
 
     @property
     def is_node(self) -> bool:
-        """Whether it is a node."""
+        """Return whether it is a node."""
         return self in (Index.SENDER, Index.RECEIVER)
 
     @property
     def edge_arrays(self) -> tuple[str, ...]:
-        """The arrays of `Edges` that list the edges of each node; none for rows."""
+        """Return the arrays of `Edges` that list the edges of each node; none for rows."""
         return (f"{self.value}_order", f"{self.value}_ptr") if self.is_node else ()
 
     @property
     def counted(self) -> str | None:
-        """What the leading axis of an operand's array counts; None for one row that all share."""
-        if self is Index.ONE:
+        """Return what the leading axis of an operand's array counts; None for one row that all
+        share.
+        """
+        if self is Index.SHARED:
             return None
         return "nodes" if self.is_node else "rows"
 
     def count(self, num_rows: int, num_nodes: int) -> int:
-        """Rows of an operand."""
-        return {Index.ROW: num_rows, Index.ONE: 1}.get(self, num_nodes)
+        """Return rows of an operand."""
+        return {Index.ROW: num_rows, Index.SHARED: 1}.get(self, num_nodes)
 
 
 class Role(enum.IntEnum):
@@ -104,7 +106,7 @@ class Operand:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the segments are the whole row."""
+        """Return whether the segments are the whole row."""
         return sum(s.mul * s.dim for s in self.segments) == self.size
 
     def __repr__(self):
@@ -115,7 +117,7 @@ class Operand:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class SegmentRef:
     """One segment of one operand: `form.inputs[operand].segments[segment]`, or of the outputs."""
 
     operand: int
@@ -133,8 +135,8 @@ class Path:
         order, and one for the output.
     """
 
-    factors: tuple[Slot, ...]
-    output: Slot
+    factors: tuple[SegmentRef, ...]
+    output: SegmentRef
     terms: tuple[tuple[tuple[int, ...], float], ...]
 
 
@@ -168,13 +170,13 @@ class Form:
             self._check(path)
 
     def _check(self, path: Path):
-        slots = [(self.inputs, slot) for slot in path.factors] + [(self.outputs, path.output)]
-        operands = [side[slot.operand] for side, slot in slots]
-        segments = [side[slot.operand].segments[slot.segment] for side, slot in slots]
+        refs = [(self.inputs, ref) for ref in path.factors] + [(self.outputs, path.output)]
+        operands = [side[ref.operand] for side, ref in refs]
+        segments = [side[ref.operand].segments[ref.segment] for side, ref in refs]
         muls = {s.mul for s, o in zip(segments, operands, strict=True) if o.channels}
         if len(muls) > 1:
             raise ValueError(f"a path joins segments of {sorted(muls)} channels: {operands}")
-        if all(o.index is Index.ONE for o in operands[:-1]):
+        if all(o.index is Index.SHARED for o in operands[:-1]):
             raise ValueError(f"a path needs a factor that differs from row to row, got {operands}")
         if operands[-1].channels and not any(o.channels for o in operands[:-1]):
             raise ValueError(f"{operands[-1]} has channels, but no input of its path has")
@@ -206,17 +208,17 @@ class Form:
             f"  outputs {', '.join(map(repr, self.outputs))}",
         ]
         for path in self.paths:
-            left = " * ".join(self._slot_name(self.inputs, slot) for slot in path.factors)
+            left = " * ".join(self._slot_name(self.inputs, ref) for ref in path.factors)
             right = self._slot_name(self.outputs, path.output)
             lines.append(f"  {right} += {left}  ({len(path.terms)} terms)")
         return "\n".join(lines)
 
     @staticmethod
-    def _slot_name(side, slot):
-        operand = side[slot.operand]
-        segment = operand.segments[slot.segment]
+    def _slot_name(side, ref):
+        operand = side[ref.operand]
+        segment = operand.segments[ref.segment]
         shape = f"{segment.mul}x{segment.dim}" if operand.channels else f"{segment.dim}"
-        return f"{operand.name}.{slot.segment}[{shape}]"
+        return f"{operand.name}.{ref.segment}[{shape}]"
 
     @property
     def num_terms(self) -> int:
@@ -224,21 +226,21 @@ class Form:
 
     @property
     def on_graph(self) -> bool:
-        """Whether any operand is indexed by node, so that edges are needed."""
+        """Return whether any operand is indexed by node, so that edges are needed."""
         return any(o.index.is_node for o in self.inputs + self.outputs)
 
     @property
     def needs_integers(self) -> bool:
-        """Whether the arrays of `Edges` follow those of the inputs."""
+        """Return whether the arrays of `Edges` follow those of the inputs."""
         return self.on_graph
 
     def reached(self) -> tuple[bool, ...]:
-        """Which outputs any path adds to; the others are zero."""
+        """Return which outputs any path adds to; the others are zero."""
         found = {path.output.operand for path in self.paths}
         return tuple(o in found for o in range(len(self.outputs)))
 
     def indexed(self, inputs: dict[int, Index], outputs: dict[int, Index] | None = None) -> "Form":
-        """The same form with other indices of the operands of these numbers."""
+        """Return the same form with other indices of the operands of these numbers."""
         sides = []
         for operands, changed in ((self.inputs, inputs), (self.outputs, outputs or {})):
             sides.append(
@@ -251,7 +253,7 @@ class Form:
 
     @property
     def max_mul(self) -> int:
-        """The largest number of channels of any operand, at least 1."""
+        """Return the largest number of channels of any operand, at least 1."""
         operands = [o for o in self.inputs + self.outputs if o.channels]
         return max((s.mul for o in operands for s in o.segments), default=1)
 
@@ -263,8 +265,8 @@ class Form:
         """
         operations = 0
         for path in self.paths:
-            slots = [(self.inputs, slot) for slot in path.factors]
-            mul = max(o[s.operand].segments[s.segment].mul for o, s in slots)
+            refs = [(self.inputs, ref) for ref in path.factors]
+            mul = max(o[s.operand].segments[s.segment].mul for o, s in refs)
             operations += mul * len(path.terms) * (len(path.factors) + 1)
         elements = 0
         for operand in self.inputs + self.outputs:
@@ -272,7 +274,7 @@ class Form:
         return Counts(len(self.paths), self.num_terms, operations * num_rows, elements * itemsize)
 
     def jvp(self, active: tuple[bool, ...]) -> "Form":
-        """The derivative along tangents of the active inputs, all in one form.
+        """Return the derivative along tangents of the active inputs, all in one form.
 
         Inputs: those of this form, then one tangent for each active input. Outputs: the tangents
         of the outputs.
@@ -286,15 +288,15 @@ class Form:
                 tangents.append(dataclasses.replace(operand, name=name))
         paths = []
         for path in self.paths:
-            for position, slot in enumerate(path.factors):
-                if slot.operand in tangent_of:
-                    tangent = Slot(tangent_of[slot.operand], slot.segment)
+            for position, ref in enumerate(path.factors):
+                if ref.operand in tangent_of:
+                    tangent = SegmentRef(tangent_of[ref.operand], ref.segment)
                     factors = (*path.factors[:position], tangent, *path.factors[position + 1 :])
                     paths.append(dataclasses.replace(path, factors=factors))
         return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths)).merged()
 
     def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> "Form":
-        """The form from cotangents of the outputs to cotangents of the linear inputs.
+        """Return the form from cotangents of the outputs to cotangents of the linear inputs.
 
         Every path must contain exactly one linear input. Inputs: those of this form that are not
         linear, then a cotangent for each output marked in `cotangents` (the others are zero).
@@ -310,12 +312,12 @@ class Form:
         return self._with(known + given, wanted, names).merged()
 
     def restrict(self, wanted: tuple[bool, ...]) -> "Form":
-        """The same form with only the wanted outputs, and every input."""
+        """Return the same form with only the wanted outputs, and every input."""
         n = len(self.inputs)
         return self._with([*range(n)], [n + o for o, keep in enumerate(wanted) if keep])
 
     def drop_inputs(self, keep: tuple[bool, ...]) -> "Form":
-        """The same form with only the inputs that `keep` marks; no path may read another."""
+        """Return the same form with only the inputs that `keep` marks; no path may read another."""
         n = len(self.inputs)
         outputs = [*range(n, n + len(self.outputs))]
         return self._with([i for i in range(n) if keep[i]], outputs)
@@ -325,7 +327,7 @@ class Form:
         return self.inputs + self.outputs
 
     def _with(self, inputs: list[int], outputs: list[int], names=None) -> "Form":
-        """The form of some operands, and of the paths that have no others.
+        """Return the form of some operands, and of the paths that have no others.
 
         Args:
           inputs, outputs: numbers of operands; this form's outputs are numbered after its inputs.
@@ -335,16 +337,16 @@ class Form:
         place = {j: new for new, j in enumerate(order)}
         paths = []
         for path in self.paths:
-            slots = [*path.factors, Slot(n + path.output.operand, path.output.segment)]
-            if any(slot.operand not in place for slot in slots):
+            refs = [*path.factors, SegmentRef(n + path.output.operand, path.output.segment)]
+            if any(ref.operand not in place for ref in refs):
                 continue
-            slots = [Slot(place[slot.operand], slot.segment) for slot in slots]
-            [out] = [p for p, slot in enumerate(slots) if slot.operand >= len(inputs)]
-            output = Slot(slots[out].operand - len(inputs), slots[out].segment)
+            refs = [SegmentRef(place[ref.operand], ref.segment) for ref in refs]
+            [out] = [p for p, ref in enumerate(refs) if ref.operand >= len(inputs)]
+            output = SegmentRef(refs[out].operand - len(inputs), refs[out].segment)
             terms = path.terms
-            if out < len(slots) - 1:
+            if out < len(refs) - 1:
                 terms = tuple(((*c[:out], *c[out + 1 :], c[out]), value) for c, value in terms)
-            paths.append(Path((*slots[:out], *slots[out + 1 :]), output, terms))
+            paths.append(Path((*refs[:out], *refs[out + 1 :]), output, terms))
         operands = [
             dataclasses.replace(self._operands[j], name=names[j])
             if names and j in names
@@ -355,12 +357,14 @@ class Form:
         return Form(*sides, tuple(paths))
 
     def used_inputs(self) -> tuple[bool, ...]:
-        """Which inputs any path reads."""
-        used = {slot.operand for path in self.paths for slot in path.factors}
+        """Return which inputs any path reads."""
+        used = {ref.operand for path in self.paths for ref in path.factors}
         return tuple(i in used for i in range(len(self.inputs)))
 
     def merged(self) -> "Form":
-        """The same form, paths of the same factors and output in one, without those that cancel."""
+        """Return the same form, paths of the same factors and output in one, without those that
+        cancel.
+        """
         merged = collections.OrderedDict()
         for path in self.paths:
             order = sorted(range(len(path.factors)), key=lambda n, p=path: _slot_key(p.factors[n]))
@@ -375,33 +379,17 @@ class Form:
         return Form(self.inputs, self.outputs, tuple(path for path in paths if path.terms))
 
 
-def _slot_key(slot: Slot):
-    return slot.operand, slot.segment
+def _slot_key(ref: SegmentRef):
+    return ref.operand, ref.segment
 
 
 def _fresh(name: str, used: set[str]) -> str:
-    """`name`, or `name_2`, `name_3`, ... if it is taken; the result is taken from then on."""
+    """Return `name`, or `name_2`, `name_3`, ... if it is taken; the result is taken
+    from then on.
+    """
     candidate, n = name, 1
     while candidate in used:
         n += 1
         candidate = f"{name}_{n}"
     used.add(candidate)
     return candidate
-
-
-def ordered_groups(form: Form) -> list[list[Path]]:
-    """Paths in the order in which a kernel computes them, grouped by what they share.
-
-    Two paths are in one group if they come from paths of the original product that read the same
-    segments of its two factors.
-    """
-
-    def key(path: Path):
-        slots = [(form.inputs[s.operand].role, s.segment) for s in path.factors]
-        slots.append((form.outputs[path.output.operand].role, path.output.segment))
-        return sorted(slots)
-
-    groups = collections.OrderedDict()
-    for path in sorted(form.paths, key=key):
-        groups.setdefault(tuple(key(path)[:2]), []).append(path)
-    return list(groups.values())

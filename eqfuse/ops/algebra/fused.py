@@ -15,12 +15,12 @@ class Fused:
     """What is fused. Operands: the form's inputs, the Linear's parameters, the skip if any.
 
     Attributes:
-      form: the product; its one output is mixed.
+      form: the product; its one output is what the Linear reads.
       linear: the Linear.
-      gate: what becomes of the mixed row; None if nothing.
+      gate: what becomes of the pre-activation; None if nothing.
       skip: whether a row [rows, linear.size_out] is added before the gate.
 
-    The mixed row z may be several arrays (`linears.cut`), if neither a gate nor a skip follows.
+    The pre-activation z may be several arrays (`linears.cut`) if neither gate nor skip follows.
     """
 
     form: Form
@@ -30,7 +30,7 @@ class Fused:
 
     @classmethod
     def build(cls, form: Form, linear: Linear, gate: Gate | None, skip: bool) -> "Fused":
-        """The op, without those paths of the product that the Linear does not read."""
+        """Return the op, without those paths of the product that the Linear does not read."""
         [out] = form.outputs
         read = [b for n, b in enumerate(linear.blocks_in) if linear.reads(n)]
         paths = tuple(
@@ -40,12 +40,14 @@ class Fused:
 
     @property
     def summed(self) -> bool:
-        """Whether the product is summed over the edges of a node; else the output has rows."""
+        """Return whether the product is summed over the edges of a node; else the
+        output has rows.
+        """
         return self.form.outputs[0].index is Index.RECEIVER
 
     @property
     def num_sets(self) -> int:
-        return self.linear.mixing.num_sets
+        return self.linear.linear_form.num_sets
 
     @property
     def num_floats(self) -> int:
@@ -53,34 +55,36 @@ class Fused:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the rows of the outputs: out and, if they are others, the arrays of z."""
+        """Return the sizes of the rows of the outputs: out and, if they are others, the arrays of
+        z.
+        """
         gated = () if self.gate is None else (self.gate.irreps_out.dim,)
-        return (*gated, *(rows.size for rows in self.linear.mixing.outputs))
+        return (*gated, *(rows.size for rows in self.linear.linear_form.outputs))
 
     @property
     def arrays(self) -> list[str]:
-        """Names of the arrays that the mixed row consists of."""
-        count = len(self.linear.mixing.outputs)
+        """Return names of the arrays that the pre-activation consists of."""
+        count = len(self.linear.linear_form.outputs)
         return ["z"] if count == 1 else [f"z{n}" for n in range(count)]
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the outputs."""
+        """Return names of the outputs."""
         return [*([] if self.gate is None else ["out"]), *self.arrays]
 
     def cotangents(self, given) -> list[str]:
-        """Names of the cotangents of the outputs that are given, in their order."""
+        """Return names of the cotangents of the outputs that are given, in their order."""
         return [
             f"ct_{name}" for name, is_given in zip(self.outputs, given, strict=True) if is_given
         ]
 
     def operands(self, floats):
-        """(inputs of the form, parameters of the Linear, skip or None)."""
+        """Return (inputs of the form, parameters of the Linear, skip or None)."""
         n = len(self.form.inputs)
         m = n + len(self.linear.parameters)
         return list(floats[:n]), list(floats[n:m]), (floats[m] if self.skip else None)
 
     def split(self, integers):
-        """(the index of the weights or None, the index arrays by name)."""
+        """Return (the index of the weights or None, the index arrays by name)."""
         index, *arrays = integers if self.num_sets else (None, *integers)
         return index, dict(zip(INDEX_ARRAYS, arrays, strict=False))

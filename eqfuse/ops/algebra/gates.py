@@ -1,16 +1,35 @@
 """What follows a Linear inside a fused op: e3nn's gate, or activation of scalars, as data.
 
-A `Tile` is a part of the mixed row and what becomes of it: activated, gated, or left as it is.
+A `Tile` is a part of the pre-activation and what becomes of it: activated, gated, or left as it is.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import e3nn_jax as e3nn
-import jax.numpy as jnp
 
-from eqfuse.ops.algebra import activations
-from eqfuse.ops.algebra.activations import Activation
 from eqfuse.ops.algebra.linears import Linear
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """f(x) / c, with f known to kernels.
+
+    Attributes:
+      name: of f.
+      scale: 1 / c, with c so that the result has unit second moment for normal x, or 1.
+      parity: 1 if f is even, -1 if it is odd, 0 if it is neither.
+    """
+
+    name: str
+    scale: float
+    parity: int
+
+
+IDENTITY = Activation("identity", 1.0, -1)
+
+Activations = Callable[[str, int], Activation]
+"""Gives the activation of scalars of a parity, as ("act", 1), or of gates, as ("gate_act", -1)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +41,7 @@ class Part:
     mul: int
 
     def cut(self, most: int) -> list["Part"]:
-        """Parts of at most so many channels."""
+        """Return parts of at most so many channels."""
         stop = self.first + self.mul
         starts = range(self.first, stop, most)
         return [Part(self.block, start, min(most, stop - start)) for start in starts]
@@ -30,7 +49,9 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A part of the mixed row, and where it goes in the output: act(part), or act(gate) * part."""
+    """A part of the pre-activation, and where it goes in the output: act(part), or act(gate) *
+    part.
+    """
 
     part: Part
     offset: int
@@ -38,7 +59,7 @@ class Tile:
     gate: Part | None = None
 
     def cut(self, dim: int, most: int) -> list["Tile"]:
-        """Tiles of at most so many channels, of `dim` components."""
+        """Return tiles of at most so many channels, of `dim` components."""
         parts = self.part.cut(most)
         gates = self.gate.cut(most) if self.gate else [None] * len(parts)
         return [
@@ -49,22 +70,21 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """e3nn's gate (or scalar activation, or nothing) of a mixed row: what each tile becomes."""
+    """e3nn's gate (or scalar activation, or nothing) of a pre-activation: what each
+    tile becomes.
+    """
 
     tiles: tuple[Tile, ...]
     irreps_out: e3nn.Irreps
 
 
-IDENTITY = Activation("identity", 1.0)
-
-
-def scalar_activation(linear: Linear, even_act, odd_act, normalize_act: bool) -> Gate:
-    """`e3nn.scalar_activation` of the row: scalars activated, the rest as it is."""
+def scalar_activation(linear: Linear, activations: Activations) -> Gate:
+    """Return `e3nn.scalar_activation` of the row: scalars activated, the rest as it is."""
     tiles, irreps = [], []
     for n, (block, (mul, ir)) in enumerate(zip(linear.blocks_out, linear.irreps_out, strict=True)):
         act = IDENTITY
         if ir.l == 0:
-            act = activations.activation({1: even_act, -1: odd_act}[ir.p], normalize_act)
+            act = activations("act", ir.p)
             ir = _activated(ir, act)
         tiles.append(Tile(Part(n, 0, mul), block.offset, act))
         irreps.append((mul, ir))
@@ -72,16 +92,15 @@ def scalar_activation(linear: Linear, even_act, odd_act, normalize_act: bool) ->
 
 
 def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
-    p = ir.p if ir.p == 1 else activations.parity(act.name)
+    p = ir.p if ir.p == 1 else act.parity
     if p == 0:
         raise ValueError(f"activation {act.name} of an odd scalar is neither even nor odd")
     return e3nn.Irrep(0, p)
 
 
-def gate(
-    linear: Linear, even_act, odd_act, even_gate_act, odd_gate_act, normalize_act: bool
-) -> Gate:
-    """`e3nn.gate` of the row: the last scalars gate the other irreps, the first are activated.
+def gate(linear: Linear, activations: Activations) -> Gate:
+    """Return `e3nn.gate` of the row: the last scalars gate the other irreps, the first are
+    activated.
 
     Raises:
       ValueError: fewer scalars than irreps to gate.
@@ -89,7 +108,7 @@ def gate(
     blocks = list(enumerate(linear.irreps_out))
     vectors = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l > 0]
     if not vectors:
-        return scalar_activation(linear, even_act, odd_act, normalize_act)
+        return scalar_activation(linear, activations)
     scalars = [Part(n, 0, mul) for n, (mul, ir) in blocks if ir.l == 0]
     extra = sum(p.mul for p in scalars) - sum(p.mul for p in vectors)
     if extra < 0:
@@ -106,13 +125,13 @@ def gate(
     tiles, irreps, offset = [], [], 0
     for part in activated:
         ir = linear.irreps_out[part.block].ir
-        act = activations.activation({1: even_act, -1: odd_act}[ir.p], normalize_act)
+        act = activations("act", ir.p)
         tiles.append(Tile(part, offset, act))
         irreps.append((part.mul, _activated(ir, act)))
         offset += part.mul
     for gating, part in pairs:
         ir, ir_gate = (linear.irreps_out[p.block].ir for p in (part, gating))
-        act = activations.activation({1: even_gate_act, -1: odd_gate_act}[ir_gate.p], normalize_act)
+        act = activations("gate_act", ir_gate.p)
         [ir] = _activated(ir_gate, act) * ir
         tiles.append(Tile(part, offset, act, gating))
         irreps.append((part.mul, ir))
@@ -131,21 +150,3 @@ def _take(parts: list[Part], count: int) -> list[Part]:
             parts.insert(0, Part(first.block, first.first + mul, first.mul - mul))
         count -= mul
     return taken
-
-
-def apply_gate(gate: Gate, linear: Linear, z):
-    """The output row of a mixed row z [rows, linear.size_out]."""
-    columns = [
-        _read(linear, t.part, z) * t.act(_read(linear, t.gate, z))
-        if t.gate
-        else t.act(_read(linear, t.part, z))
-        for t in gate.tiles
-    ]
-    columns = [c.reshape(z.shape[0], c.shape[1] * c.shape[2]) for c in columns]
-    return jnp.concatenate([*columns, jnp.zeros((z.shape[0], 0), z.dtype)], axis=1)
-
-
-def _read(linear: Linear, part: Part, z):
-    block = linear.blocks_out[part.block]
-    start = block.offset + part.first * block.dim
-    return z[:, start : start + part.mul * block.dim].reshape(-1, part.mul, block.dim)

@@ -1,13 +1,14 @@
-"""Channel mixing as data: a Linear, every derivative of one, and sums of several, in one object.
+"""Linear forms as data: a Linear, every derivative of one, and sums of several, in one
+object.
 
-A `Mixing` is a sum of terms, each the trilinear form of a matrix and two blocks of rows,
+A `LinearForm` is a sum of terms, each the trilinear form of a matrix and two blocks of rows,
 
     sum over r, u, v, k:  scale * x[r, u, k] * w[u, v] * z[r, v, k]
 
 of whose three factors two are inputs and one is the output: z for a Linear, x for what takes
 cotangents through it, w for the gradient of its weights. A bias has no x, which stands for one.
-The derivative of a mixing is a mixing (`jvp`), and so is its transpose, as for `form.Form`, of
-which this is the dense counterpart. Pure Python, hashable.
+The derivative of a linear form is a linear form (`jvp`), and so is its transpose, as for a `Form`,
+of which this is the dense counterpart. Pure Python, hashable.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Block:
     dim: int
 
     def holds(self, segment) -> bool:
-        """Whether a segment of a form's operand lies in this block."""
+        """Return whether a segment of a form's operand lies in this block."""
         inside = 0 <= segment.offset - self.offset < self.mul * self.dim
         return inside and segment.dim == self.dim
 
@@ -46,7 +47,7 @@ class Weights:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class BlockRef:
     """A block of an operand: inputs are numbered first, then outputs."""
 
     operand: int
@@ -57,31 +58,31 @@ class Slot:
 class Term:
     """One trilinear form; `x` is None for a bias. See the module's docstring."""
 
-    x: Slot | None
+    x: BlockRef | None
     w: int
-    z: Slot
+    z: BlockRef
     scale: float
 
     def operands(self) -> tuple[int, ...]:
-        """The numbers of its operands."""
+        """Return the numbers of its operands."""
         numbers = (self.w, self.z.operand)
         return numbers if self.x is None else (self.x.operand, *numbers)
 
     def replaced(self, place) -> Term:
-        """The term with each operand's number n replaced by place(n)."""
-        x = self.x and Slot(place(self.x.operand), self.x.block)
-        return Term(x, place(self.w), Slot(place(self.z.operand), self.z.block), self.scale)
+        """Return the term with each operand's number n replaced by place(n)."""
+        x = self.x and BlockRef(place(self.x.operand), self.x.block)
+        return Term(x, place(self.w), BlockRef(place(self.z.operand), self.z.block), self.scale)
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixing:
+class LinearForm:
     """A sum of terms from inputs to outputs. See the module's docstring.
 
     Attributes:
       inputs, outputs: Rows or Weights.
       terms: each reads two inputs (a bias one) and adds to one output.
       num_sets: how many sets of weights rows choose from; 0 for one set for all rows.
-      input_precision: of the matrix products on a GPU: "ieee", "tf32x3" or "tf32".
+      input_precision: of the matmuls on a GPU: "ieee", "tf32x3" or "tf32".
     """
 
     inputs: tuple[Rows | Weights, ...]
@@ -103,32 +104,34 @@ class Mixing:
 
     @property
     def needs_integers(self) -> bool:
-        """Whether rows choose a set of weights, by their index."""
+        """Return whether rows choose a set of weights, by their index."""
         return self.num_sets > 0
 
     def output_of(self, term: Term) -> int:
-        """The number, among the outputs, of the output that a term adds to."""
+        """Return the number, among the outputs, of the output that a term adds to."""
         [o] = [n for n in term.operands() if n >= len(self.inputs)]
         return o - len(self.inputs)
 
     def shape(self, operand: Rows | Weights, num_rows: int) -> tuple[int, ...]:
-        """The shape of an operand's array."""
+        """Return the shape of an operand's array."""
         if isinstance(operand, Rows):
             return num_rows, operand.size
         return (*((self.num_sets,) if self.num_sets else ()), *operand.shape)
 
     def reached(self) -> tuple[bool, ...]:
-        """Which outputs any term adds to."""
+        """Return which outputs any term adds to."""
         found = {self.output_of(t) for t in self.terms}
         return tuple(o in found for o in range(len(self.outputs)))
 
     def used_inputs(self) -> tuple[bool, ...]:
-        """Which inputs any term reads."""
+        """Return which inputs any term reads."""
         found = {n for t in self.terms for n in t.operands()}
         return tuple(i in found for i in range(len(self.inputs)))
 
-    def jvp(self, active: tuple[bool, ...]) -> Mixing:
-        """The derivative along tangents of the active inputs: inputs, then those tangents."""
+    def jvp(self, active: tuple[bool, ...]) -> LinearForm:
+        """Return the derivative along tangents of the active inputs: inputs, then those
+        tangents.
+        """
         n = len(self.inputs)
         tangent = {i: n + t for t, i in enumerate(i for i in range(n) if active[i])}
         terms = []
@@ -143,7 +146,7 @@ class Mixing:
         inputs = self.inputs + tuple(self.inputs[i] for i in tangent)
         return dataclasses.replace(self, inputs=inputs, terms=tuple(terms))
 
-    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> Mixing:
+    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> LinearForm:
         """From cotangents of the outputs to those of the linear inputs.
 
         Every term must read exactly one linear input. Inputs: those that are not linear, then a
@@ -155,19 +158,21 @@ class Mixing:
         order = known + [i for i in range(n) if linear[i]]
         return self._with(order, len(known))
 
-    def restrict(self, wanted: tuple[bool, ...]) -> Mixing:
-        """The same mixing with only the wanted outputs, and every input."""
+    def restrict(self, wanted: tuple[bool, ...]) -> LinearForm:
+        """Return the same linear form with only the wanted outputs, and every input."""
         n = len(self.inputs)
         return self._with([*range(n), *(n + o for o, keep in enumerate(wanted) if keep)], n)
 
-    def drop_inputs(self, keep: tuple[bool, ...]) -> Mixing:
-        """The same mixing with only the inputs that `keep` marks; no term may read another."""
+    def drop_inputs(self, keep: tuple[bool, ...]) -> LinearForm:
+        """Return the same linear form with only the inputs that `keep` marks; no term may read
+        another.
+        """
         n = len(self.inputs)
         kept = [i for i in range(n) if keep[i]]
         return self._with([*kept, *range(n, len(self.operands))], len(kept))
 
-    def _with(self, order: list[int], num_inputs: int) -> Mixing:
-        """The operands of these numbers, inputs first, and the terms that have no others."""
+    def _with(self, order: list[int], num_inputs: int) -> LinearForm:
+        """Return the operands of these numbers, inputs first, and the terms that have no others."""
         place = {j: new for new, j in enumerate(order)}
         terms = tuple(
             t.replaced(place.__getitem__)

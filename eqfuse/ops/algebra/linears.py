@@ -1,4 +1,4 @@
-"""e3nn's Linear as a `Mixing`: which matrices, with e3nn's names, normalisation and order."""
+"""e3nn's Linear as a `LinearForm`: which matrices, with e3nn's names, normalisation and order."""
 
 import bisect
 import dataclasses
@@ -8,7 +8,7 @@ import itertools
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.algebra.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
 from eqfuse.ops.algebra.products import Product
 
 
@@ -23,52 +23,55 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """A Linear. The inputs of `mixing`: the row, then the parameters; its output: the mixed row.
+    """A Linear. The inputs of `linear_form`: the row, then the parameters; its output: the
+    pre-activation.
 
-    The mixed row is one array, or several that are adjacent parts of it, see `cut`. Its blocks are
-    numbered through all of them.
+    The pre-activation is one array, or several that are adjacent parts of it, see `cut`. Its blocks
+    are numbered through all of them.
     """
 
-    mixing: Mixing
+    linear_form: LinearForm
     parameters: tuple[Parameter, ...]
     irreps_out: e3nn.Irreps
 
     @property
     def blocks_in(self) -> tuple[Block, ...]:
-        return self.mixing.inputs[0].blocks
+        return self.linear_form.inputs[0].blocks
 
     @property
     def blocks_out(self) -> tuple[Block, ...]:
-        return tuple(block for rows in self.mixing.outputs for block in rows.blocks)
+        return tuple(block for rows in self.linear_form.outputs for block in rows.blocks)
 
     @functools.cached_property
     def _first_blocks(self) -> list[int]:
-        """The number of the first block of each array of the mixed row, then that of all blocks."""
-        return [0, *itertools.accumulate(len(rows.blocks) for rows in self.mixing.outputs)]
+        """Return the number of the first block of each array of the pre-activation, then that of
+        all blocks.
+        """
+        return [0, *itertools.accumulate(len(rows.blocks) for rows in self.linear_form.outputs)]
 
     def array_of(self, block: int) -> int:
-        """Which array of the mixed row a block of it is in."""
+        """Return which array of the pre-activation a block of it is in."""
         return bisect.bisect_right(self._first_blocks, block) - 1
 
     def block_of(self, term: Term) -> int:
-        """The number of the block of the mixed row that a matrix or a bias adds to."""
-        return self._first_blocks[term.z.operand - len(self.mixing.inputs)] + term.z.block
+        """Return the number of the block of the pre-activation that a matrix or a bias adds to."""
+        return self._first_blocks[term.z.operand - len(self.linear_form.inputs)] + term.z.block
 
     @property
     def size_out(self) -> int:
         return self.irreps_out.dim
 
     def reads(self, block: int) -> bool:
-        """Whether any matrix reads a block of the row."""
-        return any(t.x is not None and t.x.block == block for t in self.mixing.terms)
+        """Return whether any matrix reads a block of the row."""
+        return any(t.x is not None and t.x.block == block for t in self.linear_form.terms)
 
     def into(self, block: int) -> list[Term]:
-        """The matrices into a block of the mixed row."""
-        return [t for t in self.mixing.terms if self.block_of(t) == block and t.x is not None]
+        """Return the matrices into a block of the pre-activation."""
+        return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is not None]
 
     def biases(self, block: int) -> list[Term]:
-        """The biases of a block of the mixed row."""
-        return [t for t in self.mixing.terms if self.block_of(t) == block and t.x is None]
+        """Return the biases of a block of the pre-activation."""
+        return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +85,12 @@ class Columns:
 
 @functools.cache
 def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Columns, ...]]:
-    """The same Linear with its mixed row as several arrays.
+    """Return the same Linear with its pre-activation as several arrays.
 
     A block that belongs to two arrays becomes two blocks, and so do its parameters.
 
     Args:
-      linear: a Linear whose mixed row is one array.
+      linear: a Linear whose pre-activation is one array.
       sizes: of the arrays, each of whole channels; together those of the row.
     Returns:
       The Linear, and what its parameters are of those of the given one.
@@ -105,28 +108,28 @@ def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Columns, 
         outputs.append(Rows(size, tuple(blocks)))
     assert stop == linear.size_out, (sizes, linear.irreps_out)
     columns, parameters, slots = [], [], []
-    for term in linear.mixing.terms:
+    for term in linear.linear_form.terms:
         old = linear.parameters[term.w - 1]
         for o, block, first, last in places[term.z.block]:
             columns.append(Columns(term.w - 1, first, last))
             shape = (*old.shape[:-1], last - first)
             parameters.append(Parameter(f"{old.name}[{first}:{last}]", shape, old.std))
             slots.append((term, o, block))
-    row, num_inputs = linear.mixing.inputs[0], 1 + len(parameters)
-    mixing = dataclasses.replace(
-        linear.mixing,
+    row, num_inputs = linear.linear_form.inputs[0], 1 + len(parameters)
+    linear_form = dataclasses.replace(
+        linear.linear_form,
         inputs=(row, *(Weights(p.shape) for p in parameters)),
         outputs=tuple(outputs),
         terms=tuple(
-            Term(term.x, number, Slot(num_inputs + o, block), term.scale)
+            Term(term.x, number, BlockRef(num_inputs + o, block), term.scale)
             for number, (term, o, block) in enumerate(slots, start=1)
         ),
     )
-    return Linear(mixing, tuple(parameters), linear.irreps_out), tuple(columns)
+    return Linear(linear_form, tuple(parameters), linear.irreps_out), tuple(columns)
 
 
 def blocks(irreps) -> tuple[Block, ...]:
-    """Where the blocks of irreps lie in a row."""
+    """Return where the blocks of irreps lie in a row."""
     offsets = np.cumsum([0] + [mul_ir.dim for mul_ir in irreps])
     return tuple(Block(int(o), mul, ir.dim) for o, (mul, ir) in zip(offsets, irreps, strict=False))
 
@@ -134,7 +137,7 @@ def blocks(irreps) -> tuple[Block, ...]:
 def functional(
     irreps_in, irreps_out, biases, instructions=None, **options
 ) -> e3nn.FunctionalLinear:
-    """`e3nn.FunctionalLinear`, which says what is wrong.
+    """Return `e3nn.FunctionalLinear`, which says what is wrong.
 
     Raises:
       ValueError: biases that are neither a bool nor one for each block of the output, or of irreps
@@ -164,7 +167,7 @@ def functional(
 
 
 def normalizations(path_normalization, gradient_normalization) -> dict[str, float]:
-    """e3nn's two normalisations of Linears as numbers, its configured ones for None."""
+    """Return e3nn's two normalisations of Linears as numbers, its configured ones for None."""
     given = {
         "path_normalization": path_normalization,
         "gradient_normalization": gradient_normalization,
@@ -190,7 +193,8 @@ def linear(
     input_precision: str = "ieee",
     numbered: e3nn.Irreps | None = None,
 ) -> Linear:
-    """The Linear that `e3nn.flax.Linear` applies to a row whose blocks of one irrep are adjacent.
+    """Return the Linear that `e3nn.flax.Linear` applies to a row whose blocks of one irrep are
+    adjacent.
 
     The names of the parameters count the blocks of `numbered`, sorted irreps of which the row has
     some only; None: those of the row itself.
@@ -223,25 +227,25 @@ def linear(
     parameters, terms = [], []
     for number, i in enumerate(instructions, start=1):
         out = irreps_out[i.i_out]
-        z = Slot(1 + len(instructions), i.i_out)
+        z = BlockRef(1 + len(instructions), i.i_out)
         if i.i_in < 0:
             name = f"b[{i.i_out}] {out}"
             x, shape, scale, std = None, (out.mul,), 1.0, 0.0
         else:
             name = f"w[{place[merged[i.i_in].ir]},{i.i_out}] {merged[i.i_in]},{out}"
-            x, shape = Slot(0, i.i_in), (merged[i.i_in].mul, out.mul)
+            x, shape = BlockRef(0, i.i_in), (merged[i.i_in].mul, out.mul)
             scale, std = float(i.path_weight), float(i.weight_std)
         parameters.append(Parameter(name, shape, std))
         terms.append(Term(x, number, z, scale))
     rows = Rows(irreps_in.dim, tuple(Block(offsets[ir], mul, ir.dim) for mul, ir in merged))
     weights = tuple(Weights(p.shape) for p in parameters)
     mixed = Rows(irreps_out.dim, blocks(irreps_out))
-    mixing = Mixing((rows, *weights), (mixed,), tuple(terms), num_sets, input_precision)
-    return Linear(mixing, tuple(parameters), irreps_out)
+    linear_form = LinearForm((rows, *weights), (mixed,), tuple(terms), num_sets, input_precision)
+    return Linear(linear_form, tuple(parameters), irreps_out)
 
 
 def for_product(product: Product, irreps: e3nn.Irreps, irreps_out, **options):
-    """The Linear of a product's output, whose blocks of one irrep lie side by side.
+    """Return the Linear of a product's output, whose blocks of one irrep lie side by side.
 
     Args:
       product: the paths that are computed, at least those that the Linear reads.
@@ -262,8 +266,8 @@ def for_product(product: Product, irreps: e3nn.Irreps, irreps_out, **options):
     return computed, whole.parameters
 
 
-def sum_of(linears) -> Mixing:
-    """Linears of several rows, added up: inputs are the rows, then the parameters of each.
+def sum_of(linears) -> LinearForm:
+    """Add up Linears of several rows: inputs are the rows, then the parameters of each.
 
     Raises:
       ValueError: no Linear, or outputs or sets of weights that differ.
@@ -275,18 +279,18 @@ def sum_of(linears) -> Mixing:
                 f"Linears that are added need one output, got {first.irreps_out} and "
                 f"{other.irreps_out}"
             )
-        if other.mixing.num_sets != first.mixing.num_sets:
+        if other.linear_form.num_sets != first.linear_form.num_sets:
             raise ValueError("Linears that are added need weights indexed alike")
     counts = [len(li.parameters) for li in linears]
     total = len(linears) + sum(counts)
-    terms, inputs = [], [li.mixing.inputs[0] for li in linears]
+    terms, inputs = [], [li.linear_form.inputs[0] for li in linears]
     for number, li in enumerate(linears):
         start = len(inputs)
-        inputs += li.mixing.inputs[1:]
+        inputs += li.linear_form.inputs[1:]
 
         def place(n, number=number, start=start, li=li):
-            last = len(li.mixing.inputs)
+            last = len(li.linear_form.inputs)
             return number if n == 0 else total if n == last else start + n - 1
 
-        terms += [t.replaced(place) for t in li.mixing.terms]
-    return dataclasses.replace(first.mixing, inputs=tuple(inputs), terms=tuple(terms))
+        terms += [t.replaced(place) for t in li.linear_form.terms]
+    return dataclasses.replace(first.linear_form, inputs=tuple(inputs), terms=tuple(terms))

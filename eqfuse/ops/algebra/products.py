@@ -12,7 +12,7 @@ import math
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Role, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
 
 UNROLLED_MUL = 4
 """Up to this multiplicity of the smaller operand, its channels become components of the form."""
@@ -24,14 +24,14 @@ UNROLLED_TERMS = 2048
 class Product:
     """A form, the irreps of its output, and which of its output blocks are zero by structure.
 
-    Where `expand` is given, the inputs of the form are columns of the operands: `x[:, expand[0]]`
-    and `y[:, expand[1]]`, so that every pair of channels (u, v) is one channel.
+    Where `channel_columns` is given, the inputs of the form are these columns of x and y, so that
+    every pair of channels (u, v) is one channel.
     """
 
     form: Form
     irreps_out: e3nn.Irreps
     zero_flags: tuple[bool, ...]
-    expand: tuple[np.ndarray, np.ndarray] | None = None
+    channel_columns: tuple[np.ndarray, np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +54,14 @@ class _Group:
 
     @property
     def zero(self) -> bool:
-        """Whether it is zero by structure; a block without channels is not for that alone."""
+        """Return whether it is zero by structure; a block without channels is not for
+        that alone.
+        """
         return all(p.zero for p in self.pieces)
 
 
 def groups(irreps, zero_flags, regroup: bool) -> list[_Group]:
-    """Blocks as they are, or those of one irrep as one, sorted."""
+    """Return blocks as they are, or those of one irrep as one, sorted."""
     blocks, offset = [], 0
     for (mul, ir), zero in zip(irreps, zero_flags, strict=True):
         blocks.append((ir, offset, mul, zero))
@@ -81,7 +83,7 @@ def groups(irreps, zero_flags, regroup: bool) -> list[_Group]:
 def coupling(
     ir1, ir2, ir_out, normalization: str
 ) -> tuple[tuple[tuple[int, int, int], float], ...]:
-    """Non-zero Clebsch-Gordan coefficients ((i, j, k), c) with e3nn's normalisation."""
+    """Return non-zero Clebsch-Gordan coefficients ((i, j, k), c) with e3nn's normalisation."""
     scale = {
         "component": math.sqrt(ir_out.dim),
         "norm": math.sqrt(ir1.dim * ir2.dim),
@@ -104,12 +106,14 @@ class Operands:
     def __init__(self):
         self.segments = {}
 
-    def slot(self, operand: int, segment: Segment) -> Slot:
+    def ref(self, operand: int, segment: Segment) -> SegmentRef:
         known = self.segments.setdefault(operand, {})
-        return Slot(operand, known.setdefault(segment, len(known)))
+        return SegmentRef(operand, known.setdefault(segment, len(known)))
 
     def operand(self, number, size, channels, index) -> Operand:
-        """The operand with the segments that were used, and the rest of its row in others."""
+        """Return the operand with the segments that were used, and the rest of its row
+        in others.
+        """
         segments = list(self.segments.get(number, {}))
         free = np.ones(size, bool)
         for s in segments:
@@ -147,14 +151,14 @@ def tensor_product(
     unroll: bool = False,
     scalar_first: bool = False,
 ) -> Product:
-    """The form of `e3nn.tensor_product`: inputs x, y (and w), output out.
+    """Return the form of `e3nn.tensor_product`: inputs x, y (and w), output out.
 
     The operand with the larger multiplicities runs along the channels; those of the other become
     components. `weighted` adds a weight for every irrep of the output, in its order. `on_graph`
     reads x through the senders and sums the output to the receivers. Where both operands have
-    multiplicities over `UNROLLED_MUL`, the product has `expand`, over rows and without weights; or
-    not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the scalar of y gives
-    before the rest of each block of the output.
+    multiplicities over `UNROLLED_MUL`, the product has `channel_columns`, over rows and without
+    weights; or not, with `unroll`, up to `UNROLLED_TERMS` terms. `scalar_first` puts what the
+    scalar of y gives before the rest of each block of the output.
     """
     x_groups = groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
     y_groups = groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
@@ -166,9 +170,9 @@ def tensor_product(
         for ir in gx.ir * gy.ir
         if filter_ir_out is None or ir in filter_ir_out
     ]
-    leading = {_scalar(irreps_y)} if scalar_first else set()
+    batch_axes = {_scalar(irreps_y)} if scalar_first else set()
     # e3nn sorts stably by irrep
-    blocks.sort(key=lambda block: (block[0], block[2].ir not in leading))
+    blocks.sort(key=lambda block: (block[0], block[2].ir not in batch_axes))
     many = min(mul_x, mul_y) > UNROLLED_MUL
     if many and not (unroll and _num_terms(blocks, normalization) <= UNROLLED_TERMS):
         return _expanded(blocks, normalization, regroup)
@@ -182,12 +186,12 @@ def tensor_product(
         weighted_terms = tuple(((i, j, 0, k), c) for (i, j, k), c in terms)
         for x, y, places in _unrolled(gx, gy, x_channels):
             first, step, mul = places  # the irreps of this path among those of the block
-            factors = [operands.slot(X, x), operands.slot(Y, y)]
+            factors = [operands.ref(X, x), operands.ref(Y, y)]
             if weighted:
-                factors.append(operands.slot(W, Segment(irrep + first, mul, 1, step)))
+                factors.append(operands.ref(W, Segment(irrep + first, mul, 1, step)))
             out = Segment(offset + first * ir.dim, mul, ir.dim, step * ir.dim)
             paths.append(
-                Path(tuple(factors), operands.slot(OUT, out), weighted_terms if weighted else terms)
+                Path(tuple(factors), operands.ref(OUT, out), weighted_terms if weighted else terms)
             )
         zeros.append(gx.zero or gy.zero)
         offset += gx.mul * gy.mul * ir.dim
@@ -217,7 +221,9 @@ def product_irreps(
     zero_y: tuple[bool, ...],
     channelwise: bool = False,
 ) -> e3nn.Irreps:
-    """Irreps of a regrouped product, without those that are zero by structure. No form is made."""
+    """Return irreps of a regrouped product, without those that are zero by structure. No form is
+    made.
+    """
     muls, nonzero = collections.Counter(), set()
     for (mul_x, ir_x), x_is_zero in zip(irreps_x, zero_x, strict=True):
         for (mul_y, ir_y), y_is_zero in zip(irreps_y, zero_y, strict=True):
@@ -231,7 +237,7 @@ def product_irreps(
 
 
 def _scalar(irreps: e3nn.Irreps) -> e3nn.Irrep:
-    """The irrep of the one scalar that irreps begin with."""
+    """Return the irrep of the one scalar that irreps begin with."""
     scalar = e3nn.Irrep("0e")
     if not irreps or irreps[0].ir != scalar or irreps.count(scalar) != 1:
         raise ValueError(f"scalar_first is for y that begins with its only 0e, got {irreps}")
@@ -239,7 +245,7 @@ def _scalar(irreps: e3nn.Irreps) -> e3nn.Irrep:
 
 
 def _num_terms(blocks, normalization: str) -> int:
-    """Terms of the product with the multiplicities of one side unrolled."""
+    """Return terms of the product with the multiplicities of one side unrolled."""
     return sum(
         min(gx.mul, gy.mul) * len(coupling(gx.ir, gy.ir, ir, normalization))
         for ir, gx, gy in blocks
@@ -247,7 +253,8 @@ def _num_terms(blocks, normalization: str) -> int:
 
 
 def _unrolled(gx: _Group, gy: _Group, x_channels: bool):
-    """Segments of x and y for every path of a block, and (first, step, mul) of its irreps in it.
+    """Yield segments of x and y for every path of a block, and (first, step, mul) of its irreps in
+    it.
 
     Irrep (u, v) of a block is its number u * mul_y + v.
     """
@@ -269,7 +276,9 @@ def _unrolled(gx: _Group, gy: _Group, x_channels: bool):
 
 
 def _expanded(blocks, normalization: str, regroup: bool) -> Product:
-    """Products of operands with many channels each: x and y are repeated for every pair (u, v)."""
+    """Return products of operands with many channels each: x and y are repeated for every pair (u,
+    v).
+    """
     operands, paths, zeros, columns = Operands(), [], [], ([], [])
     places, sizes, offset = {}, [0, 0], 0
     for ir, gx, gy in blocks:
@@ -287,8 +296,8 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
                 Segment(start, mul, g.ir.dim, g.ir.dim)
                 for start, g in zip(places[gx, gy], (gx, gy), strict=True)
             )
-            out = operands.slot(OUT, Segment(offset, mul, ir.dim, ir.dim))
-            factors = (operands.slot(X, x), operands.slot(Y, y))
+            out = operands.ref(OUT, Segment(offset, mul, ir.dim, ir.dim))
+            factors = (operands.ref(X, x), operands.ref(Y, y))
             paths.append(Path(factors, out, coupling(gx.ir, gy.ir, ir, normalization)))
         offset += mul * ir.dim
     irreps_out = e3nn.Irreps([(gx.mul * gy.mul, ir) for ir, gx, gy in blocks])
@@ -301,14 +310,14 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
 
 
 def columns_of(group: _Group) -> np.ndarray:
-    """Where the channels and components of a group lie in the row: [mul, dim]."""
+    """Return where the channels and components of a group lie in the row: [mul, dim]."""
     d = group.ir.dim
     return np.concatenate([p.offset + np.arange(p.mul * d).reshape(p.mul, d) for p in group.pieces])
 
 
 def renumbered(form: Form, paths: list[Path]) -> Form:
-    """The form with these paths, whose output slots were numbered `OUT`."""
-    paths = [dataclasses.replace(p, output=Slot(0, p.output.segment)) for p in paths]
+    """Return the form with these paths, whose output slots were numbered `OUT`."""
+    paths = [dataclasses.replace(p, output=SegmentRef(0, p.output.segment)) for p in paths]
     return dataclasses.replace(form, paths=tuple(paths)).merged()
 
 

@@ -1,9 +1,10 @@
-"""A chain: products and mixings of the same rows, one after the other, as one computation.
+"""A sequence: products and linear forms of the same rows, one after the other, as one computation.
 
 Between a product of edge features and its Linear lies an array with all paths of the product, the
 largest of a model; between the derivatives of both lie its tangents and cotangents. A kernel that
-runs the whole chain for some rows at a time keeps them in the cache. `primitives.tracing` finds the
-chain in what JAX makes of a definition and its derivatives: no derivative is written by hand.
+runs the whole sequence for some rows at a time keeps them in the cache. `primitives.tracing` finds
+the sequence in what JAX makes of a definition and its derivatives: no derivative is written by
+hand.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ import dataclasses
 import functools
 
 from eqfuse.ops.algebra.form import Form, Index
-from eqfuse.ops.algebra.linear_form import Mixing, Rows
+from eqfuse.ops.algebra.linear_form import LinearForm, Rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One form or mixing; `reads` and `writes` are the numbers of its arrays."""
+    """One form or linear form; `reads` and `writes` are the numbers of its arrays."""
 
-    what: Form | Mixing
+    what: Form | LinearForm
     reads: tuple[int, ...]
     writes: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain:
+class StepSequence:
     """Steps from the arrays 0 to `num_inputs` - 1 to the arrays `outputs`.
 
     Each step writes arrays that nothing else writes. Those that are no outputs are `local`: rows
@@ -45,9 +46,10 @@ class Chain:
 
     @functools.cached_property
     def operands(self) -> dict[int, object]:
-        """What each array is: an `Operand` of a form, or the `Rows` or `Weights` of a mixing.
+        """Return what each array is: an `Operand` of a form, or the `Rows` or `Weights` of a linear
+        form.
 
-        A mixing's description is taken where both kinds of step have one.
+        A linear form's description is taken where both kinds of step have one.
         """
         found = {}
         for step in self.steps:
@@ -58,35 +60,35 @@ class Chain:
 
     @functools.cached_property
     def local(self) -> tuple[int, ...]:
-        """The arrays that are neither inputs nor outputs."""
+        """Return the arrays that are neither inputs nor outputs."""
         written = [n for step in self.steps for n in step.writes]
         return tuple(n for n in written if n not in self.outputs)
 
     @property
     def on_graph(self) -> bool:
-        """Whether some step reads or writes nodes."""
+        """Return whether some step reads or writes nodes."""
         return any(isinstance(s.what, Form) and s.what.on_graph for s in self.steps)
 
     @property
     def is_runnable(self) -> bool:
-        """Whether it is worth a kernel of its own, and blocks of rows can run through it."""
+        """Return whether it is worth a kernel of its own, and blocks of rows can run through it."""
         if not self.local or any(n < self.num_inputs for n in self.outputs):
             return False
         forms = [s.what for s in self.steps if isinstance(s.what, Form)]
-        others = (Index.SENDER, Index.ONE)
+        others = (Index.SENDER, Index.SHARED)
         if any(o.index in others for form in forms for o in described(form)):
             return False
-        if any(isinstance(s.what, Mixing) and s.what.num_sets for s in self.steps):
+        if any(isinstance(s.what, LinearForm) and s.what.num_sets for s in self.steps):
             return False
         later = {n for step in self.steps for n in step.reads if n >= self.num_inputs}
         return all(is_row(self.operands[n]) for n in (*later, *self.local))
 
 
-def described(what: Form | Mixing) -> tuple:
-    """The operands of a step, inputs first."""
+def described(what: Form | LinearForm) -> tuple:
+    """Return the operands of a step, inputs first."""
     return (*what.inputs, *what.outputs)
 
 
 def is_row(operand) -> bool:
-    """Whether an array has one row for each row of the chain."""
+    """Return whether an array has one row for each row of the sequence."""
     return isinstance(operand, Rows) or getattr(operand, "index", None) is Index.ROW

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Leading:
+class BatchAxes:
     """Leading axes as rows.
 
     Where some are sharded on a mesh of explicit axes, these come first: the rows of a device are
@@ -25,8 +25,8 @@ class Leading:
     spec: tuple
 
     @classmethod
-    def of(cls, shape, arrays) -> "Leading":
-        """The axes `shape`, sharded as those of the arrays.
+    def of(cls, shape, arrays) -> "BatchAxes":
+        """Return the axes `shape`, sharded as those of the arrays.
 
         Args:
           arrays: [..., n], whose leading axes broadcast to `shape`.
@@ -44,16 +44,16 @@ class Leading:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """Return how many rows there are."""
         return math.prod(self.shape)
 
     @functools.cached_property
     def _order(self) -> list[int]:
-        """The axes as rows have them, those that change slowest first."""
+        """Return the axes as rows have them, those that change slowest first."""
         return sorted(range(len(self.shape)), key=lambda n: self.spec[n] is None)
 
     def rows(self, array, others: int = 1):
-        """[rows, n], or [rows] without other axes.
+        """Return [rows, n], or [rows] without other axes.
 
         Args:
           array: [..., *others], whose leading axes broadcast to the shape.
@@ -70,7 +70,7 @@ class Leading:
         return jnp.reshape(array, shape, out_sharding=PartitionSpec(names))
 
     def apart(self, rows):
-        """[rows, n] as [..., n]."""
+        """Return [rows, n] as [..., n]."""
         if not any(self.spec):
             return rows.reshape(*self.shape, rows.shape[-1])
         shape = [self.shape[n] for n in self._order]
@@ -81,7 +81,7 @@ class Leading:
 
 
 def _names(axes) -> tuple[str, ...]:
-    """The mesh axes that an array's axis is sharded over."""
+    """Return the mesh axes that an array's axis is sharded over."""
     if axes is None:
         return ()
     return axes if isinstance(axes, tuple) else (axes,)

@@ -1,6 +1,6 @@
 """The definition of a fused op and of its derivatives.
 
-They are composed of the kernels of the product, of the mixing, and of the gate in
+They are composed of the kernels of the product, of the linear form, and of the gate in
 jax.numpy; `primitives.fused` says where one kernel takes their place.
 """
 
@@ -10,10 +10,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops.algebra import gates
 from eqfuse.ops.algebra.form import Form
 from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.primitives import forms, linear_forms, rules
+from eqfuse.ops.xla import gates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,19 +27,21 @@ class Call:
 
     @property
     def rows(self) -> int:
-        """Rows of the output."""
+        """Return rows of the output."""
         return self.num_nodes if self.fused.summed else self.num_rows
 
     @property
     def is_native(self) -> bool:
-        """Whether native kernels of sequences may run it: rows mixed one by one, without a gate."""
+        """Return whether native kernels of sequences may run it: each row by itself, without a
+        gate.
+        """
         fused = self.fused
         plain = not fused.summed and fused.gate is None and not fused.num_sets
-        return self.backend == "numba" and plain
+        return self.backend == "llvm" and plain
 
 
 def product(call: Call, form: Form, inputs, integers):
-    """A form on the operands of a call."""
+    """Return a form on the operands of a call."""
     _, arrays = call.fused.split(integers)
     return forms.form_p.bind(
         *inputs,
@@ -55,14 +57,16 @@ def _apply_gate(fused: Fused, z):
     return z if fused.gate is None else gates.apply_gate(fused.gate, fused.linear, z)
 
 
-def define(call: Call, floats, integers):
-    """out and z (or only the arrays of z, where nothing follows it), from those of the parts."""
+def forward(call: Call, floats, integers):
+    """Return out and z (or only the arrays of z, where nothing follows it), from those of the
+    parts.
+    """
     fused = call.fused
     inputs, parameters, skip = fused.operands(floats)
     index, _ = fused.split(integers)
     [m] = product(call, fused.form, inputs, integers)
     arrays = linear_forms.evaluate(
-        fused.linear.mixing, [m, *parameters], index, call.rows, call.backend
+        fused.linear.linear_form, [m, *parameters], index, call.rows, call.backend
     )
     if skip is not None:
         arrays = [arrays[0] + skip]
@@ -70,13 +74,15 @@ def define(call: Call, floats, integers):
 
 
 def _zeros(rows: int, size: int, like):
-    """Zeros of the dtype of an array, that vary over the same mesh axes inside `shard_map`."""
+    """Return zeros of the dtype of an array, that vary over the same mesh axes inside
+    `shard_map`.
+    """
     zeros, _ = rules.vary_alike([jnp.zeros((rows, size), like.dtype), like])
     return zeros
 
 
-def define_tangent(call: Call, active, floats, z, tangents, integers):
-    """Tangents of the outputs, linear in the tangents of the active operands."""
+def forward_tangent(call: Call, active, floats, z, tangents, integers):
+    """Return tangents of the outputs, linear in the tangents of the active operands."""
     fused = call.fused
     inputs, parameters, _ = fused.operands(floats)
     tangents = iter(tangents)
@@ -94,7 +100,7 @@ def define_tangent(call: Call, active, floats, z, tangents, integers):
     if any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
     found = linear_forms.tangent(
-        fused.linear.mixing,
+        fused.linear.linear_form,
         [m, *parameters],
         [t_m, *t_parameters],
         index,
@@ -103,7 +109,7 @@ def define_tangent(call: Call, active, floats, z, tangents, integers):
     )
     if t_skip is not None:
         found = [t_skip if found[0] is None else found[0] + t_skip]
-    sizes = [rows.size for rows in fused.linear.mixing.outputs]
+    sizes = [rows.size for rows in fused.linear.linear_form.outputs]
     found = [
         _zeros(call.rows, size, z) if t is None else t for t, size in zip(found, sizes, strict=True)
     ]
@@ -112,8 +118,10 @@ def define_tangent(call: Call, active, floats, z, tangents, integers):
     return [jax.jvp(functools.partial(_apply_gate, fused), (z,), tuple(found))[1], *found]
 
 
-def define_backward(call: Call, wanted, given, floats, z, cotangents, integers):
-    """Cotangents of the wanted operands, from those of the outputs that are `given`, not zero."""
+def backward(call: Call, wanted, given, floats, z, cotangents, integers):
+    """Return cotangents of the wanted operands, from those of the outputs that are `given`, not
+    zero.
+    """
     cotangents = iter(cotangents)
     cotangents = [
         next(cotangents) if is_given else _zeros(call.rows, size, z)
@@ -121,33 +129,36 @@ def define_backward(call: Call, wanted, given, floats, z, cotangents, integers):
     ]
 
     def tangent(*tangents):
-        return define_tangent(call, wanted, floats, z, tangents, integers)
+        return forward_tangent(call, wanted, floats, z, tangents, integers)
 
     avals = [rules.abstract(f) for f, w in zip(floats, wanted, strict=True) if w]
     return list(jax.linear_transpose(tangent, *avals)(cotangents))
 
 
-def define_second(call: Call, wanted, given, active, operands, tangents, integers):
-    """Tangents of the backward, linear in those of its active operands: floats, z, cotangents."""
+def backward_tangent(call: Call, wanted, given, active, operands, tangents, integers):
+    """Return tangents of the backward, linear in those of its active operands: floats, z,
+    cotangents.
+    """
     n = call.fused.num_floats
 
     def restricted(*changed):
         changed = iter(changed)
         full = [next(changed) if a else x for x, a in zip(operands, active, strict=True)]
-        return define_backward(call, wanted, given, full[:n], full[n], full[n + 1 :], integers)
+        return backward(call, wanted, given, full[:n], full[n], full[n + 1 :], integers)
 
     changed = [x for x, a in zip(operands, active, strict=True) if a]
     return jax.jvp(restricted, changed, list(tangents))[1]
 
 
 def is_plain(call: Call, wanted) -> bool:
-    """Whether the op is multilinear, over rows, and only the product's inputs are wanted of it.
+    """Return whether the op is multilinear, over rows, and only the product's inputs are wanted of
+    it.
 
     Then the derivatives of its backward are those of another op of this kind, see
     `second_transposed`.
     """
     fused = call.fused
     _, *others = fused.operands(wanted)
-    biases = any(term.x is None for term in fused.linear.mixing.terms)
+    biases = any(term.x is None for term in fused.linear.linear_form.terms)
     multilinear = fused.gate is None and not biases
     return multilinear and not fused.summed and not any([*others[0], others[1]])

@@ -9,7 +9,7 @@ from eqfuse.ops.triton.codegen.form_kernel import Kernel
 
 
 def run(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
-    """The outputs of a form, computed by its kernels.
+    """Return the outputs of a form, computed by its kernels.
 
     Args:
       form: what to compute.

@@ -15,7 +15,9 @@ from eqfuse.ops.algebra.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.primitives import multilinear
 from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
 
-form_p = multilinear.define("eqfuse_form", "form", ("num_rows", "num_nodes", "backend"))
+form_p = multilinear.multilinear_primitive(
+    "eqfuse_form", "form", ("num_rows", "num_nodes", "backend")
+)
 # the lowering of a form over rows partitions it over the devices; JAX has no public way to say so
 prim_requires_devices_during_lowering.add(form_p)
 
@@ -29,7 +31,7 @@ def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) ->
         that are indexed by node, [1, size] for those that all rows share; all of one dtype:
         float32, float64 or bfloat16.
       edges: the rows, for a form on a graph.
-      backend: "xla", "numba", "triton" or "triton-interpret".
+      backend: "xla", "llvm", "triton" or "triton-interpret".
     Returns:
       An array for each of the form's outputs, of the same dtype; sums in float32 or better.
     Raises:
@@ -86,11 +88,11 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     changed, arrays = {}, []
     for i, ((array, dim), operand) in enumerate(zip(inputs, form.inputs, strict=True)):
         if i in shared:
-            changed[i] = Index.ONE
+            changed[i] = Index.SHARED
             arrays.append(array)
             continue
         array = _broadcast(array, dim, size)
-        if operand.index is Index.ONE:  # one for each member
+        if operand.index is Index.SHARED:  # one for each member
             changed[i] = Index.ROW
             array = jnp.broadcast_to(array, (size, num_rows, operand.size))
         arrays.append(array.reshape(size * array.shape[1], operand.size))
@@ -114,25 +116,26 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
 
 
 def _shared_by_members(form: Form, inputs) -> set[int]:
-    """Which inputs (pairs of an array and its batch axis) are one row of all members of a batch.
+    """Return which inputs (pairs of an array and its batch axis) are one row of all members of a
+    batch.
 
     Of those that need not be, none that would leave a path nothing that differs.
     """
     whole = {i for i, (array, dim) in enumerate(inputs) if dim is None and array.shape[0] == 1}
     shared = {i for i in whole if not form.inputs[i].index.is_node}
     for path in form.paths:
-        operands = {slot.operand for slot in path.factors}
+        operands = {ref.operand for ref in path.factors}
         if operands <= shared:
             shared -= {i for i in operands if form.inputs[i].index is Index.ROW}
     return shared
 
 
 def summed(compute, form: Form, inputs) -> list[jax.Array]:
-    """The outputs of a form by `compute`, which knows of no outputs of one row.
+    """Return the outputs of a form by `compute`, which knows of no outputs of one row.
 
     It gives what each row adds to them, in float32 or better, on the last axis but one.
     """
-    shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.ONE]
+    shared = [o for o, operand in enumerate(form.outputs) if operand.index is Index.SHARED]
     if not shared:
         return compute(form, *inputs)
     dtype = inputs[0].dtype
@@ -151,7 +154,7 @@ def _broadcast(array, dim, size):
 
 
 def _batched_indices(indices, size, num_rows, num_nodes):
-    """The index arrays of `size` graphs side by side."""
+    """Return the index arrays of `size` graphs side by side."""
     copies = jnp.arange(size, dtype=jnp.int32)[:, None]
     by_name = dict(zip(INDEX_ARRAYS, indices, strict=True))
     for name, array in by_name.items():

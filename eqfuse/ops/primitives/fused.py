@@ -17,16 +17,17 @@ from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.definitions import (
     Call,
-    define,
-    define_backward,
-    define_second,
-    define_tangent,
+    backward,
+    backward_tangent,
+    forward,
+    forward_tangent,
     is_plain,
 )
 
 
 def evaluate(call: Call, floats, integers):
-    """The output of a fused op: the gated row, or the arrays of the mixed row without a gate.
+    """Return the output of a fused op: the gated row, or the arrays of the pre-activation without a
+    gate.
 
     Args:
       floats, integers: its operands, as in `Fused`.
@@ -47,7 +48,7 @@ def evaluate(call: Call, floats, integers):
 
 
 def split(arrays, *sizes: int) -> list:
-    """Parts of these sizes, and the rest: the index arrays."""
+    """Return parts of these sizes, and the rest: the index arrays."""
     parts, start = [], 0
     for size in sizes:
         parts.append(arrays[start : start + size])
@@ -56,26 +57,28 @@ def split(arrays, *sizes: int) -> list:
 
 
 def _fused(*arrays, call):
-    return define(call, *split(arrays, call.fused.num_floats))
+    return forward(call, *split(arrays, call.fused.num_floats))
 
 
 def _tangent(*arrays, call, active):
     floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(active))
-    return define_tangent(call, active, floats, z, *others)
+    return forward_tangent(call, active, floats, z, *others)
 
 
 def _backward(*arrays, call, wanted, given):
     floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(given))
-    return define_backward(call, wanted, given, floats, z, *others)
+    return backward(call, wanted, given, floats, z, *others)
 
 
 def _second(*arrays, call, wanted, given, active):
     parts = split(arrays, len(active), sum(active))
-    return define_second(call, wanted, given, active, *parts)
+    return backward_tangent(call, wanted, given, active, *parts)
 
 
 def _double(*arrays, call, active, reached, **params):
-    """The transpose of the tangent of a backward, from cotangents of the outputs `reached`."""
+    """Return the transpose of the tangent of a backward, from cotangents of the outputs
+    `reached`.
+    """
     operands, cotangents, integers = split(arrays, len(active), sum(reached))
 
     def tangent(*tangents):
@@ -94,7 +97,7 @@ def _fused_abstract(*arrays, call, **params):
 
 
 def _like(arrays, chosen):
-    """What is of the shapes of the chosen ones of some arrays."""
+    """Return what is of the shapes of the chosen ones of some arrays."""
     found = (a for a, is_chosen in zip(arrays, chosen, strict=False) if is_chosen)
     return [a.update(weak_type=False) for a in found]
 
@@ -111,7 +114,7 @@ def _double_abstract(*arrays, active, **params):
 
 
 def second_op(fused: Fused, given):
-    """The op of `second_transposed`, for cotangents of the product's inputs that are given.
+    """Return the op of `second_transposed`, for cotangents of the product's inputs that are given.
 
     Returns:
       (the op; which of the inputs and cotangents it reads; of which operands its backward is
@@ -127,7 +130,8 @@ def second_op(fused: Fused, given):
 
 
 def second_transposed(call: Call, wanted, operands, integers, cotangents):
-    """Gradients of sum_i <c_i, backward_i> by the operands of a backward, None where it is zero.
+    """Return gradients of sum_i <c_i, backward_i> by the operands of a backward, None where it is
+    zero.
 
     For cotangents c of the gradients of x and y this is <ct, Linear(c_x (x) y + x (x) c_y)>, the
     fused op of another product with the same Linear, whose own value and backward are wanted.
@@ -167,7 +171,7 @@ def _tangent_transpose(cotangents, *arrays, call, active):
     ):
         # linear in some of the tangents only
         return rules.transpose_of(_tangent, cotangents, arrays, call=call, active=active)
-    if call.fused.gate is None:  # its kernels take those of all arrays of the mixed row
+    if call.fused.gate is None:  # its kernels take those of all arrays of the pre-activation
         cotangents = rules.instantiated(cotangents)
     given = tuple(type(c) is not ad.Zero for c in cotangents)
     cotangents = [c for c in cotangents if type(c) is not ad.Zero]
@@ -209,14 +213,14 @@ def _second_transpose(cotangents, *arrays, call, wanted, given, active):
     return [None] * len(operands) + found + [None] * len(integers)
 
 
-fused_p = rules.defined("eqfuse_fused", _fused, _fused_abstract, jvp=_fused_jvp)
-tangent_p = rules.defined(
+fused_p = rules.defined_primitive("eqfuse_fused", _fused, _fused_abstract, jvp=_fused_jvp)
+tangent_p = rules.defined_primitive(
     "eqfuse_fused_tangent", _tangent, _fused_abstract, transpose=_tangent_transpose
 )
-backward_p = rules.defined(
+backward_p = rules.defined_primitive(
     "eqfuse_fused_backward", _backward, _backward_abstract, jvp=_backward_jvp
 )
-second_p = rules.defined(
+second_p = rules.defined_primitive(
     "eqfuse_fused_second", _second, _backward_abstract, transpose=_second_transpose
 )
-double_p = rules.defined("eqfuse_fused_double", _double, _double_abstract)
+double_p = rules.defined_primitive("eqfuse_fused_double", _double, _double_abstract)

@@ -3,7 +3,7 @@
 import functools
 import math
 
-from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.algebra.linear_form import Weights
 from eqfuse.ops.primitives.definitions import Call, product
@@ -24,27 +24,29 @@ backward_kernel = functools.lru_cache(maxsize=256)(fused_backward.backward)
 
 
 def _arrays(fused: Fused, floats, integers) -> dict:
-    """The operands of a call by the names that kernels use."""
+    """Return the operands of a call by the names that kernels use."""
     inputs, parameters, skip = fused.operands(floats)
     index, arrays = fused.split(integers)
     named = dict(zip([o.name for o in fused.form.inputs], inputs, strict=True))
     named |= {f"p{n}": p for n, p in enumerate(parameters)}
-    return named | {"skip": skip, "which": index} | arrays
+    return named | {"skip": skip, "set_index": index} | arrays
 
 
 def _of_nodes(call: Call, operand: Operand, rows, integers):
-    """A gradient that the kernel wrote for each row, summed over the rows of a node if need be."""
+    """Return a gradient that the kernel wrote for each row, summed over the rows of a node if need
+    be.
+    """
     if operand.index is Index.ROW:
         return rows
     segment = (Segment(0, operand.size, 1, 1),)
-    identity = (Path((Slot(0, 0),), Slot(0, 0), (((0, 0), 1.0),)),)
+    identity = (Path((SegmentRef(0, 0),), SegmentRef(0, 0), (((0, 0), 1.0),)),)
     source = Operand("rows", operand.size, segment, True)
     total = Operand("total", operand.size, segment, True, operand.index)
     return product(call, Form((source,), (total,), identity), [rows], integers)[0]
 
 
 def forward(call: Call, floats, integers):
-    """The outputs, from one kernel."""
+    """Return the outputs, from one kernel."""
     fused = call.fused
     kernel = forward_kernel(fused, floats[0].dtype.name)
     named = _arrays(fused, floats, integers)
@@ -59,7 +61,8 @@ def forward(call: Call, floats, integers):
 
 
 def num_sums(call: Call, kernel: FusedKernel, wanted, inputs) -> int:
-    """How many sums the gradient of a parameter consists of, one for each program that adds to it.
+    """Return how many sums the gradient of a parameter consists of, one for each program that adds
+    to it.
 
     Args:
       call, kernel: the op, and its backward.
@@ -74,7 +77,8 @@ def num_sums(call: Call, kernel: FusedKernel, wanted, inputs) -> int:
 
 
 def backward(call: Call, wanted, given, floats, z, cotangents, integers):
-    """Cotangents of the wanted operands: one kernel, on a graph the product's own too, and a sum.
+    """Return cotangents of the wanted operands: one kernel, on a graph the product's own too, and a
+    sum.
 
     Over rows: the kernel, and the sums of the parameters' gradients. On a graph: the kernel, which
     writes the cotangent of the summed product [num_nodes, size]; the product's own backward kernel,

@@ -1,4 +1,4 @@
-"""The mixing as a JAX primitive, whose derivatives of every order are mixings again.
+"""The linear form as a JAX primitive, whose derivatives of every order are linear forms again.
 
 Their rules are those of `primitives.multilinear`, as for the form.
 """
@@ -6,21 +6,25 @@ Their rules are those of `primitives.multilinear`, as for the form.
 import jax
 from jax.interpreters import batching
 
-from eqfuse.ops.algebra.linear_form import Mixing, Rows
+from eqfuse.ops.algebra.linear_form import LinearForm, Rows
 from eqfuse.ops.primitives import multilinear
 from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
 from eqfuse.ops.xla import linear_forms as definition
 
-mixing_p = multilinear.define("eqfuse_mixing", "mixing", ("num_rows", "backend"))
+linear_form_p = multilinear.multilinear_primitive(
+    "eqfuse_linear_form", "linear_form", ("num_rows", "backend")
+)
 
 
-def evaluate(mixing: Mixing, arrays, index, num_rows: int, backend: str) -> list[jax.Array]:
-    """Compute a mixing.
+def evaluate(
+    linear_form: LinearForm, arrays, index, num_rows: int, backend: str
+) -> list[jax.Array]:
+    """Compute a linear form.
 
     Args:
-      mixing: what to compute.
+      linear form: what to compute.
       arrays: one for each input, all of one dtype: [num_rows, size] or the shape of the weights.
-      index: [num_rows] int32, or None if the mixing has one set of weights.
+      index: [num_rows] int32, or None if the linear form has one set of weights.
       backend: "triton" and "triton-interpret" run one kernel; all others the definition.
     Returns:
       An array for each output.
@@ -30,17 +34,17 @@ def evaluate(mixing: Mixing, arrays, index, num_rows: int, backend: str) -> list
 
     def bound(*arrays):
         params = {"num_rows": num_rows, "backend": backend}
-        return mixing_p.bind(*vary_alike(arrays), mixing=mixing, **params)
+        return linear_form_p.bind(*vary_alike(arrays), linear_form=linear_form, **params)
 
     counted = [
         ["rows" if isinstance(o, Rows) else None for o in side]
-        for side in (mixing.inputs, mixing.outputs)
+        for side in (linear_form.inputs, linear_form.outputs)
     ]
     return with_auto_axes(bound, [*arrays, *integers], *counted)
 
 
-def tangent(mixing: Mixing, arrays, tangents, index, num_rows: int, backend: str):
-    """The tangents of the outputs of a mixing.
+def tangent(linear_form: LinearForm, arrays, tangents, index, num_rows: int, backend: str):
+    """Return the tangents of the outputs of a linear form.
 
     Args:
       arrays: its inputs; those that the tangent does not depend on may be None.
@@ -49,45 +53,52 @@ def tangent(mixing: Mixing, arrays, tangents, index, num_rows: int, backend: str
     Returns:
       An array for each output, or None where it is zero.
     """
-    derivative = mixing.jvp(tuple(t is not None for t in tangents))
+    derivative = linear_form.jvp(tuple(t is not None for t in tangents))
     given = [*arrays, *(t for t in tangents if t is not None)]
     index = [] if index is None else [index]
     params = {"num_rows": num_rows, "backend": backend}
-    return multilinear.bind_reached(mixing_p, "mixing", derivative, given, index, params)
+    return multilinear.bind_reached(linear_form_p, "linear_form", derivative, given, index, params)
 
 
-def split(mixing: Mixing, arrays):
-    n = len(mixing.inputs)
+def split(linear_form: LinearForm, arrays):
+    n = len(linear_form.inputs)
     return list(arrays[:n]), list(arrays[n:])
 
 
-@mixing_p.def_abstract_eval
-def _abstract(*arrays, mixing, num_rows, backend):
+@linear_form_p.def_abstract_eval
+def _abstract(*arrays, linear_form, num_rows, backend):
     return [
-        arrays[0].update(shape=mixing.shape(o, num_rows), weak_type=False) for o in mixing.outputs
+        arrays[0].update(shape=linear_form.shape(o, num_rows), weak_type=False)
+        for o in linear_form.outputs
     ]
 
 
-def _batch(arrays, dims, *, mixing, num_rows, backend):
-    """Weights of one set for all members and no gradient of them: the members' rows, in one."""
-    inputs, index = split(mixing, dims)
-    weights = [d for o, d in zip(mixing.inputs, inputs, strict=True) if not isinstance(o, Rows)]
-    one_set = all(d is None for d in weights) and all(isinstance(o, Rows) for o in mixing.outputs)
+def _batch(arrays, dims, *, linear_form, num_rows, backend):
+    """Return weights of one set for all members and no gradient of them: the members'
+    rows, in one.
+    """
+    inputs, index = split(linear_form, dims)
+    weights = [
+        d for o, d in zip(linear_form.inputs, inputs, strict=True) if not isinstance(o, Rows)
+    ]
+    one_set = all(d is None for d in weights) and all(
+        isinstance(o, Rows) for o in linear_form.outputs
+    )
     if not one_set:
 
         def member(*arrays):
-            values, index = split(mixing, arrays)
-            return definition.evaluate(mixing, values, index[0] if index else None, num_rows)
+            values, index = split(linear_form, arrays)
+            return definition.evaluate(linear_form, values, index[0] if index else None, num_rows)
 
         outputs = jax.vmap(member, in_axes=list(dims))(*arrays)
         return outputs, [0] * len(outputs)
     [size] = {a.shape[d] for a, d in zip(arrays, dims, strict=True) if d is not None}
-    is_rows = [isinstance(o, Rows) for o in mixing.inputs] + [True] * len(index)
+    is_rows = [isinstance(o, Rows) for o in linear_form.inputs] + [True] * len(index)
     joined = [
         _joined(a, d, size) if rows else a for a, d, rows in zip(arrays, dims, is_rows, strict=True)
     ]
-    outputs = mixing_p.bind(
-        *vary_alike(joined), mixing=mixing, num_rows=size * num_rows, backend=backend
+    outputs = linear_form_p.bind(
+        *vary_alike(joined), linear_form=linear_form, num_rows=size * num_rows, backend=backend
     )
     return [o.reshape(size, num_rows, o.shape[-1]) for o in outputs], [0] * len(outputs)
 
@@ -97,4 +108,4 @@ def _joined(array, dim, size):
     return array.reshape(-1, *array.shape[2:])
 
 
-batching.primitive_batchers[mixing_p] = _batch
+batching.primitive_batchers[linear_form_p] = _batch

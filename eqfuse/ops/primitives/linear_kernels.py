@@ -1,55 +1,57 @@
-"""The kernels of mixings inside a JAX computation."""
+"""The kernels of linear forms inside a JAX computation."""
 
 import functools
 import math
 
-from eqfuse.ops.algebra.linear_form import Mixing, Weights
+from eqfuse.ops.algebra.linear_form import LinearForm, Weights
 from eqfuse.ops.primitives.launch import launch
 from eqfuse.ops.triton.codegen import linear_kernel
 
 ROWS_OF_A_PART = 128
 """Rows that a program walks, at least, for its sum of a gradient of weights."""
 MOST_PARTS = 256
-"""Sums, at most; fewer where they would take more memory than the mixing reads."""
+"""Sums, at most; fewer where they would take more memory than the linear form reads."""
 
 kernel = functools.lru_cache(maxsize=512)(linear_kernel.generate)
 reduction = functools.lru_cache(maxsize=512)(linear_kernel.reduction)
 
 
-def num_parts(mixing: Mixing, arrays, num_rows: int) -> int:
-    """Programs that share the rows of a gradient of weights, each with a sum of its own."""
-    shapes = [mixing.shape(o, num_rows) for o in mixing.outputs if isinstance(o, Weights)]
+def num_parts(linear_form: LinearForm, arrays, num_rows: int) -> int:
+    """Return programs that share the rows of a gradient of weights, each with a sum of its own."""
+    shapes = [linear_form.shape(o, num_rows) for o in linear_form.outputs if isinstance(o, Weights)]
     if not shapes:
         return 1
     most = sum(a.size for a in arrays) // max(1, sum(map(math.prod, shapes)))
     return max(1, min(most, MOST_PARTS, num_rows // ROWS_OF_A_PART))
 
 
-def run(mixing: Mixing, arrays, index, num_rows: int, backend: str):
-    """The outputs of a mixing from one kernel; two if gradients of weights are sums of parts."""
+def run(linear_form: LinearForm, arrays, index, num_rows: int, backend: str):
+    """Return the outputs of a linear form from one kernel; two if gradients of weights are sums of
+    parts.
+    """
     dtype = arrays[0].dtype.name
-    parts = num_parts(mixing, arrays, num_rows)
+    parts = num_parts(linear_form, arrays, num_rows)
     shapes = [
-        (parts, *mixing.shape(o, num_rows))
+        (parts, *linear_form.shape(o, num_rows))
         if parts > 1 and isinstance(o, Weights)
-        else mixing.shape(o, num_rows)
-        for o in mixing.outputs
+        else linear_form.shape(o, num_rows)
+        for o in linear_form.outputs
     ]
     results = launch(
-        kernel(mixing, dtype, parts > 1),
+        kernel(linear_form, dtype, parts > 1),
         [*arrays, *index],
         shapes,
         (num_rows, parts),
-        (linear_kernel.programs(mixing, num_rows, parts),),
+        (linear_kernel.programs(linear_form, num_rows, parts),),
         backend,
     )
     if parts == 1:
         return results
-    return reduced(mixing.outputs, results, dtype, backend)
+    return reduced(linear_form.outputs, results, dtype, backend)
 
 
 def reduced(operands, results, dtype: str, backend: str):
-    """The results, those of weights summed over their first axis by one kernel."""
+    """Return the results, those of weights summed over their first axis by one kernel."""
     places = [n for n, o in enumerate(operands) if isinstance(o, Weights)]
     sizes = tuple(math.prod(results[n].shape[1:]) for n in places)
     sums = launch(

@@ -51,14 +51,14 @@ def _form(*args, form, num_rows, num_nodes, backend):
 
 
 def _kernels(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
-    if backend == "numba":
+    if backend == "llvm":
         return native.run(form, inputs, indices, num_rows, num_nodes)
     return form_kernels.run(form, inputs, indices, num_rows, num_nodes, backend)
 
 
 @functools.lru_cache(maxsize=1024)
 def _over_rows(form: Form, backend: str):
-    """A form without a graph: every device computes the rows that it holds."""
+    """Return a form without a graph: every device computes the rows that it holds."""
 
     def rows(*inputs):
         return _kernels(form, inputs, {}, inputs[first].shape[0], 0, backend)
@@ -88,21 +88,21 @@ def _over_rows(form: Form, backend: str):
 # Linears
 
 
-def _linear_form(*arrays, mixing, num_rows, backend):
-    values, index = linear_forms.split(mixing, arrays)
-    if backend.startswith("triton") and num_rows and mixing.terms:
-        return linear_kernels.run(mixing, values, index, num_rows, backend)
+def _linear_form(*arrays, linear_form, num_rows, backend):
+    values, index = linear_forms.split(linear_form, arrays)
+    if backend.startswith("triton") and num_rows and linear_form.terms:
+        return linear_kernels.run(linear_form, values, index, num_rows, backend)
     index = index[0] if index else None
-    if backend == "numba" and num_rows and mixing.terms:
-        return native.mix(mixing, values, index, num_rows)
-    return xla_linear_forms.evaluate(mixing, values, index, num_rows)
+    if backend == "llvm" and num_rows and linear_form.terms:
+        return native.linear(linear_form, values, index, num_rows)
+    return xla_linear_forms.evaluate(linear_form, values, index, num_rows)
 
 
 # fused ops
 
 
 def _defined(primitive: Primitive, arrays, call: Call, **params):
-    """What a primitive is by definition, as one native kernel where there is one."""
+    """Return what a primitive is by definition, as one native kernel where there is one."""
     function = functools.partial(definitions[primitive], call=call, **params)
     return sequences.run(function, arrays, call)
 
@@ -125,17 +125,17 @@ def _double(*arrays, call, **params):
 
 
 def _has_kernels(call: Call) -> bool:
-    """Whether there is work for a kernel: rows, and something to mix, that it owns."""
+    """Return whether there is work for a kernel: rows, and matrices to multiply them by."""
     fused = call.fused
     if not fused.summed and any(o.index is Index.SENDER for o in fused.form.inputs):
         return False
-    matrices = any(term.x is not None for term in fused.linear.mixing.terms)
+    matrices = any(term.x is not None for term in fused.linear.linear_form.terms)
     return bool(call.rows and call.num_rows and fused.form.paths and matrices)
 
 
 lowerings: dict[Primitive, Callable] = {
     forms.form_p: _form,
-    linear_forms.mixing_p: _linear_form,
+    linear_forms.linear_form_p: _linear_form,
     fused.fused_p: _fused,
     fused.tangent_p: definitions[fused.tangent_p],
     fused.backward_p: _backward,

@@ -1,7 +1,7 @@
 """Primitives of multilinear functions, whose derivatives of every order are of the same kind.
 
-A `form.Form` and a `linear_form.Mixing` are such functions, as data: both can give their derivative
-and their transpose as one more of themselves. The rules for JAX follow from that, and stand here
+A `Form` and a `LinearForm` are such functions, as data: both can give their derivative and their
+transpose as one more of themselves. The rules for JAX follow from that, and stand here
 once. What is neither derivative nor transpose (`vmap`, the lowering) stands with each primitive.
 """
 
@@ -35,20 +35,20 @@ class Multilinear(Protocol):
         """From the inputs that are not linear and the given cotangents to those of the linear."""
 
     def reached(self) -> tuple[bool, ...]:
-        """Which outputs anything adds to; the others are zero."""
+        """Return which outputs anything adds to; the others are zero."""
 
     def restrict(self, wanted: tuple[bool, ...]) -> Self:
-        """The same with the wanted outputs only."""
+        """Return the same with the wanted outputs only."""
 
     def used_inputs(self) -> tuple[bool, ...]:
-        """Which inputs are read."""
+        """Return which inputs are read."""
 
     def drop_inputs(self, keep: tuple[bool, ...]) -> Self:
-        """The same with only the inputs that `keep` marks; no other may be read."""
+        """Return the same with only the inputs that `keep` marks; no other may be read."""
 
 
-def define(name: str, key: str, params: tuple[str, ...]) -> Primitive:
-    """A primitive with rules for eager calls, JVP, transpose and dead code.
+def multilinear_primitive(name: str, key: str, params: tuple[str, ...]) -> Primitive:
+    """Return a primitive with rules for eager calls, JVP, transpose and dead code.
 
     Args:
       name: of the primitive.
@@ -66,7 +66,7 @@ def define(name: str, key: str, params: tuple[str, ...]) -> Primitive:
 
 
 def bind_reached(primitive, key: str, function: Multilinear, arrays, integers, params) -> list:
-    """The outputs that anything adds to, from the inputs that something reads.
+    """Return the outputs that anything adds to, from the inputs that something reads.
 
     Args:
       primitive, key: see `define`.
@@ -121,7 +121,7 @@ def _transpose(primitive, key, cotangents, *arrays, **params):
 
 
 def _dce(key, used_outputs, *rest):
-    """Outputs that nobody wants are not computed, nor inputs read that only they need.
+    """Leave out outputs that nobody wants, and inputs that only they need.
 
     JAX 0.12 passes (used outputs, live inputs, equation), earlier versions no live inputs.
     """

@@ -6,10 +6,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from eqfuse.ops.algebra.form import Form, Index
-from eqfuse.ops.algebra.linear_form import Mixing, Rows, Weights
-from eqfuse.ops.algebra.sequence import Chain
+from eqfuse.ops.algebra.linear_form import LinearForm, Rows, Weights
+from eqfuse.ops.algebra.sequence import StepSequence
 from eqfuse.ops.llvm.codegen import linear_form as native_linear
-from eqfuse.ops.llvm.codegen import sequence as native_chain
+from eqfuse.ops.llvm.codegen import sequence as native_sequence
 from eqfuse.ops.llvm.codegen import sequence_arrays
 from eqfuse.ops.llvm.codegen.form import generate
 from eqfuse.ops.llvm.codegen.linear_layouts import is_wide, transposed, width_of
@@ -21,7 +21,7 @@ native_p.multiple_results = True
 
 
 def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.Array]:
-    """The outputs of a form, computed by its native kernel.
+    """Return the outputs of a form, computed by its native kernel.
 
     Args:
       form: what to compute; at least one path and one row.
@@ -43,23 +43,24 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
     return [r.astype(dtype) for r in results[: len(form.outputs)]]
 
 
-def mix(mixing: Mixing, arrays, index, num_rows: int) -> list[jax.Array]:
-    """The outputs of a mixing, computed by its native kernel; arguments as those of the definition.
+def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Array]:
+    """Return the outputs of a linear form, computed by its native kernel; arguments as those of the
+    definition.
 
     Matrices of 256 x 256 and more for scalars, of 512 x 512 and more for others, are XLA's.
     """
-    if is_wide(mixing):
-        return linear_forms.evaluate(mixing, arrays, index, num_rows)
+    if is_wide(linear_form):
+        return linear_forms.evaluate(linear_form, arrays, index, num_rows)
     dtype = arrays[0].dtype
     wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
-    module = native_linear.generate(mixing, wide.name, machine.machine())
-    num_sets = max(1, mixing.num_sets)
+    module = native_linear.generate(linear_form, wide.name, machine.machine())
+    num_sets = max(1, linear_form.num_sets)
 
     def flat(operand, array):
         return array if isinstance(operand, Rows) else array.reshape(num_sets, -1)
 
-    inputs = [flat(o, a) for o, a in zip(mixing.inputs, arrays, strict=True)]
-    for i in transposed(mixing):
+    inputs = [flat(o, a) for o, a in zip(linear_form.inputs, arrays, strict=True)]
+    for i in transposed(linear_form):
         inputs.append(jnp.swapaxes(arrays[i], -1, -2).reshape(num_sets, -1))
     indices = []
     if index is not None:
@@ -68,37 +69,40 @@ def mix(mixing: Mixing, arrays, index, num_rows: int) -> list[jax.Array]:
     if "order" in module.index_arrays:
         counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
         indices += [jnp.argsort(index).astype(jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)]
-    rows = [num_rows if isinstance(o, Rows) else num_sets for o in mixing.outputs]
-    widths = [width_of(o) for o in mixing.outputs]
+    rows = [num_rows if isinstance(o, Rows) else num_sets for o in linear_form.outputs]
+    widths = [width_of(o) for o in linear_form.outputs]
     shapes = [*zip(rows, widths, strict=True), *((num_rows, width) for width in module.copies)]
     results = native_p.bind(
         *(a.astype(wide) for a in inputs), *indices, module=module, shapes=tuple(shapes)
     )
     return [
-        r.astype(dtype).reshape(mixing.shape(o, num_rows))
-        for o, r in zip(mixing.outputs, results, strict=False)
+        r.astype(dtype).reshape(linear_form.shape(o, num_rows))
+        for o, r in zip(linear_form.outputs, results, strict=False)
     ]
 
 
-def chain(chain: Chain, arrays, indices, num_rows: int, num_nodes: int) -> list[jax.Array] | None:
-    """The outputs of a chain, computed by its native kernel; None where its steps are better alone.
+def sequence(
+    sequence: StepSequence, arrays, indices, num_rows: int, num_nodes: int
+) -> list[jax.Array] | None:
+    """Return the outputs of a sequence, computed by its native kernel; None where its steps are
+    better alone.
 
     Args:
-      chain: what to compute; one that `is_runnable`.
+      sequence: what to compute; one that `is_runnable`.
       arrays: an array for each input, of one dtype, float32 or float64.
       indices: the index arrays by name.
     """
-    parts = sequence_arrays.num_parts(chain, num_rows, num_nodes)
+    parts = sequence_arrays.num_parts(sequence, num_rows, num_nodes)
     if not parts or arrays[0].dtype.name not in ("float32", "float64"):
         return None
-    module = native_chain.generate(chain, arrays[0].dtype.name, machine.machine(), parts)
-    is_weights = [isinstance(chain.operands[n], Weights) for n in range(len(chain.operands))]
+    module = native_sequence.generate(sequence, arrays[0].dtype.name, machine.machine(), parts)
+    is_weights = [isinstance(sequence.operands[n], Weights) for n in range(len(sequence.operands))]
     inputs = [a.reshape(1, -1) if is_weights[n] else a for n, a in enumerate(arrays)]
-    inputs += [arrays[n].T.reshape(1, -1) for n in sequence_arrays.transposed_weights(chain)]
+    inputs += [arrays[n].T.reshape(1, -1) for n in sequence_arrays.transposed_weights(sequence)]
     inputs += [indices[name] for name in module.index_arrays]
     shapes, final = [], []
-    for n in chain.outputs:
-        operand = chain.operands[n]
+    for n in sequence.outputs:
+        operand = sequence.operands[n]
         if is_weights[n]:
             final.append(operand.shape)
             shapes.append((1, width_of(operand)))
@@ -123,7 +127,7 @@ def _lower(ctx, *operands, module, shapes):
 
 def _refuse(ctx, *operands, module, shapes):
     raise ValueError(
-        "backend='numba' runs on CPUs, and this computation is lowered for another device; use "
+        "backend='llvm' runs on CPUs, and this computation is lowered for another device; use "
         "backend='triton' or backend='xla' there"
     )
 

@@ -29,7 +29,7 @@ def compiled(primitive, static=("call", "active", "wanted", "given", "reached"))
     return implementation
 
 
-def defined(name: str, function, abstract, *, jvp=None, transpose=None) -> Primitive:
+def defined_primitive(name: str, function, abstract, *, jvp=None, transpose=None) -> Primitive:
     """Make a primitive that has a definition, from which every rule follows that is not given.
 
     Only its lowering is registered elsewhere, in `lowering`.
@@ -58,17 +58,17 @@ definitions: dict[Primitive, Callable] = {}
 
 
 def instantiated(cotangents):
-    """The cotangents as arrays, also those that JAX knows to be zero."""
+    """Return the cotangents as arrays, also those that JAX knows to be zero."""
     return [ad.instantiate_zeros(c) for c in cotangents]
 
 
 def abstract(array):
-    """What `jax.linear_transpose` has to know of an array: also what it varies over."""
+    """Return what `jax.linear_transpose` has to know of an array: also what it varies over."""
     return jax.typeof(array).update(weak_type=False)
 
 
 def transpose_of(function, cotangents, arrays, **params):
-    """The transpose of a definition with respect to the operands that are unknown."""
+    """Return the transpose of a definition with respect to the operands that are unknown."""
     cotangents = instantiated(cotangents)
     linear = [n for n, a in enumerate(arrays) if ad.is_undefined_primal(a)]
 
@@ -84,7 +84,7 @@ def transpose_of(function, cotangents, arrays, **params):
 
 
 def jvp_of(function):
-    """The JVP of a definition, along the operands whose tangents are not zero."""
+    """Return the JVP of a definition, along the operands whose tangents are not zero."""
 
     def rule(primals, tangents, **params):
         active = [n for n, t in enumerate(tangents) if type(t) is not ad.Zero]
@@ -101,7 +101,7 @@ def jvp_of(function):
 
 
 def batch_of(function):
-    """`vmap` of a definition: composed, not fused."""
+    """Return `vmap` of a definition: composed, not fused."""
 
     def rule(arrays, dims, **params):
         axes = list(dims)
@@ -112,7 +112,8 @@ def batch_of(function):
 
 
 def with_auto_axes(function, arrays, inputs, outputs) -> list[jax.Array]:
-    """`function(*arrays)`; on a mesh of explicit axes, these are left to the compiler within it.
+    """Return `function(*arrays)`; on a mesh of explicit axes, these are left to the compiler within
+    it.
 
     Args:
       function: gives a list of arrays.

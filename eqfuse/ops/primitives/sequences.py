@@ -10,7 +10,8 @@ from eqfuse.ops.primitives.tracing import traced
 
 
 def run(function, arrays, call) -> list:
-    """What `function` computes of the arrays, by one kernel where it is a chain that has one.
+    """Return what `function` computes of the arrays, by one kernel where it is a sequence that has
+    one.
 
     Args:
       function: of floating point arrays and, for a form on a graph, the index arrays.
@@ -19,7 +20,9 @@ def run(function, arrays, call) -> list:
     found = traced(function, arrays, len(arrays) - n) if call.is_native else None
     if found is None or not found[0].is_runnable:
         return function(*arrays)
-    chain, read = found
+    sequence, read = found
     indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
-    results = native.chain(chain, [arrays[k] for k in read], indices, call.num_rows, call.num_nodes)
+    results = native.sequence(
+        sequence, [arrays[k] for k in read], indices, call.num_rows, call.num_nodes
+    )
     return function(*arrays) if results is None else results

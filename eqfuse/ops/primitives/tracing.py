@@ -1,13 +1,14 @@
-"""Find the chain that a function computes, in what JAX makes of it."""
+"""Find the sequence that a function computes, in what JAX makes of it."""
 
 import jax
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.algebra.sequence import Chain, Step
+from eqfuse.ops.algebra.sequence import Step, StepSequence
 
 
-def traced(function, arrays, num_integers: int) -> tuple[Chain, tuple[int, ...]] | None:
-    """The chain that a function computes, and which arrays it reads; None if it is anything else.
+def traced(function, arrays, num_integers: int) -> tuple[StepSequence, tuple[int, ...]] | None:
+    """Return the sequence that a function computes, and which arrays it reads; None if it is
+    anything else.
 
     Args:
       function: of arrays; returns a list of arrays.
@@ -22,9 +23,9 @@ def traced(function, arrays, num_integers: int) -> tuple[Chain, tuple[int, ...]]
     numbers = {v: n for n, v in enumerate(jaxpr.invars[: len(read)])}
     steps = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name not in ("eqfuse_form", "eqfuse_mixing"):
+        if eqn.primitive.name not in ("eqfuse_form", "eqfuse_linear_form"):
             return None
-        what = eqn.params.get("form") or eqn.params["mixing"]
+        what = eqn.params.get("form") or eqn.params["linear_form"]
         reads, rest = eqn.invars[: len(what.inputs)], eqn.invars[len(what.inputs) :]
         if any(v not in numbers for v in reads) or (rest and rest != indices):
             return None
@@ -35,4 +36,4 @@ def traced(function, arrays, num_integers: int) -> tuple[Chain, tuple[int, ...]]
         )
     if any(v not in numbers for v in jaxpr.outvars):
         return None
-    return Chain(tuple(steps), len(read), tuple(numbers[v] for v in jaxpr.outvars)), read
+    return StepSequence(tuple(steps), len(read), tuple(numbers[v] for v in jaxpr.outvars)), read

@@ -20,7 +20,7 @@ _SCALAR_LIMIT = 2**31
 
 
 def pointer_type(dtype) -> str:
-    """Triton's name of a pointer to `dtype`, say "*fp32" for float32.
+    """Return Triton's name of a pointer to `dtype`, say "*fp32" for float32.
 
     Raises:
       ValueError: a dtype that kernels do not read or write.
@@ -61,7 +61,7 @@ class KernelSpec:
     def build(
         cls, stem: str, source: str, input_types, output_types, scalars=(), num_warps: int = 1
     ) -> KernelSpec:
-        """A spec named `stem` and a hash; in `source` the function is called KERNEL.
+        """Return a spec named `stem` and a hash; in `source` the function is called KERNEL.
 
         Raises:
           ValueError: a source without `def KERNEL(`, or a type that is unknown.
@@ -74,12 +74,12 @@ class KernelSpec:
         return cls(name, source.replace(f"def {_PLACEHOLDER}(", f"def {name}("), *types)
 
     def to_json(self) -> str:
-        """One line of text, for another process."""
+        """Return one line of text, for another process."""
         return json.dumps(vars(self))
 
     @classmethod
     def from_json(cls, text: str) -> KernelSpec:
-        """The spec that `to_json` wrote."""
+        """Return the spec that `to_json` wrote."""
         fields = json.loads(text)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 

@@ -10,7 +10,7 @@ from eqfuse.ops.algebra.form import Form, Index, Operand, Segment
 
 
 def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: int, dtype):
-    """The outputs of a form, by definition of the form.
+    """Return the outputs of a form, by definition of the form.
 
     Args:
       form: what to compute.
@@ -29,15 +29,15 @@ def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: i
     ]
     known, sums = {}, {}
     for path in form.paths:
-        for slot in path.factors:
-            if slot not in known:
-                operand = form.inputs[slot.operand]
-                known[slot] = _read(operand, operand.segments[slot.segment], rows[slot.operand])
-        value = _contract(form, path, [known[slot] for slot in path.factors], wide)
+        for ref in path.factors:
+            if ref not in known:
+                operand = form.inputs[ref.operand]
+                known[ref] = _read(operand, operand.segments[ref.segment], rows[ref.operand])
+        value = _contract(form, path, [known[ref] for ref in path.factors], wide)
         sums[path.output] = sums[path.output] + value if path.output in sums else value
     outputs = []
     for n, operand in enumerate(form.outputs):
-        parts = {slot.segment: value for slot, value in sums.items() if slot.operand == n}
+        parts = {ref.segment: value for ref, value in sums.items() if ref.operand == n}
         value = _write(operand, parts, num_rows, wide)
         if operand.index.is_node:
             value = jax.ops.segment_sum(value, rows_of[operand.index], num_nodes)
@@ -46,14 +46,16 @@ def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: i
 
 
 def _elements(operand: Operand, segment: Segment) -> np.ndarray:
-    """Where the elements of a segment lie in the row: [mul, dim], or [dim] without channels."""
+    """Return where the elements of a segment lie in the row: [mul, dim], or [dim]
+    without channels.
+    """
     channels = segment.offset + segment.channel_stride * np.arange(segment.mul)
     elements = channels[:, None] + segment.component_stride * np.arange(segment.dim)
     return elements if operand.channels else elements[0]
 
 
 def _read(operand: Operand, segment: Segment, rows):
-    """One segment, [rows, mul, dim], or [rows, dim] without channels."""
+    """Return one segment, [rows, mul, dim], or [rows, dim] without channels."""
     elements = _elements(operand, segment)
     first, size = segment.offset, elements.size
     if np.array_equal(elements.ravel(), np.arange(first, first + size)):
@@ -62,7 +64,7 @@ def _read(operand: Operand, segment: Segment, rows):
 
 
 def _write(operand: Operand, parts, num_rows: int, dtype):
-    """Rows [num_rows, size] from the values of some segments, zero elsewhere."""
+    """Return rows [num_rows, size] from the values of some segments, zero elsewhere."""
     if not parts:
         return jnp.zeros((num_rows, operand.size), dtype)
     source = np.full(operand.size, -1)
@@ -80,16 +82,18 @@ def _write(operand: Operand, parts, num_rows: int, dtype):
 
 
 def _contract(form: Form, path, factors, dtype):
-    """The value of one path, [rows, mul, dim], or [rows, dim] for an output without channels."""
+    """Return the value of one path, [rows, mul, dim], or [rows, dim] for an output without
+    channels.
+    """
     letters = string.ascii_lowercase[: len(factors) + 1]
-    operands = [form.inputs[slot.operand] for slot in path.factors]
+    operands = [form.inputs[ref.operand] for ref in path.factors]
     output = form.outputs[path.output.operand]
     shape = [o.segments[s.segment].dim for o, s in zip(operands, path.factors, strict=True)]
     shape.append(output.segments[path.output.segment].dim)
     coefficients = np.zeros(shape)
     for components, value in path.terms:
         coefficients[components] += value
-    shared = [o.index is Index.ONE for o in operands]
+    shared = [o.index is Index.SHARED for o in operands]
     factors = [f[0] if one else f for f, one in zip(factors, shared, strict=True)]
     subscripts = [
         ("" if one else "Z") + ("U" if o.channels else "") + i

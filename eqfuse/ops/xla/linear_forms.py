@@ -1,15 +1,15 @@
-"""A mixing evaluated in jax.numpy, for any device: an einsum for each term."""
+"""A linear form evaluated in jax.numpy, for any device: an einsum for each term."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops.algebra.linear_form import Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.algebra.linear_form import BlockRef, LinearForm, Rows, Term, Weights
 
 
-def evaluate(mixing: Mixing, arrays, index, num_rows: int):
-    """The outputs of a mixing, by definition.
+def evaluate(linear_form: LinearForm, arrays, index, num_rows: int):
+    """Return the outputs of a linear form, by definition.
 
     Args:
       arrays: one for each input.
@@ -18,14 +18,14 @@ def evaluate(mixing: Mixing, arrays, index, num_rows: int):
       An array for each output.
     """
     dtype = arrays[0].dtype
-    values = [_Operand(o, a) for o, a in zip(mixing.inputs, arrays, strict=True)]
-    sums: list[dict] = [{} for _ in mixing.outputs]
-    for term in mixing.terms:
-        o = mixing.output_of(term)
-        operand = mixing.outputs[o]
-        n = len(mixing.inputs) + o
+    values = [_Operand(o, a) for o, a in zip(linear_form.inputs, arrays, strict=True)]
+    sums: list[dict] = [{} for _ in linear_form.outputs]
+    for term in linear_form.terms:
+        o = linear_form.output_of(term)
+        operand = linear_form.outputs[o]
+        n = len(linear_form.inputs) + o
         if isinstance(operand, Weights):
-            key, value = 0, _gradient(term, values, index, mixing.num_sets)
+            key, value = 0, _gradient(term, values, index, linear_form.num_sets)
         elif term.z.operand == n:
             key, value = term.z.block, _forward(term, values, index, num_rows)
         else:
@@ -35,8 +35,8 @@ def evaluate(mixing: Mixing, arrays, index, num_rows: int):
         value = value if term.scale == 1.0 else term.scale * value
         sums[o][key] = sums[o][key] + value if key in sums[o] else value
     return [
-        _assembled(mixing.shape(o, num_rows), o, parts, dtype)
-        for o, parts in zip(mixing.outputs, sums, strict=True)
+        _assembled(linear_form.shape(o, num_rows), o, parts, dtype)
+        for o, parts in zip(linear_form.outputs, sums, strict=True)
     ]
 
 
@@ -48,17 +48,19 @@ class _Operand:
     array: jax.Array
 
     def block(self, number: int):
-        """[rows, mul, dim]"""
+        """Return [rows, mul, dim]."""
         b = self.operand.blocks[number]
         part = self.array[:, b.offset : b.offset + b.mul * b.dim]
         return part.reshape(-1, b.mul, b.dim)
 
     def weights(self, index):
-        """[mul_in, mul_out] or [mul_out]; with a leading axis of rows where these choose a set."""
+        """Return [mul_in, mul_out] or [mul_out]; with a leading axis of rows where these choose a
+        set.
+        """
         return self.array if index is None else self.array[index]
 
 
-def _einsum(text: str, values, slot: Slot, *others):
+def _einsum(text: str, values, slot: BlockRef, *others):
     block = values[slot.operand].block(slot.block)
     return jnp.einsum(text, block, *others, precision=jax.lax.Precision.HIGHEST)
 
@@ -83,7 +85,7 @@ def _gradient(term: Term, values, index, num_sets: int):
 
 
 def _assembled(shape, operand: Rows | Weights, parts: dict, dtype):
-    """An output from its blocks; what no term adds to is zero."""
+    """Return an output from its blocks; what no term adds to is zero."""
     if isinstance(operand, Weights):
         return parts[0].astype(dtype) if parts else jnp.zeros(shape, dtype)
     columns, stop = [], 0

@@ -63,7 +63,7 @@ class Arguments:
         self.entries: list[Entry] = []
 
     def add(self, key: tuple, rows: int, width: int, name: str):
-        """An array [rows, width]; see `Entry`."""
+        """Add an array [rows, width]; see `Entry`."""
         self.add_word(key)
         self.entries.append(Entry(self.dtype, 2, rows, width, DATA, name))
 
@@ -74,17 +74,17 @@ class Arguments:
             self.entries.append(Entry.of_index(name))
 
     def end(self):
-        """What was added so far are the arguments; what follows are results."""
+        """End the arguments: what follows are results."""
         self.num_arguments = len(self.entries)
 
     def add_word(self, key: tuple):
-        """A word of the table that the kernel itself fills."""
+        """Add a word of the table that the kernel itself fills."""
         self.numbers[key] = len(self.numbers)
 
     def place(self, f: Function, *key) -> str:
-        """Where a word of the table is."""
+        """Return where a word of the table is."""
         return f.at("%buffers", self.numbers[key] * 8)
 
     def load(self, f: Function, *key) -> str:
-        """The pointer to an array."""
+        """Return the pointer to an array."""
         return f.load_pointer(self.place(f, *key))

@@ -8,7 +8,7 @@ s_ik x_i, with inner sums named once for all paths that need them.
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Path, Slot
+from eqfuse.ops.algebra.form import Form, Path, SegmentRef
 from eqfuse.ops.llvm.codegen.ir import Function
 
 Component = tuple[int, int, int]
@@ -26,7 +26,7 @@ class Scalars:
         self.sums: dict[Number, int] = {}
 
     def row(self, number: Number) -> int:
-        """The row of the table for a number, which is not a literal."""
+        """Return the row of the table for a number, which is not a literal."""
         for names, _ in number:
             for name in names:
                 self.components.setdefault(name, len(self.components) + len(self.sums))
@@ -88,8 +88,8 @@ class Contraction:
             entries = tuple(((c, ()), number) for (c, _), number in entries)
         sums = self._contract(vectors, entries)
         factor = None
-        for slot in factors:
-            value = self._input((slot.operand, slot.segment, 0))
+        for ref in factors:
+            value = self._input((ref.operand, ref.segment, 0))
             factor = value if factor is None else self._product(factor, value)
         for index, value in sums.items():
             self.operations += 1
@@ -112,8 +112,8 @@ class Contraction:
             return self.f.constant(sum(c for _, c in number), self.lanes)
         return self._known(number, lambda: self._scalar(self.scalars.row(number)))
 
-    def _contract(self, vectors: tuple[Slot, ...], entries) -> dict:
-        """Sums over the components of `vectors`, for each index of the entries."""
+    def _contract(self, vectors: tuple[SegmentRef, ...], entries) -> dict:
+        """Return sums over the components of `vectors`, for each index of the entries."""
         key = (vectors, entries)
         if key not in self._memo:
             self._memo[key] = self._sums(vectors, entries)
@@ -124,14 +124,14 @@ class Contraction:
             return {index: self._number(number) for (_, index), number in entries}
         parts: dict = {}
         if len(vectors) == 1:
-            [slot] = vectors
+            [ref] = vectors
             for ((i,), index), number in entries:
-                value = self._input((slot.operand, slot.segment, i))
+                value = self._input((ref.operand, ref.segment, i))
                 parts.setdefault(index, []).append((value, self._number(number)))
         else:
-            slot, inner = self._pull_out(vectors, entries)
+            ref, inner = self._pull_out(vectors, entries)
             for (i, *index), value in self._contract(*inner).items():
-                name = (slot.operand, slot.segment, i)
+                name = (ref.operand, ref.segment, i)
                 parts.setdefault(tuple(index), []).append((self._input(name), value))
         sums = {}
         for index, products in parts.items():
@@ -144,9 +144,9 @@ class Contraction:
         return sums
 
     def _pull_out(self, vectors, entries):
-        """The factor to multiply last: one whose inner sums are known, or are the fewest."""
+        """Return the factor to multiply last: one whose inner sums are known, or are the fewest."""
         choices = []
-        for n, slot in enumerate(vectors):
+        for n, ref in enumerate(vectors):
             rest = vectors[:n] + vectors[n + 1 :]
             inner = tuple(
                 sorted(
@@ -154,19 +154,19 @@ class Contraction:
                 )
             )
             sums = len({index for (_, index), _ in inner})
-            choices.append((((rest, inner) not in self._memo, sums), n, slot, (rest, inner)))
-        _, _, slot, inner = min(choices, key=lambda choice: choice[:2])
-        return slot, inner
+            choices.append((((rest, inner) not in self._memo, sums), n, ref, (rest, inner)))
+        _, _, ref, inner = min(choices, key=lambda choice: choice[:2])
+        return ref, inner
 
 
 @functools.lru_cache(maxsize=4096)
 def split(form: Form, path: Path):
-    """A path as (vectors, factors, entries).
+    """Return a path as (vectors, factors, entries).
 
     vectors: slots per channel of several components; factors: of one component. entries:
     ((components of the vectors, (component of the output,)), number), sorted.
     """
-    operands = [form.inputs[slot.operand] for slot in path.factors]
+    operands = [form.inputs[ref.operand] for ref in path.factors]
     dims = [o.segments[s.segment].dim for o, s in zip(operands, path.factors, strict=True)]
     vector = [n for n, o in enumerate(operands) if o.channels and dims[n] > 1]
     factor = [n for n, o in enumerate(operands) if o.channels and dims[n] == 1]

@@ -3,9 +3,10 @@
 import functools
 
 from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.algebra.schedule import reductions
 from eqfuse.ops.llvm.codegen import ir
 from eqfuse.ops.llvm.codegen.arguments import INDEX_ROLES, NODE_INDEX, NODES, ROWS, Arguments
-from eqfuse.ops.llvm.codegen.kernel import owners, write_pass
+from eqfuse.ops.llvm.codegen.kernel import write_pass
 from eqfuse.ops.llvm.codegen.layout import Copies, Layout
 from eqfuse.ops.llvm.codegen.module import SIGNATURE, Module, Pass, assembled
 from eqfuse.ops.llvm.codegen.plan import Machine, Plan
@@ -13,20 +14,21 @@ from eqfuse.ops.llvm.codegen.plan import Machine, Plan
 
 @functools.lru_cache(maxsize=1024)
 def generate(form: Form, dtype: str, machine: Machine) -> Module:
-    """The module that computes a form on operands of one dtype, "float32" or "float64"."""
+    """Return the module that computes a form on operands of one dtype, "float32" or "float64"."""
     widest = machine.vector_bytes // ir.BYTES[dtype]
     copies = Copies(dtype, widest)
-    passes = owners(form)
+    passes = reductions(form)
     copied = _copied(form, passes, widest)
     plans = [
-        Plan(form, owner, outputs, copied, machine, dtype) for owner, outputs in passes.items()
+        Plan(form, reduce_over, outputs, copied, machine, dtype)
+        for reduce_over, outputs in passes.items()
     ]
     index_arrays = dict.fromkeys(name for plan in plans for name in plan.index_arrays())
     # they are checked in this order: senders and receivers say best what is wrong with edges
     index_arrays = tuple(sorted(index_arrays, key=lambda n: INDEX_ROLES[n][1] != NODE_INDEX))
     arguments = _arguments(form, dtype, index_arrays, copied)
     written = [_copy_pass(form, copied, arguments, copies)] if copied else []
-    written += [write_pass(p, arguments, copies, f"pass_{p.owner.value}") for p in plans]
+    written += [write_pass(p, arguments, copies, f"pass_{p.reduce_over.value}") for p in plans]
 
     texts = [ir.declarations(dtype), *copies.functions.values(), *(p.text for p in written)]
     text, name = assembled(texts, arguments, written)
@@ -35,15 +37,22 @@ def generate(form: Form, dtype: str, machine: Machine) -> Module:
 
 
 def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
-    """Inputs by node that some pass reads for every edge, and whose layout does not serve."""
+    """Return the inputs by node that some pass reads for every edge, and whose layout does not
+    serve.
+    """
     copied = {}
-    for owner, outputs in passes.items():
+    for reduce_over, outputs in passes.items():
         part = form.restrict(tuple(o in outputs for o in range(len(form.outputs))))
         for i, used in enumerate(part.used_inputs()):
             operand = form.inputs[i]
-            if used and operand.channels and operand.index.is_node and operand.index is not owner:
-                slots = {s for p in form.paths for s in p.factors if s.operand == i}
-                layout = Layout.of(operand, {s.segment for s in slots}, widest)
+            if (
+                used
+                and operand.channels
+                and operand.index.is_node
+                and operand.index is not reduce_over
+            ):
+                refs = {s for p in form.paths for s in p.factors if s.operand == i}
+                layout = Layout.of(operand, {s.segment for s in refs}, widest)
                 if layout.packed:
                     copied[i] = layout
     return dict(sorted(copied.items()))
@@ -66,7 +75,7 @@ def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) 
     arguments = Arguments(dtype)
 
     def add(side: str, n: int, operand, width: int, name: str):
-        rows = {Index.ROW: ROWS, Index.ONE: -1}.get(operand.index, NODES)
+        rows = {Index.ROW: ROWS, Index.SHARED: -1}.get(operand.index, NODES)
         arguments.add((side, n), rows, width, name)
 
     for i, operand in enumerate(form.inputs):

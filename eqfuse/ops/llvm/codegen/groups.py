@@ -2,12 +2,13 @@
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Path, Role, ordered_groups
+from eqfuse.ops.algebra.form import Form, Path, Role
+from eqfuse.ops.algebra.schedule import ordered_groups
 from eqfuse.ops.llvm.codegen.contract import Contraction, split
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.layout import lanes, padded
 from eqfuse.ops.llvm.codegen.plan import Plan
-from eqfuse.ops.llvm.codegen.rows import Rows
+from eqfuse.ops.llvm.codegen.rows import RowsWriter
 
 LONG = 8
 """Vectors of channels of a segment, from which on rows are long: 128 channels with AVX-512."""
@@ -20,13 +21,13 @@ class Groups:
       cost: vector operations of a row, so far.
     """
 
-    def __init__(self, plan: Plan, f: Function, rows: Rows):
+    def __init__(self, plan: Plan, f: Function, rows: RowsWriter):
         self.plan, self.f, self.rows = plan, f, rows
         self.cost = len(plan.scalars.sums) // plan.widest + 1
         self._begun: set[tuple[int, int, int]] = set()
 
     def groups(self) -> list[list[Path]]:
-        """Paths that run through the channels together: same channels, and sums that fit."""
+        """Return paths that run through the channels together: same channels, and sums that fit."""
         limit = self.plan.machine.registers * 3 // 4
         part = Form(self.plan.form.inputs, self.plan.form.outputs, tuple(self.plan.paths))
         groups: list[list[Path]] = []
@@ -49,12 +50,12 @@ class Groups:
         return next((o.segments[s].mul for o, s in operands if o.channels), 1)
 
     def _lead(self, path: Path):
-        slots = [(self.plan.form.inputs[s.operand], s.segment) for s in path.factors]
-        slots.append((self.plan.form.outputs[path.output.operand], path.output.segment))
-        return next((segment for operand, segment in slots if operand.role is Role.LEFT), None)
+        refs = [(self.plan.form.inputs[s.operand], s.segment) for s in path.factors]
+        refs.append((self.plan.form.outputs[path.output.operand], path.output.segment))
+        return next((segment for operand, segment in refs if operand.role is Role.LEFT), None)
 
     def _accumulators(self, paths) -> list[tuple[int, int, int]]:
-        """Components of owned outputs, which stay in registers through a block."""
+        """Return components of owned outputs, which stay in registers through a block."""
         found = {}
         for path in paths:
             if self.plan.is_owned(("out", path.output.operand)):
@@ -63,10 +64,10 @@ class Groups:
         return sorted(found)
 
     def write(self, group: list[Path], count: str):
-        """One group, over the rows of the block and the channels.
+        """Write one group, over the rows of the block and the channels.
 
         A pass that writes long rows goes from one end of a row to the other, 10 to 20% faster then;
-        in others, sums of the owner stay in registers from row to row, up to 10% faster there.
+        in others, sums of a node stay in registers from row to row, up to 10% faster there.
         Either way every sum has the same order.
         """
         n, length = self._shape(group)[:2]
@@ -81,7 +82,7 @@ class Groups:
         f, n, length, kept, wide = self.f, *self._shape(group)
         with f.loop(count) as rows, f.loop(str(length), step=n) as channels:
             offset = f.times(channels.index, f.bytes)
-            places = [self._owned_place(key, offset) for key in kept]
+            places = [self._kept_place(key, offset) for key in kept]
             first = [f.load(place, n, w) for place, w in zip(places, wide, strict=True)]
             sums = dict(zip(kept, first, strict=True))
             own = self._owned_inputs(group, offset, n)
@@ -93,7 +94,7 @@ class Groups:
         f, n, length, kept, wide = self.f, *self._shape(group)
         with f.loop(str(length), step=n) as channels:
             offset = f.times(channels.index, f.bytes)
-            places = [self._owned_place(key, offset) for key in kept]
+            places = [self._kept_place(key, offset) for key in kept]
             first = [f.load(place, n, w) for place, w in zip(places, wide, strict=True)]
             own = self._owned_inputs(group, offset, n)
             with f.loop(count, carried=first, kinds=[f.vector(n, w) for w in wide]) as rows:
@@ -104,24 +105,26 @@ class Groups:
                 f.store(value, place, n, w)
 
     def _shape(self, group: list[Path]):
-        """Lanes, padded channels, and the components of owned outputs, with which are wide."""
+        """Return lanes, padded channels, and the components of owned outputs, with
+        which are wide.
+        """
         mul, kept = self._mul(group[0]), self._accumulators(group)
         wide = [self.plan.is_summed(("out", key[0])) for key in kept]
         return lanes(mul, self.plan.widest), padded(mul, self.plan.widest), kept, wide
 
-    def _owned_place(self, key, offset: str) -> str:
+    def _kept_place(self, key, offset: str) -> str:
         o, segment, component = key
         return self._place(("out", o), segment, component, self.rows.own["out", o], offset)
 
     def _owned_inputs(self, group, offset: str, n: int) -> dict:
-        """Components of the owner's inputs, read once for all rows."""
+        """Return components of a node's inputs, read once for all its rows."""
         found = {}
         for path in group:
-            for position, slot in enumerate(path.factors):
-                key = ("in", slot.operand)
+            for position, ref in enumerate(path.factors):
+                key = ("in", ref.operand)
                 if key in self.rows.own:
                     for components, _ in path.terms:
-                        name = (slot.operand, slot.segment, components[position])
+                        name = (ref.operand, ref.segment, components[position])
                         if name not in found:
                             place = self._place(key, *name[1:], self.rows.own[key], offset)
                             found[name] = self.f.load(place, n)
@@ -146,7 +149,7 @@ class Groups:
         return self.f.at(row, number * self.plan.sum_bytes)
 
     def _row(self, group, b: str, offset: str, n: int, chunks: int, own: dict, sums: dict):
-        """The arithmetic of a group for one row and one vector of channels."""
+        """Return the arithmetic of a group for one row and one vector of channels."""
         f, pointers = self.f, {}
         table = f.at(f.at("%scratch", self.plan.table), b, f.bytes)
 

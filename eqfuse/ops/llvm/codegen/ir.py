@@ -49,7 +49,9 @@ class Function:
 
     @contextlib.contextmanager
     def loop(self, stop, start="0", step: int = 1, carried=(), kinds=()):
-        """`for index in range(start, stop, step)`; `carried` are first values, of types `kinds`."""
+        """Write `for index in range(start, stop, step)`; `carried` are first values, of types
+        `kinds`.
+        """
         self._count += 1
         n, before = self._count, self._block
         index, after = f"%i{n}", f"%i{n}n"
@@ -72,12 +74,12 @@ class Function:
         self._label(f"done{n}")
 
     def vector(self, lanes: int, wide: bool = False) -> str:
-        """The type of `lanes` real numbers, of float64 where it is `wide`."""
+        """Return the type of `lanes` real numbers, of float64 where it is `wide`."""
         real = "double" if wide else self.real
         return real if lanes == 1 else f"<{lanes} x {real}>"
 
     def constant(self, number: float, lanes: int = 1) -> str:
-        """A literal, repeated in every lane."""
+        """Return a literal, repeated in every lane."""
         if self.dtype == "float32":
             number = struct.unpack("f", struct.pack("f", number))[0]
         text = f"0x{struct.unpack('>Q', struct.pack('>d', number))[0]:016X}"
@@ -86,7 +88,7 @@ class Function:
         return f"splat ({self.real} {text})"
 
     def at(self, pointer: str, offset="0", unit: int = 1) -> str:
-        """`pointer + offset * unit` in bytes; `offset` is a number or an i64."""
+        """Return `pointer + offset * unit` in bytes; `offset` is a number or an i64."""
         if isinstance(offset, int):
             return pointer if offset == 0 else self._gep(pointer, offset * unit)
         if offset == "0":
@@ -135,20 +137,20 @@ class Function:
         return self.value(f"fadd contract {self.vector(lanes)} {a}, {b}")
 
     def fma(self, a: str, b: str, c: str, lanes: int) -> str:
-        """a * b + c, in one instruction where the machine has it."""
+        """Return a * b + c, in one instruction where the machine has it."""
         kind = self.vector(lanes)
         name = f"@llvm.fmuladd.{self._suffix(lanes)}"
         return self.value(f"call {kind} {name}({kind} {a}, {kind} {b}, {kind} {c})")
 
     def add_wide(self, total: str, value: str, lanes: int) -> str:
-        """total + value, with the total in float64."""
+        """Return total + value, with the total in float64."""
         kind = self.vector(lanes, wide=True)
         if self.dtype == "float32":
             value = self.value(f"fpext {self.vector(lanes)} {value} to {kind}")
         return self.value(f"fadd contract {kind} {total}, {value}")
 
     def sum_lanes(self, value: str, lanes: int) -> str:
-        """The sum of all lanes of a wide vector, always in the same order on one machine."""
+        """Return the sum of all lanes of a wide vector, always in the same order on one machine."""
         if lanes > 1:
             kind = self.vector(lanes, wide=True)
             name = f"@llvm.vector.reduce.fadd.v{lanes}f64"
@@ -173,7 +175,7 @@ class Function:
 
 
 def declarations(dtype: str) -> str:
-    """Of the intrinsics that a function of this dtype may call."""
+    """Return the declarations of the intrinsics that a function of this dtype may call."""
     real, suffix = REAL[dtype], "f32" if dtype == "float32" else "f64"
     lines = ["declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
     lines.append(f"declare {real} @llvm.fmuladd.{suffix}({real}, {real}, {real})")

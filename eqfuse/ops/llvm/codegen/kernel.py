@@ -7,37 +7,25 @@ over the edges of the block: sums of the node stay in registers from edge to edg
 lanes. Every node and row is computed by one thread, in an order that depends on nothing else.
 """
 
-from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.algebra.form import Index
 from eqfuse.ops.llvm.codegen.arguments import Arguments
 from eqfuse.ops.llvm.codegen.groups import Groups
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.layout import Copies
 from eqfuse.ops.llvm.codegen.module import SIGNATURE, Pass
 from eqfuse.ops.llvm.codegen.plan import Plan
-from eqfuse.ops.llvm.codegen.rows import Rows
-
-
-def owners(form: Form) -> dict[Index, list[int]]:
-    """The outputs of each pass; outputs by row go along with those of the senders or receivers."""
-    found: dict[Index, list[int]] = {}
-    for o, operand in enumerate(form.outputs):
-        found.setdefault(operand.index, []).append(o)
-    rows = found.pop(Index.ROW, [])
-    if rows:
-        host = next((i for i in (Index.SENDER, Index.RECEIVER) if i in found), Index.ROW)
-        found.setdefault(host, []).extend(rows)
-    return found
+from eqfuse.ops.llvm.codegen.rows import RowsWriter
 
 
 def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> Pass:
-    """The pass that computes the outputs of a plan."""
+    """Return the pass that computes the outputs of a plan."""
     f = Function(f"define internal void @{name}{SIGNATURE}", copies.dtype)
     base = {
         key: arguments.load(f, "copy" if plan.is_copied(key) else key[0], key[1])
         for key in plan.operands()
     }
     arrays = {n: arguments.load(f, "index", n) for n in plan.index_arrays()}
-    rows = Rows(plan, f, copies, base, arrays)
+    rows = RowsWriter(plan, f, copies, base, arrays)
     groups = Groups(plan, f, rows)
     with f.loop("%end", start="%begin") as units:
         start, stop = _rows_of_unit(plan, f, arrays, units.index)
@@ -46,20 +34,20 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> P
             left = f.value(f"sub nsw i64 {stop}, {blocks.index}")
             write_block(plan, f, rows, groups, units.index, blocks.index, left)
         rows.finish_unit(units.index)
-    block = plan.block if plan.owner is Index.ROW else 0
+    block = plan.block if plan.reduce_over is Index.ROW else 0
     return Pass(name, f.text(), block, groups.cost, 0, plan.scratch)
 
 
 def _rows_of_unit(plan: Plan, f: Function, arrays, unit: str) -> tuple[str, str]:
-    if plan.owner is Index.ROW:
+    if plan.reduce_over is Index.ROW:
         start = f.times(unit, plan.block)
         return start, f.minimum(f.plus(start, plan.block), "%rows")
-    ptr = arrays[plan.owner.edge_arrays[1]]
+    ptr = arrays[plan.reduce_over.edge_arrays[1]]
     return f.load_index(ptr, unit), f.load_index(ptr, f.plus(unit, 1))
 
 
-def write_block(plan: Plan, f: Function, rows: Rows, groups: Groups, unit, start, left):
-    """The rows of a unit from `start` on: `left` of them, but at most a block."""
+def write_block(plan: Plan, f: Function, rows: RowsWriter, groups: Groups, unit, start, left):
+    """Write the rows of a unit from `start` on: `left` of them, but at most a block."""
     count = f.minimum(left, str(plan.block))
     with f.loop(count) as loop:
         rows.begin_row(unit, start, loop.index)

@@ -13,18 +13,18 @@ from eqfuse.ops.llvm.codegen.ir import Function
 
 
 def lanes(mul: int, widest: int) -> int:
-    """Channels of one vector: a power of two, at most `widest`."""
+    """Return channels of one vector: a power of two, at most `widest`."""
     return min(widest, 1 << (mul - 1).bit_length())
 
 
 def padded(mul: int, widest: int) -> int:
-    """`mul` filled up to whole vectors."""
+    """Return `mul` filled up to whole vectors."""
     n = lanes(mul, widest)
     return -(-mul // n) * n
 
 
 def is_direct(segment: Segment, widest: int) -> bool:
-    """Whether whole vectors of channels lie side by side in the row."""
+    """Return whether whole vectors of channels lie side by side in the row."""
     return segment.mul == 1 or (
         segment.channel_stride == 1 and segment.mul % lanes(segment.mul, widest) == 0
     )
@@ -63,18 +63,18 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Elements of a row."""
+        """Return elements of a row."""
         return self._starts[-1] if self.packed else self.operand.size
 
     def place(self, segment: int, component: int) -> int:
-        """Where channel 0 of a component is; the other channels follow."""
+        """Return where channel 0 of a component is; the other channels follow."""
         s = self.operand.segments[segment]
         if self.packed:
             return self._starts[segment] + component * padded(s.mul, self.widest)
         return s.offset + component * s.component_stride
 
     def covers_row(self) -> bool:
-        """Whether the segments in use are the whole row of the operand."""
+        """Return whether the segments in use are the whole row of the operand."""
         used = (self.operand.segments[n] for n in self.segments)
         return sum(s.mul * s.dim for s in used) == self.operand.size
 
@@ -133,7 +133,7 @@ class Copies:
 
     @staticmethod
     def _vectors(f: Function, s: Segment, channel: str, n: int, length: int, to_copy: bool):
-        """`n` channels of all components from one form to the other, by shuffles."""
+        """Move `n` channels of all components from one form to the other, by shuffles."""
         copy = f.at("%copy", channel, f.bytes)
         row = f.at("%row", channel, s.channel_stride * f.bytes)
         here = [f.at(copy, i * length * f.bytes) for i in range(s.dim)]
@@ -157,7 +157,7 @@ class Copies:
 
 
 def _shuffled(f: Function, values, taken, n: int) -> str:
-    """The vector whose lane c is lane taken[c][1] of values[taken[c][0]]."""
+    """Return the vector whose lane c is lane taken[c][1] of values[taken[c][0]]."""
     used = sorted({number for number, _ in taken})
     result = values[used[0]]
     if len(used) == 1 and [lane for _, lane in taken] == list(range(n)):

@@ -1,14 +1,14 @@
-"""A mixing of channels as functions of LLVM IR: products of small matrices, without transposes.
+"""A linear form as functions of LLVM IR: small matmuls, without transposes.
 
 XLA multiplies matrices fast, but a row in e3nn's mul_ir is a matrix [mul, dim] whose channels lie
 apart, which it transposes before and after, and the weights that each row chooses it copies for
 each row. Here rows are read where they are, one number in all lanes, weights fill the lanes, and
-only results are transposed, in registers. `mix_rows` and `mix_weights` write the passes.
+only results are transposed, in registers. `linear_rows` and `linear_weights` write the passes.
 """
 
 import functools
 
-from eqfuse.ops.algebra.linear_form import Mixing, Rows
+from eqfuse.ops.algebra.linear_form import LinearForm, Rows
 from eqfuse.ops.llvm.codegen import ir, linear_rows, linear_weights
 from eqfuse.ops.llvm.codegen.linear_layouts import Layouts, write_copies
 from eqfuse.ops.llvm.codegen.module import Module, Pass, assembled
@@ -16,11 +16,11 @@ from eqfuse.ops.llvm.codegen.plan import Machine
 
 
 @functools.lru_cache(maxsize=1024)
-def generate(mixing: Mixing, dtype: str, machine: Machine) -> Module:
-    """The module that computes a mixing in one dtype, "float32" or "float64"."""
-    layouts = Layouts(mixing, dtype, machine)
+def generate(linear_form: LinearForm, dtype: str, machine: Machine) -> Module:
+    """Return the module that computes a linear form in one dtype, "float32" or "float64"."""
+    layouts = Layouts(linear_form, dtype, machine)
     passes = [_copy_pass(layouts)] if layouts.packed else []
-    if any(isinstance(o, Rows) for o in mixing.outputs):
+    if any(isinstance(o, Rows) for o in linear_form.outputs):
         passes.append(linear_rows.write_pass(layouts))
     passes += [linear_weights.write_pass(layouts, o) for o in layouts.gradients]
     texts = [ir.declarations(dtype), *layouts.copies.functions.values()]
@@ -31,6 +31,6 @@ def generate(mixing: Mixing, dtype: str, machine: Machine) -> Module:
 
 
 def _copy_pass(layouts: Layouts) -> Pass:
-    f = layouts.function("mix_copy")
+    f = layouts.function("linear_copy")
     cost = write_copies(layouts, f)
-    return Pass("mix_copy", f.text(), 1, cost, 0, 0)
+    return Pass("linear_copy", f.text(), 1, cost, 0, 0)

@@ -1,10 +1,10 @@
-"""The terms of a mixing by what they add to, and the arrays of its native kernel."""
+"""The terms of a linear form by what they add to, and the arrays of its native kernel."""
 
 import dataclasses
 import math
 
 from eqfuse.ops.algebra.form import Operand, Segment
-from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows, Term, Weights
+from eqfuse.ops.algebra.linear_form import Block, LinearForm, Rows, Term, Weights
 from eqfuse.ops.llvm.codegen import ir
 from eqfuse.ops.llvm.codegen.arguments import NODES, ROWS, Arguments
 from eqfuse.ops.llvm.codegen.ir import Function
@@ -42,52 +42,54 @@ class Product:
 
 
 class Layouts:
-    """The terms of a mixing by what they add to, and the arrays of its kernel.
+    """The terms of a linear form by what they add to, and the arrays of its kernel.
 
     Arguments of the kernel: the inputs, weights as [sets, elements]; those of `transposed`; index
     arrays. Results: the outputs, alike; copies, [rows, elements], of the blocks of rows that
     gradients of weights read with their channels side by side.
 
-    Rows of `local` inputs and outputs, by number, are those of a block that a chain works on: by
+    Rows of `local` inputs and outputs, by number, are those of a block that a sequence works on: by
     position, not by row, and each component with its channels side by side.
     """
 
-    def __init__(self, mixing: Mixing, dtype: str, machine: Machine, local=()):
-        self.mixing, self.dtype, self.registers = mixing, dtype, machine.registers
+    def __init__(self, linear_form: LinearForm, dtype: str, machine: Machine, local=()):
+        self.linear_form, self.dtype, self.registers = linear_form, dtype, machine.registers
         self.local = frozenset(local)
         self.widest = machine.vector_bytes // ir.BYTES[dtype]
         self.copies = Copies(dtype, self.widest)
         self.gradients: dict[int, list[Term]] = {}
         self.products: dict[int, dict[Block, list[Product]]] = {}
-        for term in mixing.terms:
+        for term in linear_form.terms:
             self._sort(term)
         read = [(t.z.operand, self.block(t.z)) for terms in self.gradients.values() for t in terms]
         apart = (key for key in dict.fromkeys(read) if key[0] not in self.local)
         self.packed = [key for key in apart if key[1].dim > 1]
-        self.index_arrays = ("index",) * bool(mixing.num_sets)
-        self.index_arrays += ("order", "offsets") * bool(mixing.num_sets and self.gradients)
+        self.index_arrays = ("index",) * bool(linear_form.num_sets)
+        self.index_arrays += ("order", "offsets") * bool(linear_form.num_sets and self.gradients)
         self.arguments = Arguments(dtype)
-        for i, operand in enumerate(mixing.inputs):
+        for i, operand in enumerate(linear_form.inputs):
             self._add("in", i, operand)
-        for i in transposed(mixing):
-            self._add("transposed", i, mixing.inputs[i])
+        for i in transposed(linear_form):
+            self._add("transposed", i, linear_form.inputs[i])
         self.arguments.add_indices(self.index_arrays)
         self.arguments.end()
-        for o, operand in enumerate(mixing.outputs):
+        for o, operand in enumerate(linear_form.outputs):
             self._add("out", o, operand)
         for n, (_, block) in enumerate(self.packed):
-            self.arguments.add(("copy", n), ROWS, self.copy_width(block), f"copy {n} of a mixing")
+            self.arguments.add(
+                ("copy", n), ROWS, self.copy_width(block), f"copy {n} of a linear form"
+            )
 
     def _add(self, side: str, n: int, operand: Rows | Weights):
         rows = ROWS if isinstance(operand, Rows) else NODES
-        self.arguments.add((side, n), rows, width_of(operand), f"{side} {n} of a mixing")
+        self.arguments.add((side, n), rows, width_of(operand), f"{side} {n} of a linear form")
 
     def _sort(self, term: Term):
-        o = self.mixing.output_of(term)
-        if isinstance(self.mixing.outputs[o], Weights):
+        o = self.linear_form.output_of(term)
+        if isinstance(self.linear_form.outputs[o], Weights):
             self.gradients.setdefault(o, []).append(term)
             return
-        forward = term.z.operand >= len(self.mixing.inputs)
+        forward = term.z.operand >= len(self.linear_form.inputs)
         source, target = (term.x, term.z) if forward else (term.z, term.x)
         product = Product(
             source and (source.operand, self.block(source)),
@@ -98,7 +100,7 @@ class Layouts:
         blocks.setdefault(self.block(target), []).append(product)
 
     def block(self, slot) -> Block:
-        return self.mixing.operands[slot.operand].blocks[slot.block]
+        return self.linear_form.operands[slot.operand].blocks[slot.block]
 
     def function(self, name: str) -> Function:
         return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
@@ -107,12 +109,12 @@ class Layouts:
         return self.arguments.load(f, side, n)
 
     def operand(self, f: Function, n: int) -> str:
-        """The array of an input or an output."""
-        inputs = len(self.mixing.inputs)
+        """Return the array of an input or an output."""
+        inputs = len(self.linear_form.inputs)
         return self.array(f, "in", n) if n < inputs else self.array(f, "out", n - inputs)
 
     def lanes(self, mul: int, most: int) -> list[list[Lanes]]:
-        """`mul` channels as vectors of powers of two, at most `most` of them together."""
+        """Return `mul` channels as vectors of powers of two, at most `most` of them together."""
         found, start = [], 0
         while start < mul:
             found.append((start, min(self.widest, 1 << ((mul - start).bit_length() - 1))))
@@ -120,16 +122,16 @@ class Layouts:
         return [found[n : n + most] for n in range(0, len(found), most)]
 
     def start(self, f: Function, n: int, array: str, place: Place) -> str:
-        """Where the row at a place of an input or an output starts."""
+        """Return where the row at a place of an input or an output starts."""
         index = place.position if n in self.local else place.row
-        return f.at(array, index, self.mixing.operands[n].size * f.bytes)
+        return f.at(array, index, self.linear_form.operands[n].size * f.bytes)
 
     def strides(self, n: int, block: Block) -> tuple[int, int]:
-        """Elements from a channel to the next, and from a component to the next."""
+        """Return elements from a channel to the next, and from a component to the next."""
         return (1, block.mul) if n in self.local else (block.dim, 1)
 
     def copy_width(self, block: Block) -> int:
-        """Elements of a block with its channels side by side, padded to whole vectors."""
+        """Return elements of a block with its channels side by side, padded to whole vectors."""
         return block.dim * padded(block.mul, self.widest)
 
     def layout(self, block: Block, size: int) -> Layout:
@@ -137,22 +139,22 @@ class Layouts:
         return Layout(Operand("rows", size, (segment,), True), (0,), True, self.widest)
 
 
-def transposed(mixing: Mixing) -> tuple[int, ...]:
-    """The weights that are read transposed: those of terms whose output is x."""
-    n = len(mixing.inputs)
-    return tuple(sorted({t.w for t in mixing.terms if t.x is not None and t.x.operand >= n}))
+def transposed(linear_form: LinearForm) -> tuple[int, ...]:
+    """Return the weights that are read transposed: those of terms whose output is x."""
+    n = len(linear_form.inputs)
+    return tuple(sorted({t.w for t in linear_form.terms if t.x is not None and t.x.operand >= n}))
 
 
-def is_wide(mixing: Mixing) -> bool:
-    """Whether XLA's products of matrices, which are blocked for every cache, are faster."""
-    dims = {b.dim for o in mixing.operands if isinstance(o, Rows) for b in o.blocks}
+def is_wide(linear_form: LinearForm) -> bool:
+    """Return whether XLA's matmuls, which are blocked for every cache, are faster."""
+    dims = {b.dim for o in linear_form.operands if isinstance(o, Rows) for b in o.blocks}
     least = 256 if dims == {1} else 512
-    shapes = [o.shape for o in mixing.operands if isinstance(o, Weights)]
-    return not mixing.num_sets and any(len(s) == 2 and min(s) >= least for s in shapes)
+    shapes = [o.shape for o in linear_form.operands if isinstance(o, Weights)]
+    return not linear_form.num_sets and any(len(s) == 2 and min(s) >= least for s in shapes)
 
 
 def width_of(operand: Rows | Weights) -> int:
-    """Elements of a row, or of the weights of one set."""
+    """Return elements of a row, or of the weights of one set."""
     return operand.size if isinstance(operand, Rows) else math.prod(operand.shape)
 
 
@@ -167,7 +169,7 @@ def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int
     with f.loop("%end", start="%begin") as rows:
         row = f.load_index(order, rows.index) if order else rows.index
         for (n, block), source, target in zip(layouts.packed, sources, targets, strict=True):
-            size, width = layouts.mixing.operands[n].size, layouts.copy_width(block)
+            size, width = layouts.linear_form.operands[n].size, layouts.copy_width(block)
             copy = f.at(target, rows.index, width * f.bytes)
             row_start = layouts.start(f, n, source, Place(rows.index, row))
             layouts.copies.pack(f, layouts.layout(block, size), row_start, copy)

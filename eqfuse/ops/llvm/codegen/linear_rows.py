@@ -1,10 +1,11 @@
-"""The pass of a mixing that computes its outputs by row: some rows at once, for each weight read.
+"""The pass of a linear form that computes its outputs by row: some rows at once, for each weight
+read.
 
 For each block of an output, sums for some rows, all components and some vectors of channels stay
 in registers, while the channels of what is mixed pass by, each number in all lanes.
 """
 
-from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows
+from eqfuse.ops.algebra.linear_form import Block, LinearForm, Rows
 from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.layout import padded
 from eqfuse.ops.llvm.codegen.linear_layouts import Lanes, Layouts, Place, Product, width_of
@@ -18,51 +19,51 @@ MOST_NUMBERS, MOST_VECTORS = 8, 4
 
 
 def write_pass(layouts: Layouts) -> Pass:
-    f = layouts.function("mix_rows")
+    f = layouts.function("linear_rows")
     stop = f.minimum(f.times("%end", AT_ONCE), "%rows")
     cost = write_rows(layouts, f, f.times("%begin", AT_ONCE), stop)
-    return Pass("mix_rows", f.text(), AT_ONCE, cost, 0, scratch(layouts) * f.bytes)
+    return Pass("linear_rows", f.text(), AT_ONCE, cost, 0, scratch(layouts) * f.bytes)
 
 
 def write_rows(
     layouts: Layouts, f: Function, first: str, stop: str, order: str | None = None
 ) -> int:
-    """Rows `first` to `stop`, or what `order` has there; what one costs."""
+    """Return rows `first` to `stop`, or what `order` has there; what one costs."""
     writer, cost = _Writer(layouts, f, order), 0
-    for o, operand in enumerate(layouts.mixing.outputs):
+    for o, operand in enumerate(layouts.linear_form.outputs):
         if isinstance(operand, Rows):
             cost += writer.write(o, operand.size, first, stop)
     return cost
 
 
 def scratch(layouts: Layouts) -> int:
-    """Elements of scratch memory that `write_rows` needs."""
+    """Return elements of scratch memory that `write_rows` needs."""
     blocks = [block for found in layouts.products.values() for block in found]
     return max((layouts.copy_width(b) for b in blocks), default=0) * AT_ONCE
 
 
-def rows_together(mixing: Mixing, block: Block) -> int:
-    """Rows that are mixed together; one where each has weights of its own."""
-    return 1 if mixing.num_sets else max(1, min(AT_ONCE, MOST_NUMBERS // block.dim))
+def rows_together(linear_form: LinearForm, block: Block) -> int:
+    """Return rows that are mixed together; one where each has weights of its own."""
+    return 1 if linear_form.num_sets else max(1, min(AT_ONCE, MOST_NUMBERS // block.dim))
 
 
 class _Writer:
     def __init__(self, layouts: Layouts, f: Function, order: str | None):
-        self.layouts, self.mixing, self.f, self.order = layouts, layouts.mixing, f, order
+        self.layouts, self.linear_form, self.f, self.order = layouts, layouts.linear_form, f, order
         wanted = [key for key in layouts.arguments.numbers if key[0] in ("in", "transposed", "out")]
         self.arrays = {key: layouts.array(f, *key) for key in wanted}
-        self.index = layouts.array(f, "index", "index") if self.mixing.num_sets else None
+        self.index = layouts.array(f, "index", "index") if self.linear_form.num_sets else None
 
     def write(self, o: int, size: int, first: str, stop: str) -> int:
         """Output o of rows `first` to `stop`; the vector operations that one row takes."""
-        f, cost, n = self.f, 0, len(self.mixing.inputs) + o
+        f, cost, n = self.f, 0, len(self.linear_form.inputs) + o
         blocks = self.layouts.products.get(o, {})
         if sum(b.mul * b.dim for b in blocks) < size:
             with f.loop(stop, start=first) as loop:
                 self._begin(n, loop.index, 1)
                 f.zero(self.rows[0], size * f.bytes)
         for block, products in blocks.items():
-            together = rows_together(self.mixing, block)
+            together = rows_together(self.linear_form, block)
             rest = f.value(f"srem i64 {f.value(f'sub nsw i64 {stop}, {first}')}, {together}")
             whole = f.value(f"sub nsw i64 {stop}, {rest}")
             with f.loop(whole, start=first, step=together) as loop:
@@ -82,11 +83,11 @@ class _Writer:
             Place(p, f.load_index(self.order, p) if self.order else p) for p in positions
         ]
         self.sets = [f.load_index(self.index, p.row) if self.index else "0" for p in self.places]
-        array = self.arrays["out", n - len(self.mixing.inputs)]
+        array = self.arrays["out", n - len(self.linear_form.inputs)]
         self.rows = [self.layouts.start(f, n, array, place) for place in self.places]
 
     def _block(self, block: Block, products: list[Product], n: int) -> int:
-        """One block of the rows of output n; the vector operations that takes."""
+        """Return one block of the rows of output n; the vector operations that takes."""
         f, cost, stride = self.f, 0, padded(block.mul, self.layouts.widest)
         chosen, direct = range(len(self.rows)), block.dim == 1 or n in self.layouts.local
         most = (self.layouts.registers - 6) // (len(chosen) * block.dim)
@@ -105,16 +106,16 @@ class _Writer:
                     place = f.at("%scratch", element * f.bytes)
                 f.store(value, place, lanes)
         if not direct:
-            size = self.mixing.operands[n].size
+            size = self.linear_form.operands[n].size
             for r in chosen:
                 copy = f.at("%scratch", r * block.dim * stride * f.bytes)
                 self.layouts.copies.unpack(f, self.layouts.layout(block, size), self.rows[r], copy)
         return cost
 
     def _add(self, block: Block, product: Product, vectors: list[Lanes], sums: dict) -> dict:
-        """The sums with a product added, in a loop over the channels of its source."""
+        """Return the sums with a product added, in a loop over the channels of its source."""
         f, (_, n) = self.f, product.weights
-        base, step = self.arrays[product.weights], width_of(self.mixing.inputs[n]) * f.bytes
+        base, step = self.arrays[product.weights], width_of(self.linear_form.inputs[n]) * f.bytes
         matrices = {r: f.at(base, self.sets[r], step) for r, _, _ in sums}
         if product.source is None:
             scale = {v: f.constant(product.scale, v[1]) for v in vectors}
@@ -146,7 +147,7 @@ class _Writer:
         }
 
     def _sources(self, product: Product, sums: dict) -> dict[int, str]:
-        """Where the block that is mixed starts, by row."""
+        """Return where the block that is mixed starts, by row."""
         f, (n, block) = self.f, product.source
         array, offset = self.arrays["in", n], block.offset * f.bytes
         return {

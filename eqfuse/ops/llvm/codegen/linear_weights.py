@@ -1,4 +1,4 @@
-"""The passes of a mixing that compute gradients of weights: sums over rows of outer products.
+"""The passes of a linear form that compute gradients of weights: sums over rows of outer products.
 
 A unit of work is some lines of one set's matrix. It takes the rows that chose the set in parts that
 stay in the cache, and for each part its lines, whose sums stay in registers meanwhile. It is the
@@ -22,14 +22,14 @@ ROWS_OF_A_PART = 256
 
 
 def lines_of_unit(num_lines: int) -> int:
-    """Lines of the matrix of a set in a unit of work: a multiple of `TOGETHER`."""
+    """Return lines of the matrix of a set in a unit of work: a multiple of `TOGETHER`."""
     lines = -(-num_lines // (UNITS * TOGETHER)) * TOGETHER
     return min(MOST_LINES, lines)
 
 
 def write_pass(layouts: Layouts, o: int) -> Pass:
-    """The pass for one output, an array of weights."""
-    name, weights = f"mix_weights_{o}", layouts.mixing.outputs[o]
+    """Return the pass for one output, an array of weights."""
+    name, weights = f"linear_weights_{o}", layouts.linear_form.outputs[o]
     f = layouts.function(name)
     num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
     lines = lines_of_unit(num_lines)
@@ -46,7 +46,7 @@ def write_pass(layouts: Layouts, o: int) -> Pass:
 
 def write_block(layouts: Layouts, o: int, f: Function, order: str | None) -> int:
     """Add the sum over rows `%begin` to `%end`, or what `order` has there; what a row costs."""
-    weights = layouts.mixing.outputs[o]
+    weights = layouts.linear_form.outputs[o]
     num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
     writer = _Writer(layouts, f, o, order)
     return writer.add("0", str(num_lines), num_lines, ("%begin", "%end"))
@@ -55,12 +55,12 @@ def write_block(layouts: Layouts, o: int, f: Function, order: str | None) -> int
 class _Writer:
     def __init__(self, layouts: Layouts, f: Function, o: int, order: str | None = None):
         self.layouts, self.f, self.terms = layouts, f, layouts.gradients[o]
-        self.mul = layouts.mixing.outputs[o].shape[-1]
+        self.mul = layouts.linear_form.outputs[o].shape[-1]
         scales = {t.scale for t in self.terms}
         self.scale = (len(scales) == 1 and scales.pop()) or 1.0  # of all sums, at their end
         self.matrix = self.result = layouts.array(f, "out", o)
         self.offsets, self.order, self.in_order = None, order, order is not None
-        if layouts.mixing.num_sets:
+        if layouts.linear_form.num_sets:
             self.offsets = layouts.array(f, "index", "offsets")
             self.order = layouts.array(f, "index", "order")
         self.copies = [layouts.array(f, "copy", n) for n in range(len(layouts.packed))]
@@ -77,7 +77,9 @@ class _Writer:
             self.stop = f.load_index(self.offsets, f.plus(chosen, 1))
 
     def write(self, first: str, last: str, num_lines: int) -> int:
-        """Lines `first` to `last`; the vector operations that a row costs in all of the lines."""
+        """Return lines `first` to `last`; the vector operations that a row costs in all of the
+        lines.
+        """
         f = self.f
         with f.loop(last, start=first) as lines:
             f.zero(f.at(self.matrix, lines.index, self.mul * f.bytes), self.mul * f.bytes)
@@ -121,7 +123,7 @@ class _Writer:
         return cost
 
     def _add(self, term: Term, place: Place, first: str, count: int, vectors: list[Lanes], sums):
-        """The outer product of x and z of one row, with `count` channels of x."""
+        """Add the outer product of x and z of one row, with `count` channels of x."""
         f, dim = self.f, self.layouts.block(term.z).dim
         line, stride = self._channels(term, place)
         source = None
@@ -141,7 +143,7 @@ class _Writer:
                     sums[u, v] = f.fma(f.splat(number, v[1]), z[v], sums[u, v], v[1])
 
     def _channels(self, term: Term, place: Place) -> tuple[str, int]:
-        """Where the channels of z lie side by side, and how far its components are apart."""
+        """Return where the channels of z lie side by side, and how far its components are apart."""
         f, n, block = self.f, term.z.operand, self.layouts.block(term.z)
         if (n, block) not in self.layouts.packed:
             start = self.layouts.start(f, n, self.operands[n], place)

@@ -6,7 +6,7 @@ import hashlib
 from eqfuse.ops.llvm.codegen.arguments import Arguments
 
 VERSION = 2
-"""Of the generated code and its interface to the runtime; part of every kernel's name."""
+"""Version of the generated code and its interface to the runtime; part of every kernel's name."""
 
 SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
 
@@ -48,7 +48,8 @@ class Module:
 
 
 def assembled(texts, arguments: Arguments, passes) -> tuple[str, str]:
-    """A module's text and its name: functions, what the runtime checks and runs, the handler.
+    """Return a module's text and its name: functions, what the runtime checks and runs, the
+    handler.
 
     Args:
       texts: of the functions.

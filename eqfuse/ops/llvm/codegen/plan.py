@@ -27,25 +27,37 @@ class Plan:
     """The operands of a pass, their layouts, and its scratch memory.
 
     Args:
-      form, owner, outputs: the outputs (numbers) of the form that this pass computes.
+      form, reduce_over, outputs: the outputs (numbers) of the form that this pass computes.
       copied: inputs that an earlier pass has packed, with the layout of the copy.
       dtype: "float32" or "float64".
-      local: operands whose rows lie in the order in which the owner takes them.
+      local: operands whose rows lie in the order in which the pass takes them.
 
     Attributes:
       paths: the paths to the outputs.
       scalars: the numbers of a row.
       layouts: of the operands with channels.
       block: rows of a block.
-      scratch: bytes that a thread needs, at the places `own_place` (operands of the owner),
+      scratch: bytes that a thread needs, at the places `own_place` (operands of a unit),
         `row_place` (operands of the rows of a block), `table` (of the scalars), `pointers` (to the
         rows that are read and written) and `results` (to the rows of outputs in their arrays).
     """
 
     def __init__(
-        self, form: Form, owner: Index, outputs, copied, machine: Machine, dtype: str, local=()
+        self,
+        form: Form,
+        reduce_over: Index,
+        outputs,
+        copied,
+        machine: Machine,
+        dtype: str,
+        local=(),
     ):
-        self.form, self.owner, self.outputs, self.copied = form, owner, sorted(outputs), copied
+        self.form, self.reduce_over, self.outputs, self.copied = (
+            form,
+            reduce_over,
+            sorted(outputs),
+            copied,
+        )
         self.local = frozenset(local)
         self.machine, self.bytes = machine, ir.BYTES[dtype]
         self.widest = machine.vector_bytes // self.bytes
@@ -62,8 +74,8 @@ class Plan:
     def _choose_layouts(self):
         form, used, written = self.form, {}, {o: set() for o in self.outputs}
         for path in self.paths:
-            for slot in path.factors:
-                used.setdefault(slot.operand, set()).add(slot.segment)
+            for ref in path.factors:
+                used.setdefault(ref.operand, set()).add(ref.segment)
             written[path.output.operand].add(path.output.segment)
         self.inputs = sorted(used)
         self.layouts = {}
@@ -83,7 +95,7 @@ class Plan:
         for side, n in self.operands():
             operand, size = self.operand(side, n), self.scratch_size(side, n)
             if size:
-                (own if operand.index is self.owner is not Index.ROW else row)[side, n] = size
+                (own if operand.index is self.reduce_over is not Index.ROW else row)[side, n] = size
         self.block = max(1, min(self.widest, SCRATCH // max(1, sum(row.values()))))
         self.own_place = {key: self._allocate(size) for key, size in own.items()}
         self.row_place = {key: self._allocate(size * self.block) for key, size in row.items()}
@@ -94,11 +106,15 @@ class Plan:
 
     @property
     def sum_bytes(self) -> int:
-        """Of the sums over channels of one component, one in each lane, in float64."""
+        """Return the bytes of the sums over channels of one component, one in each lane, in
+        float64.
+        """
         return self.widest * ir.BYTES["float64"]
 
     def is_summed(self, key: Key) -> bool:
-        """Whether it is an output without channels: a sum over them, and so over many terms."""
+        """Return whether it is an output without channels: a sum over them, and so over
+        many terms.
+        """
         return key[0] == "out" and key not in self.layouts
 
     def operands(self) -> list[Key]:
@@ -108,7 +124,7 @@ class Plan:
         return (self.form.inputs if side == "in" else self.form.outputs)[n]
 
     def scratch_size(self, side: str, n: int) -> int:
-        """Bytes of scratch for a row of an operand; whole cache lines."""
+        """Return bytes of scratch for a row of an operand; whole cache lines."""
         layout = self.layouts.get((side, n))
         if layout is None:
             if side == "in":
@@ -119,11 +135,11 @@ class Plan:
         return -(-layout.size * self.bytes // 64) * 64
 
     def is_copied(self, key: Key) -> bool:
-        """Whether an earlier pass has packed it."""
+        """Return whether an earlier pass has packed it."""
         return key[0] == "in" and key[1] in self.copied
 
     def row_elements(self, key: Key) -> int:
-        """Elements of a row of the array that holds an operand."""
+        """Return elements of a row of the array that holds an operand."""
         return self.copied[key[1]].size if self.is_copied(key) else self.operand(*key).size
 
     def _allocate(self, size: int) -> int:
@@ -131,16 +147,16 @@ class Plan:
         return place
 
     def index_arrays(self) -> list[str]:
-        """The index arrays that this pass reads."""
-        used = {self.operand(*key).index for key in self.operands()} - {self.owner}
-        return [*self.owner.edge_arrays, *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used)]
+        """Return the index arrays that this pass reads."""
+        used = {self.operand(*key).index for key in self.operands()} - {self.reduce_over}
+        return [*self.reduce_over.edge_arrays, *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used)]
 
     def is_owned(self, key: Key) -> bool:
-        """Whether a unit of the pass is one row of it."""
-        return self.operand(*key).index is self.owner is not Index.ROW
+        """Return whether a unit of the pass is one row of it."""
+        return self.operand(*key).index is self.reduce_over is not Index.ROW
 
     def has_gaps(self, key: Key) -> bool:
-        """Whether elements of this output are added to by no path."""
+        """Return whether elements of this output are added to by no path."""
         terms = {
             (path.output.segment, components[-1])
             for path in self.paths

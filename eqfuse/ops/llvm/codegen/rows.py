@@ -6,7 +6,7 @@ from eqfuse.ops.llvm.codegen.layout import Copies
 from eqfuse.ops.llvm.codegen.plan import NODE_ARRAYS, Key, Plan
 
 
-class Rows:
+class RowsWriter:
     """Writes what a pass does for its units and rows besides arithmetic.
 
     Args:
@@ -22,7 +22,7 @@ class Rows:
         self.own: dict[Key, str] = {}
 
     def begin_unit(self, unit: str, is_first: str = "1"):
-        """Find the rows of the owner's operands, copy what needs it, zero what is added to.
+        """Find the rows of the operands of a unit, copy what needs it, zero what is added to.
 
         Where a unit comes in several pieces, `is_first` (i64) is 1 for its first one, otherwise 0.
         """
@@ -47,7 +47,7 @@ class Rows:
                 self.own[key] = row
 
     def finish_unit(self, unit: str):
-        """Write the packed outputs of the owner back."""
+        """Write the packed outputs of a unit back."""
         f = self.f
         for key in self.own:
             if key[0] == "out" and key in self.plan.own_place:
@@ -56,13 +56,13 @@ class Rows:
                 self._finish(key, row, self.own[key])
 
     def begin_row(self, unit: str, start: str, b: str):
-        """The same for row b of the block at `start`."""
+        """Begin row b of the block at `start`."""
         f = self.f
         row = position = f.plus(start, b)
-        if self.plan.owner is not Index.ROW:
-            row = f.load_index(self.arrays[self.plan.owner.edge_arrays[0]], position)
-        places = {Index.ROW: row, Index.ONE: "0"}
-        places[self.plan.owner] = row if self.plan.owner is Index.ROW else unit
+        if self.plan.reduce_over is not Index.ROW:
+            row = f.load_index(self.arrays[self.plan.reduce_over.edge_arrays[0]], position)
+        places = {Index.ROW: row, Index.SHARED: "0"}
+        places[self.plan.reduce_over] = row if self.plan.reduce_over is Index.ROW else unit
         for index, name in NODE_ARRAYS.items():
             if name in self.arrays and index not in places:
                 places[index] = f.load_index(self.arrays[name], row)
@@ -117,7 +117,7 @@ class Rows:
                 place += self.plan.sum_bytes
 
     def _read_shared(self, i: int, pointer: str, b: str):
-        """Components of an operand without channels into lane b of the table of numbers."""
+        """Read components of an operand without channels into lane b of the table of numbers."""
         f, operand = self.f, self.plan.form.inputs[i]
         table = f.at(f.at("%scratch", self.plan.table), b, f.bytes)
         for (number, segment, component), row in self.plan.scalars.components.items():
@@ -131,7 +131,7 @@ class Rows:
         self.f.do(f"store ptr {pointer}, ptr {place}, align 8")
 
     def pointer(self, key: Key, b: str) -> str:
-        """Where row b of the block of an operand is."""
+        """Return where row b of the block of an operand is."""
         return self._kept(self.plan.pointers[key], b)
 
     def _kept(self, table: int, b: str) -> str:

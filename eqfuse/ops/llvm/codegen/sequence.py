@@ -1,4 +1,4 @@
-"""A chain as one native kernel: all steps for a block of rows, then for the next block.
+"""A sequence as one native kernel: all steps for a block of rows, then for the next block.
 
 What lies between the steps is in the scratch memory of a thread, and so in its cache: rows by
 position, each component with its channels side by side. A table of pointers tells every step where
@@ -15,7 +15,7 @@ import functools
 
 from eqfuse.ops.algebra.form import Form, Index, Operand, Segment
 from eqfuse.ops.algebra.linear_form import Rows
-from eqfuse.ops.algebra.sequence import Chain
+from eqfuse.ops.algebra.sequence import StepSequence
 from eqfuse.ops.llvm.codegen import ir, linear_rows, linear_weights
 from eqfuse.ops.llvm.codegen.groups import Groups
 from eqfuse.ops.llvm.codegen.ir import Function
@@ -24,7 +24,7 @@ from eqfuse.ops.llvm.codegen.layout import Copies
 from eqfuse.ops.llvm.codegen.linear_layouts import Layouts, width_of, write_copies
 from eqfuse.ops.llvm.codegen.module import SIGNATURE, Module, Pass, assembled
 from eqfuse.ops.llvm.codegen.plan import Machine, Plan
-from eqfuse.ops.llvm.codegen.rows import Rows as PassRows
+from eqfuse.ops.llvm.codegen.rows import RowsWriter
 from eqfuse.ops.llvm.codegen.sequence_arrays import NODE, ORDER, PTR, Arrays
 
 FIRST, LAST = ("word", "first"), ("word", "last")
@@ -35,41 +35,43 @@ SUMMED = 4096
 
 
 @functools.lru_cache(maxsize=256)
-def generate(chain: Chain, dtype: str, machine: Machine, parts: int) -> Module:
-    """The module that computes a chain in one dtype, its rows or nodes cut into `parts`.
+def generate(sequence: StepSequence, dtype: str, machine: Machine, parts: int) -> Module:
+    """Return the module that computes a sequence in one dtype, its rows or nodes cut into `parts`.
 
     Arguments: the inputs, weights as [1, elements]; `transposed_weights`; index arrays. Results:
     the outputs, alike; sums of each part, [parts, elements], of the outputs that are weights.
     """
-    return _Generator(chain, dtype, machine, parts).module()
+    return _Generator(sequence, dtype, machine, parts).module()
 
 
 class _Generator:
-    def __init__(self, chain: Chain, dtype: str, machine: Machine, parts: int):
-        self.chain, self.dtype, self.machine, self.parts = chain, dtype, machine, parts
+    def __init__(self, sequence: StepSequence, dtype: str, machine: Machine, parts: int):
+        self.sequence, self.dtype, self.machine, self.parts = sequence, dtype, machine, parts
         self.copies = Copies(dtype, machine.vector_bytes // ir.BYTES[dtype])
-        self.arrays = Arrays(chain, parts, dtype)
+        self.arrays = Arrays(sequence, parts, dtype)
         self.arguments = self.arrays.arguments
         self.texts: list[str] = []
         self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes
         self.cost = 0
 
     def module(self) -> Module:
-        for n in self.chain.local:
-            self.arrays.add_local(("array", n), self.chain.operands[n].size * ir.BYTES[self.dtype])
-        for key in (FIRST, LAST) if self.chain.on_graph else ():
+        for n in self.sequence.local:
+            self.arrays.add_local(
+                ("array", n), self.sequence.operands[n].size * ir.BYTES[self.dtype]
+            )
+        for key in (FIRST, LAST) if self.sequence.on_graph else ():
             self.arguments.add_word(key)
-        for s, step in enumerate(self.chain.steps):
+        for s, step in enumerate(self.sequence.steps):
             if isinstance(step.what, Form):
                 self._form(s, step)
             else:
-                self._mixing(s, step)
+                self._linear_form(s, step)
         passes = [self._main()]
         passes += [self._sum(n) for n in self.arrays.sums]
         texts = [ir.declarations(self.dtype), *self.copies.functions.values()]
         texts += [*self.texts, *(p.text for p in passes)]
         text, name = assembled(texts, self.arguments, passes)
-        widths = tuple(width_of(self.chain.operands[n]) for n in self.arrays.sums)
+        widths = tuple(width_of(self.sequence.operands[n]) for n in self.arrays.sums)
         return Module(name, text, self.arrays.index_arrays, widths)
 
     def _pointer(self, f: Function, *key) -> str:
@@ -87,19 +89,21 @@ class _Generator:
         return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
 
     def _form(self, s: int, step):
-        """The function of a form: of rows, or of nodes and what rows of theirs the block has."""
+        """Write the function of a form: of rows, or of nodes and what rows of theirs the block
+        has.
+        """
         form, local = self._with_channels_side_by_side(step)
-        owner = Index.RECEIVER if self.chain.on_graph else Index.ROW
+        reduce_over = Index.RECEIVER if self.sequence.on_graph else Index.ROW
         outputs = range(len(form.outputs))
-        plan = Plan(form, owner, outputs, {}, self.machine, self.dtype, local)
+        plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
         name = f"step_{s}"
         f = self._function(name)
         numbers = {"in": step.reads, "out": step.writes}
         base = {key: self._pointer(f, "array", numbers[key[0]][key[1]]) for key in plan.operands()}
         arrays = {n: self._pointer(f, "index", n) for n in plan.index_arrays()}
-        rows = PassRows(plan, f, self.copies, base, arrays)
+        rows = RowsWriter(plan, f, self.copies, base, arrays)
         groups = Groups(plan, f, rows)
-        if owner is Index.ROW:
+        if reduce_over is Index.ROW:
             self._rows(plan, f, rows, groups, "0", "%begin", "%end")
         else:
             block = self._word(f, FIRST), self._word(f, LAST)
@@ -111,7 +115,7 @@ class _Generator:
                 start, stop = f.maximum(start, block[0]), f.minimum(stop, block[1])
                 self._rows(plan, f, rows, groups, nodes.index, start, stop)
                 rows.finish_unit(nodes.index)
-        self._add_function(f, name, plan.scratch, groups.cost, owner is not Index.ROW)
+        self._add_function(f, name, plan.scratch, groups.cost, reduce_over is not Index.ROW)
 
     @staticmethod
     def _rows(plan: Plan, f: Function, rows, groups: Groups, unit: str, start: str, stop: str):
@@ -120,22 +124,26 @@ class _Generator:
             write_block(plan, f, rows, groups, unit, blocks.index, left)
 
     def _with_channels_side_by_side(self, step) -> tuple[Form, list]:
-        """The form of a step with its local operands as they lie there, and which those are."""
+        """Return the form of a step with its local operands as they lie there, and
+        which those are.
+        """
         sides, local = [], []
         for side, numbers in (("inputs", step.reads), ("outputs", step.writes)):
             operands = list(getattr(step.what, side))
             for k, n in enumerate(numbers):
-                if n in self.chain.local:
+                if n in self.sequence.local:
                     local.append((side.removesuffix("puts"), k))
-                    if isinstance(self.chain.operands[n], Rows):
-                        operands[k] = side_by_side(operands[k], self.chain.operands[n])
+                    if isinstance(self.sequence.operands[n], Rows):
+                        operands[k] = side_by_side(operands[k], self.sequence.operands[n])
             sides.append(tuple(operands))
         return Form(*sides, step.what.paths), local
 
-    def _mixing(self, s: int, step):
-        """The functions of a mixing: copies of what it reads, results by row, gradients."""
+    def _linear_form(self, s: int, step):
+        """Write the functions of a linear form: copies of what it reads, results by row,
+        gradients.
+        """
         numbers = (*step.reads, *step.writes)
-        local = [k for k, n in enumerate(numbers) if n in self.chain.local]
+        local = [k for k, n in enumerate(numbers) if n in self.sequence.local]
         layouts = Layouts(step.what, self.dtype, self.machine, local)
         for n, (_, block) in enumerate(layouts.packed):
             width = layouts.copy_width(block) * ir.BYTES[self.dtype]
@@ -156,7 +164,7 @@ class _Generator:
             self._add_function(f, f"weights_{s}_{o}", 0, cost)
 
     def _number(self, s: int, step, key) -> int:
-        """The number in the table of pointers of an array of a mixing."""
+        """Return the number in the table of pointers of an array of a linear form."""
         side, n = key
         if side == "copy":
             return self.arguments.numbers[f"copy of step {s}", n]
@@ -165,13 +173,13 @@ class _Generator:
         return self.arguments.numbers["array", (step.reads if side == "in" else step.writes)[n]]
 
     def _ordered(self, name: str) -> tuple[Function, str | None]:
-        """A function, and the order of rows that it loads."""
+        """Return a function, and the order of rows that it loads."""
         f = self._function(name)
-        return f, self._pointer(f, "index", ORDER) if self.chain.on_graph else None
+        return f, self._pointer(f, "index", ORDER) if self.sequence.on_graph else None
 
     def _main(self) -> Pass:
-        """The pass that takes every part through all steps, block by block."""
-        f = self._function("chain")
+        """Return the pass that takes every part through all steps, block by block."""
+        f = self._function("sequence")
         table = self.arrays.allocate(8 * len(self.arguments.numbers))
         self.table = f.at("%scratch", table)
         for n in range(len(self.arguments.entries)):
@@ -180,30 +188,30 @@ class _Generator:
         with f.loop("%end", start="%begin") as units:
             first, last = (self._boundary(f, u) for u in (units.index, f.plus(units.index, 1)))
             for n, array in sums.items():
-                size = width_of(self.chain.operands[n]) * f.bytes
+                size = width_of(self.sequence.operands[n]) * f.bytes
                 part = f.at(array, units.index, size)
                 f.zero(part, size)
                 self._set(
                     f, self.arguments.numbers["array", n], f.value(f"ptrtoint ptr {part} to i64")
                 )
-            if self.chain.on_graph:
+            if self.sequence.on_graph:
                 self._part_of_nodes(f, first, last)
             else:
                 with f.loop(last, start=first, step=self.arrays.block) as blocks:
                     stop = f.minimum(f.plus(blocks.index, self.arrays.block), last)
                     self._block(f, blocks.index, stop, None)
-        block = 0 if self.chain.on_graph else 1
-        return Pass("chain", f.text(), block, self.cost, 0, self.arrays.scratch, self.parts)
+        block = 0 if self.sequence.on_graph else 1
+        return Pass("sequence", f.text(), block, self.cost, 0, self.arrays.scratch, self.parts)
 
     def _boundary(self, f: Function, unit: str) -> str:
-        """The row, or the node, that a part starts at.
+        """Return the row, or the node, that a part starts at.
 
         The first half of the parts are twice as long as the others: no thread is left with a long
         one at the end. On a graph their lengths are those of the edges, which nodes differ in.
         """
         half = self.parts // 2
         share = f.minimum(f.times(unit, 2), f.plus(unit, half))
-        ptr = self._pointer(f, "index", PTR) if self.chain.on_graph else None
+        ptr = self._pointer(f, "index", PTR) if self.sequence.on_graph else None
         rows = f.load_index(ptr, "%rows") if ptr else "%rows"
         row = f.value(f"sdiv i64 {f.times(share, rows)}, {self.parts + half}")
         if not ptr:
@@ -217,7 +225,9 @@ class _Generator:
         return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
 
     def _part_of_nodes(self, f: Function, first: str, last: str):
-        """The edges of nodes `first` to `last`; one block without any, where there are none."""
+        """Write the loop over the edges of nodes `first` to `last`; one block without any, where
+        there are none.
+        """
         ptr = self._pointer(f, "index", PTR)
         start, stop = f.load_index(ptr, first), f.load_index(ptr, last)
         at_least_one = f.maximum(stop, f.plus(start, 1))
@@ -235,7 +245,7 @@ class _Generator:
             blocks.next = [f.value(f"sub nsw i64 {end}, {f.value(f'zext i1 {is_cut} to i64')}")]
 
     def _block(self, f: Function, first: str, stop: str, nodes: tuple[str, str] | None):
-        """All steps for the positions `first` to `stop`, which are edges of these nodes."""
+        """Write all steps for the positions `first` to `stop`, which are edges of these nodes."""
         for key, (place, row_bytes) in self.arrays.local.items():
             array = f.at("%scratch", place)
             array = f.at(array, f.value(f"sub nsw i64 0, {first}"), row_bytes)
@@ -253,8 +263,8 @@ class _Generator:
         f.do(f"store i64 {word}, ptr {f.at(self.table, 8 * number)}, align 8")
 
     def _sum(self, n: int) -> Pass:
-        """The pass that adds up the sums of the parts."""
-        width = width_of(self.chain.operands[n])
+        """Return the pass that adds up the sums of the parts."""
+        width = width_of(self.sequence.operands[n])
         f = self._function(f"sum_{n}")
         parts, result = self._pointer(f, "sum", n), self._pointer(f, "array", n)
         lanes, units = self.copies.widest, -(-width // SUMMED)
@@ -278,7 +288,7 @@ class _Generator:
 
 
 def side_by_side(operand: Operand, rows: Rows) -> Operand:
-    """The operand with each component's channels side by side, by block of a mixing."""
+    """Return the operand with each component's channels side by side, by block of a linear form."""
     segments = []
     for s in operand.segments:
         [block] = [b for b in rows.blocks if b.holds(s)] or [None]

@@ -38,7 +38,7 @@ class Builder(ir.IRBuilder):
         self.store(value, self.word_at(pointer, k), align=8)
 
     def variable(self, first):
-        """A number that changes, on the stack of the function."""
+        """Return a number that changes, on the stack of the function."""
         with self.goto_entry_block():
             place = self.alloca(I64)
         self.store(self.number(first) if isinstance(first, int) else first, place)
@@ -59,12 +59,12 @@ class Builder(ir.IRBuilder):
         return self.select(self.icmp_signed("<", a, b), a, b)
 
     def callable(self, pointer, kind: ir.FunctionType):
-        """A pointer as a function that can be called."""
+        """Return a pointer as a function that can be called."""
         return self.inttoptr(self.ptrtoint(pointer, I64), kind.as_pointer())
 
     @contextlib.contextmanager
     def each(self, stop, start=0):
-        """for i in range(start, stop)"""
+        """Write `for i in range(start, stop)`."""
         i = self.variable(start)
         head, body, done = (self.append_basic_block(n) for n in ("head", "body", "done"))
         self.branch(head)
@@ -79,7 +79,7 @@ class Builder(ir.IRBuilder):
 
     @contextlib.contextmanager
     def forever(self):
-        """while True; the body leaves by `branch` to the block that this yields."""
+        """Write `while True`; the body leaves by `branch` to the block that this yields."""
         body, done = self.append_basic_block("body"), self.append_basic_block("done")
         self.branch(body)
         self.position_at_end(body)
@@ -116,13 +116,13 @@ class Module:
         return ir.Function(self.module, kind, name)
 
     def counter(self, name: str, first: int):
-        """A number of the whole process."""
+        """Return a number of the whole process."""
         variable = ir.GlobalVariable(self.module, I64, name)
         variable.initializer = ir.Constant(I64, first)
         return variable
 
     def function(self, name: str, result, arguments, linkage="internal"):
-        """A new function, its builder, and its arguments, given as (name, type)."""
+        """Return a new function, its builder, and its arguments, given as (name, type)."""
         kind = ir.FunctionType(result, [t for _, t in arguments])
         function = ir.Function(self.module, kind, name)
         function.linkage = linkage
@@ -131,7 +131,7 @@ class Module:
         return function, Builder(function.append_basic_block("entry")), function.args
 
     def literal(self, text: str):
-        """A text that ends with zero, as C has them."""
+        """Return a text that ends with zero, as C has them."""
         data = bytearray(text.encode() + b"\0")
         kind = ir.ArrayType(I8, len(data))
         self._texts += 1

@@ -16,7 +16,9 @@ SLOT_BYTES = 16
 
 
 def page() -> str:
-    """LLVM IR of a module of handlers; it exports the tables `eqfuse_slots`, `eqfuse_handlers`."""
+    """Return the LLVM IR of a module of handlers; it exports the tables `eqfuse_slots`,
+    `eqfuse_handlers`.
+    """
     handlers = [
         f"define internal ptr @handler{k}(ptr %frame) {{\n"
         f"  %slot = getelementptr i8, ptr @eqfuse_slots, i64 {SLOT_BYTES * k}\n"
@@ -36,7 +38,7 @@ def page() -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class HandlerSlot:
     """Where a handler finds its kernel.
 
     Attributes:
@@ -48,18 +50,18 @@ class Slot:
     address: int
 
     @classmethod
-    def all_of(cls, tables: dict[str, int]) -> list["Slot"]:
-        """Those of a module, by the addresses of its two tables."""
+    def all_of(cls, tables: dict[str, int]) -> list["HandlerSlot"]:
+        """Return those of a module, by the addresses of its two tables."""
         handlers = (ctypes.c_uint64 * PAGE).from_address(tables["eqfuse_handlers"])
         first = tables["eqfuse_slots"]
         return [cls(handler, first + SLOT_BYTES * k) for k, handler in enumerate(handlers)]
 
     def fill(self, kernel: int) -> None:
-        """Calls, those that wait too, go on to the handler at this address."""
+        """Let calls, those that wait too, go on to the handler at this address."""
         ctypes.c_uint64.from_address(self.address).value = kernel
 
     def fail(self, message: str) -> None:
-        """Calls end with an error that says why."""
+        """Let calls end with an error that says why."""
         text = ctypes.create_string_buffer(message.encode()[:400])
         _messages.append(text)
         ctypes.c_uint64.from_address(self.address + 8).value = ctypes.addressof(text)

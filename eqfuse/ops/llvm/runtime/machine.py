@@ -20,17 +20,17 @@ from eqfuse.ops.llvm.codegen.plan import Machine
 from eqfuse.ops.llvm.runtime import handlers
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
-"""Of XLA's FFI, major and minor, whose structures `runtime.py` reads: jaxlib 0.10 to 0.12."""
+"""Versions of XLA's FFI whose structures `runtime.py` reads: those of jaxlib 0.10 to 0.12."""
 
 _lock = threading.RLock()
 _compiling = threading.Lock()
 _libraries: list = []
 _kernels: dict[str, concurrent.futures.Future] = {}
-_slots: list[handlers.Slot] = []
+_slots: list[handlers.HandlerSlot] = []
 
 
 def unavailable() -> str:
-    """Why kernels cannot be compiled and run here, or ""."""
+    """Return why kernels cannot be compiled and run here, or ""."""
     if importlib.util.find_spec("llvmlite") is None:
         return "the package llvmlite, the compiler of Numba, is not installed; pip install llvmlite"
     if sys.platform not in ("linux", "darwin"):
@@ -46,7 +46,7 @@ def unavailable() -> str:
 
 @functools.cache
 def api_version() -> tuple[int, int] | None:
-    """Version of XLA's FFI, from the header that jaxlib ships; None if it is not there."""
+    """Return version of XLA's FFI, from the header that jaxlib ships; None if it is not there."""
     header = pathlib.Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     try:
         text = header.read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def _target():
 
 @functools.cache
 def machine() -> Machine:
-    """The vectors of this processor."""
+    """Return the vectors of this processor."""
     _, features = _target()
     if features.get("avx512f"):
         return Machine(64, 32)
@@ -81,7 +81,9 @@ def machine() -> Machine:
 
 
 def compiled(text: str) -> bytes:
-    """Object code of a module of LLVM IR, from disk if this machine has compiled it before."""
+    """Return object code of a module of LLVM IR, from disk if this machine has compiled
+    it before.
+    """
     import llvmlite.binding as llvm
 
     with _compiling:
@@ -108,7 +110,7 @@ def _compiler():
 
 
 def _runtime() -> dict[str, int]:
-    """Addresses of what `runtime.py` exports."""
+    """Return addresses of what `runtime.py` exports."""
     with _lock:
         return _linked_runtime()
 
@@ -172,7 +174,7 @@ def finish() -> None:
         kernel.result()
 
 
-def _fill(slot: handlers.Slot, name: str, text: str) -> None:
+def _fill(slot: handlers.HandlerSlot, name: str, text: str) -> None:
     try:
         slot.fill(_link(name, text, [name], {"eqfuse_call": _runtime()["eqfuse_call"]})[name])
     except BaseException as error:
@@ -180,12 +182,12 @@ def _fill(slot: handlers.Slot, name: str, text: str) -> None:
         raise
 
 
-def _free_slot() -> handlers.Slot:
+def _free_slot() -> handlers.HandlerSlot:
     if not _slots:
         imported = {"eqfuse_enter": _runtime()["eqfuse_enter"]}
         library = f"eqfuse_handlers_{len(_libraries)}"
         tables = _link(library, handlers.page(), ["eqfuse_slots", "eqfuse_handlers"], imported)
-        _slots.extend(handlers.Slot.all_of(tables))
+        _slots.extend(handlers.HandlerSlot.all_of(tables))
     return _slots.pop()
 
 
@@ -203,7 +205,8 @@ if hasattr(os, "register_at_fork"):  # a child has no such thread, and finds all
 
 
 def threads() -> int:
-    """How many threads kernels may use: processors of this process, its quota, and what is asked.
+    """Return how many threads kernels may use: processors of this process, its quota, and what is
+    asked.
 
     The least of the processors in the affinity mask, the quota of the cgroup, OMP_NUM_THREADS and
     NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.
@@ -217,7 +220,7 @@ def threads() -> int:
 
 
 def _cgroup_quota(root: str = "/sys/fs/cgroup") -> int | None:
-    """Processors that the cgroup may use, rounded up; None if it has no limit."""
+    """Return the processors that the cgroup may use, rounded up; None if it has no limit."""
     folder = pathlib.Path(root)
     try:
         if (folder / "cpu.max").exists():

@@ -61,7 +61,9 @@ class Runtime:
         b.ret(b.call(b.callable(create, ir.FunctionType(PTR, [PTR])), [structure]))
 
     def _enter(self):
-        """What XLA calls: it says which version it is of, or waits for the kernel and runs it."""
+        """Write what XLA calls: it says which version it is of, or waits for the kernel and runs
+        it.
+        """
         arguments = [("frame", PTR), ("slot", PTR)]
         _, b, (frame, slot) = self.module.function("eqfuse_enter", PTR, arguments, "external")
         extension = b.pointer(frame, EXTENSION)
@@ -81,7 +83,7 @@ class Runtime:
         b.unreachable()
 
     def _call(self):
-        """A kernel's handler; `spec` is what `module.py` writes."""
+        """Write a kernel's handler; `spec` is what `module.py` writes."""
         arguments = [("frame", PTR), ("spec", PTR)]
         _, b, (frame, spec) = self.module.function("eqfuse_call", PTR, arguments, "external")
         api = b.pointer(frame, API)
@@ -121,7 +123,7 @@ class Runtime:
         b.ret(NULL)
 
     def _check_buffer(self, b: Builder, frame, entry, kind, buffer, rows, nodes):
-        """entry: dtype, rank, what its rows are, width, role, name."""
+        """Check an entry: dtype, rank, what its rows are, width, role, name."""
         name = b.pointer(entry, 5)
         wrong = b.icmp_unsigned("!=", kind, ir.Constant(I32, BUFFER_TYPE))
         with b.if_then(wrong):
@@ -159,7 +161,8 @@ class Runtime:
             self._fail(b, frame, INVALID_ARGUMENT, text, *values)
 
     def _ask_for_large_pages(self, b: Builder, result):
-        """A large result is often in new memory, and half the time goes into mapping small pages.
+        """Ask for large pages: a large result is often in new memory, and half the time goes into
+        mapping small pages.
 
         The request concerns whole large pages inside the result; Linux may decline it.
         """
@@ -175,7 +178,7 @@ class Runtime:
             b.call(self.module.madvise, [b.inttoptr(first, PTR), length, advice])
 
     def _check_indices(self, b: Builder, frame, entry, data, rows, nodes):
-        """Every index in range, orders permutations; offsets in order and over all rows."""
+        """Return every index in range, orders permutations; offsets in order and over all rows."""
         role, name = b.word(entry, 4), b.pointer(entry, 5)
 
         def item(k):
@@ -227,8 +230,9 @@ class Runtime:
             b.store(item(k), before)
 
     def _run_pass(self, b: Builder, frame, entry, buffers, rows, nodes):
-        """entry: function, rows of a unit or 0 for nodes, cost of a row and of a node, scratch,
-        units or 0."""
+        """Run an entry: function, rows of a unit or 0 for nodes, cost of a row and of a node,
+        scratch, units or 0.
+        """
         block, rows, nodes = b.word(entry, 1), b.now(rows), b.now(nodes)
         by_node = b.icmp_signed("<=", block, b.number(0))
         safe = b.select(by_node, b.number(1), block)

@@ -69,7 +69,9 @@ class Threads:
             b.call(self.module.free, [job])
 
     def _helper(self):
-        """What a thread of XLA's pool does: help with the job if it may, and while there is any."""
+        """Return what a thread of XLA's pool does: help with the job if it may, and while there is
+        any.
+        """
         function, b, (job,) = self.module.function("helper", ir.VoidType(), [("job", PTR)])
         before = b.count(self.active, 0, 1)
         allowed = b.icmp_signed("<", before, b.word(self.limit, 0))
@@ -82,7 +84,7 @@ class Threads:
         return function
 
     def _discard(self):
-        """Whether XLA answered with an error, which is destroyed."""
+        """Return whether XLA answered with an error, which is destroyed."""
         arguments = [("api", PTR), ("error", PTR)]
         function, b, (api, error) = self.module.function("discard", I1, arguments)
         failed = b.icmp_unsigned("!=", error, NULL)

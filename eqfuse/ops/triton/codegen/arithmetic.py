@@ -7,7 +7,7 @@ products of two components, and sums of them that several outputs need, are name
 import collections
 import dataclasses
 
-from eqfuse.ops.algebra.form import Form, Operand, Path, Slot
+from eqfuse.ops.algebra.form import Form, Operand, Path, SegmentRef
 
 
 @dataclasses.dataclass
@@ -18,7 +18,7 @@ class _Sum:
     name: str
 
 
-class Body:
+class ArithmeticWriter:
     """Writes the statements of a form, one group of paths at a time.
 
     Args:
@@ -43,20 +43,20 @@ class Body:
         """Forget the values that only one group shares."""
         self._memo.clear()
 
-    def input(self, slot: Slot, component: int) -> str:
-        """The name of a component of an input, loaded if it is not yet."""
-        operand = self.form.inputs[slot.operand]
-        name = component_name(operand, slot.segment, component)
+    def input(self, ref: SegmentRef, component: int) -> str:
+        """Return the name of a component of an input, loaded if it is not yet."""
+        operand = self.form.inputs[ref.operand]
+        name = component_name(operand, ref.segment, component)
         if name not in self._loaded:
             self._loaded.add(name)
-            self._load(operand, operand.segments[slot.segment], component, name)
+            self._load(operand, operand.segments[ref.segment], component, name)
         return name
 
     def add_path(self, path: Path, accumulate):
         """Add a path; `accumulate(component, expression)` adds to a component of its output."""
         scalars, vectors = [], []
-        for position, slot in enumerate(path.factors):
-            segment = self.form.inputs[slot.operand].segments[slot.segment]
+        for position, ref in enumerate(path.factors):
+            segment = self.form.inputs[ref.operand].segments[ref.segment]
             (scalars if segment.dim == 1 else vectors).append(position)
         out = self.form.outputs[path.output.operand].segments[path.output.segment]
         terms = []
@@ -78,7 +78,9 @@ class Body:
                 accumulate(component, f"{sign}{factor} * {value.name}")
 
     def _contract(self, terms):
-        """Sums over terms (names, index, coefficient), as a scale and a named value per index."""
+        """Return sums over terms (names, index, coefficient), as a scale and a named value per
+        index.
+        """
         scale = _whole(abs(terms[0][2]))
         terms = [(names, index, _whole(value / scale)) for names, index, value in terms]
         key = self._key(terms)
@@ -165,7 +167,7 @@ class Body:
         return self._memo[key]
 
     def _sum(self, parts) -> _Sum:
-        """sum of coefficient * name; an empty name stands for one."""
+        """Return the sum of coefficient * name; an empty name stands for one."""
         if len(parts) == 1 and abs(parts[0][0]) == 1.0:
             return _Sum(parts[0][0], parts[0][1])
         text = ""
@@ -185,10 +187,12 @@ class Body:
 
 
 def _whole(value: float) -> float:
-    """The whole number that a coefficient would be but for rounding; else the coefficient."""
+    """Return the whole number that a coefficient would be but for rounding; else the
+    coefficient.
+    """
     return float(round(value)) if abs(value - round(value)) < 1e-14 else value
 
 
 def component_name(operand: Operand, segment: int, component: int) -> str:
-    """The variable that holds one component of an operand."""
+    """Return the variable that holds one component of an operand."""
     return f"{operand.name}_{segment}_{component}"

@@ -9,8 +9,8 @@ bit. Every thread holds one channel, and the coefficients are literals.
 import dataclasses
 
 from eqfuse.ops.algebra.form import Form, Index, Operand, Path
-from eqfuse.ops.triton.codegen.arithmetic import Body, component_name
-from eqfuse.ops.triton.codegen.lines import Lines, program
+from eqfuse.ops.triton.codegen.arithmetic import ArithmeticWriter, component_name
+from eqfuse.ops.triton.codegen.lines import LineWriter, program
 from eqfuse.ops.triton.spec import KernelSpec, pointer_type
 
 WARP = 32
@@ -32,12 +32,12 @@ class Kernel:
     continued: tuple[int, ...]
     outputs: tuple[int, ...]
     partial: tuple[int, ...]
-    owner: Index
+    reduce_over: Index
     rows_per_program: int
     channel_blocks: int
 
     def grid(self, num_rows: int, num_nodes: int) -> tuple[int, int]:
-        rows = num_rows if self.owner is Index.ROW else num_nodes
+        rows = num_rows if self.reduce_over is Index.ROW else num_nodes
         return -(-rows // self.rows_per_program), self.channel_blocks
 
 
@@ -48,34 +48,38 @@ class Task:
     Attributes:
       form: the whole form.
       groups: the paths of this kernel, in groups that share values.
-      owner: the index that the outputs are summed over, ROW for rows.
-      begun: segments (output, segment) that earlier kernels have written, to be added to.
-      empty: segments that no kernel has paths for, to be filled with zeros here.
+      reduce_over: whose edges are summed, ROW where each row is an output.
+      accumulated: segments (output, segment) that earlier kernels have written, to be added to.
+      zero_segments: segments that no kernel has paths for, to be filled with zeros here.
       shared: outputs that several kernels add to, kept in float32 or better until all have.
       dtype: of the operands, a numpy name.
     """
 
     form: Form
     groups: tuple[tuple[Path, ...], ...]
-    owner: Index
-    begun: frozenset[tuple[int, int]]
-    empty: frozenset[tuple[int, int]]
+    reduce_over: Index
+    accumulated: frozenset[tuple[int, int]]
+    zero_segments: frozenset[tuple[int, int]]
     shared: frozenset[int]
     dtype: str
 
     @property
     def written(self) -> set[tuple[int, int]]:
-        return {(p.output.operand, p.output.segment) for g in self.groups for p in g} | self.empty
+        return {
+            (p.output.operand, p.output.segment) for g in self.groups for p in g
+        } | self.zero_segments
 
 
 def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
-    """Channels of a program and number of such blocks: one block where channels are summed."""
+    """Return channels of a program and number of such blocks: one block where channels
+    are summed.
+    """
     widest = 256 if reduces_channels else 128  # a thread each; 256 can have 255 registers each
     block = min(max(1 << (form.max_mul - 1).bit_length(), 1), widest)
     return block, -(-form.max_mul // block)
 
 
-class _Writer(Lines):
+class _Writer(LineWriter):
     """Collects the text of one kernel."""
 
     def __init__(self, task: Task):
@@ -84,13 +88,13 @@ class _Writer(Lines):
         self.real = "tl.float64" if task.dtype == "float64" else "tl.float32"
         written = task.written
         self.outputs = tuple(sorted({o for o, _ in written}))
-        self.continued = tuple(sorted({o for o, _ in written} & {o for o, _ in task.begun}))
+        self.continued = tuple(sorted({o for o, _ in written} & {o for o, _ in task.accumulated}))
         reduces = any(not self.form.outputs[o].channels for o in self.outputs)
         self.lanes, self.channel_blocks = blocks(self.form, reduces)
         self.partial = tuple(
             o for o in self.outputs if self.channel_blocks > 1 and not self.form.outputs[o].channels
         )
-        over_rows = task.owner is Index.ROW
+        over_rows = task.reduce_over is Index.ROW
         if not over_rows:
             self.lanes = max(self.lanes, WARP)
         self.rows = max(1, 4 * WARP // self.lanes) if over_rows else 1
@@ -99,13 +103,15 @@ class _Writer(Lines):
 
     @property
     def over_rows(self) -> bool:
-        return self.task.owner is Index.ROW
+        return self.task.reduce_over is Index.ROW
 
     def index_arrays(self) -> tuple[str, ...]:
-        """The arrays that say which row of an operand belongs to an edge, and the edge order."""
+        """Return the arrays that say which row of an operand belongs to an edge, and the edge
+        order.
+        """
         operands = [self.form.inputs[i] for i in self.inputs]
-        others = {o.index for o in operands if o.index.is_node} - {self.task.owner}
-        return tuple(sorted(f"{i.value}s" for i in others)) + self.task.owner.edge_arrays
+        others = {o.index for o in operands if o.index.is_node} - {self.task.reduce_over}
+        return tuple(sorted(f"{i.value}s" for i in others)) + self.task.reduce_over.edge_arrays
 
     def scalars(self) -> tuple[str, ...]:
         if self.over_rows:
@@ -127,7 +133,7 @@ class _Writer(Lines):
         note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
         source = program(note, names, self.lines)
         return KernelSpec.build(
-            "_".join([*(form.outputs[o].name for o in self.outputs), self.task.owner.value]),
+            "_".join([*(form.outputs[o].name for o in self.outputs), self.task.reduce_over.value]),
             source,
             [real] * len(self.inputs) + ["*i32"] * len(arrays) + [sums] * len(before),
             [sums if o in unfinished else real for o in self.outputs],
@@ -141,7 +147,7 @@ class _Writer(Lines):
             self._edge(lambda operand: True)
         else:
             self._graph_prologue()
-            owned = self.task.owner
+            owned = self.task.reduce_over
             with self.block("while position < stop:"):
                 self._edge(lambda operand: operand.index is not owned)
                 self.emit("position += 1")
@@ -150,7 +156,7 @@ class _Writer(Lines):
                 if operand.index is owned:
                     for number in range(len(operand.segments)):
                         if (o, number) in self.task.written:
-                            self._store(o, number, (o, number) not in self.task.empty)
+                            self._store(o, number, (o, number) not in self.task.zero_segments)
 
     def _masks(self):
         present = "present & " if self.over_rows else ""
@@ -158,7 +164,7 @@ class _Writer(Lines):
             self.emit(f"in_{mul} = {present}(lane < {mul})")
 
     def _masked(self, mul: int) -> bool:
-        """Whether some lanes of some program have no channel of a segment of `mul`."""
+        """Return whether some lanes of some program have no channel of a segment of `mul`."""
         return self.over_rows or mul != self.lanes * self.channel_blocks
 
     def _muls(self):
@@ -177,17 +183,17 @@ class _Writer(Lines):
         self._masks()
 
     def _graph_prologue(self):
-        owner = self.task.owner
-        self.emit(f"{owner.value} = tl.program_id(0).to(tl.int64)")
+        reduce_over = self.task.reduce_over
+        self.emit(f"{reduce_over.value} = tl.program_id(0).to(tl.int64)")
         self.emit(f"lane = tl.program_id(1) * {self.lanes} + tl.arange(0, {self.lanes})")
         self._masks()
-        _, ptr = owner.edge_arrays
-        self.emit(f"position = tl.load({ptr}_ptr + {owner.value}).to(tl.int64)")
-        self.emit(f"stop = tl.load({ptr}_ptr + {owner.value} + 1)")
+        _, ptr = reduce_over.edge_arrays
+        self.emit(f"position = tl.load({ptr}_ptr + {reduce_over.value}).to(tl.int64)")
+        self.emit(f"stop = tl.load({ptr}_ptr + {reduce_over.value} + 1)")
         used = {(s.operand, s.segment) for g in self.task.groups for p in g for s in p.factors}
         for i in self.inputs:
             operand = self.form.inputs[i]
-            if operand.index is owner:
+            if operand.index is reduce_over:
                 self._row_of(operand)
                 for number, segment in enumerate(operand.segments):
                     for component in range(segment.dim) if (i, number) in used else ():
@@ -195,7 +201,7 @@ class _Writer(Lines):
                         self._load(operand, segment, component, name)
         for o in self.outputs:
             operand = self.form.outputs[o]
-            if operand.index is owner:
+            if operand.index is reduce_over:
                 self._row_of(operand, output=o)
                 for name in self._accumulators(o):
                     self.emit(f"{name} = tl.zeros([{self.lanes}], {self.real})")
@@ -203,17 +209,19 @@ class _Writer(Lines):
     def _accumulators(self, o: int):
         operand = self.form.outputs[o]
         for number, segment in enumerate(operand.segments):
-            if (o, number) in self.task.written - self.task.empty:
+            if (o, number) in self.task.written - self.task.zero_segments:
                 for component in range(segment.dim):
                     yield component_name(operand, number, component)
 
     def _edge(self, in_loop):
-        """The work of one row: loads, sums, and the outputs that belong to the row itself."""
-        owner, form = self.task.owner, self.form
+        """Write the work of one row: loads, sums, and the outputs that belong to the
+        row itself.
+        """
+        reduce_over, form = self.task.reduce_over, self.form
         if not self.over_rows:
-            self.emit(f"row = tl.load({owner.edge_arrays[0]}_ptr + position).to(tl.int64)")
+            self.emit(f"row = tl.load({reduce_over.edge_arrays[0]}_ptr + position).to(tl.int64)")
             for name in self.index_arrays():
-                if name not in owner.edge_arrays:
+                if name not in reduce_over.edge_arrays:
                     self.emit(f"{name[:-1]} = tl.load({name}_ptr + row).to(tl.int64)")
         for i in self.inputs:
             if in_loop(form.inputs[i]):
@@ -225,7 +233,7 @@ class _Writer(Lines):
         last = {}
         for number, group in enumerate(self.task.groups):
             last.update({(p.output.operand, p.output.segment): number for p in group})
-        body = Body(form, self._load, self.emit)
+        body = ArithmeticWriter(form, self._load, self.emit)
         body.loaded(
             component_name(form.inputs[i], number, component)
             for i in self.inputs
@@ -233,7 +241,7 @@ class _Writer(Lines):
             for number, segment in enumerate(form.inputs[i].segments)
             for component in range(segment.dim)
         )
-        begun = (
+        assigned = (
             set()
             if self.over_rows
             else {name for o in self.outputs if o not in per_row for name in self._accumulators(o)}
@@ -241,41 +249,41 @@ class _Writer(Lines):
         for number, group in enumerate(self.task.groups):
             body.new_group()
             for path in sorted(group, key=lambda p: self._vectors(p)):
-                body.add_path(path, self._accumulator(path, begun))
+                body.add_path(path, self._accumulator(path, assigned))
             for (o, segment), when in last.items():
                 if when == number and o in per_row:
-                    self._finish(o, segment, begun)
-        for o, segment in sorted(self.task.empty):
+                    self._finish(o, segment, assigned)
+        for o, segment in sorted(self.task.zero_segments):
             if o in per_row:
                 self._store(o, segment, has_value=False)
         self.operations = body.operations
 
     def _vectors(self, path: Path) -> int:
-        """Paths of fewer vector factors first: the others reuse the sums that they name."""
+        """Return paths of fewer vector factors first: the others reuse the sums that they name."""
         inputs = self.form.inputs
         return sum(inputs[s.operand].segments[s.segment].dim > 1 for s in path.factors)
 
-    def _accumulator(self, path: Path, begun: set[str]):
+    def _accumulator(self, path: Path, assigned: set[str]):
         operand = self.form.outputs[path.output.operand]
 
         def accumulate(component: int, expression: str):
             name = component_name(operand, path.output.segment, component)
-            self.emit(f"{name} {'+=' if name in begun else '='} {expression}")
-            begun.add(name)
+            self.emit(f"{name} {'+=' if name in assigned else '='} {expression}")
+            assigned.add(name)
 
         return accumulate
 
-    def _finish(self, o: int, segment: int, begun: set[str]):
+    def _finish(self, o: int, segment: int, assigned: set[str]):
         operand = self.form.outputs[o]
         for component in range(operand.segments[segment].dim):
             name = component_name(operand, segment, component)
-            if name not in begun:
+            if name not in assigned:
                 self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
         self._store(o, segment)
 
     def _row_of(self, operand: Operand, output: int | None = None):
         # zero for each row: masks and values have that shape
-        row = "(row * 0)" if operand.index is Index.ONE else operand.index.value
+        row = "(row * 0)" if operand.index is Index.SHARED else operand.index.value
         name = operand.name
         if output in self.partial:
             count = "num_rows" if operand.index is Index.ROW else "num_nodes"
@@ -285,7 +293,7 @@ class _Writer(Lines):
             self.emit(f"{name}_before_row = {name}_before_ptr + {row} * {operand.size}")
 
     def _place(self, operand: Operand, segment, component: int) -> tuple[str, str]:
-        """Where a component lies in its row, and the mask of the channels that it has."""
+        """Return where a component lies in its row, and the mask of the channels that it has."""
         offset = segment.offset + component * segment.component_stride
         if not operand.channels:
             return f"{offset}", "present" if self.over_rows else ""
@@ -315,7 +323,7 @@ class _Writer(Lines):
             else:
                 axis = "1, keep_dims=True" if self.over_rows else "0"
                 value = f"tl.sum({name}, {axis})"
-            if (o, number) in self.task.begun:
+            if (o, number) in self.task.accumulated:
                 self._load(operand, segment, component, "before", f"{operand.name}_before_row")
                 value = f"before + {value}"
             mask = f", mask={mask}" if mask else ""
@@ -323,7 +331,7 @@ class _Writer(Lines):
 
 
 def generate(task: Task) -> Kernel:
-    """The kernel of a task."""
+    """Return the kernel of a task."""
     writer = _Writer(task)
     spec = writer.spec()
     return Kernel(
@@ -333,7 +341,7 @@ def generate(task: Task) -> Kernel:
         writer.continued,
         writer.outputs,
         writer.partial,
-        task.owner,
+        task.reduce_over,
         writer.rows,
         writer.channel_blocks,
     )

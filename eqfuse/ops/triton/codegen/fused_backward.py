@@ -21,7 +21,7 @@ CLEARED = 1024
 
 
 def backward(fused: Fused, wanted, given, dtype: str) -> FusedKernel:
-    """The kernel of the backward: of the operands `wanted`, from the cotangents `given`.
+    """Return the kernel of the backward: of the operands `wanted`, from the cotangents `given`.
 
     Outputs, where wanted: dproduct (on a graph), or the cotangents of the form's inputs; own0,
     own1, ..., the sums of the parameters' gradients, [programs, ...]; dskip.
@@ -39,11 +39,11 @@ class _Backward(OperandGradients):
         self.wants_skip = bool(skip)
 
     def wants(self, term: Term) -> bool:
-        """Whether the gradient of this parameter is wanted."""
+        """Return whether the gradient of this parameter is wanted."""
         return term.w - 1 in self.wanted
 
     def kernel(self) -> FusedKernel:
-        """The whole text."""
+        """Return the whole text."""
         outputs = {}
         if self.in_registers:
             outputs = {o.name: self.dtype for o in self.cotangents.outputs}
@@ -70,7 +70,9 @@ class _Backward(OperandGradients):
         return FusedKernel(spec, tuple(inputs), tuple(outputs), self.rows, *numbers)
 
     def _groups(self):
-        """What programs divide among them: those for the operands' rows, those for the sums."""
+        """Return what programs divide among them: those for the operands' rows, those
+        for the sums.
+        """
         groups = [[group] for group in self.parts_by_input()]
         by_row = []
         if self.in_registers:
@@ -83,12 +85,14 @@ class _Backward(OperandGradients):
         blocks = {part.block for _, parts in group for part in parts}
         return [
             t
-            for t in self.linear.mixing.terms
+            for t in self.linear.linear_form.terms
             if self.linear.block_of(t) in blocks and self.wants(t)
         ]
 
     def _operands_of(self, group):
-        """The cotangents of the product and of the skip; the program has one block of rows."""
+        """Write the cotangents of the product and of the skip; the program has one
+        block of rows.
+        """
         self.row_prologue("program")
         dz = self._cotangents(group)
         if self.wants_skip:
@@ -104,7 +108,7 @@ class _Backward(OperandGradients):
             self.in_registers_of(sources, dz)
 
     def _sums_of(self, group):
-        """The gradients of parameters, summed over every `num_sums`-th block of rows."""
+        """Write the gradients of parameters, summed over every `num_sums`-th block of rows."""
         self._clear(self._wanted_terms(group))
         self.emit("number = program")
         with self.block("while number < blocks:"):
@@ -120,7 +124,7 @@ class _Backward(OperandGradients):
             self.emit("number += num_sums")
 
     def _clear(self, terms: list[Term]):
-        """The program's own sums of the parameters' gradients, zero at first."""
+        """Write the program's own sums of the parameters' gradients, zero at first."""
         for n in sorted({term.w - 1 for term in terms}):
             size = self.parameter_size(n) * max(self.fused.num_sets, 1)
             self.emit(f"own{n} = d{n}_ptr + program.to(tl.int64) * {size}")
@@ -132,14 +136,16 @@ class _Backward(OperandGradients):
     # through the gate
 
     def _cotangents(self, group) -> dict[Part, str]:
-        """The cotangents of the mixed row, flat; none where the row is the output, in memory."""
+        """Return the cotangents of the pre-activation, flat; none where the row is the output, in
+        memory.
+        """
         if self.fused.gate is None:
             return {}
         parts = [part for _, parts in group for part in parts]
         return {part: self.flat(part, self._cotangent(part)) for part in parts}
 
     def _cotangent(self, part: Part) -> str:
-        """The cotangent of a part of the mixed row, [ROWS, components, columns]."""
+        """Return the cotangent of a part of the pre-activation, [ROWS, components, columns]."""
         size = self.linear.size_out
         if "ct_z" in self.given:
             value = self.load_tile(*self.place_of(part, "ct_"), part)
@@ -182,7 +188,7 @@ class _Backward(OperandGradients):
         self.emit(f"tl.store({place}, {before} + {value}, mask={mask})")
 
     def _parameter_gradients(self, segments, parts, dz):
-        """The product again, and its products with dz, a slice of the channels at a time."""
+        """Write the product again, and its products with dz, a slice of the channels at a time."""
         for segment, components in self.product(segments).items():
             s = self.out.segments[segment]
             tile = self.stacked(components)
@@ -203,7 +209,9 @@ class _Backward(OperandGradients):
     # through the Linear, to the product of a graph
 
     def _store_dproduct(self, source: int, parts, dz):
-        """The cotangent of a block of the product; segments that it does not have are zero."""
+        """Store the cotangent of a block of the product; segments that it does not
+        have are zero.
+        """
         block = self.linear.blocks_in[source]
         padded = self.padded(block.dim)
         lane = f"tl.arange(0, {self.channels})"

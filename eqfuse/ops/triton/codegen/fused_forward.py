@@ -6,10 +6,10 @@ matrices of the Linear, and at the end applies the gate; the product is never wr
 
 import dataclasses
 
-from eqfuse.ops.algebra import activations
 from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.algebra.gates import Part, Tile
-from eqfuse.ops.triton.codegen.fused_lines import FusedText
+from eqfuse.ops.triton.codegen import activations
+from eqfuse.ops.triton.codegen.fused_lines import FusedWriter
 from eqfuse.ops.triton.codegen.lines import SLICE
 from eqfuse.ops.triton.spec import KernelSpec
 
@@ -35,8 +35,10 @@ class FusedKernel:
 
 
 def forward(fused: Fused, dtype: str) -> FusedKernel:
-    """The kernel of a fused op: writes out, and the mixed row z where the gate changes it."""
-    t = FusedText(fused, dtype, least=1)
+    """Return the kernel of a fused op: writes out, and the pre-activation z where the gate changes
+    it.
+    """
+    t = FusedWriter(fused, dtype, least=1)
     t.row_prologue("tl.program_id(0)")
     z: dict[Part, str] = {}
     finished: set[Part] = set()
@@ -49,7 +51,7 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
         if source is not None:
             with t.channel_chunks():
                 for segments in t.walks(t.segments[source]):
-                    _mix(t, segments, parts, z)
+                    _add_linear(t, segments, parts, z)
         for part in parts:
             _finish(t, part, z)
         finished.update(parts)
@@ -65,8 +67,8 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
     return FusedKernel(spec, tuple(inputs), tuple(outputs), t.rows)
 
 
-def _mix(t: FusedText, segments: list[int], parts: list[Part], z: dict[Part, str]):
-    """Add the Linear of segments of the product to the parts that are mixed from them."""
+def _add_linear(t: FusedWriter, segments: list[int], parts: list[Part], z: dict[Part, str]):
+    """Add the Linear of segments of the product to the parts that read them."""
     for segment, components in t.product(segments).items():
         s = t.out.segments[segment]
         height = t.rows * t.padded(s.dim)
@@ -84,8 +86,10 @@ def _mix(t: FusedText, segments: list[int], parts: list[Part], z: dict[Part, str
                     t.emit(f"{z[part]} += {t.dot(piece, matrix, term.scale)}")
 
 
-def _finish(t: FusedText, part: Part, z: dict[Part, str]):
-    """Bias and skip, and the mixed row as an output; the tile becomes three-dimensional."""
+def _finish(t: FusedWriter, part: Part, z: dict[Part, str]):
+    """Add bias and skip, and store the pre-activation as an output; the tile becomes
+    three-dimensional.
+    """
     name, width = z[part], t.width(part)
     padded = t.padded(t.dim(part))
     t.emit(f"{name} = tl.reshape({name}, ({t.rows}, {padded}, {width}))")
@@ -99,22 +103,24 @@ def _finish(t: FusedText, part: Part, z: dict[Part, str]):
     t.store_tile(*t.place_of(part), part, name)
 
 
-def _value(t: FusedText, tile: Tile, z: dict[Part, str]) -> str:
-    """What the gate makes of a part."""
+def _value(t: FusedWriter, tile: Tile, z: dict[Part, str]) -> str:
+    """Return what the gate makes of a part."""
     value = z[tile.part]
     if tile.gate is None:
         return activated(t, tile.act, value)
     return t.name(f"{gate_value(t, tile, z[tile.gate])} * {value}")
 
 
-def gate_value(t: FusedText, tile: Tile, z: str, derivative: bool = False) -> str:
-    """act(gate), or its derivative, [ROWS, 1, columns]: the gate is the first component of z."""
+def gate_value(t: FusedWriter, tile: Tile, z: str, derivative: bool = False) -> str:
+    """Return act(gate), or its derivative, [ROWS, 1, columns]: the gate is the first component of
+    z.
+    """
     first = t.name(f"tl.sum({z}, axis=1, keep_dims=True)")
     return activated(t, tile.act, first, derivative)
 
 
-def activated(t: FusedText, act, x: str, derivative: bool = False) -> str:
-    """An activation of variable x, or its derivative."""
+def activated(t: FusedWriter, act, x: str, derivative: bool = False) -> str:
+    """Return an activation of variable x, or its derivative."""
     statements, expression = activations.triton_text(act, x, derivative)
     for statement in statements:
         t.emit(statement)

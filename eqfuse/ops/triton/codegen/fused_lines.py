@@ -1,18 +1,19 @@
-"""What the fused kernels share: the product in registers, and its tiles, cut for matrix products.
+"""What the fused kernels share: the product in registers, and its tiles, cut for matmuls.
 
 A program owns `rows` rows of the output (nodes of a graph, or rows of a batch). It computes the
 product's components, each [rows, channels], over a graph by walking the edges of its nodes, and
 stacks those of a segment into a tile [rows * components, channels]. `piece` cuts columns out of
-such a tile in a loop, so that the code of a matrix product does not grow with the channels.
+such a tile in a loop, so that the code of a matmul does not grow with the channels.
 """
 
 import contextlib
 
-from eqfuse.ops.algebra.form import Form, Index, Operand, ordered_groups
+from eqfuse.ops.algebra.form import Form, Index, Operand
 from eqfuse.ops.algebra.fused import Fused
-from eqfuse.ops.triton.codegen.arithmetic import Body, component_name
+from eqfuse.ops.algebra.schedule import ordered_groups
+from eqfuse.ops.triton.codegen.arithmetic import ArithmeticWriter, component_name
 from eqfuse.ops.triton.codegen.lines import SLICE, power_of_two
-from eqfuse.ops.triton.codegen.preactivation import THREADS, MixedText
+from eqfuse.ops.triton.codegen.preactivation import THREADS, PreactivationWriter
 
 COMPONENTS = 40
 """Components of a product that a thread sums at a time, at most."""
@@ -20,18 +21,18 @@ LANES = 32
 """Channels at a time of a kernel with several threads for each: few, so that it has many rows."""
 
 
-class FusedText(MixedText):
+class FusedWriter(PreactivationWriter):
     """Writes a fused kernel.
 
     Args:
       fused: the op.
       dtype: of its operands, a numpy name.
       least: rows times components of a tile, at least.
-      threads: how many have the same channel of the same row; they share matrix products.
+      threads: how many have the same channel of the same row; they share matmuls.
     """
 
     def __init__(self, fused: Fused, dtype: str, least: int, threads: int = 1):
-        super().__init__(dtype, fused.linear.mixing.input_precision)
+        super().__init__(dtype, fused.linear.linear_form.input_precision)
         self.fused, self.form, self.linear, self.least = fused, fused.form, fused.linear, least
         self.summed = fused.summed
         self.by_receiver = not fused.summed and self.form.on_graph
@@ -57,29 +58,31 @@ class FusedText(MixedText):
     # what a kernel is called with
 
     def inputs(self, *others: str) -> list[str]:
-        """Operands of the product, parameters, `others`, and index arrays."""
+        """Return operands of the product, parameters, `others`, and index arrays."""
         names = [o.name for o in self.form.inputs]
         names += [f"p{n}" for n in range(len(self.linear.parameters))]
         return [*names, *others, *self.integers()]
 
     def integers(self) -> list[str]:
-        """The inputs that are int32."""
-        names = ["which"] if self.fused.num_sets else []
+        """Return the inputs that are int32."""
+        names = ["set_index"] if self.fused.num_sets else []
         names += ["receivers"] if self.by_receiver else []
         return names + (["senders", "receiver_order", "receiver_ptr"] if self.summed else [])
 
     # rows and channels
 
     def row_prologue(self, block: str):
-        """The rows of block number `block`, as [ROWS, 1] and [ROWS, 1, 1]."""
+        """Find the rows of block number `block`, as [ROWS, 1] and [ROWS, 1, 1]."""
         r = self.rows
         self.emit(f"row = (({block}).to(tl.int64) * {r} + tl.arange(0, {r}))[:, None]")
         self.emit("present = row < num_rows")
         self.emit(f"row3 = tl.reshape(row, ({r}, 1, 1))")
         self.emit("present3 = row3 < num_rows")
         if self.fused.num_sets:
-            self.emit("which = tl.load(which_ptr + row, mask=present, other=0).to(tl.int64)")
-            self.emit("which = tl.max(which)")
+            self.emit(
+                "set_index = tl.load(set_index_ptr + row, mask=present, other=0).to(tl.int64)"
+            )
+            self.emit("set_index = tl.max(set_index)")
         if self.by_receiver:
             self.emit("node = tl.load(receivers_ptr + row, mask=present, other=0).to(tl.int64)")
         if self.summed:
@@ -101,7 +104,7 @@ class FusedText(MixedText):
                 yield
 
     def masks(self, present: str, operands):
-        """Which channels each operand has: in_64 for segments of 64, and so on."""
+        """Write which channels each operand has: in_64 for segments of 64, and so on."""
         muls = {s.mul for o in operands if o.channels for s in o.segments}
         for mul in sorted(muls):
             self.emit(f"in_{mul} = {present} & (lane < {mul})")
@@ -109,14 +112,14 @@ class FusedText(MixedText):
     # the product
 
     def place(self, operand: Operand, segment, component: int, present: str):
-        """Where a component lies in its row, and its mask."""
+        """Return where a component lies in its row, and its mask."""
         offset = segment.offset + component * segment.component_stride
         if not operand.channels:
             return f"{offset}", present
         return f"{offset} + lane * {segment.channel_stride}", f"in_{segment.mul}"
 
     def loader(self, present: str):
-        """What `Body` calls to load a component."""
+        """Return what `Body` calls to load a component."""
 
         def load(operand, segment, component, name):
             place, mask = self.place(operand, segment, component, present)
@@ -129,7 +132,9 @@ class FusedText(MixedText):
         return f"tl.zeros([{', '.join(map(str, shape))}], {self.real})"
 
     def walks(self, segments: list[int]) -> list[list[int]]:
-        """Segments of the product that are computed together, in one walk along the edges."""
+        """Return segments of the product that are computed together, in one walk along
+        the edges.
+        """
         most = COMPONENTS // (4 if self.dtype == "float64" else 1)  # products are held besides
         walks: list[list[int]] = []
         for n in segments:
@@ -141,7 +146,7 @@ class FusedText(MixedText):
         return walks
 
     def product(self, segments: list[int]) -> dict[int, list[str]]:
-        """The components of these segments of the product, as [ROWS, CHANNELS] variables."""
+        """Return the components of these segments of the product, as [ROWS, CHANNELS] variables."""
         paths = [p for p in self.form.paths if p.output.segment in segments]
         part = Form(self.form.inputs, self.form.outputs, tuple(paths))
         used = [o for o, keep in zip(part.inputs, part.used_inputs(), strict=True) if keep]
@@ -174,7 +179,7 @@ class FusedText(MixedText):
         return names
 
     def _statements(self, part: Form, present: str):
-        body = Body(part, self.loader(present), self.emit)
+        body = ArithmeticWriter(part, self.loader(present), self.emit)
         for group in ordered_groups(part):
             body.new_group()
             for path in group:
@@ -186,7 +191,7 @@ class FusedText(MixedText):
                 body.add_path(path, accumulate)
 
     def row_pointers(self, operands):
-        """Where the row of each operand begins, in a kernel over rows."""
+        """Write where the row of each operand begins, in a kernel over rows."""
         for operand in operands:
             row = "row" if operand.index is Index.ROW else "node"
             self.emit(f"{operand.name}_row = {operand.name}_ptr + {row} * {operand.size}")
@@ -194,7 +199,9 @@ class FusedText(MixedText):
     # tiles
 
     def stacked(self, components: list[str]) -> str:
-        """[ROWS * padded, CHANNELS] from variables [ROWS, CHANNELS], zeros after the last."""
+        """Return [ROWS * padded, CHANNELS] from variables [ROWS, CHANNELS], zeros after
+        the last.
+        """
         padded = self.padded(len(components))
         zero = self.zeros(self.rows, self.channels)
         parts = components + [zero] * (padded - len(components))
@@ -209,7 +216,7 @@ class FusedText(MixedText):
         return self.name(f"tl.reshape({tile}, ({self.rows * padded}, {self.channels}))")
 
     def unstacked(self, tile: str, count: int) -> list[str]:
-        """The inverse of `stacked`: the `count` components of a tile."""
+        """Return the inverse of `stacked`: the `count` components of a tile."""
         padded = self.padded(count)
         shape = (self.rows, padded, self.channels)
         tile = f"tl.permute(tl.reshape({tile}, {shape}), (0, 2, 1))"
@@ -226,6 +233,6 @@ class FusedText(MixedText):
         return separated(tile, padded)[:count]
 
     def piece(self, tile: str, height: int) -> str:
-        """Columns `at` to `at` + SLICE of a tile."""
+        """Return columns `at` to `at` + SLICE of a tile."""
         columns = f"(at + tl.arange(0, {SLICE}))[None, :]"
         return self.name(f"tl.gather({tile}, tl.broadcast_to({columns}, ({height}, {SLICE})), 1)")

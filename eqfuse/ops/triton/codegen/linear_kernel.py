@@ -1,6 +1,6 @@
-"""A mixing as the text of one Triton kernel: a list of jobs, each with some of the programs.
+"""A linear form as the text of one Triton kernel: a list of jobs, each with some of the programs.
 
-A job is a block of an output. For rows it is a matrix product, of whose result a program computes
+A job is a block of an output. For rows it is a matmul, of whose result a program computes
 a tile: rows times components down, channels across. For weights it is a product of rows with rows;
 a program computes a tile of the matrix and walks the rows in order, all of them or one of a number
 of parts, whose sums `reduction` adds. Nothing is added atomically: repeatable bit for bit.
@@ -8,8 +8,8 @@ of parts, whose sums `reduction` adds. Nothing is added atomically: repeatable b
 
 import dataclasses
 
-from eqfuse.ops.algebra.linear_form import Mixing, Rows, Slot, Term, Weights
-from eqfuse.ops.triton.codegen.lines import SLICE, Text, power_of_two
+from eqfuse.ops.algebra.linear_form import BlockRef, LinearForm, Rows, Term, Weights
+from eqfuse.ops.triton.codegen.lines import SLICE, DenseWriter, power_of_two
 from eqfuse.ops.triton.spec import KernelSpec
 
 TILE = 32
@@ -26,20 +26,22 @@ class Job:
     terms: tuple[Term, ...]
 
 
-def jobs(mixing: Mixing) -> list[Job]:
-    """What the programs of a kernel compute. Blocks that no term adds to are jobs as well."""
+def jobs(linear_form: LinearForm) -> list[Job]:
+    """Return what the programs of a kernel compute. Blocks that no term adds to are
+    jobs as well.
+    """
     found: dict[tuple[int, int], list[Term]] = {}
-    for o, operand in enumerate(mixing.outputs):
+    for o, operand in enumerate(linear_form.outputs):
         for b in range(len(operand.blocks) if isinstance(operand, Rows) else 1):
             found[o, b] = []
-    for term in mixing.terms:
-        o = mixing.output_of(term)
-        found[o, _output_block(mixing, term)].append(term)
+    for term in linear_form.terms:
+        o = linear_form.output_of(term)
+        found[o, _output_block(linear_form, term)].append(term)
     return [Job(o, b, tuple(terms)) for (o, b), terms in found.items()]
 
 
-def _output_block(mixing: Mixing, term: Term) -> int:
-    n = len(mixing.inputs)
+def _output_block(linear_form: LinearForm, term: Term) -> int:
+    n = len(linear_form.inputs)
     for slot in (term.x, term.z):
         if slot is not None and slot.operand >= n:
             return slot.block
@@ -50,65 +52,65 @@ def _tile(size: int, widest: int) -> int:
     return min(max(power_of_two(size), SLICE), widest)
 
 
-def programs(mixing: Mixing, num_rows: int, num_parts: int) -> int:
-    """How many programs the kernel has."""
-    return sum(_programs(mixing, job, num_rows, num_parts) for job in jobs(mixing))
+def programs(linear_form: LinearForm, num_rows: int, num_parts: int) -> int:
+    """Return how many programs the kernel has."""
+    return sum(_programs(linear_form, job, num_rows, num_parts) for job in jobs(linear_form))
 
 
-def _programs(mixing: Mixing, job: Job, num_rows: int, num_parts: int) -> int:
-    operand = mixing.outputs[job.output]
+def _programs(linear_form: LinearForm, job: Job, num_rows: int, num_parts: int) -> int:
+    operand = linear_form.outputs[job.output]
     if isinstance(operand, Weights):
         tiles = -(-operand.shape[-1] // _tile(operand.shape[-1], TILE))
         if len(operand.shape) == 2:
             tiles *= -(-operand.shape[0] // _tile(operand.shape[0], TILE))
-        return tiles * max(mixing.num_sets, 1) * num_parts
+        return tiles * max(linear_form.num_sets, 1) * num_parts
     block = operand.blocks[job.block]
-    if mixing.num_sets:
+    if linear_form.num_sets:
         return num_rows * -(-block.mul // _tile(block.mul, WIDE_TILE))
     return -(-num_rows * block.dim // TILE) * -(-block.mul // _tile(block.mul, TILE))
 
 
-def generate(mixing: Mixing, dtype: str, partial: bool) -> KernelSpec:
-    """The kernel of a mixing.
+def generate(linear_form: LinearForm, dtype: str, partial: bool) -> KernelSpec:
+    """Return the kernel of a linear form.
 
     Called with the inputs, the index of the sets of weights if there are several, the scalars
     num_rows and num_parts, and the outputs; with `partial`, weights are [num_parts, ...] sums in
     float32 or better.
     """
-    text = Text(dtype, mixing.input_precision)
+    text = DenseWriter(dtype, linear_form.input_precision)
     text.emit("program = tl.program_id(0)")
     text.emit("first = program * 0")
-    for job in jobs(mixing):
-        writer = _Job(mixing, job, text)
-        operand = mixing.outputs[job.output]
+    for job in jobs(linear_form):
+        writer = _Job(linear_form, job, text)
+        operand = linear_form.outputs[job.output]
         (writer.weights if isinstance(operand, Weights) else writer.rows)(operand)
-    inputs = [f"a{n}" for n in range(len(mixing.inputs))]
-    integers = ["which"] if mixing.num_sets else []
+    inputs = [f"a{n}" for n in range(len(linear_form.inputs))]
+    integers = ["set_index"] if linear_form.num_sets else []
     outputs = {
         f"o{n}": text.wide if partial and isinstance(o, Weights) else dtype
-        for n, o in enumerate(mixing.outputs)
+        for n, o in enumerate(linear_form.outputs)
     }
-    note = f"{len(mixing.terms)} matrices of a mixing"
+    note = f"{len(linear_form.terms)} matrices of a linear form"
     scalars = ("num_rows", "num_parts")
-    return text.spec("mixing", note, inputs + integers, integers, scalars, outputs)
+    return text.spec("linear_form", note, inputs + integers, integers, scalars, outputs)
 
 
 class _Job:
     """Writes one job."""
 
-    def __init__(self, mixing: Mixing, job: Job, text: Text):
-        self.mixing, self.job, self.text = mixing, job, text
+    def __init__(self, linear_form: LinearForm, job: Job, text: DenseWriter):
+        self.linear_form, self.job, self.text = linear_form, job, text
 
     def _mine(self, count: str):
-        """Lines for the programs of this job only; `number` counts them from zero."""
+        """Return lines for the programs of this job only; `number` counts them from zero."""
         self.text.emit("number = program - first")
         self.text.emit(f"count = {count}")
         self.text.emit("first += count")
         return self.text.block("if (number >= 0) & (number < count):")
 
     def rows(self, operand: Rows):
-        mixing, t, block = self.mixing, self.text, operand.blocks[self.job.block]
-        indexed = bool(mixing.num_sets)
+        linear_form, t, block = self.linear_form, self.text, operand.blocks[self.job.block]
+        indexed = bool(linear_form.num_sets)
         width = _tile(block.mul, WIDE_TILE if indexed else TILE)
         across = -(-block.mul // width)
         height = power_of_two(block.dim) if indexed else TILE
@@ -119,7 +121,7 @@ class _Job:
                 t.emit("row = down")
                 t.emit(f"k = tl.arange(0, {height})[:, None]")
                 t.emit(f"inside = k < {block.dim}")
-                t.emit("set = tl.load(which_ptr + row).to(tl.int64)")
+                t.emit("set = tl.load(set_index_ptr + row).to(tl.int64)")
             else:
                 t.emit(f"row = (down * {height} + tl.arange(0, {height}))[:, None]")
                 t.emit(f"k = row % {block.dim}")
@@ -135,18 +137,18 @@ class _Job:
 
     def _add_product(self, term: Term, mul: int):
         """Add x w, or z times w transposed, to `total`."""
-        mixing, t = self.mixing, self.text
+        linear_form, t = self.linear_form, self.text
         w = f"a{term.w}_ptr"
-        shape = mixing.inputs[term.w].shape
-        if mixing.num_sets:
+        shape = linear_form.inputs[term.w].shape
+        if linear_form.num_sets:
             w += f" + set * {_size(shape)}"
         if term.x is None:
             bias = t.load(f"{w} + v", f"inside & (k < 1) & (v < {mul})")
             t.emit(f"total += {_scaled(term.scale, bias)}")
             return
-        forward = term.z.operand >= len(mixing.inputs)
+        forward = term.z.operand >= len(linear_form.inputs)
         source = term.x if forward else term.z
-        rows = mixing.inputs[source.operand]
+        rows = linear_form.inputs[source.operand]
         block = rows.blocks[source.block]
         with t.slices(block.mul):
             t.emit(f"u = at + tl.arange(0, {SLICE})")
@@ -158,8 +160,8 @@ class _Job:
             t.emit(f"total += {t.dot(x, matrix, term.scale)}")
 
     def weights(self, operand: Weights):
-        mixing, t = self.mixing, self.text
-        shape, sets = operand.shape, max(mixing.num_sets, 1)
+        linear_form, t = self.linear_form, self.text
+        shape, sets = operand.shape, max(linear_form.num_sets, 1)
         width = _tile(shape[-1], TILE)
         across = -(-shape[-1] // width)
         height = _tile(shape[0], TILE) if len(shape) == 2 else 1
@@ -185,16 +187,18 @@ class _Job:
 
     def _add_rows(self, term: Term, shape):
         """Add the product of x and z, summed over rows and components, to `total`."""
-        mixing, t = self.mixing, self.text
-        dim = mixing.inputs[term.z.operand].blocks[term.z.block].dim
+        linear_form, t = self.linear_form, self.text
+        dim = linear_form.inputs[term.z.operand].blocks[term.z.block].dim
         t.emit(f"at = begin.to(tl.int64) * {dim}")
         with t.block(f"while at < end * {dim}:"):
             t.emit(f"both = at + tl.arange(0, {SLICE})")
             t.emit(f"k = both % {dim}")
             t.emit(f"row = both // {dim}")
             t.emit("inside = row < end")
-            if mixing.num_sets:
-                t.emit("inside = inside & (tl.load(which_ptr + row, mask=inside, other=-1) == set)")
+            if linear_form.num_sets:
+                t.emit(
+                    "inside = inside & (tl.load(set_index_ptr + row, mask=inside, other=-1) == set)"
+                )
             z = self._factor(term.z, "v", "[:, None]", shape[-1])
             if term.x is None:
                 t.emit(f"total += {_scaled(term.scale, f'tl.sum({z}, axis=0, keep_dims=True)')}")
@@ -203,8 +207,8 @@ class _Job:
                 t.emit(f"total += {t.dot(x, z, term.scale)}")
             t.emit(f"at += {SLICE}")
 
-    def _factor(self, slot: Slot, channel: str, axis: str, mul: int) -> str:
-        rows = self.mixing.inputs[slot.operand]
+    def _factor(self, slot: BlockRef, channel: str, axis: str, mul: int) -> str:
+        rows = self.linear_form.inputs[slot.operand]
         block = rows.blocks[slot.block]
         place = f"row{axis} * {rows.size} + {block.offset} + {channel} * {block.dim} + k{axis}"
         mask = f"inside{axis} & ({channel} < {mul})"
@@ -220,8 +224,10 @@ def _scaled(scale: float, text: str) -> str:
 
 
 def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
-    """Sums over the first axis of arrays [num_parts, size], in order, each into its own output."""
-    text = Text("float64" if dtype == "float64" else "float32")
+    """Return the sums over the first axis of arrays [num_parts, size], in order, each into its own
+    output.
+    """
+    text = DenseWriter("float64" if dtype == "float64" else "float32")
     text.emit("program = tl.program_id(0)")
     text.emit("first = program * 0")
     for n, size in enumerate(sizes):
@@ -241,5 +247,5 @@ def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
 
 
 def reduction_programs(sizes: tuple[int, ...]) -> int:
-    """How many programs the reduction has."""
+    """Return how many programs the reduction has."""
     return sum(-(-size // REDUCED) for size in sizes)

@@ -1,21 +1,21 @@
-"""What the writers of Triton kernels share: lines; of dense ones also names and matrix products."""
+"""What the writers of Triton kernels share: lines; of dense ones also names and matmuls."""
 
 import contextlib
 
 from eqfuse.ops.triton.spec import KernelSpec, pointer_type
 
 SLICE = 16
-"""Terms of one matrix product: as few as Triton takes, since each is code, and loops are not."""
+"""Terms of one matmul: as few as Triton takes, since each is code, and loops are not."""
 WARPS = 4
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def program(note: str, names: list[str], lines: list[str]) -> str:
-    """The source of a kernel of the parameters `names`, with a note above it."""
+    """Return the source of a kernel of the parameters `names`, with a note above it."""
     return "\n".join(
         [
             *(f"# {line}" for line in note.splitlines()),
@@ -31,7 +31,7 @@ def program(note: str, names: list[str], lines: list[str]) -> str:
     )
 
 
-class Lines:
+class LineWriter:
     """Collects the lines of one kernel."""
 
     def __init__(self):
@@ -43,19 +43,19 @@ class Lines:
 
     @contextlib.contextmanager
     def block(self, head: str):
-        """Lines inside an `if`, a `for` or a `while`."""
+        """Indent lines inside an `if`, a `for` or a `while`."""
         self.emit(head)
         self.indent += 1
         yield
         self.indent -= 1
 
 
-class Text(Lines):
+class DenseWriter(LineWriter):
     """Collects the lines of one dense kernel.
 
     Args:
       dtype: of the operands, a numpy name.
-      input_precision: of matrix products, as `tl.dot` names it.
+      input_precision: of matmuls, as `tl.dot` names it.
     """
 
     def __init__(self, dtype: str, input_precision: str = "ieee"):
@@ -66,32 +66,32 @@ class Text(Lines):
         self._names = 0
 
     def fresh(self) -> str:
-        """A name that is not taken."""
+        """Return a name that is not taken."""
         self._names += 1
         return f"t{self._names}"
 
     def name(self, text: str) -> str:
-        """A variable that holds the value of `text`."""
+        """Return a variable that holds the value of `text`."""
         name = self.fresh()
         self.emit(f"{name} = {text}")
         return name
 
     def slices(self, size: int):
-        """A loop over slices of `size`; the variable `at` is where one starts."""
+        """Return a loop over slices of `size`; the variable `at` is where one starts."""
         # a pipeline of loads would copy the loop's body
         return self.block(f"for at in tl.range(0, {size}, {SLICE}, num_stages=1):")
 
     def loaded(self, address: str, mask: str) -> str:
-        """The text of what lies there, zero where masked, in the precision of sums."""
+        """Return the text of what lies there, zero where masked, in the precision of sums."""
         value = f"tl.load({address}, mask={mask}, other=0.0)"
         return value if self.dtype == self.wide else f"{value}.to({self.real})"
 
     def load(self, address: str, mask: str) -> str:
-        """A variable that holds `loaded`."""
+        """Return a variable that holds `loaded`."""
         return self.name(self.loaded(address, mask))
 
     def dot(self, left: str, right: str, scale: float = 1.0) -> str:
-        """The text of a matrix product."""
+        """Return the text of a matmul."""
         product = (
             f"tl.dot({left}, {right}, input_precision={self.input_precision!r}, "
             f"out_dtype={self.real})"
@@ -99,7 +99,7 @@ class Text(Lines):
         return product if scale == 1.0 else f"{scale!r} * {product}"
 
     def spec(self, stem: str, note: str, inputs, integers, scalars, outputs) -> KernelSpec:
-        """The kernel with these parameters and the lines written so far.
+        """Return the kernel with these parameters and the lines written so far.
 
         Args:
           stem: of its name.

@@ -8,7 +8,8 @@ earlier ones began.
 
 import functools
 
-from eqfuse.ops.algebra.form import Form, Index, Path, Role, ordered_groups
+from eqfuse.ops.algebra.form import Form, Index, Path, Role
+from eqfuse.ops.algebra.schedule import ordered_groups, reductions
 from eqfuse.ops.triton.codegen.form_kernel import Kernel, Task, generate
 
 REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
@@ -23,46 +24,41 @@ TERMS = {"float32": 2600, "bfloat16": 2600, "float16": 2600, "float64": 450}
 
 @functools.lru_cache(maxsize=1024)
 def kernels(form: Form, dtype: str) -> tuple[Kernel, ...]:
-    """The kernels that together compute a form on operands of one dtype, in the order to run.
+    """Return the kernels that together compute a form on operands of one dtype, in the order to
+    run.
 
     Args:
       form: what to compute; at least one output.
       dtype: "float32", "float64", "bfloat16" or "float16".
     """
-    owners: dict[Index, list[int]] = {}
-    for o, operand in enumerate(form.outputs):
-        owners.setdefault(operand.index, []).append(o)
-    rows = owners.pop(Index.ROW, [])
-    if rows:
-        host = next((i for i in (Index.SENDER, Index.RECEIVER) if i in owners), Index.ROW)
-        owners.setdefault(host, []).extend(rows)
-
-    tasks, begun = [], set()
-    for owner, outputs in owners.items():
+    tasks, accumulated = [], set()
+    for reduce_over, outputs in reductions(form).items():
         part = [p for p in form.paths if p.output.operand in outputs]
         groups = ordered_groups(Form(form.inputs, form.outputs, tuple(part)))
-        chunks = _chunks(form, owner, groups, dtype)
+        chunks = _chunks(form, reduce_over, groups, dtype)
         touched = {(p.output.operand, p.output.segment) for p in part}
-        empty = {(o, s) for o in outputs for s in range(len(form.outputs[o].segments))} - touched
+        zero_segments = {
+            (o, s) for o in outputs for s in range(len(form.outputs[o].segments))
+        } - touched
         writers = [{p.output.operand for group in chunk for p in group} for chunk in chunks]
-        writers[0] |= {o for o, _ in empty}
+        writers[0] |= {o for o, _ in zero_segments}
         shared = frozenset(o for o in outputs if sum(o in written for written in writers) > 1)
         for chunk in chunks:
-            parts = frozenset(begun), frozenset(empty), shared
-            tasks.append(Task(form, chunk, owner, *parts, dtype))
-            begun |= tasks[-1].written
-            empty = set()
+            parts = frozenset(accumulated), frozenset(zero_segments), shared
+            tasks.append(Task(form, chunk, reduce_over, *parts, dtype))
+            accumulated |= tasks[-1].written
+            zero_segments = set()
     return tuple(generate(task) for task in tasks)
 
 
-def _chunks(form: Form, owner: Index, groups, dtype: str):
-    """Groups of paths in runs that fit one kernel."""
+def _chunks(form: Form, reduce_over: Index, groups, dtype: str):
+    """Return groups of paths in runs that fit one kernel."""
     width = 2 if dtype == "float64" else 1
     chunks, current = [], []
     for group in _within(groups, TERMS[dtype]):
         longer = [*current, tuple(group)]
         terms = sum(len(path.terms) for g in longer for path in g)
-        registers = _registers(form, owner, longer) * width
+        registers = _registers(form, reduce_over, longer) * width
         if current and (registers > REGISTERS[dtype] or terms > TERMS[dtype]):
             chunks.append(tuple(current))
             longer = [tuple(group)]
@@ -71,7 +67,7 @@ def _chunks(form: Form, owner: Index, groups, dtype: str):
 
 
 def _within(groups, limit: int):
-    """The groups; those of more terms than `limit` in parts, which share no values."""
+    """Yield the groups; those of more terms than `limit` in parts, which share no values."""
     for group in groups:
         part, terms = [], 0
         for path in group:
@@ -83,22 +79,24 @@ def _within(groups, limit: int):
         yield part
 
 
-def _registers(form: Form, owner: Index, groups: list[tuple[Path, ...]]) -> int:
-    """Values that a thread holds at the widest point: what lives through the loop, and a group."""
+def _registers(form: Form, reduce_over: Index, groups: list[tuple[Path, ...]]) -> int:
+    """Return values that a thread holds at the widest point: what lives through the loop, and a
+    group.
+    """
     kept, widest = set(), 0
     for group in groups:
         local = set()
         for path in group:
             output = form.outputs[path.output.operand]
             size = output.segments[path.output.segment].dim
-            through_loop = output.index is owner or not output.channels
+            through_loop = output.index is reduce_over or not output.channels
             place = kept if through_loop else local
             place.add(("out", path.output, size))
-            for slot in path.factors:
-                operand = form.inputs[slot.operand]
-                reused = operand.index is owner or operand.role in (Role.LEFT, Role.RIGHT)
-                dim = operand.segments[slot.segment].dim
-                (kept if reused else local).add(("in", slot, dim))
+            for ref in path.factors:
+                operand = form.inputs[ref.operand]
+                reused = operand.index is reduce_over or operand.role in (Role.LEFT, Role.RIGHT)
+                dim = operand.segments[ref.segment].dim
+                (kept if reused else local).add(("in", ref, dim))
         products = max(_pairs(form, path) for path in group)
         widest = max(widest, products + max((size for *_, size in local), default=0))
     return sum(size for *_, size in kept) + widest

@@ -1,16 +1,16 @@
-"""What the fused kernels share about the Linear and the mixed row: places, tiles, masks."""
+"""What the fused kernels share about the Linear and the pre-activation: places, tiles, masks."""
 
 from eqfuse.ops.algebra.gates import Part
 from eqfuse.ops.algebra.linear_form import Term
-from eqfuse.ops.triton.codegen.lines import SLICE, WARPS, Text, power_of_two
+from eqfuse.ops.triton.codegen.lines import SLICE, WARPS, DenseWriter, power_of_two
 
 THREADS = 32 * WARPS
 ELEMENTS = 4
-"""Elements of a matrix product's result that a thread holds, at most."""
+"""Elements of a matmul's result that a thread holds, at most."""
 
 
-class MixedText(Text):
-    """Writes the parts of a fused kernel that read or write the mixed row and the parameters.
+class PreactivationWriter(DenseWriter):
+    """Writes the parts of a fused kernel that read or write the pre-activation and the parameters.
 
     The row is cut into parts, some columns of one irrep each, whose tiles are [rows, components,
     columns]; components are padded to a power of two.
@@ -24,40 +24,42 @@ class MixedText(Text):
     """
 
     def padded(self, dim: int) -> int:
-        """Components of a tile: a power of two."""
+        """Return components of a tile: a power of two."""
         return max(power_of_two(dim), -(-self.least // self.rows))
 
     # the Linear
 
     def parameter(self, term: Term, output: bool = False) -> str:
-        """The pointer to a parameter, or to the program's own sum of its gradient."""
+        """Return the pointer to a parameter, or to the program's own sum of its gradient."""
         n = term.w - 1
         pointer = f"own{n}" if output else f"p{n}_ptr"
         if not self.fused.num_sets:
             return pointer
-        return f"{pointer} + which * {self.parameter_size(n)}"
+        return f"{pointer} + set_index * {self.parameter_size(n)}"
 
     def parameter_size(self, n: int) -> int:
-        """Elements of a parameter, of one set."""
+        """Return elements of a parameter, of one set."""
         size = 1
         for length in self.linear.parameters[n].shape:
             size *= length
         return size
 
     def rows_of(self, segment: int, term: Term):
-        """(first, step): row first + u * step of a matrix belongs to channel u of a segment."""
+        """Return (first, step): row first + u * step of a matrix belongs to channel u
+        of a segment.
+        """
         s, block = self.out.segments[segment], self.linear.blocks_in[term.x.block]
         return (s.offset - block.offset) // s.dim, s.channel_stride // s.dim
 
     def matrix_place(self, term: Term, part: Part, u: str, v: str) -> str:
-        """The offset of row u and column v of a part in a matrix."""
+        """Return the offset of row u and column v of a part in a matrix."""
         mul = self.linear.blocks_out[self.linear.block_of(term)].mul
         return f"({u}) * {mul} + {part.first} + {v}"
 
-    # parts of the mixed row
+    # parts of the pre-activation
 
     def parts(self) -> list[Part]:
-        """Every part of the mixed row that a tile reads, scalars first."""
+        """Return every part of the pre-activation that a tile reads, scalars first."""
         blocks = self.linear.blocks_out
         if self.fused.gate is None:
             whole = [Part(n, 0, b.mul) for n, b in enumerate(blocks)]
@@ -67,7 +69,7 @@ class MixedText(Text):
         return sorted(parts, key=lambda p: (blocks[p.block].dim, p.block, p.first))
 
     def parts_by_input(self) -> list[tuple[int | None, list[Part]]]:
-        """(number of a block of the product, or None, and the parts that are mixed from it)."""
+        """Return pairs (number of a block of the product, or None; parts that read it)."""
         groups: dict[int | None, list[Part]] = {}
         for part in self.parts():
             source = [t.x.block for t in self.linear.into(part.block) if self.segments[t.x.block]]
@@ -75,31 +77,33 @@ class MixedText(Text):
         return list(groups.items())
 
     def most_columns(self, dim: int) -> int:
-        """Columns of a tile, at most: a thread holds rows and columns of both factors."""
+        """Return columns of a tile, at most: a thread holds rows and columns of both factors."""
         elements = ELEMENTS // (2 if self.dtype == "float64" else 1)
         return max(2 * SLICE, elements * THREADS // (self.rows * self.padded(dim)))
 
     def width(self, part: Part) -> int:
-        """Columns of a part's tile."""
+        """Return columns of a part's tile."""
         return max(power_of_two(part.mul), SLICE)
 
     def dim(self, part: Part) -> int:
-        """Components of a part."""
+        """Return components of a part."""
         return self.linear.blocks_out[part.block].dim
 
     def offset(self, part: Part) -> int:
-        """Where a part begins in its array of the mixed row."""
+        """Return where a part begins in its array of the pre-activation."""
         block = self.linear.blocks_out[part.block]
         return block.offset + part.first * block.dim
 
     def place_of(self, part: Part, prefix: str = "") -> tuple[str, int, int]:
-        """The array of the mixed row that a part is in, its size, and where the part begins."""
+        """Return the array of the pre-activation that a part is in, its size, and where the part
+        begins.
+        """
         array = self.linear.array_of(part.block)
-        size = self.linear.mixing.outputs[array].size
+        size = self.linear.linear_form.outputs[array].size
         return f"{prefix}{self.fused.arrays[array]}", size, self.offset(part)
 
     def tile_place(self, size: int, offset: int, part: Part, at: str = "", width: int = 0):
-        """Offsets and mask of a part of rows of `size`, as [ROWS, components, columns].
+        """Return offsets and mask of a part of rows of `size`, as [ROWS, components, columns].
 
         All of its columns, or `width` of them from variable `at` on.
         """
@@ -111,7 +115,9 @@ class MixedText(Text):
         return place, f"present3 & ({k} < {dim}) & ({v} < {part.mul})"
 
     def load_tile(self, pointer: str, size: int, offset: int, part: Part, *columns) -> str:
-        """A part of rows of `size`, [ROWS, components, columns]; `columns` as in `tile_place`."""
+        """Return a part of rows of `size`, [ROWS, components, columns]; `columns` as in
+        `tile_place`.
+        """
         place, mask = self.tile_place(size, offset, part, *columns)
         return self.load(f"{pointer}_ptr + {place}", mask)
 
@@ -121,6 +127,6 @@ class MixedText(Text):
         self.emit(f"tl.store({pointer}_ptr + {place}, {value}, mask={mask})")
 
     def flat(self, part: Part, tile: str) -> str:
-        """A tile as [ROWS * components, columns]."""
+        """Return a tile as [ROWS * components, columns]."""
         height = self.rows * self.padded(self.dim(part))
         return self.name(f"tl.reshape({tile}, ({height}, {self.width(part)}))")

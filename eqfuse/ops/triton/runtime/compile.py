@@ -57,7 +57,7 @@ _counts = CompileCounts()
 
 
 def compile_counts() -> CompileCounts:
-    """The counts since this process began; those of `compile_many`'s workers included."""
+    """Return the counts since this process began; those of `compile_many`'s workers included."""
     return _counts
 
 
@@ -67,7 +67,8 @@ def _count(name: str) -> None:
 
 
 def compile_kernel(spec: KernelSpec, target: str) -> CompiledKernel:
-    """The kernel for `target` ("sm_80", "sm_90", "gfx942", ...), compiled only if it must be.
+    """Return the kernel for `target` ("sm_80", "sm_90", "gfx942", ...), compiled only if it must
+    be.
 
     Raises:
       ImportError: triton is not installed.
@@ -82,7 +83,9 @@ def compile_kernel(spec: KernelSpec, target: str) -> CompiledKernel:
 
 
 def find(spec: KernelSpec, target: str, *, compiled_elsewhere: bool = False):
-    """The kernel from memory or disk, or None; `compiled_elsewhere` counts a worker's kernel."""
+    """Return the kernel from memory or disk, or None; `compiled_elsewhere` counts a worker's
+    kernel.
+    """
     with _LOCK:
         if found := _KERNELS.get((spec, target)):
             _count("in_memory")

@@ -19,7 +19,7 @@ _count = 0
 
 
 def interpret_count() -> int:
-    """How many launches this process has interpreted."""
+    """Return how many launches this process has interpreted."""
     return _count
 
 
@@ -101,7 +101,9 @@ def _interpreted(kernel):
 
 
 def _bfloat16_cast(cast):
-    """The interpreter keeps bfloat16 as its bits, and truncates where a GPU rounds to even."""
+    """Return the interpreter keeps bfloat16 as its bits, and truncates where a GPU
+    rounds to even.
+    """
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
@@ -139,9 +141,9 @@ def _interpreting():
         (builder, "cast_impl", _bfloat16_cast(builder.cast_impl)),
     )
     with contextlib.ExitStack() as stack:
-        for owner, name, replacement in patches:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, replacement)
+        for reduce_over, name, replacement in patches:
+            stack.callback(setattr, reduce_over, name, getattr(reduce_over, name))
+            setattr(reduce_over, name, replacement)
         try:
             yield
         finally:

@@ -26,7 +26,7 @@ _ALIGNMENT = 16  # bytes, of every XLA buffer on a GPU; pipeline.py tells triton
 
 
 def gpu_library():
-    """jaxlib's bindings for launching triton kernels.
+    """Return jaxlib's bindings for launching triton kernels.
 
     Raises:
       RuntimeError: jaxlib has no GPU plug-in.
@@ -42,7 +42,7 @@ def gpu_library():
 
 
 def target_of(ctx: mlir.LoweringRuleContext) -> str:
-    """The target of the devices that are lowered for, say "sm_90"; they need not be present.
+    """Return the target of the devices that are lowered for, say "sm_90"; they need not be present.
 
     Raises:
       RuntimeError: no GPU is present, and the lowering is not for the devices of a topology.
@@ -64,7 +64,7 @@ def target_of(ctx: mlir.LoweringRuleContext) -> str:
 
 
 def device_target(device: jax.Device) -> str | None:
-    """The target of a device, say "sm_90"; None for a CPU."""
+    """Return the target of a device, say "sm_90"; None for a CPU."""
     return None if device.platform == "cpu" else _target_name(str(device.compute_capability))
 
 
@@ -126,7 +126,7 @@ def _library_kernel(library, spec: KernelSpec, compiled: CompiledKernel):
 
 
 def _grid_of_three(spec: KernelSpec, grid) -> tuple[int, int, int]:
-    """The grid, filled up with ones and checked against the limits of CUDA."""
+    """Return the grid, filled up with ones and checked against the limits of CUDA."""
     sizes = tuple(map(int, grid)) + (1,) * (3 - len(grid))
     limits = (2**31 - 1, 2**16 - 1, 2**16 - 1)
     if len(sizes) != 3 or not all(
@@ -170,7 +170,7 @@ def lower_interpret(
 
 
 def _halves(array):
-    """float64 as pairs of int32, which JAX does not narrow.
+    """Return float64 as pairs of int32, which JAX does not narrow.
 
     A callback may run in a thread of XLA's, where `jax.enable_x64` of the calling thread does not
     hold, and JAX would take its result for float32.
@@ -179,7 +179,7 @@ def _halves(array):
 
 
 def _whole(value, shape):
-    """The inverse of `_halves`, on an MLIR value."""
+    """Return the inverse of `_halves`, on an MLIR value."""
     float64 = ir.RankedTensorType.get(shape, ir.F64Type.get())
     return stablehlo.bitcast_convert(float64, value)
 

@@ -22,7 +22,7 @@ _REGISTERS = 65536  # of a processor, for all threads of a program
 
 
 def gpu_target(name: str):
-    """Triton's description of "sm_80", "sm_90", "gfx942" and their like.
+    """Return Triton's description of "sm_80", "sm_90", "gfx942" and their like.
 
     Raises:
       ValueError: a name that is neither.
@@ -37,7 +37,7 @@ def gpu_target(name: str):
 
 
 def compile_options(spec: KernelSpec, target: str) -> dict:
-    """What triton is told besides the source."""
+    """Return what triton is told besides the source."""
     options = {"num_warps": spec.num_warps, "enable_fp_fusion": True}
     if target.startswith("sm_") and int(target[3:]) <= 100:
         options["ptx_version"] = 87  # triton 3.9 writes PTX 9.4, which older drivers refuse
@@ -45,7 +45,7 @@ def compile_options(spec: KernelSpec, target: str) -> dict:
 
 
 def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], dict]:
-    """All stages of the compilation up to PTX ("ptx") or machine code ("amdgcn", "hsaco").
+    """Return all stages of the compilation up to PTX ("ptx") or machine code ("amdgcn", "hsaco").
 
     Returns:
       The text (or bytes) of each stage by name, and triton's metadata ("name", "shared", ...).
@@ -99,7 +99,8 @@ def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], di
 
 
 def _without_coalesce(make_ttgir):
-    """Triton's make_ttgir less one pass, TritonGPUCoalesce; unchanged where there is no such pass.
+    """Return Triton's make_ttgir less one pass, TritonGPUCoalesce; unchanged where there is no such
+    pass.
 
     The pass picks how many neighbouring elements a thread loads at once. It takes nine tenths of
     the time of a large kernel and finds one, which is the layout it started from: our blocks hold
@@ -125,7 +126,7 @@ def _without_coalesce(make_ttgir):
 
 
 def _without_lines(ptx: str) -> str:
-    """PTX without comments, and without the lines and the path of its source.
+    """Return PTX without comments, and without the lines and the path of its source.
 
     XLA reads and hashes the whole text in every call of a kernel; a third of it is this.
     """
@@ -136,7 +137,7 @@ def _without_lines(ptx: str) -> str:
 
 
 def resources(stages: dict[str, object]) -> tuple[int, int]:
-    """Registers per thread, and bytes spilled per thread (stores and loads; AMD: scratch).
+    """Return registers per thread, and bytes spilled per thread (stores and loads; AMD: scratch).
 
     PTX that spills is given, in `stages`, the fewest registers with which it does not: ptxas spills
     a few bytes where that lets more programs run at once, which costs our kernels more. All threads
@@ -160,13 +161,15 @@ def resources(stages: dict[str, object]) -> tuple[int, int]:
 
 
 def _threads(ptx: str) -> int:
-    """Threads of a program."""
+    """Return the threads of a program."""
     numbers = re.search(r"^\.(?:req|max)ntid (.*)$", ptx, re.M)[1]
     return math.prod(int(n) for n in numbers.split(","))
 
 
 def _with_register_limit(ptx: str, limit: int) -> str:
-    """PTX that grants its kernel so many registers, so that ptxas does not spill to need fewer."""
+    """Return PTX that grants its kernel so many registers, so that ptxas does not spill to need
+    fewer.
+    """
     return re.sub(
         r"^\.(?:req|max)ntid .*$",
         lambda line: f"{line[0]}\n.maxnreg {limit}",

@@ -12,12 +12,12 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.algebra.form import Form
-from eqfuse.ops.algebra.linear_form import Mixing
-from eqfuse.ops.algebra.sequence import Chain
+from eqfuse.ops.algebra.linear_form import LinearForm
+from eqfuse.ops.algebra.sequence import StepSequence
 from eqfuse.ops.llvm.codegen import sequence_arrays
 from eqfuse.ops.llvm.runtime import machine
 from tests.ops.parity import QUICK, only
-from tests.ops.test_numba import REFUSED, assert_bitwise
+from tests.ops.test_llvm import REFUSED, assert_bitwise
 from tests.ops.test_tensor_product_linear import worst
 
 jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -33,7 +33,7 @@ class Graph:
     out: str = "9x0e+4x1o+3x1e"
 
     def problem(self, backend: str, dtype):
-        """A function that gives value, gradients and second derivatives, and its operands.
+        """Return a function that gives value, gradients and second derivatives, and its operands.
 
         Their numbers are the same in every dtype.
         """
@@ -58,7 +58,7 @@ class Graph:
         cotangent = normal(edges.num_edges, e3nn.Irreps(self.out).dim)
 
         def loss(params, x, y):
-            """Of what a force is made of."""
+            """Return the loss of what a force is made of."""
             forces = jax.vjp(lambda x, y: value(params, x, y), x, y)[1](cotangent)
             return sum(jnp.sum(jnp.sin(f)) for f in forces)
 
@@ -90,9 +90,9 @@ GRAPHS = {
 }
 
 
-def chains(kernels) -> list[Chain]:
-    """Those of the kernels that are of chains, of which there are some."""
-    found = [what for what in kernels if isinstance(what, Chain)]
+def chains(kernels) -> list[StepSequence]:
+    """Return those of the kernels that are of sequences, of which there are some."""
+    found = [what for what in kernels if isinstance(what, StepSequence)]
     assert found
     return found
 
@@ -101,11 +101,15 @@ def chains(kernels) -> list[Chain]:
 def test_graphs_of_all_kinds(name, kernels, x64):
     """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
     expected = GRAPHS[name].result("e3nn", np.float64)
-    with only("numba"):
-        found = GRAPHS[name].result("numba", np.float64)
+    with only("llvm"):
+        found = GRAPHS[name].result("llvm", np.float64)
     assert worst(found, expected) < 1e-12
-    kinds = [tuple(type(step.what) for step in chain.steps) for chain in chains(kernels)]
-    forward, backward, double = (Form, Mixing), (Form, Mixing, Form), (Mixing, Form, Mixing)
+    kinds = [tuple(type(step.what) for step in sequence.steps) for sequence in chains(kernels)]
+    forward, backward, double = (
+        (Form, LinearForm),
+        (Form, LinearForm, Form),
+        (LinearForm, Form, LinearForm),
+    )
     assert {forward, backward, double} <= set(kinds)
 
 
@@ -113,7 +117,7 @@ def test_float32_is_as_good_as_e3nn(kernels, x64):
     graph = GRAPHS["sorted"]
     exact, reference = (graph.result("e3nn", dtype) for dtype in (np.float64, np.float32))
     allowed = max(2 * worst(reference, exact), 8 * 2**-24)  # or eight roundings
-    assert worst(graph.result("numba", np.float32), exact) <= allowed
+    assert worst(graph.result("llvm", np.float32), exact) <= allowed
     assert chains(kernels)
 
 
@@ -121,7 +125,7 @@ SMALL = Graph(np.array([0, 1, 1, 0, 2]), 3, "2x0e+2x1o", "2x0e+1x1o")
 
 
 def test_third_derivatives_are_composed(kernels, x64):
-    """Of what has kernels for two."""
+    """Compose them of what has kernels for two."""
 
     def third(backend):
         function, operands = SMALL.problem(backend, np.float64)
@@ -132,7 +136,7 @@ def test_third_derivatives_are_composed(kernels, x64):
 
         return jit(jax.grad(energy))(operands[1])
 
-    assert worst(third("numba"), third("e3nn")) < 1e-11
+    assert worst(third("llvm"), third("e3nn")) < 1e-11
     assert chains(kernels)
 
 
@@ -147,12 +151,12 @@ def test_other_transformations(transform, kernels, x64):
             return jit(jax.vmap(function))(*several)
         return jit(lambda *a: jax.jvp(function, a, a))(*operands)
 
-    assert worst(found("numba"), found("e3nn")) < 1e-12
+    assert worst(found("llvm"), found("e3nn")) < 1e-12
     assert transform == "vmap" or chains(kernels)
 
 
 def test_results_depend_on_no_threads_and_no_other_calls(kernels):
-    function, operands = GRAPHS["sorted"].problem("numba", np.float32)
+    function, operands = GRAPHS["sorted"].problem("llvm", np.float32)
     function = jit(function)
     try:
         machine.set_threads(1)
@@ -169,11 +173,11 @@ def test_results_depend_on_no_threads_and_no_other_calls(kernels):
 
 
 def test_few_rows_and_large_matrices_are_no_chain():
-    """Their steps are faster alone: one kernel for each, or XLA's products of matrices."""
+    """Their steps are faster alone: one kernel for each, or XLA's matmuls."""
     rng = np.random.default_rng(0)
 
     def num_calls(rows, irreps):
-        module = ops.TensorProductLinear(irreps, backend="numba")
+        module = ops.TensorProductLinear(irreps, backend="llvm")
         x = e3nn.IrrepsArray(irreps, jnp.asarray(rng.normal(size=(rows, e3nn.Irreps(irreps).dim))))
         y = e3nn.IrrepsArray("0e", jnp.ones((rows, 1)))
         params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, y))
@@ -193,7 +197,7 @@ def test_wrong_indices_never_crash(kernels):
     graph, rng = GRAPHS["isolated nodes everywhere"], np.random.default_rng(0)
     good = ops.Edges.from_arrays(graph.receivers, graph.receivers, graph.nodes)
     module = ops.TensorProductLinear(
-        graph.out, channelwise=True, force_irreps_out=True, backend="numba"
+        graph.out, channelwise=True, force_irreps_out=True, backend="llvm"
     )
     size = e3nn.Irreps(graph.irreps).dim
     x, y = (

@@ -10,7 +10,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.algebra import products
-from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, Slot
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.llvm.codegen.form import generate
 from eqfuse.ops.llvm.codegen.plan import Machine
 from eqfuse.ops.llvm.runtime import machine
@@ -36,7 +36,8 @@ def random_edges(rng, nodes=NODES, edges=EDGES):
 
 
 def random_operand(rng, name: str, mul: int, on_graph: bool, channels=None) -> Operand:
-    """Segments of `mul` channels in both layouts, some components of the row in none of them.
+    """Return segments of `mul` channels in both layouts, some components of the row in none of
+    them.
 
     One row that all rows share if its name says that it is shared.
     """
@@ -50,12 +51,12 @@ def random_operand(rng, name: str, mul: int, on_graph: bool, channels=None) -> O
     indices = (Index.ROW, Index.SENDER, Index.RECEIVER)
     index = rng.choice(indices) if on_graph else Index.ROW
     if name.startswith("shared"):
-        index = Index.ONE
+        index = Index.SHARED
     return Operand(name, offset, tuple(segments), channels, index)
 
 
 def random_form(rng, on_graph: bool) -> Form:
-    """Paths of one to four factors, the same operand several times among them."""
+    """Return paths of one to four factors, the same operand several times among them."""
     mul = int(rng.choice([1, 2, 3, 5, 8, 16, 17, 33]))
     names = ["in0", "in1", "in2" if rng.integers(2) else "shared"]
     inputs = [random_operand(rng, name, mul, on_graph) for name in names]
@@ -69,12 +70,12 @@ def random_form(rng, on_graph: bool) -> Form:
         # a sum over the channels is of a product of two operands that have them
         factors = [3] if outputs[o].channels else [3, 3]
         factors += rng.integers(0, 4, rng.integers(0, 3)).tolist()
-        slots = [Slot(i, int(rng.integers(len(inputs[i].segments)))) for i in factors]
-        output = Slot(o, int(rng.integers(len(outputs[o].segments))))
-        dims = [inputs[s.operand].segments[s.segment].dim for s in slots]
+        refs = [SegmentRef(i, int(rng.integers(len(inputs[i].segments)))) for i in factors]
+        output = SegmentRef(o, int(rng.integers(len(outputs[o].segments))))
+        dims = [inputs[s.operand].segments[s.segment].dim for s in refs]
         dims.append(outputs[o].segments[output.segment].dim)
         terms = {tuple(int(rng.integers(d)) for d in dims): float(rng.normal()) for _ in range(6)}
-        paths.append(Path(tuple(slots), output, tuple(sorted(terms.items()))))
+        paths.append(Path(tuple(refs), output, tuple(sorted(terms.items()))))
     return Form(tuple(inputs), tuple(outputs), tuple(paths))
 
 
@@ -102,8 +103,8 @@ def test_random_forms_and_their_gradients(seed, vector_bytes, monkeypatch, x64):
         else:
             graph = edges
             expected = definition(part, arrays, edges.senders, edges.receivers, NODES)
-        with only("numba"):
-            found = evaluate(part, list(arrays.values()), graph, backend="numba")
+        with only("llvm"):
+            found = evaluate(part, list(arrays.values()), graph, backend="llvm")
         for operand, array in zip(part.outputs, found, strict=True):
             exact = expected[operand.name]
             scale = max(1.0, abs(exact).max())
@@ -124,7 +125,7 @@ def product_function(edges, irreps="40x0e+40x1o", y="0e+1o"):
     def function(x, y_array, w):
         def product(*a):
             xs, ys = e3nn.IrrepsArray(irreps, a[0]), e3nn.IrrepsArray(y, a[1])
-            return ops.graph_tensor_product(xs, ys, a[2], edges, backend="numba").array
+            return ops.graph_tensor_product(xs, ys, a[2], edges, backend="llvm").array
 
         value, pull = jax.vjp(product, x, y_array, w)
         return value, pull(value)
@@ -164,7 +165,7 @@ def test_results_do_not_depend_on_what_else_is_in_the_batch():
 
     def product(x, y):
         x, y = e3nn.IrrepsArray("5x0e+5x1o", x), e3nn.IrrepsArray("0e+1o", y)
-        return ops.tensor_product(x, y, backend="numba").array
+        return ops.tensor_product(x, y, backend="llvm").array
 
     whole = product(xs, ys)
     for n in (0, 1, 17, 36):
@@ -176,17 +177,17 @@ def test_a_handful_of_rows(rows, x64):
     rng = np.random.default_rng(3)
     x = e3nn.IrrepsArray("3x0e+2x1o", rng.normal(size=(rows, 9)))
     y = e3nn.IrrepsArray("0e+1o", rng.normal(size=(rows, 4)))
-    with only("numba", runs=rows > 0):
-        found = ops.tensor_product(x, y, backend="numba")
+    with only("llvm", runs=rows > 0):
+        found = ops.tensor_product(x, y, backend="llvm")
     np.testing.assert_allclose(found.array, e3nn.tensor_product(x, y).array, rtol=0, atol=1e-13)
 
 
 def test_a_computation_for_another_device_is_refused():
     def product(x):
-        return ops.tensor_product(x, x, backend="numba")
+        return ops.tensor_product(x, x, backend="llvm")
 
     x = e3nn.IrrepsArray("2x0e", jnp.ones((3, 2)))
-    with pytest.raises(ValueError, match="backend='numba' runs on CPUs, and this"):
+    with pytest.raises(ValueError, match="backend='llvm' runs on CPUs, and this"):
         jax.jit(product).trace(x).lower(lowering_platforms=("cuda",))
 
 
@@ -215,7 +216,7 @@ class Call:
 
 @pytest.fixture
 def call():
-    """A call that is as it should be, to be damaged; afterwards another one still works."""
+    """Return a call that is as it should be, to be damaged; afterwards another one still works."""
     made = Call()
     made()
     yield made
@@ -297,7 +298,7 @@ def test_an_edge_out_of_range_inside_jit_is_an_error():
         edges = ops.Edges.from_arrays(senders, jnp.array([0, 1, 2]), 3)
         x = e3nn.IrrepsArray("2x0e", jnp.ones((3, 2)))
         y = e3nn.IrrepsArray("0e", jnp.ones((3, 1)))
-        return ops.graph_tensor_product(x, y, None, edges, backend="numba").array
+        return ops.graph_tensor_product(x, y, None, edges, backend="llvm").array
 
     assert product(jnp.array([0, 1, 2])).shape == (3, 2)
     with pytest.raises(REFUSED, match=r"senders\[1\] is 7, outside \[0, 3\)"):

@@ -1,11 +1,11 @@
-"""Native mixings of channels, against their definition in JAX."""
+"""Native linear forms of channels, against their definition in JAX."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.ops.algebra.linear_form import Block, Mixing, Rows, Slot, Term, Weights
+from eqfuse.ops.algebra.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
 from eqfuse.ops.llvm.codegen.plan import Machine
 from eqfuse.ops.llvm.runtime import machine
 from eqfuse.ops.primitives import linear_forms
@@ -26,7 +26,7 @@ def random_rows(rng, count: int) -> Rows:
     return Rows(stop, tuple(blocks))
 
 
-def random_mixing(rng, num_sets: int) -> Mixing:
+def random_mixing(rng, num_sets: int) -> LinearForm:
     """From two arrays of rows to one: several terms for a block, others with none, a bias."""
     x, y, z = (random_rows(rng, 2) for _ in range(3))
     inputs, pairs = [x, y], []
@@ -34,26 +34,26 @@ def random_mixing(rng, num_sets: int) -> Mixing:
         for i, operand in enumerate((x, y)):
             for a, source in enumerate(operand.blocks):
                 if source.dim == target.dim:
-                    pairs.append((Slot(i, a), b, (source.mul, target.mul)))
+                    pairs.append((BlockRef(i, a), b, (source.mul, target.mul)))
     inputs += [Weights(shape) for _, _, shape in pairs]
     scalars = [b for b, block in enumerate(z.blocks) if block.dim == 1][:1]
     inputs += [Weights((z.blocks[b].mul,)) for b in scalars]
     terms = [
-        Term(source, 2 + n, Slot(len(inputs), b), float(rng.normal()))
+        Term(source, 2 + n, BlockRef(len(inputs), b), float(rng.normal()))
         for n, (source, b, _) in enumerate(pairs)
     ]
-    terms += [Term(None, len(inputs) - 1, Slot(len(inputs), b), 1.5) for b in scalars]
+    terms += [Term(None, len(inputs) - 1, BlockRef(len(inputs), b), 1.5) for b in scalars]
     if not terms:
         return random_mixing(rng, num_sets)
-    return Mixing(tuple(inputs), (z,), tuple(terms), num_sets)
+    return LinearForm(tuple(inputs), (z,), tuple(terms), num_sets)
 
 
-def with_derivatives(mixing: Mixing, arrays, index, rows: int, backend: str):
-    """The value, the gradients of all inputs, and the gradients of a function of those."""
-    cotangent = np.random.default_rng(1).normal(size=(rows, mixing.outputs[0].size))
+def with_derivatives(linear_form: LinearForm, arrays, index, rows: int, backend: str):
+    """Return the value, the gradients of all inputs, and the gradients of a function of those."""
+    cotangent = np.random.default_rng(1).normal(size=(rows, linear_form.outputs[0].size))
 
     def value(*arrays):
-        return linear_forms.evaluate(mixing, list(arrays), index, rows, backend)[0]
+        return linear_forms.evaluate(linear_form, list(arrays), index, rows, backend)[0]
 
     def gradients(*arrays):
         return jax.vjp(value, *arrays)[1](jnp.asarray(cotangent, arrays[0].dtype))
@@ -77,25 +77,25 @@ def test_random_mixings_and_their_derivatives(rows, num_sets, vector_bytes, monk
     monkeypatch.setattr(machine, "machine", lambda: Machine(vector_bytes, 16))
     jax.clear_caches()  # of kernels for this processor's own vectors
     rng = np.random.default_rng(rows + num_sets)
-    mixing = random_mixing(rng, num_sets)
-    arrays = [jnp.asarray(rng.normal(size=mixing.shape(o, rows))) for o in mixing.inputs]
+    linear_form = random_mixing(rng, num_sets)
+    arrays = [jnp.asarray(rng.normal(size=linear_form.shape(o, rows))) for o in linear_form.inputs]
     index = jnp.asarray(rng.integers(0, SETS, rows), jnp.int32) if num_sets else None
-    expected = with_derivatives(mixing, arrays, index, rows, "xla")
-    with only("numba"):
-        found = with_derivatives(mixing, arrays, index, rows, "numba")
+    expected = with_derivatives(linear_form, arrays, index, rows, "xla")
+    with only("llvm"):
+        found = with_derivatives(linear_form, arrays, index, rows, "llvm")
     pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True)
     for a, b in pairs:
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-13 * max(1.0, np.abs(a).max()))
 
 
-def linear(mul: int, dim: int, num_sets: int = 0) -> Mixing:
+def linear(mul: int, dim: int, num_sets: int = 0) -> LinearForm:
     rows = Rows(mul * dim, (Block(0, mul, dim),))
-    term = Term(Slot(0, 0), 1, Slot(2, 0), 1.0)
-    return Mixing((rows, Weights((mul, mul))), (rows,), (term,), num_sets)
+    term = Term(BlockRef(0, 0), 1, BlockRef(2, 0), 1.0)
+    return LinearForm((rows, Weights((mul, mul))), (rows,), (term,), num_sets)
 
 
 def test_gradients_of_many_rows_are_as_exact_as_xla_computes_them():
-    mixing, rows = linear(16, 3), 60_000
+    linear_form, rows = linear(16, 3), 60_000
     rng = np.random.default_rng(0)
     x, z = (rng.normal(size=(rows, 48)) + 1 for _ in range(2))
     exact = np.einsum("zui,zvi->uv", *(a.reshape(rows, 16, 3) for a in (x, z)))
@@ -103,23 +103,28 @@ def test_gradients_of_many_rows_are_as_exact_as_xla_computes_them():
 
     def error(backend):
         x32, z32 = (jnp.asarray(a, jnp.float32) for a in (x, z))
-        function = lambda w: linear_forms.evaluate(mixing, [x32, w], None, rows, backend)[0]  # noqa: E731
+        function = lambda w: linear_forms.evaluate(linear_form, [x32, w], None, rows, backend)[0]  # noqa: E731
         return np.abs(jax.jit(lambda w: jax.vjp(function, w)[1](z32)[0])(w) - exact).max()
 
-    assert error("numba") <= 2 * error("xla")
+    assert error("llvm") <= 2 * error("xla")
 
 
 @pytest.mark.parametrize("num_sets", [0, SETS])
 def test_results_do_not_depend_on_the_number_of_threads(num_sets):
-    mixing, rows = linear(64, 3, num_sets), 2000
+    linear_form, rows = linear(64, 3, num_sets), 2000
     rng = np.random.default_rng(0)
-    arrays = [jnp.asarray(rng.normal(size=mixing.shape(o, rows)), "float32") for o in mixing.inputs]
+    arrays = [
+        jnp.asarray(rng.normal(size=linear_form.shape(o, rows)), "float32")
+        for o in linear_form.inputs
+    ]
     index = jnp.asarray(rng.integers(0, SETS, rows), jnp.int32) if num_sets else None
     results = []
     try:
         for threads in (1, 2, 3):
             machine.set_threads(threads)
-            results.append(jax.tree.leaves(with_derivatives(mixing, arrays, index, rows, "numba")))
+            results.append(
+                jax.tree.leaves(with_derivatives(linear_form, arrays, index, rows, "llvm"))
+            )
     finally:
         machine.set_threads(machine.threads())
     for other in results[1:]:
@@ -138,31 +143,33 @@ def test_results_do_not_depend_on_the_number_of_threads(num_sets):
     ],
 )
 def test_wide_matrices_are_left_to_xla(mul, dim, num_sets, native):
-    mixing = linear(mul, dim, num_sets)
-    shapes = [jax.ShapeDtypeStruct(mixing.shape(o, 3), "float32") for o in mixing.inputs]
+    linear_form = linear(mul, dim, num_sets)
+    shapes = [jax.ShapeDtypeStruct(linear_form.shape(o, 3), "float32") for o in linear_form.inputs]
     index = jnp.zeros(3, jnp.int32) if num_sets else None
-    lowered = jax.jit(lambda x, w: linear_forms.evaluate(mixing, [x, w], index, 3, "numba")).lower(
-        *shapes
-    )
+    lowered = jax.jit(
+        lambda x, w: linear_forms.evaluate(linear_form, [x, w], index, 3, "llvm")
+    ).lower(*shapes)
     assert ("eqfuse_" in lowered.as_text()) == native
 
 
 @pytest.mark.parametrize("wrong", [-1, SETS, 2**31 - 1])
 def test_a_set_out_of_range_is_an_error(wrong):
-    mixing = linear(4, 1, SETS)
-    arrays = [jnp.ones(mixing.shape(o, 5)) for o in mixing.inputs]
+    linear_form = linear(4, 1, SETS)
+    arrays = [jnp.ones(linear_form.shape(o, 5)) for o in linear_form.inputs]
     index = jnp.asarray([0, 1, wrong, 2, 0], jnp.int32)
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"index\[2\] is {wrong}, outside"):
-        jax.block_until_ready(linear_forms.evaluate(mixing, arrays, index, 5, "numba"))
+        jax.block_until_ready(linear_forms.evaluate(linear_form, arrays, index, 5, "llvm"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_dtypes_are_computed_in_float32(dtype):
-    mixing = linear(8, 3)
+    linear_form = linear(8, 3)
     rng = np.random.default_rng(0)
-    arrays = [jnp.asarray(rng.normal(size=mixing.shape(o, 5)), dtype) for o in mixing.inputs]
-    [found] = linear_forms.evaluate(mixing, arrays, None, 5, "numba")
-    [exact] = definition.evaluate(mixing, [a.astype(jnp.float32) for a in arrays], None, 5)
+    arrays = [
+        jnp.asarray(rng.normal(size=linear_form.shape(o, 5)), dtype) for o in linear_form.inputs
+    ]
+    [found] = linear_forms.evaluate(linear_form, arrays, None, 5, "llvm")
+    [exact] = definition.evaluate(linear_form, [a.astype(jnp.float32) for a in arrays], None, 5)
     assert found.dtype == dtype
     rounding = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=rounding)

@@ -24,7 +24,7 @@ PRODUCT = """
 import e3nn_jax as e3nn, jax.numpy as jnp, numpy as np
 from eqfuse import ops
 x = e3nn.IrrepsArray("7x0e+3x1o", jnp.arange(160, dtype=jnp.float32).reshape(10, 16) / 100)
-found = np.asarray(ops.tensor_product(x, x, backend="numba").array)
+found = np.asarray(ops.tensor_product(x, x, backend="llvm").array)
 expected = np.asarray(e3nn.tensor_product(x, x).array)
 np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 """
@@ -32,11 +32,11 @@ np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 def product(x):
     x = e3nn.IrrepsArray("7x0e+3x1o", x)
-    return ops.tensor_product(x, x, backend="numba").array
+    return ops.tensor_product(x, x, backend="llvm").array
 
 
 def run(code: str, **variables) -> str:
-    """What a fresh process prints."""
+    """Return what a fresh process prints."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # whose warnings would be errors
     done = subprocess.run(
@@ -83,7 +83,7 @@ def count():
 
 def products(x):
     arrays = [e3nn.IrrepsArray("16x0e+16x1o", x + k) for k in range(4)]
-    return [ops.tensor_product(a, a[:, :1], backend="numba").array for a in arrays]
+    return [ops.tensor_product(a, a[:, :1], backend="llvm").array for a in arrays]
 
 x = jnp.ones((20_000, 64))
 jax.block_until_ready(jax.jit(lambda x: [(x + k) @ x.T[:, :64] for k in range(4)])(x))
@@ -173,23 +173,23 @@ def test_processes_that_fill_the_cache_at_once(tmp_path):
 def test_an_unknown_interface_of_xla_is_refused(monkeypatch):
     monkeypatch.setattr(machine, "api_version", lambda: (0, 99))
     with pytest.raises(ValueError, match=r"interface is of version \(0, 99\), and this version of"):
-        ops.resolve("numba")
+        ops.resolve("llvm")
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="'numba' cannot run here: the package llvmlite, the comp"):
-        ops.resolve("numba")
+    with pytest.raises(ValueError, match="'llvm' cannot run here: the package llvmlite, the comp"):
+        ops.resolve("llvm")
 
 
 def test_where_it_cannot_run_none_says_so_once(monkeypatch):
-    if "numba" not in _backend.PREFERRED:
-        pytest.skip("None does not mean numba")
+    if "llvm" not in _backend.PREFERRED:
+        pytest.skip("None does not mean llvm")
     monkeypatch.delenv("EQFUSE_BACKEND", raising=False)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     monkeypatch.setattr(machine, "api_version", lambda: (0, 99))
     _backend._say_once.cache_clear()
-    with pytest.warns(UserWarning, match=r"backend 'xla', not 'numba': jaxlib's foreign function"):
+    with pytest.warns(UserWarning, match=r"backend 'xla', not 'llvm': jaxlib's foreign function"):
         assert ops.resolve(None) == "xla"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -203,7 +203,7 @@ LARGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 @pytest.mark.skipif(not LARGE_PAGES.exists(), reason="large pages are of Linux")
 def test_large_results_ask_for_large_pages():
     x = e3nn.IrrepsArray("0e+1o", jnp.ones((3_000_000, 4), jnp.float32))  # 48 MB
-    result = jax.block_until_ready(ops.tensor_product(x, x[:, :1], backend="numba").array)
+    result = jax.block_until_ready(ops.tensor_product(x, x[:, :1], backend="llvm").array)
     middle = result.unsafe_buffer_pointer() + result.nbytes // 2
     flags, inside = "", False
     for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
@@ -220,7 +220,7 @@ def _batch(seed):
 
 
 def _load(queue, seed):
-    """A worker of a data loader: numpy only."""
+    """Return a worker of a data loader: numpy only."""
     queue.put(_batch(seed))
 
 
@@ -251,7 +251,7 @@ def test_under_a_data_loader_that_forks():
 
 @pytest.fixture
 def held(monkeypatch):
-    """Kernels are compiled only once this event is set; gives it, and what was asked for."""
+    """Return kernels are compiled only once this event is set; gives it, and what was asked for."""
     go, asked, link = threading.Event(), [], machine._link
 
     def later(library, *args):
@@ -268,7 +268,7 @@ def held(monkeypatch):
 
 
 def unseen(multiplicity: int):
-    """A product whose kernel this process has not had, and its operand."""
+    """Return a product whose kernel this process has not had, and its operand."""
     irreps = e3nn.Irreps(f"{multiplicity}x0e+{multiplicity}x1o+3x2e")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(7, irreps.dim)), jnp.float32)
 
@@ -282,7 +282,7 @@ def unseen(multiplicity: int):
 def test_jax_goes_on_while_kernels_compile_and_calls_wait(held):
     go, asked = held
     product, x = unseen(13)
-    compiled = jax.jit(product, static_argnums=1).lower(x, "numba").compile()
+    compiled = jax.jit(product, static_argnums=1).lower(x, "llvm").compile()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         found = pool.submit(lambda: np.asarray(compiled(x)))
         assert not concurrent.futures.wait([found], timeout=0.5).done
@@ -296,7 +296,7 @@ def test_jax_goes_on_while_kernels_compile_and_calls_wait(held):
 def test_a_fork_waits_for_kernels(held):
     go, asked = held
     product, x = unseen(17)
-    jax.jit(product, static_argnums=1).lower(x, "numba").compile()
+    jax.jit(product, static_argnums=1).lower(x, "llvm").compile()
     threading.Timer(0.3, go.set).start()
     child = os.fork()
     if not child:
@@ -322,7 +322,7 @@ def test_more_kernels_than_a_module_of_handlers_has(monkeypatch):
     before = len(machine._kernels)
     for multiplicity in (19, 20, 21, 22, 23):
         product, x = unseen(multiplicity)
-        found = jax.jit(product, static_argnums=1)(x, "numba")
+        found = jax.jit(product, static_argnums=1)(x, "llvm")
         np.testing.assert_allclose(found, product(x, "e3nn"), rtol=2e-5, atol=2e-5)
     assert len(machine._kernels) == before + 5
 

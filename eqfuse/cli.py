@@ -1,0 +1,92 @@
+"""The console command `eqfuse`."""
+
+import argparse
+import difflib
+import sys
+
+from eqfuse import __version__
+
+_HELP = """\
+usage: eqfuse COMMAND ...
+
+Equivariant interatomic potentials in JAX with fused tensor products.
+
+  eqfuse train [name=value ...]   train a network
+  eqfuse evaluate RUN FILE        the errors of a trained run on a file
+  eqfuse convert mace FILE RUN    a network trained with mace as a run
+  eqfuse info                     backends, devices and versions on this machine
+  eqfuse show IRREPS IRREPS       what becomes of a tensor product: its form and its kernels
+
+eqfuse COMMAND --help says more of each; eqfuse --version prints the version."""
+
+
+# A command is imported when it is called: JAX takes seconds to import.
+def _train(arguments: list[str]) -> int:
+    from eqfuse.training.main import main
+
+    return main(arguments, "eqfuse train")
+
+
+def _evaluate(arguments: list[str]) -> int:
+    from eqfuse.evaluate import main
+
+    return main(arguments, "eqfuse evaluate")
+
+
+def _convert(arguments: list[str]) -> int:
+    from eqfuse.convert.command import main
+
+    return main(arguments, "eqfuse convert")
+
+
+def _info(arguments: list[str]) -> int:
+    what = "Print the backends, devices and versions of this machine."
+    argparse.ArgumentParser(prog="eqfuse info", description=what).parse_args(arguments)
+    from eqfuse.ops.info import info
+
+    print(info())
+    return 0
+
+
+def _show(arguments: list[str]) -> int:
+    from eqfuse.ops.show import main
+
+    main(arguments, "eqfuse show")
+    return 0
+
+
+COMMANDS = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "convert": _convert,
+    "info": _info,
+    "show": _show,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+      arguments: the name of the command and its arguments; None for those of the command line.
+    Returns:
+      The exit code of the command; 2 for an unknown one.
+    """
+    name, *others = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if name in ("--help", "-h"):
+        print(_HELP)
+        return 0
+    if name == "--version":
+        print(f"eqfuse {__version__}")
+        return 0
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(COMMANDS)}"
+        what = f"{name!a} is not a command of eqfuse" if name else "eqfuse needs a command"
+        print(f"error: {what}; {hint}", file=sys.stderr)
+        return 2
+    return COMMANDS[name](others)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+"""One file of a finished run is damaged, and the run is resumed or used.
+
+It goes on or predicts as if nothing had been damaged, or says in one line what is damaged and
+leaves the rest as it is.
+"""
+
+import csv
+import hashlib
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import ase.build
+import jax
+import numpy as np
+
+from eqfuse.calculator import Calculator
+from eqfuse.training import CheckpointError, load_run
+from eqfuse.training.checkpoint import read_checkpoint
+from eqfuse.training.main import main
+from tests.attack import samples
+from tests.attack.judge import FaultError, check_no_traceback, check_refusal, listen
+
+EPOCHS, LONGER = 2, 3
+
+
+def _cut(rng, path: Path, content: bytes):
+    path.write_bytes(content[: int(rng.integers(len(content) + 1))])
+
+
+def _zero_range(rng, path: Path, content: bytes):
+    start = int(rng.integers(len(content) + 1))
+    end = min(len(content), start + int(rng.integers(1, 200)))
+    path.write_bytes(content[:start] + bytes(end - start) + content[end:])
+
+
+def _flip(rng, path: Path, content: bytes):
+    data = bytearray(content)
+    for place in rng.integers(len(data), size=rng.integers(1, 6)) if data else ():
+        data[place] ^= 1 << rng.integers(8)
+    path.write_bytes(data)
+
+
+def _random_bytes(rng, path: Path, content: bytes):
+    path.write_bytes(rng.bytes(int(rng.integers(1, 2 * len(content) + 2))))
+
+
+def _append(rng, path: Path, content: bytes):
+    path.write_bytes(content + rng.bytes(int(rng.integers(1, 100))))
+
+
+def _empty(rng, path: Path, content: bytes):
+    path.write_bytes(b"")
+
+
+def _nul(rng, path: Path, content: bytes):
+    path.write_bytes(bytes(len(content)))
+
+
+def _delete(rng, path: Path, content: bytes):
+    path.unlink()
+
+
+def _make_folder(rng, path: Path, content: bytes):
+    path.unlink()
+    path.mkdir()
+
+
+def _break_link(rng, path: Path, content: bytes):
+    path.unlink()
+    path.symlink_to(path.with_name("nothing"))
+
+
+def _delete_line(rng, path: Path, content: bytes):
+    lines = content.splitlines(keepends=True)
+    if lines:
+        del lines[int(rng.integers(len(lines)))]
+    path.write_bytes(b"".join(lines))
+
+
+def _change_number(rng, path: Path, content: bytes):
+    digits = [k for k, byte in enumerate(content) if 48 <= byte <= 57]
+    data = bytearray(content)
+    if digits:
+        data[digits[int(rng.integers(len(digits)))]] = int(rng.integers(48, 58))
+    path.write_bytes(data)
+
+
+_DAMAGES: dict[str, Callable] = {
+    "cut off": _cut,
+    "a range of zeros in": _zero_range,
+    "bits flipped in": _flip,
+    "random bytes for": _random_bytes,
+    "bytes appended to": _append,
+    "emptied": _empty,
+    "NULs for": _nul,
+    "deleted": _delete,
+    "a folder for": _make_folder,
+    "a broken link for": _break_link,
+    "a line deleted of": _delete_line,
+    "a digit changed in": _change_number,
+}
+# Of what is damaged, by those that read it.
+_USES = {
+    "config.yaml": ("resume",),
+    "metrics.csv": ("resume",),
+    "last": ("resume", "last"),
+    "best": ("load_run", "best", "Calculator", "resume"),
+}
+
+
+class Attacks:
+    """The damages; see `Worker`.
+
+    Args:
+      folder: to work in; the run that is damaged is made there if it is not there yet.
+    """
+
+    seconds, megabytes = 180, None
+
+    def __init__(self, folder: Path):
+        self._whole, self._longer = folder / "damage-whole", folder / "damage-longer"
+        self._path = folder / "damaged"
+        if not (self._longer / "made").exists():
+            for path in (self._whole, self._longer):
+                shutil.rmtree(path, ignore_errors=True)
+            given = samples.settings(samples.water(folder), f"epochs={EPOCHS}")
+            # With a rate that does not depend on where the end is.
+            given.append("training.schedule=constant")
+            _succeed([*given, f"run={self._whole}"])
+            shutil.copytree(self._whole, self._longer)
+            _succeed([f"resume={self._longer}", f"epochs={LONGER}"])
+            (self._longer / "made").touch()
+        self._last = _digests(self._longer)
+        self._answers = {
+            use: _answer(use, self._whole) for use in ("load_run", "best", "last", "Calculator")
+        }
+
+    def prepare(self, seed: int):
+        """Choose what is damaged, how, and what is done with the run then; see `Worker`."""
+        rng = np.random.default_rng(seed)
+        found = [path for path in self._whole.glob("checkpoints/**/*") if path.is_file()]
+        # The names of some are random, their sizes are not.
+        files = sorted(found, key=lambda path: (path.parent, path.stat().st_size, path))
+        top = [self._whole / name for name in ("config.yaml", "metrics.csv")]
+        file = top[int(rng.integers(2))] if rng.random() < 0.3 else files[rng.integers(len(files))]
+        how = list(_DAMAGES)[rng.integers(len(_DAMAGES))]
+        name = file.relative_to(self._whole)
+        uses = _USES[name.parts[min(1, len(name.parts) - 1)]]
+        use = uses[rng.integers(len(uses))]
+
+        def attack():
+            shutil.rmtree(self._path, ignore_errors=True)
+            shutil.copytree(self._whole, self._path)
+            target = self._path / name
+            content = target.read_bytes()
+            _DAMAGES[how](rng, target, content)
+            try:
+                return self._resume(target, content) if use == "resume" else self._use(use, target)
+            finally:
+                jax.clear_caches()
+
+        return f"{how} {name}, {use}", attack
+
+    def _resume(self, damaged: Path, content: bytes):
+        forgotten = damaged.name == "metrics.csv" and _forgets(damaged, content)
+        before = _contents(self._path, damaged)
+        said = listen(main, [f"resume={self._path}", f"epochs={LONGER}"])
+        if said.code != 0:
+            check_refusal(said, _part(damaged))
+            if changed := _changed(before, _contents(self._path, damaged)):
+                raise FaultError(f"refused, but changed {changed}: {said.error[:200]}")
+            return "refused", said.error
+        check_no_traceback(said)
+        if "from the beginning" in said.out:
+            raise FaultError(f"all that was saved is given up: {said.err[:200]}")
+        if _digests(self._path) != self._last:
+            raise FaultError("it went on, and ended with other parameters or another state")
+        text = said.out + said.err
+        complete = forgotten or _epochs(self._path) == _epochs(self._longer)
+        if not complete and "metrics.csv" not in text:
+            raise FaultError(f"metrics.csv lost epochs unsaid: {_epochs(self._path)} are left")
+        return "went on", said.err.strip()
+
+    def _use(self, use: str, damaged: Path):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            answers = []
+            said = listen(_command, lambda: answers.append(_answer(use, self._path)))
+        if said.code != 0:
+            check_refusal(said, _part(damaged))
+            return "refused", said.error
+        check_no_traceback(said)
+        warned = said.err + " ".join(str(warning.message) for warning in caught)
+        if answers[0] != self._answers[use] and "damaged" not in warned:
+            raise FaultError("another checkpoint was taken, and nothing was said")
+        return ("the same" if answers[0] == self._answers[use] else "an older one, said"), warned
+
+
+def _part(damaged: Path) -> str:
+    """What an error must name."""
+    return damaged.name if damaged.name in ("config.yaml", "metrics.csv") else "checkpoint"
+
+
+def _command(use: Callable) -> int:
+    """Call a function of Python as a command would, whose errors are for the user."""
+    try:
+        use()
+    except CheckpointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _succeed(arguments: list[str]):
+    said = listen(main, arguments)
+    if said.code != 0:
+        raise RuntimeError(f"the run that is to be damaged failed: {said.err}")
+
+
+def _digests(run: Path) -> dict:
+    """SHA-256 of the last parameters and state of a run."""
+    return read_checkpoint(run, ("last",))[1]["arrays_sha256"]
+
+
+def _answer(use: str, run: Path) -> str:
+    """What a run gives to a user of Python, as SHA-256."""
+    if use == "Calculator":
+        atoms = ase.build.molecule("H2O")
+        atoms.calc = Calculator(run)
+        arrays = [np.float64(atoms.get_potential_energy()), atoms.get_forces()]
+    else:
+        which = None if use == "load_run" else use
+        arrays = jax.tree.leaves(load_run(run, which=which)[1])
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.asarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _forgets(metrics: Path, before: bytes) -> bool:
+    """Whether the damage took whole lines and left the others: it cannot be seen."""
+    if not metrics.exists():
+        return True
+    if not metrics.is_file():
+        return False
+    lines, left = (text.splitlines(keepends=True) for text in (before, metrics.read_bytes()))
+    return not left or (left[0] == lines[0] and all(line in lines for line in left))
+
+
+def _contents(run: Path, damaged: Path) -> dict[str, bytes]:
+    """The content of all files that were not damaged."""
+    paths = [path for path in run.rglob("*") if path.is_file() and path != damaged]
+    return {str(path.relative_to(run)): path.read_bytes() for path in paths}
+
+
+def _changed(before: dict, after: dict) -> str:
+    """The names of files that are gone or changed."""
+    return ", ".join(name for name, content in before.items() if after.get(name) != content)
+
+
+def _epochs(run: Path) -> list[str]:
+    """The epochs in metrics.csv."""
+    try:
+        with open(run / "metrics.csv", newline="", encoding="utf-8", errors="replace") as file:
+            return [row.get("epoch", "") for row in csv.DictReader(file)]
+    except (OSError, csv.Error):
+        return []

@@ -1,0 +1,99 @@
+"""What a command may say when it refuses something: one clear line."""
+
+import contextlib
+import dataclasses
+import gc
+import os
+import tempfile
+import traceback
+
+
+class FaultError(Exception):
+    """Something that a user must not see; the message says what."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What a command returned and printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The last line of the errors."""
+        lines = self.err.strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+def listen(command, *arguments) -> Said:
+    """Call a function that returns an exit code, and note what it prints.
+
+    Raises:
+      FaultError: it raised an exception, of which a user would see the traceback.
+    """
+    with _captured(1) as out, _captured(2) as err:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = command(*arguments)
+            except (Exception, SystemExit) as error:
+                raise FaultError(_last_frame(error)) from error
+            gc.collect()  # what was left open complains when it goes
+        texts = []
+        for file in (out, err):
+            file.flush()
+            file.seek(0)
+            texts.append(file.read())
+    return Said(code, *texts)
+
+
+@contextlib.contextmanager
+def _captured(descriptor: int):
+    """Context in which a file takes what is written there, by native code and loggers too."""
+    before = os.dup(descriptor)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace") as file:
+        os.dup2(file.fileno(), descriptor)
+        try:
+            yield file
+        finally:
+            os.dup2(before, descriptor)
+            os.close(before)
+
+
+def _last_frame(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = (str(error).splitlines() or [""])[0][:200]
+    return f"{type(error).__name__} at {frame.filename.rpartition('/')[2]}:{frame.lineno}: {text}"
+
+
+def check_no_traceback(said: Said):
+    """Refuse a traceback among what was printed."""
+    for text in (said.out, said.err):
+        if "Traceback (most recent call last)" in text:
+            after = text.partition("Traceback (most recent call last):\n")[2].splitlines()
+            last = next((line for line in after if not line.startswith(" ")), "")
+            raise FaultError(
+                f"{text.count('Traceback (most')} tracebacks were printed: {last[:200]}"
+            )
+
+
+def check_refusal(said: Said, *parts: str):
+    """Require that a command failed with one clear line.
+
+    Args:
+      said: what it said.
+      parts: texts, of which the line has at least one.
+    Raises:
+      FaultError: another exit code, more or fewer lines, or a line that names none of them.
+    """
+    check_no_traceback(said)
+    if said.code not in (1, 2):
+        raise FaultError(f"exit code {said.code}: {said.error[:200]}")
+    errors = [line for line in said.err.splitlines() if line.startswith("error: ")]
+    if len(errors) != 1 or errors[0] != said.error:
+        raise FaultError(f"not one line of error but {said.err[-300:]!r}")
+    if not any(part in said.error for part in parts):
+        raise FaultError(f"names none of {', '.join(parts)[:100]}: {said.error[:300]}")
+    if not said.error.isprintable():
+        raise FaultError(f"cannot be printed: {said.error[:200]!r}")

@@ -1,0 +1,143 @@
+"""Wrong settings: each is refused in one line that names it, or means something and is trained."""
+
+import dataclasses
+import os
+import re
+import shutil
+import string
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from eqfuse.training.config import SHORTHANDS, Config, MoleculeTraining, NequIPConfig
+from eqfuse.training.data_config import ExtxyzData
+from eqfuse.training.main import main
+from tests.attack import samples
+from tests.attack.judge import FaultError, check_no_traceback, check_refusal, listen
+
+WORDS = """
+-1 0 -0.0 1e-300 1e-9 1e9 1e300 -1e300 inf -inf nan 1.5 six None null true [] [1,2] {} '' " ' [ } ~
+1_0 0x10 1e ++1 ٣ ½ é 10**9 1;2 1,2 1=2 \\ ${seed} ${nothing} ${data} ${ ${oc.env:HOME} ???
+~nobody/x ${oc.env:NOTHING_OF_THIS_NAME} / . .. * [a] file://x /dev/null /dev/zero /nowhere/at/all
+/proc/self/mem 2147483648 9223372036854775808 -9223372036854775808
+"""
+TEXTS = ["", " ", "\t", "1 2", "{a: 1}", "a\nb", "a\x00b", "a\x1b[31mb", "\udcff"]
+LONG = ["1" + "0" * 30, "9" * 5000, "a" * 300, "a" * 5000]
+VALUES = [*WORDS.split(), *TEXTS, *LONG]
+PATHS = ("run", "resume", "start_from", "data.path", "data.val_path", "data.reference_energies")
+CHOICES = ("model", "data", "preset", "backend", "devices", "dtype")
+ARGUMENT_WORDS = """
+= lr lr== --lr=1 -x +lr=1 ++lr=1 ~model ~lr lr.x=1 model.=1 .lr=1 =1 a.b.c=1 lr:1 LR=1 lr@x=1
+training=tetris model.name=mace data.name=lif model@x=mace lr@=1 @= model/x=1 hydra.run.dir=x
+hydra=x hydra/launcher=x max_minutes=1e-12 data.val=0.999999 data.val=21 data.train=21
+data.train=0.001
+"""
+ARGUMENTS = [
+    *ARGUMENT_WORDS.split(),
+    *("lr =1", " lr=1", "lr=1\x00", "\x00", "\n", "", "{lr: 1}", "lr=1 channels=2"),
+]
+_TOO_LARGE = re.compile(
+    r"(channels|hidden|layers|lmax|num_bessel|poly_power|correlation|dim)=.*\d{3}"
+)
+
+
+def _names() -> list[str]:
+    """Every setting of this training, by its full name or its short one."""
+    groups = {
+        "": Config,
+        "model.": NequIPConfig,
+        "data.": ExtxyzData,
+        "training.": MoleculeTraining,
+    }
+    names = [group + f.name for group, kind in groups.items() for f in dataclasses.fields(kind)]
+    return sorted({*names, *SHORTHANDS} - {"model.name", "data.name", "training"})
+
+
+class Attacks:
+    """The settings; see `Worker`.
+
+    Args:
+      folder: to work in.
+    """
+
+    seconds, megabytes = 120, 12_000
+
+    def __init__(self, folder: Path):
+        self._settings = samples.settings(samples.water(folder), "epochs=1", "data.train=4")
+        self._run = folder / "settings"
+        self._names = _names()
+
+    def prepare(self, seed: int):
+        """Choose a setting; see `Worker`."""
+        rng = np.random.default_rng(seed)
+        argument = self._argument(rng)
+
+        def attack():
+            shutil.rmtree(self._run, ignore_errors=True)
+            try:
+                return self._outcome(argument)
+            finally:
+                jax.clear_caches()
+
+        return argument, attack
+
+    def _argument(self, rng) -> str:
+        kind = rng.random()
+        if kind < 0.15:
+            return _one(rng, ARGUMENTS)
+        if kind < 0.3:
+            return f"{_misspelt(rng, _one(rng, self._names))}={_one(rng, VALUES)}"
+        names = PATHS if kind < 0.5 else CHOICES if kind < 0.6 else self._names
+        while True:
+            argument = f"{_one(rng, names)}={_one(rng, VALUES)}"
+            # A network that large is a valid wish, and a test of the machine's memory.
+            if not _TOO_LARGE.search(argument):
+                return argument
+
+    def _outcome(self, argument: str) -> tuple[str, str]:
+        name, _, value = argument.partition("=")
+        arguments = [*self._settings, f"run={self._run}", argument]
+        if name == "resume":
+            arguments = [argument]
+        elif name in ("start_from", "data.val_path"):
+            # The network, or the frames to validate with, are those of what is named.
+            kept = ("data=", "data.path=")
+            arguments = [a for a in arguments if a.startswith((*kept, name, "run="))]
+        said = listen(main, arguments)
+        check_no_traceback(said)
+        if said.code == 0:
+            return "trained", ""
+        if said.code == 2 and self._run.exists():
+            raise FaultError(f"refused, and the folder of the run was made: {said.error[:200]}")
+        # A path may be named as it was read.
+        paths = [value.replace("${oc.env:HOME}", os.environ["HOME"]), os.path.expanduser(value)]
+        paths += [str(Path(value)), os.path.abspath(value)]
+        named = [name.rpartition(".")[2], argument, *([value] if len(value) > 2 else [])]
+        named += [path for path in paths if name in PATHS and value]
+        named = [_as_printed(text) for text in named if text]
+        check_refusal(said, *(named if argument else ["name=value"]))
+        return "refused", said.error
+
+
+def _one(rng, choices):
+    return choices[int(rng.integers(len(choices)))]
+
+
+def _as_printed(text: str) -> str:
+    """A name without what a terminal would not print."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _misspelt(rng, name: str) -> str:
+    """A name with a letter left out, doubled, exchanged for another or swapped with the next."""
+    place, letter = int(rng.integers(len(name))), _one(rng, string.ascii_lowercase + "._-é")
+    return _one(
+        rng,
+        (
+            name[:place] + name[place + 1 :],
+            name[:place] + name[place] + name[place:],
+            name[:place] + letter + name[place + 1 :],
+            name[:place] + name[place : place + 2][::-1] + name[place + 2 :],
+        ),
+    )

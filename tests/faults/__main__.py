@@ -1,0 +1,138 @@
+"""Plant each fault in a copy of the repository, and say whether the tests catch it.
+
+python -m tests.faults                             # each against the tests that it names
+python -m tests.faults --selection "-m quick"      # of these, what pytest selects
+python -m tests.faults --all-tests                 # against the whole suite: hours
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.faults.planted import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "dist", "outputs", "runs")
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What came of a fault.
+
+    Attributes:
+      caught_by: the first test that failed; None if all passed.
+      seconds: of CPU time.
+    """
+
+    fault: Fault
+    caught_by: str | None
+    seconds: float
+
+    @property
+    def row(self) -> str:
+        outcome = f"caught by {self.caught_by}" if self.caught_by else "NOT CAUGHT"
+        return f"{self.fault.name} ({self.fault.path}): {outcome} ({self.seconds:.0f} s of CPU)"
+
+
+def run(root: Path, arguments: list[str], programs: Path) -> tuple[str | None, float]:
+    """Run pytest in a copy of the repository until a test fails.
+
+    Args:
+      root: the copy.
+      arguments: what pytest is given besides.
+      programs: where compiled programs are kept.
+    Returns:
+      The test that failed, None if none did; seconds of CPU time.
+    Raises:
+      RuntimeError: pytest could not run tests, or selected none.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": str(root),
+        "JAX_COMPILATION_CACHE_DIR": str(programs),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+    before = _children_seconds()
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    seconds = _children_seconds() - before
+    if done.returncode == 0:
+        return None, seconds
+    failed = FAILED.search(done.stdout)
+    if done.returncode != 1 or failed is None:
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return failed[1], seconds
+
+
+def _children_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def verdict(fault: Fault, arguments: list[str], folder: Path) -> Verdict:
+    """Plant a fault in a copy of the repository and run tests there.
+
+    Args:
+      fault: one.
+      arguments: see `run`.
+      folder: to work in.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        root = Path(temporary) / "repository"
+        shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        fault.plant(root)
+        return Verdict(fault, *run(root, arguments, folder / "programs"))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the arguments ask for.
+
+    Returns:
+      0 all faults were caught, by tests that pass without them; 1 some were not.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--list", action="store_true", help="print the faults, and do nothing")
+    parser.add_argument("--only", nargs="+", default=[""], help="faults with this in their names")
+    parser.add_argument("--selection", default="", help='more for pytest, such as "-m quick"')
+    parser.add_argument("--all-tests", action="store_true", help="not only those of the fault")
+    options = parser.parse_args(arguments)
+    faults = [f for f in FAULTS if any(text in f.name for text in options.only)]
+    if options.list:
+        print(*(f"{f.name}: {f.path}, {', '.join(f.tests)}" for f in faults), sep="\n")
+        return 0
+    if not faults:
+        parser.error(f"no fault has {' or '.join(options.only)} in its name; see --list")
+    with tempfile.TemporaryDirectory(prefix="eqfuse-faults-") as temporary:
+        return _plant(faults, options, Path(temporary))
+
+
+def _plant(faults: list[Fault], options, folder: Path) -> int:
+    more, verdicts = shlex.split(options.selection), []
+    for fault in faults:
+        tests = () if options.all_tests else fault.tests
+        verdicts.append(verdict(fault, [*tests, *more], folder))
+        print(verdicts[-1].row, flush=True)
+    caught = [v.caught_by for v in verdicts if v.caught_by]
+    print(f"{len(caught)} of {len(verdicts)} faults were caught", flush=True)
+    without = None
+    if caught:
+        without, _ = run(ROOT, [*dict.fromkeys(caught), *more], folder / "programs")
+        if without:
+            print(f"{without} fails without a fault too, and so catches nothing")
+    return int(without is not None or len(caught) < len(verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""The faults: what a tired person could write in every part of the package.
+
+A fault replaces a text that occurs once in its file. `test_faults.py` checks that all of them still
+apply; where a line has changed, change the fault with it.
+"""
+
+import dataclasses
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A replacement of a text by another, and the tests that should fail for it.
+
+    Attributes:
+      name: what is wrong.
+      path: the file, from the root of the repository.
+      old, new: the texts.
+      tests: files, or functions in them; those first that find it soonest.
+    """
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def plant(self, root: Path) -> None:
+        """Write the fault into a copy of the repository.
+
+        Raises:
+          ValueError: the old text does not occur exactly once in the file.
+        """
+        file = root / self.path
+        text = file.read_text(encoding="utf-8")
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(f"{self.name}: its old text occurs {count} times in {self.path}")
+        file.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+
+OPS, DATA = "eqfuse/ops", "eqfuse/data"
+MODELS, TRAINING = "eqfuse/models", "eqfuse/training"
+
+FAULTS = (
+    # the algebra
+    Fault(
+        "'norm' of Clebsch-Gordan coefficients",
+        f"{OPS}/algebra/products.py",
+        '"norm": math.sqrt(ir1.dim * ir2.dim),',
+        '"norm": math.sqrt(ir1.dim + ir2.dim),',
+        ("tests/ops/test_tensor_square.py::test_values_irreps_and_zero_flags",),
+    ),
+    Fault(
+        "no path weight in Linear",
+        f"{OPS}/algebra/linears.py",
+        "scale, std = float(i.path_weight), float(i.weight_std)",
+        "scale, std = 1.0, float(i.weight_std)",
+        ("tests/ops/test_linear_modules.py::test_linear_is_e3nns",),
+    ),
+    Fault(
+        "a tangent of a form is dropped",
+        f"{OPS}/algebra/form.py",
+        "return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths)).merged()",
+        "return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths[:-1])).merged()",
+        ("tests/ops/test_form.py",),
+    ),
+    Fault(
+        "order of components in a transpose",
+        f"{OPS}/algebra/form.py",
+        "((*c[:out], *c[out + 1 :], c[out]), value)",
+        "((*c[out + 1 :], *c[:out], c[out]), value)",
+        ("tests/ops/test_form.py",),
+    ),
+    Fault(
+        "gates activated as scalars are",
+        f"{OPS}/algebra/gates.py",
+        'act = activations("gate_act", ir_gate.p)',
+        'act = activations("act", ir_gate.p)',
+        ("tests/ops/test_e3nn_names.py::test_gate_and_scalar_first",),
+    ),
+    Fault(
+        "equal monomials of the contraction are not added",
+        f"{OPS}/algebra/contraction.py",
+        "[key] += float(coefficients[*places, component])",
+        "[key] = float(coefficients[*places, component])",
+        ("tests/ops/test_symmetric_contraction.py::test_value_and_derivatives",),
+    ),
+    # the backends
+    Fault(
+        "sums in the dtype of the operands",
+        f"{OPS}/xla/forms.py",
+        "wide = jnp.promote_types(dtype, jnp.float32)",
+        "wide = jnp.dtype(dtype)",
+        ("tests/ops/test_graph_tensor_product.py::test_half_precision_is_rounded_once",),
+    ),
+    Fault(
+        "mask of channels off by one in a Triton kernel",
+        f"{OPS}/triton/codegen/form_kernel.py",
+        "{present}(lane < {mul})",
+        "{present}(lane <= {mul})",
+        ("tests/ops/test_interpreted_kernels.py",),
+    ),
+    Fault(
+        "last edge of a node lost in a fused Triton kernel",
+        f"{OPS}/triton/codegen/fused_lines.py",
+        "(start + step < stop)",
+        "(start + step < stop - 1)",
+        ("tests/ops/test_tensor_product_linear.py::test_all_orders_equal_e3nn",),
+    ),
+    Fault(
+        "senders and receivers exchanged in native rows",
+        f"{OPS}/llvm/codegen/plan.py",
+        '{Index.SENDER: "senders", Index.RECEIVER: "receivers"}',
+        '{Index.SENDER: "receivers", Index.RECEIVER: "senders"}',
+        ("tests/ops/test_llvm.py::test_random_forms_and_their_gradients",),
+    ),
+    Fault(
+        "rows left over by a native Linear",
+        f"{OPS}/llvm/codegen/linear_rows.py",
+        "with f.loop(stop, start=whole) as loop:",
+        "with f.loop(whole, start=whole) as loop:",
+        ("tests/ops/test_llvm_linear.py",),
+    ),
+    Fault(
+        "XLA computes in the place of kernels",
+        f"{OPS}/primitives/lowering.py",
+        'if backend == "xla":',
+        'if backend in ("xla", "triton-interpret"):',
+        ("tests/ops/test_elementwise_tensor_product.py::test_value_and_derivatives",),
+    ),
+    Fault(
+        "edges of the members of a batch mixed up",
+        f"{OPS}/primitives/forms.py",
+        'step = num_rows if name.endswith("_order") else num_nodes',
+        "step = num_nodes",
+        ("tests/ops/test_primitive.py::test_vmap",),
+    ),
+    Fault(
+        "code that others wrote is run from the cache",
+        f"{OPS}/_cache.py",
+        "            if not fault:\n                return file.read()",
+        "            if regular:\n                return file.read()",
+        ("tests/ops/test_cache_safety.py",),
+    ),
+    # the models
+    Fault(
+        "power of the cutoff's envelope",
+        f"{MODELS}/radial.py",
+        "(1 - x) ** 3 * series",
+        "(1 - x) ** 2 * series",
+        ("tests/models/test_radial.py",),
+    ),
+    Fault(
+        "edges of padding reach real atoms",
+        f"{MODELS}/radial.py",
+        "envelope = jnp.where(real, polynomial_cutoff(lengths, cutoff, poly_power), 0)",
+        "envelope = polynomial_cutoff(lengths, cutoff, poly_power)",
+        ("tests/models/test_potential.py::test_padding_is_neutral",),
+    ),
+    Fault(
+        "sign of the forces",
+        f"{MODELS}/potential.py",
+        "-gradients[0]",
+        "gradients[0]",
+        ("tests/models/test_potential.py::test_forces_are_minus_the_gradient",),
+    ),
+    Fault(
+        "sign of the stress",
+        f"{MODELS}/potential.py",
+        "virial = gradients[1]",
+        "virial = -gradients[1]",
+        ("tests/models/test_potential.py::test_stress_is_the_strain_derivative_over_the_volume",),
+    ),
+    # the data
+    Fault(
+        "senders of a batch not moved to their structure",
+        f"{DATA}/batching.py",
+        "senders = [s.senders + offset for",
+        "senders = [s.senders for",
+        ("tests/data/test_batching.py",),
+    ),
+    Fault(
+        "images of neighbours in small cells missing",
+        f"{DATA}/neighbors.py",
+        "reach = cutoff if periodic.any() else min(cutoff, size)",
+        "reach = min(cutoff, size)",
+        ("tests/data/test_neighbors.py",),
+    ),
+    Fault(
+        "forces of an npz file left in kcal/mol",
+        f"{DATA}/rmd17.py",
+        "forces=np.asarray(forces[frame], np.float64) * energy_unit",
+        "forces=np.asarray(forces[frame], np.float64)",
+        ("tests/data/test_readers.py",),
+    ),
+    # training and what comes after it
+    Fault(
+        "padding counted in the errors of forces",
+        f"{TRAINING}/metrics.py",
+        "graph.node_mask[:, None]",
+        "graph.node_mask[:, None] | True",
+        ("tests/training/test_metrics.py",),
+    ),
+    Fault(
+        "state of the optimiser not restored",
+        f"{TRAINING}/loop.py",
+        "state, at = resume[0], Position(**resume[1])",
+        "state, at = resume[0].replace(optimizer=state.optimizer), Position(**resume[1])",
+        ("tests/training/test_resume.py::test_an_interrupted_run_ends_like_one_that_was_not",),
+    ),
+    Fault(
+        "settings beside resume= ignored",
+        f"{TRAINING}/resume.py",
+        'others = [name for name in given if name not in ("resume", *CHANGEABLE)]',
+        "others = []",
+        ("tests/training/test_resume.py::test_what_cannot_be_resumed_is_refused",),
+    ),
+    Fault(
+        "Calculator without reference energies",
+        "eqfuse/calculator.py",
+        "np.asarray(prediction.node_energy[:count], np.float64) + isolated",
+        "np.asarray(prediction.node_energy[:count], np.float64)",
+        (
+            "tests/training/test_calculator.py::test_isolated_atoms_have_the_energies_that_were_given",
+        ),
+    ),
+)

@@ -1,0 +1,69 @@
+"""The console command: the right program, its arguments and its exit code."""
+
+import subprocess
+import sys
+
+import pytest
+
+from eqfuse import __version__
+from eqfuse.cli import COMMANDS, main
+
+
+def test_help_names_every_command(capsys):
+    for arguments in (["--help"], ["-h"]):
+        assert main(arguments) == 0
+        text = capsys.readouterr().out
+        assert all(f"  eqfuse {name} " in text for name in COMMANDS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"eqfuse {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "eqfuse needs a command; choose one of train, evaluate, convert, info, show"),
+        (["trian"], "'trian' is not a command of eqfuse; did you mean train?"),
+        (
+            ["x\n"],
+            "'x\\n' is not a command of eqfuse; choose one of train, evaluate, convert, info, show",
+        ),
+    ],
+)
+def test_what_is_no_command_is_one_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"error: {message}\n"
+
+
+def test_each_command_has_help_of_its_own(capsys):
+    assert main(["train", "--help"]) == 0
+    assert "\n  eqfuse train [name=value ...]\n" in capsys.readouterr().out
+    for name in ("evaluate", "convert", "info", "show"):
+        with pytest.raises(SystemExit) as ended:
+            main([name, "--help"])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: eqfuse {name} [-h]")
+
+
+def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
+    assert main(["train", "layer=3"]) == 2
+    assert capsys.readouterr().err.startswith("error: layer is not a setting of this run")
+    assert main(["train", "layers=5", "--cfg"]) == 0
+    assert "  layers: 5\n" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path), "FILE.xyz"]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+    assert main(["convert", "mace", str(tmp_path / "none.model"), str(tmp_path / "run")]) == 2
+    assert "none.model" in capsys.readouterr().err
+    assert main(["show", "4x0e", "1o", "--target", "none"]) == 0
+    assert capsys.readouterr().out.startswith("4x0e (x) 1o -> 4x1o\n")
+    assert main(["info"]) == 0
+    assert capsys.readouterr().out.startswith("python ")
+    with pytest.raises(SystemExit) as ended:
+        main(["info", "all"])
+    assert ended.value.code == 2
+
+
+def test_help_does_not_wait_for_jax():
+    code = "import sys, eqfuse.cli as cli; cli.main(['--help']); sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,67 @@
+"""JAX's CUDA plug-in, installed without CUDA, prints no traceback; no device is hidden."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eqfuse import _startup
+from eqfuse.ops._backend import has_gpu
+
+ROOT = Path(__file__).parents[1]
+DEVICE = "from benchmarks.launches import device; print(device().platform)"
+
+
+@pytest.fixture
+def plugin():
+    """Skip where there is no CUDA plug-in, or where it works."""
+    names = [f"jax_plugins.xla_cuda{version}" for version in (12, 13)]
+    if not importlib.util.find_spec("jax_plugins") or not any(map(importlib.util.find_spec, names)):
+        pytest.skip("JAX's CUDA plug-in is not installed; pip install -e '.[launches]'")
+    if has_gpu():
+        pytest.skip("there is a GPU")
+
+
+def run(*arguments, **variables) -> subprocess.CompletedProcess:
+    """Run Python as a user does who has set nothing."""
+    ours = ("JAX_PLATFORMS", _startup._SKIP)
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment |= {"PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=True
+    )
+
+
+def test_nothing_is_said_and_the_plugin_compiles_without_a_gpu(plugin):
+    found = run("-m", "eqfuse.ops.info")
+    assert found.stderr == ""
+    assert "device      cpu" in found.stdout
+    found = run("-c", DEVICE)
+    assert (found.stdout, found.stderr) == ("gpu\n", "")
+
+
+def test_missing_libraries_are_one_line_where_there_is_a_gpu(plugin):
+    # an empty variable is what the plug-in finds where eqfuse does not set it
+    found = run("-c", "import eqfuse, jax; jax.devices()", **{_startup._SKIP: ""})
+    [line] = found.stderr.splitlines()
+    assert line.startswith("JAX cannot use CUDA: Unable to load cuDNN.")
+
+
+@pytest.mark.parametrize("name", ["nvidia0", "nvidiactl", "dxg", "nvhost-gpu", None])
+def test_only_a_check_is_skipped_and_only_without_a_gpu(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(_startup, "DEVICES", tmp_path)
+    monkeypatch.setattr(os, "environ", {})
+    if name is not None:
+        (tmp_path / name).touch()
+    _startup.quiet_cuda_plugin()
+    assert os.environ == ({} if name else {_startup._SKIP: "1"})
+
+
+def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(_startup, "DEVICES", tmp_path)
+    monkeypatch.setattr(os, "environ", {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"})
+    _startup.quiet_cuda_plugin()
+    assert os.environ == {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"}

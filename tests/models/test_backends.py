@@ -8,6 +8,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.models import predict
 from tests.models.conftest import CUTOFF
+from tests.ops import tiers
 from tests.ops.parity import BACKENDS, QUICK, only
 
 TINY = {
@@ -50,13 +51,19 @@ def case(request, small_potential, make_graph, molecule):
     variables = init(jax.random.key(0), graph.vectors, graph.species, graph.edges)
     variables = jax.device_get(variables)
     exact = computed(small_potential, name, "e3nn", np.float64, variables, graph)
-    rounded = computed(small_potential, name, "e3nn", np.float32, variables, graph)
-    return name, variables, graph, exact, rounded
+    return name, variables, graph, exact
+
+
+@pytest.fixture(scope="module")
+def rounded(case, small_potential):
+    """What e3nn-jax makes of a case in float32."""
+    name, variables, graph, _ = case
+    return computed(small_potential, name, "e3nn", np.float32, variables, graph)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_float64(case, small_potential, backend):
-    name, variables, graph, exact, _ = case
+    name, variables, graph, exact = case
     with only(backend, forbidden=NOT_IN_GATES):
         found = computed(small_potential, name, backend, np.float64, variables, graph)
     for a, b in zip(found, exact, strict=True):
@@ -64,12 +71,15 @@ def test_float64(case, small_potential, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_float32_is_as_good_as_that_of_e3nn(case, small_potential, backend):
+@pytest.mark.parametrize(
+    "case", tiers.slow_unless(["nequip"], *TINY), indirect=True, scope="module"
+)
+def test_float32_is_as_good_as_that_of_e3nn(case, rounded, small_potential, backend):
     """No array is off by more than twice what e3nn-jax is, or by a hundred roundings.
 
     A layer is some ten products and sums after each other, and there are two, differentiated twice.
     """
-    name, variables, graph, exact, rounded = case
+    name, variables, graph, exact = case
     with only(backend, forbidden=NOT_IN_GATES):
         found = computed(small_potential, name, backend, np.float32, variables, graph)
     unit = np.finfo(np.float32).eps / 2

@@ -82,6 +82,7 @@ def test_old_ones_are_removed(tmp_path):
     assert sorted(Path(folder).glob("*-cache")) == entries[1:]
 
 
+@pytest.mark.slow
 def test_other_cores_have_programs_of_their_own(tmp_path):
     folder, _, _ = run(tmp_path)
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -94,6 +95,7 @@ def test_other_cores_have_programs_of_their_own(tmp_path):
         os.sched_setaffinity(0, cores)
 
 
+@pytest.mark.slow
 def test_what_jax_was_told_stays(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     assert run(tmp_path / "cache", JAX_COMPILATION_CACHE_DIR=str(elsewhere))[0] == "None"

@@ -35,7 +35,7 @@ _MOVES = {
 
 
 def kind(program: Program, instruction) -> str:
-    """One of `KINDS`."""
+    """Return one of `KINDS`."""
     named = program.named(instruction)
     inner = program.computations.get(instruction.calls, ())
     if any("eqfuse" in i.target or i.primitive.startswith("eqfuse") for i in (named, instruction)):
@@ -50,7 +50,7 @@ def kind(program: Program, instruction) -> str:
 
 
 def account(text: str, launches: int) -> dict[str, dict[str, int]]:
-    """{source: {kind: number of launches}}, those with most launches first.
+    """Return {source: {kind: number of launches}}, those with most launches first.
 
     Args:
       text: of the compiled program.
@@ -66,7 +66,7 @@ def account(text: str, launches: int) -> dict[str, dict[str, int]]:
 
 
 def table(name: str, found: dict[str, dict[str, int]]) -> str:
-    """The account in Markdown."""
+    """Return the account in Markdown."""
     lines = [f"\n| {name} | {' | '.join(KINDS)} | all |", "|---|" + "---|" * (len(KINDS) + 1)]
     totals = collections.Counter()
     for source, kinds in found.items():

@@ -34,7 +34,7 @@ class Case:
         return tuple(ir for _, ir in e3nn.Irreps(self.keep))
 
     def product(self) -> products.Product:
-        """The form and the irreps of its output."""
+        """Return the form and the irreps of its output."""
         return products.tensor_product(
             e3nn.Irreps(self.irreps_x),
             e3nn.Irreps(self.irreps_y),
@@ -45,7 +45,9 @@ class Case:
         )
 
     def forms(self) -> dict[str, Form]:
-        """The form ("forward"), its backward pass, and the backward pass of that ("double")."""
+        """Return the form ("forward"), its backward pass, and the backward pass of that
+        ("double").
+        """
         return derivatives(self.product().form)
 
 
@@ -61,7 +63,7 @@ class Contraction:
     irreps_out: str
 
     def forms(self) -> dict[str, Form]:
-        """As `Case.forms`."""
+        """Do as `Case.forms`."""
         sides = (tuple(ir for _, ir in e3nn.Irreps(i)) for i in (self.irreps, self.irreps_out))
         return derivatives(contraction(*sides, mul=128, correlation=3))
 
@@ -80,7 +82,7 @@ class Channelwise:
     keep: str
 
     def forms(self) -> dict[str, Form]:
-        """As `Case.forms`."""
+        """Do as `Case.forms`."""
         irreps = e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y)
         keep = tuple(ir for _, ir in e3nn.Irreps(self.keep))
         product = channelwise.channelwise_tensor_product(*irreps, keep, "component", on_graph=True)
@@ -88,7 +90,7 @@ class Channelwise:
 
 
 def times(mul: int, irreps: str) -> str:
-    """Every irrep `mul` times."""
+    """Return every irrep `mul` times."""
     return "+".join(f"{mul}x{ir}" for ir in irreps.split("+"))
 
 

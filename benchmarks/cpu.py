@@ -27,7 +27,7 @@ GROUPS = ("products", "steps", "large", "others")
 
 
 def measure(problem, seconds: float) -> dict:
-    """Times, ratios, compile times and scratch memory of one problem on both backends.
+    """Return times, ratios, compile times and scratch memory of one problem on both backends.
 
     A backend whose scratch memory does not fit in what is free is compiled, and not run.
     """
@@ -74,7 +74,7 @@ def child(threads: int, only: str, seconds: float, keep_memory: bool) -> None:
 
 
 def row(result: dict) -> str:
-    """A line of the table of one case."""
+    """Return a line of the table of one case."""
     if "error" in result:
         return f"| {result['case']} | {result['threads']} | {result['error']} | | | | | |"
     times = result["ms"]

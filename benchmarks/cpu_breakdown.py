@@ -65,7 +65,9 @@ def breakdown(step, args, turns: int) -> dict[str, float]:
 
 
 def compare(title: str, threads: int, turns: int) -> dict:
-    """Milliseconds of a step by part for both backends; an error where their results differ."""
+    """Return milliseconds of a step by part for both backends; an error where their
+    results differ.
+    """
     from benchmarks.cpu_cases import training_step
     from benchmarks.timing import compiled
 
@@ -80,7 +82,7 @@ def compare(title: str, threads: int, turns: int) -> dict:
 
 
 def table(result: dict) -> str:
-    """The parts of a step in Markdown."""
+    """Return the parts of a step in Markdown."""
     title = f"{result['case']}, {result['threads']} threads"
     if "error" in result:
         return f"\n{title}: {result['error']}"

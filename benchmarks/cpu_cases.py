@@ -63,7 +63,7 @@ def normal(rng, *shape):
 
 
 def molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
-    """Random molecules of the size and density of 3BPA."""
+    """Return random molecules of the size and density of 3BPA."""
     rng = np.random.default_rng(0)
     positions, senders, receivers = [], [], []
     for n in range(count):
@@ -89,7 +89,7 @@ def molecules(count: int = 5, atoms: int = 27, cutoff: float = 5.0) -> Graph:
 
 
 def random_graph(num_edges: int, neighbours: int = 20) -> Graph:
-    """One graph of `num_edges / neighbours` atoms, with edges between any two of them."""
+    """Return one graph of `num_edges / neighbours` atoms, with edges between any two of them."""
     rng = np.random.default_rng(0)
     nodes = max(num_edges // neighbours, 2)
     return Graph(
@@ -111,7 +111,7 @@ def training_step(
     layers: int = 3,
     counted: bool = False,
 ) -> Timed:
-    """The gradient of a loss on energies and forces of molecules of 27 atoms.
+    """Return the gradient of a loss on energies and forces of molecules of 27 atoms.
 
     Args:
       name: of the model; l <= 2, else the defaults.
@@ -124,7 +124,7 @@ def training_step(
 
 
 def step_on(graph: Graph, name: str, counted: bool = False, **fields) -> Timed:
-    """The gradient of a loss on energies and forces.
+    """Return the gradient of a loss on energies and forces.
 
     Parameters are normal numbers, as most of e3nn-jax's are, for which nothing is compiled.
 

@@ -27,13 +27,13 @@ MOMENTS = ("start", "compiled", "after five steps")
 
 
 def peak() -> float:
-    """Most resident memory of this process so far, MB."""
+    """Return most resident memory of this process so far, MB."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 def child(title: str, backend: str, molecules: int, keep_memory: bool, results: str) -> None:
-    """One line of JSON, peaks in MB; the results of the step into a file."""
+    """Return one line of JSON, peaks in MB; the results of the step into a file."""
     if keep_memory and not keep_freed_memory():
         sys.exit("--keep-memory needs glibc")
     import jax
@@ -55,7 +55,7 @@ def child(title: str, backend: str, molecules: int, keep_memory: bool, results: 
 
 
 def measure(title: str, backend: str, molecules: int, keep_memory: bool, repeats: int):
-    """(the three peaks as `Spread`s over processes, the results of the step)."""
+    """Return (the three peaks as `Spread`s over processes, the results of the step)."""
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def compare(title: str, molecules: int, keep_memory: bool, repeats: int) -> list[dict]:
-    """The peaks of each backend; one error where their results differ."""
+    """Return the peaks of each backend; one error where their results differ."""
     case = {"case": title, "molecules": molecules, "keep_memory": keep_memory}
     try:
         found = {n: measure(title, n, molecules, keep_memory, repeats) for n in BACKENDS}
@@ -115,7 +115,7 @@ def compare(title: str, molecules: int, keep_memory: bool, repeats: int) -> list
 
 
 def row(result: dict) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     if "error" in result:
         return f"| {result['case']} | {result['error']} | | | |"
     numbers = " | ".join(f"{peak.median:.0f}" for peak in result["peak_mb"].values())

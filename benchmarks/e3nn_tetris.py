@@ -45,7 +45,9 @@ class Reference(nn.Module):
 
 
 def logits(params, graph):
-    """Of the shapes, [n_graphs, 8], from the sum of the features of their nodes."""
+    """Return the logits of the shapes, [n_graphs, 8], from the sum of the features of
+    their nodes.
+    """
     out = Reference().apply(params, graph.positions, graph.edges)
     pooled = e3nn.scatter_sum(
         out.array, dst=graph.graph_index, output_size=graph.num_graphs
@@ -55,7 +57,7 @@ def logits(params, graph):
 
 
 def training_step(labels, *, lr: float):
-    """A step of Adam, loss and accuracy, on the tree of parameters; and the optimizer."""
+    """Return a step of Adam, loss and accuracy, on the tree of parameters; and the optimizer."""
     optimizer = optax.adam(lr)
 
     def loss_of(params, graph):

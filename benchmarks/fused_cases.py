@@ -28,7 +28,7 @@ def fused(
     channelwise: bool = False,
     split: tuple[str, ...] | None = None,
 ):
-    """A fused op, with a skip where it is gated."""
+    """Return a fused op, with a skip where it is gated."""
     keep = tuple(sorted({ir for _, ir in e3nn.Irreps(out)}))
     options = {"filter_ir_out": keep, "normalization": "component", "on_graph": on_graph}
     if channelwise:
@@ -118,7 +118,9 @@ CASES = {name: fused(**spec) for name, spec in SPECS.items()}
 
 
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str):
-    """The kernels of a Linear from irreps to the same: forward, and backward of everything."""
+    """Return the kernels of a Linear from irreps to the same: forward, and backward of
+    everything.
+    """
     linear = linears.linear(irreps, (False,) * len(irreps), irreps, num_sets=num_sets)
     linear_form = linear.linear_form
     n = len(linear_form.inputs)

@@ -25,12 +25,12 @@ HARMONICS = "0e+1o+2e"
 
 
 def shape(irreps, rows: int) -> jax.ShapeDtypeStruct:
-    """Of an array of irreps."""
+    """Return the shape of an array of irreps."""
     return jax.ShapeDtypeStruct((rows, e3nn.Irreps(irreps).dim), jnp.float32)
 
 
 def on_graph(backend: str, num_nodes: int, num_edges: int):
-    """The op with a skip before its gate, as a function of arrays, and their shapes."""
+    """Return the op with a skip before its gate, as a function of arrays, and their shapes."""
     index = np.zeros(num_edges, np.int32)
     edges = ops.Edges.from_arrays(index, index, num_nodes)
     edges = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), edges)
@@ -59,7 +59,7 @@ def on_graph(backend: str, num_nodes: int, num_edges: int):
 
 
 def over_rows(backend: str, num_edges: int):
-    """The op without a gate."""
+    """Return the op without a gate."""
     keep = sorted({ir for _, ir in e3nn.Irreps(FEATURES)})
     module = ops.TensorProductLinear(FEATURES, filter_ir_out=keep, backend=backend)
 
@@ -75,7 +75,7 @@ def over_rows(backend: str, num_edges: int):
 
 
 def backward(apply, args, count: int):
-    """The gradients of all operands, given the cotangent."""
+    """Return the gradients of all operands, given the cotangent."""
 
     def vjp(cotangent, *args):
         return jax.vjp(lambda *a: apply(*a, *args[count:]), *args[:count])[1](cotangent)
@@ -84,7 +84,7 @@ def backward(apply, args, count: int):
 
 
 def case(order: str, kind, backend: str, *sizes: int):
-    """One of CASES."""
+    """Return one of CASES."""
     apply, args, count = kind(backend, *sizes)
     return (apply, args) if order == "forward" else backward(apply, args, count)
 
@@ -111,5 +111,7 @@ def _difference(rows: bool) -> float:
 
 
 def parity(name: str) -> float:
-    """Of the kernels of both orders from e3nn-jax, in Triton's interpreter."""
+    """Return the difference of the kernels of both orders from e3nn-jax, in Triton's
+    interpreter.
+    """
     return _difference("rows" in name)

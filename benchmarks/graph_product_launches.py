@@ -42,7 +42,7 @@ def functions(backend: str):
 
 
 def arguments(order: str, num_nodes: int, num_edges: int):
-    """Shapes of what `functions` take."""
+    """Return shapes of what `functions` take."""
     index = np.zeros(num_edges, np.int32)
     edges = ops.Edges.from_arrays(index, index, num_nodes)
     edges = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), edges)
@@ -72,5 +72,5 @@ def _difference() -> float:
 
 
 def parity(name: str) -> float:
-    """Of the kernels of all orders from e3nn-jax, in Triton's interpreter."""
+    """Return the difference of the kernels of all orders from e3nn-jax, in Triton's interpreter."""
     return _difference()

@@ -44,7 +44,7 @@ BACKENDS = ("e3nn", "llvm")
 
 
 def measure(model: str, sweep: str, value: int, backend: str, folder, flags: list[str]) -> dict:
-    """A point, in a process of its own; its results stay in `folder`."""
+    """Return a point, in a process of its own; its results stay in `folder`."""
     arguments = [model, sweep, str(value), backend, str(folder / f"{backend}.npz")]
     arguments += [flag for flag in flags if flag != "h100" or backend == "llvm"]
     command = [sys.executable, "-m", "benchmarks.growth_point", *arguments]
@@ -58,7 +58,7 @@ def measure(model: str, sweep: str, value: int, backend: str, folder, flags: lis
 
 
 def compare(folder: pathlib.Path) -> float | None:
-    """How much the results of the backends differ; None where one of them has none."""
+    """Return how much the results of the backends differ; None where one of them has none."""
     import numpy as np
 
     files = [folder / f"{backend}.npz" for backend in BACKENDS]
@@ -103,13 +103,13 @@ COLUMNS = (
 
 
 def header(model: str, name: str) -> str:
-    """The head of a sweep's table in Markdown."""
+    """Return the head of a sweep's table in Markdown."""
     titles = " | ".join((f"{model}, {name}", "backend", *COLUMNS))
     return f"\n| {titles} |\n|{'---|' * (len(COLUMNS) + 2)}"
 
 
 def row(result: dict) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     head = f"| {result['value']:,} | {result['backend']} |"
     if "error" in result:
         return f"{head} {result['error']} |{' |' * (len(COLUMNS) - 1)}"

@@ -35,7 +35,7 @@ def triton_kernels(problem) -> set:
 
 
 def step_times(step, args, results: str) -> record.Spread:
-    """Milliseconds of calls, and the result of the last one in a file."""
+    """Return milliseconds of calls, and the result of the last one in a file."""
     times, end = [], time.perf_counter() + SECONDS
     while len(times) < WARM_UP + FEWEST or (
         time.perf_counter() < end and len(times) < WARM_UP + MOST
@@ -50,7 +50,7 @@ def step_times(step, args, results: str) -> record.Spread:
 
 
 def measure(model: str, sweep: str, value: str, backend: str, results: str, *flags) -> dict:
-    """The numbers of the point; with "h100", those of the step compiled for one too."""
+    """Return the numbers of the point; with "h100", those of the step compiled for one too."""
     fields = {**BASE[sweep], sweep: int(value)}
     graph = random_graph(fields.pop("edges"))
     problem = step_on(graph, model, **fields)

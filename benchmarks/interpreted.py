@@ -24,7 +24,8 @@ TOLERANCE = 1e-5
 
 
 def check(name: str) -> float:
-    """The largest difference of the passes of a case, relative to each array's largest element.
+    """Return the largest difference of the passes of a case, relative to each array's largest
+    element.
 
     Args:
       name: of `cases.CASES`, or "fused " and one of `fused_cases.SPECS`.
@@ -37,19 +38,19 @@ def check(name: str) -> float:
 
 
 def check_fused(spec: dict) -> float:
-    """As `check`, for the arguments of `fused_cases.fused`."""
+    """Do as `check`, for the arguments of `fused_cases.fused`."""
     return _compare(functools.partial(_fused, **spec), second_order=False)
 
 
 def _compare(make, second_order: bool) -> float:
-    """Of `make(backend, rng)`, which gives a function and its arguments."""
+    """Compare the backends for `make(backend, rng)`, which gives a function and its arguments."""
     with jax.default_matmul_precision("highest"):
         sides = (_passes(make, name, second_order) for name in ("e3nn", "triton-interpret"))
         return parity(*sides, TOLERANCE)
 
 
 def _passes(make, backend: str, second_order: bool) -> dict:
-    """The results of a function, of its backward pass, and of the backward pass of that."""
+    """Return the results of a function, of its backward pass, and of the backward pass of that."""
     rng = np.random.default_rng(0)
     function, args = make(backend=backend, rng=rng)
 
@@ -77,7 +78,7 @@ def _edges() -> ops.Edges:
 
 @functools.singledispatch
 def _function(case, backend: str, rng):
-    """A function of arrays, and random arrays, of a case without a Linear."""
+    """Return a function of arrays, and random arrays, of a case without a Linear."""
     raise TypeError(f"{type(case).__name__} is no case of benchmarks.cases")
 
 
@@ -131,7 +132,7 @@ class _Typed:
 
 
 def _operands(case, backend: str):
-    """What gives the operands their irreps, and the options of the op."""
+    """Return what gives the operands their irreps, and the options of the op."""
     keep = tuple(ir for _, ir in e3nn.Irreps(case.keep))
     x, y = (_Typed(e3nn.Irreps(i)) for i in (case.irreps_x, case.irreps_y))
     return x, y, {"filter_ir_out": keep, "backend": backend}
@@ -140,7 +141,7 @@ def _operands(case, backend: str):
 def _fused(
     x, y, out, on_graph, weighted=True, gated=False, channelwise=False, split=None, *, backend, rng
 ):
-    """As `_function`, of a product and a Linear, and a gate with a skip before it."""
+    """Do as `_function`, of a product and a Linear, and a gate with a skip before it."""
     x, y, z = (_Typed(e3nn.Irreps(i)) for i in (x, y, out))
     rows = NODES if on_graph and not channelwise else EDGES
     of_y = NODES if channelwise else EDGES

@@ -74,7 +74,9 @@ def empty_cache():
 
 
 def kernels_of(name: str, dtype: str):
-    """(order, terms of the product, kernels) of a case; of fused ops, their own kernels only."""
+    """Return (order, terms of the product, kernels) of a case; of fused ops, their own kernels
+    only.
+    """
     if name in CASES:
         for order, form in CASES[name].forms().items():
             kernels = plan.kernels(form, dtype)
@@ -172,7 +174,7 @@ def measure_network(target: str, processes: int) -> dict:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows in Markdown; lines and seconds are sums over the kernels of an op."""
+    """Return the rows in Markdown; lines and seconds are sums over the kernels of an op."""
     lines = [
         "| case | order | dtype | kernels | terms | lines | registers | spilled | shared | time |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -185,7 +187,9 @@ def table(rows: list[Row]) -> str:
 
 
 def _each(numbers) -> str:
-    """The number of each kernel; their range if there are many, one number if all are zero."""
+    """Return the number of each kernel; their range if there are many, one number if
+    all are zero.
+    """
     if not any(numbers):
         return "0"
     if len(numbers) > 3:
@@ -194,7 +198,9 @@ def _each(numbers) -> str:
 
 
 def compared(names, kept: record.Record) -> list[str]:
-    """The cases whose kernels give what e3nn-jax gives, in Triton's interpreter; keeps errors."""
+    """Return the cases whose kernels give what e3nn-jax gives, in Triton's interpreter; keeps
+    errors.
+    """
     alike = []
     for name in names:
         try:

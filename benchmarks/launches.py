@@ -55,7 +55,7 @@ class Launches:
 
 
 def device(description: pathlib.Path = H100):
-    """The GPU of a description, as a jax device to compile for.
+    """Return the GPU of a description, as a jax device to compile for.
 
     Raises:
       PluginMissingError: jax's CUDA plug-in is missing, or JAX did not take it.
@@ -125,12 +125,12 @@ def compiled(function, args, gpu=None) -> Compiled:
 
 
 def count(function, args, gpu=None) -> Launches:
-    """The launches of `function`; arguments as of `compiled`."""
+    """Return the launches of `function`; arguments as of `compiled`."""
     return compiled(function, args, gpu).launches
 
 
 def measure(name: str, case, parity, gpu, with_account: bool) -> dict:
-    """The numbers of a case, or only an error where its parity is red."""
+    """Return the numbers of a case, or only an error where its parity is red."""
     try:
         difference = None if parity is None else parity(name)
     except record.ParityError as error:
@@ -178,7 +178,7 @@ HEADER = """
 
 
 def row(result: dict) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     if "error" in result:
         return f"| {result['case']} | {result['error']} | | | | |"
     difference = result["parity"]

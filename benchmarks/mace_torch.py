@@ -55,7 +55,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How much faster eqfuse is than the faster of the other two, by medians."""
+        """Return how much faster eqfuse is than the faster of the other two, by medians."""
         return np.nanmin([self.eager[0], self.compiled[0]]) / self.ours[0]
 
 
@@ -95,7 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _compiled(network):
-    """The network by torch.compile, as mace's own `compile_mode` has it; None if that fails."""
+    """Return the network by torch.compile, as mace's own `compile_mode` has it; None if
+    that fails.
+    """
     try:
         made = prepare(extract_model)(model=network, map_location="cpu")
         for parameter in made.parameters():

@@ -31,7 +31,7 @@ NUM_SPECIES, NUM_GRAPHS = 4, 5
 
 
 def batch(num_nodes: int, num_edges: int) -> Graph:
-    """The shapes of a batch of five molecules."""
+    """Return the shapes of a batch of five molecules."""
     index = np.zeros(num_edges, np.int32)
     graph = Graph(
         positions=np.zeros((num_nodes, 3), np.float32),
@@ -47,14 +47,14 @@ def batch(num_nodes: int, num_edges: int) -> Graph:
 
 
 def potential_of(name: str, backend: str) -> models.Potential:
-    """A model with energies and forces."""
+    """Return a model with energies and forces."""
     fields = {"channels": 64, "num_species": NUM_SPECIES, "avg_num_neighbors": 20.0}
     model = models.build(name, **fields, **MODELS[name], backend=backend)
     return models.Potential(model, (1.0,) * NUM_SPECIES, (0.0,) * NUM_SPECIES)
 
 
 def shapes_of(potential: models.Potential, graph: Graph):
-    """Shapes of the parameters."""
+    """Return shapes of the parameters."""
     vectors = jax.ShapeDtypeStruct((graph.edges.num_edges, 3), jnp.float32)
     key = jax.random.key(0)
     return jax.eval_shape(potential.init, key, vectors, graph.species, graph.edges)
@@ -68,7 +68,7 @@ def loss(potential, params, graph, energy, forces):
 
 
 def training_step(name: str, backend: str, num_nodes: int, num_edges: int):
-    """A step of Adam on energies and forces, and the shapes of its arguments."""
+    """Return a step of Adam on energies and forces, and the shapes of its arguments."""
     potential, graph = potential_of(name, backend), batch(num_nodes, num_edges)
     optimizer = optax.adam(0.01)
     flat = Flat.of(shapes_of(potential, graph))
@@ -105,7 +105,7 @@ def _difference(name: str) -> float:
 
 
 def parity(name: str) -> float:
-    """Of loss and gradient from e3nn-jax, in Triton's interpreter, on a molecule of four atoms."""
+    """Return the difference of loss and gradient from e3nn-jax's, interpreted, on four atoms."""
     return _difference(name.split(",")[0])
 
 

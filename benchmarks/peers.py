@@ -49,7 +49,7 @@ class Side:
         return self._moved(ARGUMENTS[order], arguments, lambda columns: columns)
 
     def results(self, order: str, results):
-        """Results of this side in our layout."""
+        """Return results of this side in our layout."""
         return self._moved(RESULTS[order], results, np.argsort)
 
     def _moved(self, kinds: str, values, order_of):
@@ -68,7 +68,7 @@ class Side:
 
 
 def cuequivariance(problem: Problem, dtype: str, method: str = "uniform_1d") -> Side:
-    """cuEquivariance-JAX's segmented polynomial, gathering and scattering in its kernel.
+    """Return cuEquivariance-JAX's segmented polynomial, gathering and scattering in its kernel.
 
     Args:
       method: "uniform_1d", its CUDA kernel; or "naive", in jax.numpy, for a CPU.
@@ -95,7 +95,8 @@ def cuequivariance(problem: Problem, dtype: str, method: str = "uniform_1d") -> 
 
 
 def segmented_polynomial(form: Form):
-    """A form as cuEquivariance writes it, and for each operand which columns of ours are its own.
+    """Return a form as cuEquivariance writes it, and for each operand which columns of ours are its
+    own.
 
     Every component of a block is a segment of its own, of all its channels; where multiplicities
     differ, of as many channels as divide them all, as "uniform_1d" demands.
@@ -140,7 +141,9 @@ class _Same(dict):
 
 
 def _segments(operand: Operand, size: int):
-    """{(block, component, part of the channels): number of the segment}, and their columns."""
+    """Return {(block, component, part of the channels): number of the segment}, and
+    their columns.
+    """
     if not operand.channels:
         found = {
             (s, i): segment.element(0, i)
@@ -160,7 +163,7 @@ def _segments(operand: Operand, size: int):
 
 
 def openequivariance(problem: Problem, dtype: str) -> Side:
-    """OpenEquivariance-JAX's convolution, without atomics: edges are grouped by receiver.
+    """Return OpenEquivariance-JAX's convolution, without atomics: edges are grouped by receiver.
 
     Raises:
       MissingError: it is not installed, or has no such product.
@@ -196,7 +199,9 @@ def openequivariance(problem: Problem, dtype: str) -> Side:
 
 
 def uvu_instructions(case: Case):
-    """The irreps of the output, block by block, and e3nn's instructions, in e3nn-jax's order."""
+    """Return the irreps of the output, block by block, and e3nn's instructions, in e3nn-jax's
+    order.
+    """
     keep = set(case.filter_ir_out)
     sides = (
         sorted(enumerate(e3nn.Irreps(i)), key=lambda block: block[1].ir)

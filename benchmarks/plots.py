@@ -65,7 +65,7 @@ def growth(results: list[dict], path) -> None:
 
 
 def _lines(axis, results, value) -> None:
-    """A line for each backend."""
+    """Return a line for each backend."""
     for backend, colour in COLOURS.items():
         points = [(r["value"], value(r)) for r in results if r["backend"] == backend]
         points = [(x, y) for x, y in points if y]
@@ -100,13 +100,15 @@ def steps(results: list[dict], path) -> None:
 
 
 def _atoms(case: str) -> int:
-    """Of "NequIP training step, 64, 999 atoms"; five molecules of 27 where it does not say."""
+    """Return the atoms of "NequIP training step, 64, 999 atoms"; five times 27 if it
+    does not say.
+    """
     size = case.rpartition(", ")[2]
     return int(size.removesuffix(" atoms")) if size.endswith(" atoms") else 135
 
 
 def launches(results: list[dict], path) -> None:
-    """Launches and scratch memory of training steps compiled for an H100.
+    """Return launches and scratch memory of training steps compiled for an H100.
 
     Args:
       results: of `benchmarks.launches` for `model_launches.py`.
@@ -132,7 +134,7 @@ def launches(results: list[dict], path) -> None:
 
 
 def _bars(values: dict, names: list[str], title: str, path, logarithmic=(True, True)) -> None:
-    """A panel for each quantity, bars side by side for the backends."""
+    """Return a panel for each quantity, bars side by side for the backends."""
     figure, axes = plt.subplots(len(values), 1, figsize=(len(names) + 1.5, 6), layout="constrained")
     for axis, (label, bars), log in zip(axes, values.items(), logarithmic, strict=True):
         backends = [b for b in COLOURS if any(b in bar for bar in bars)]

@@ -53,7 +53,9 @@ class Problem:
         return [nodes.get(operand.index) for operand in form.inputs + form.outputs]
 
     def products(self, order: str) -> list[int]:
-        """The most products that are summed into one number, for each result of a derivative."""
+        """Return the most products that are summed into one number, for each result of a
+        derivative.
+        """
         if not self.forms:
             return [self.summands] * len(jax.tree.leaves(self.results(order)))
         form = self.forms[order]
@@ -69,7 +71,7 @@ class Problem:
         return most
 
     def arguments(self, order: str, dtype: str):
-        """jax.ShapeDtypeStructs of the arguments of a derivative, all of one dtype."""
+        """Return jax.ShapeDtypeStructs of the arguments of a derivative, all of one dtype."""
         floats = jax.tree.map(
             lambda shape: jax.ShapeDtypeStruct(shape, dtype), self.shapes, is_leaf=_is_shape
         )
@@ -77,7 +79,7 @@ class Problem:
         return (floats, out, floats)[: 1 + ORDERS.index(order)]
 
     def results(self, order: str, dtype: str = "float32"):
-        """jax.ShapeDtypeStructs of the results of a derivative."""
+        """Return jax.ShapeDtypeStructs of the results of a derivative."""
         function = derivative(self.function("e3nn"), order)
         return jax.eval_shape(function, self.arguments(order, dtype), self.integers)
 
@@ -94,13 +96,13 @@ def random_edges(nodes: int, edges: int, grouped: bool = True) -> ops.Edges:
 
 
 def _degree(edges: ops.Edges) -> int:
-    """The most edges of one node."""
+    """Return the most edges of one node."""
     counts = [np.diff(pointers) for pointers in (edges.receiver_ptr, edges.sender_ptr)]
     return int(max(count.max(initial=1) for count in counts))
 
 
 def graph_product(case: Case, nodes: int, edges: int, grouped: bool = True) -> Problem:
-    """`ops.graph_tensor_product`; on e3nn-jax by its definition."""
+    """Return `ops.graph_tensor_product`; on e3nn-jax by its definition."""
     irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
     keep = {"filter_ir_out": case.filter_ir_out}
     weights = e3nn.tensor_product(irreps_x, irreps_y, **keep).num_irreps
@@ -120,7 +122,7 @@ def graph_product(case: Case, nodes: int, edges: int, grouped: bool = True) -> P
 
 
 def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
-    """`ops.symmetric_contraction` of features of nodes, with weights of their species."""
+    """Return `ops.symmetric_contraction` of features of nodes, with weights of their species."""
     irreps, irreps_out = (
         e3nn.Irreps(times(CONTRACTION_MUL, i)) for i in (case.irreps, case.irreps_out)
     )
@@ -141,7 +143,7 @@ def contraction(case: Contraction, nodes: int, edges: int) -> Problem:
 
 
 def channelwise(case: Channelwise, nodes: int, edges: int) -> Problem:
-    """`ops.channelwise_tensor_product` of features of edges and of their receivers."""
+    """Return `ops.channelwise_tensor_product` of features of edges and of their receivers."""
     irreps_x, irreps_y = e3nn.Irreps(case.irreps_x), e3nn.Irreps(case.irreps_y)
     keep = {"filter_ir_out": tuple(ir for _, ir in e3nn.Irreps(case.keep))}
 
@@ -158,7 +160,7 @@ def channelwise(case: Channelwise, nodes: int, edges: int) -> Problem:
 
 
 def _with_parameters(module, irreps, shapes, graph, extra=None) -> Problem:
-    """A flax module whose first operands are IrrepsArrays; its parameters are operands too.
+    """Return a flax module whose first operands are IrrepsArrays; its parameters are operands too.
 
     Args:
       module: backend -> module.
@@ -200,7 +202,9 @@ GATED = f"64x0e+64x0o+256x0e+{times(64, '1e+1o+2e+2o')}"
 
 
 def fused_gate(nodes: int, edges: int) -> Problem:
-    """A convolution of NequIP with the skip before its gate, `ops.TensorProductLinearGate`."""
+    """Return a convolution of NequIP with the skip before its gate,
+    `ops.TensorProductLinearGate`.
+    """
     irreps_x, irreps_y, irreps_z = (e3nn.Irreps(i) for i in (times(64, BOTH2), SH2, GATED))
     keep = sorted({ir for _, ir in irreps_z})
     width = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps
@@ -213,7 +217,7 @@ def fused_gate(nodes: int, edges: int) -> Problem:
 
 
 def fused_linear(nodes: int, edges: int) -> Problem:
-    """The product and the Linear of MACE on a graph, `ops.TensorProductLinear`."""
+    """Return the product and the Linear of MACE on a graph, `ops.TensorProductLinear`."""
     irreps_x, irreps_y = e3nn.Irreps("128x0e+128x1o"), e3nn.Irreps(SH3)
     out = times(128, SH3)
     keep = sorted({ir for _, ir in e3nn.Irreps(out)})
@@ -224,7 +228,7 @@ def fused_linear(nodes: int, edges: int) -> Problem:
 
 
 def fused_rows(nodes: int, edges: int) -> Problem:
-    """The product and the Linear of each edge, `ops.TensorProductLinear` without a graph."""
+    """Return the product and the Linear of each edge, `ops.TensorProductLinear` without a graph."""
     irreps_x, irreps_y = e3nn.Irreps(times(32, BOTH2)), e3nn.Irreps(SH2)
     shapes = ((edges, irreps_x.dim), (edges, irreps_y.dim))
     keep = sorted({ir for _, ir in irreps_x})
@@ -235,7 +239,9 @@ def fused_rows(nodes: int, edges: int) -> Problem:
 
 
 def linear(irreps: str, nodes: int, edges: int = 0, num_sets: int = 0) -> Problem:
-    """`ops.Linear` of features of nodes to the same irreps, which may choose a set of weights."""
+    """Return `ops.Linear` of features of nodes to the same irreps, which may choose a set of
+    weights.
+    """
     index = np.random.default_rng(1).integers(0, num_sets, nodes) if num_sets else None
     module = functools.partial(_module, ops.Linear, irreps, num_indexed_weights=num_sets or None)
     shapes = ((nodes, e3nn.Irreps(irreps).dim),)
@@ -243,7 +249,9 @@ def linear(irreps: str, nodes: int, edges: int = 0, num_sets: int = 0) -> Proble
 
 
 def channelwise_rows(irreps: str, nodes: int, edges: int) -> Problem:
-    """The product and the Linear of two rows of each edge, by channel, to the same irreps."""
+    """Return the product and the Linear of two rows of each edge, by channel, to the
+    same irreps.
+    """
     keep = sorted({ir for _, ir in e3nn.Irreps(irreps)})
     module = functools.partial(
         _module, ops.TensorProductLinear, irreps, channelwise=True, filter_ir_out=keep
@@ -260,7 +268,9 @@ def _module(kind, irreps, backend, **fields):
 def row_product(
     name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int, batch: int = 0
 ) -> Problem:
-    """`ops.tensor_product` or `ops.elementwise_tensor_product` of each edge; `vmap` of a batch."""
+    """Return `ops.tensor_product` or `ops.elementwise_tensor_product` of each edge; `vmap` of a
+    batch.
+    """
     irreps = e3nn.Irreps(irreps_x), e3nn.Irreps(irreps_y)
 
     def function(backend):
@@ -275,7 +285,7 @@ def row_product(
 
 
 def weighted_channels(nodes: int, edges: int) -> Problem:
-    """The first features of Allegro, `ops.weighted_channels` of each edge."""
+    """Return the first features of Allegro, `ops.weighted_channels` of each edge."""
     irreps = e3nn.Irreps(SH2)
 
     def function(backend):
@@ -291,7 +301,7 @@ def weighted_channels(nodes: int, edges: int) -> Problem:
 
 
 def grouped_dense(nodes: int, edges: int) -> Problem:
-    """A hidden layer of three radial networks, `ops.grouped_dense` of each edge."""
+    """Return a hidden layer of three radial networks, `ops.grouped_dense` of each edge."""
 
     def function(backend):
         def layers(floats, _):
@@ -321,7 +331,7 @@ PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
 
 
 def derivative(function, order: str):
-    """An order of derivative, as a function(arguments, integers) that gives a tuple.
+    """Return an order of derivative, as a function(arguments, integers) that gives a tuple.
 
     Arguments and results: forward (floats) and (out); backward (floats, cotangent) and (gradients);
     double (floats, cotangent, cotangents of the gradients) and (gradients of floats, of cotangent).

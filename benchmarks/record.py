@@ -59,7 +59,7 @@ class Spread:
 
     @classmethod
     def of(cls, numbers, warm_up: int = 0) -> Spread:
-        """The spread of numbers, of which the first `warm_up` are left out.
+        """Return the spread of numbers, of which the first `warm_up` are left out.
 
         Raises:
           ValueError: none are left.
@@ -71,13 +71,14 @@ class Spread:
         return cls(float(median), float(low), float(high), len(kept), warm_up)
 
     def scaled(self, factor: float) -> Spread:
-        """The same in another unit."""
+        """Return the same in another unit."""
         numbers = {n: factor * getattr(self, n) for n in ("median", "low", "high")}
         return dataclasses.replace(self, **numbers)
 
 
 def parity(expected, found, tolerance: float) -> float:
-    """How much two results differ: |found - expected| by the largest |expected| of each array.
+    """Return how much two results differ: |found - expected| by the largest |expected| of each
+    array.
 
     Args:
       expected, found: pytrees of arrays, alike in structure and shapes.
@@ -130,7 +131,9 @@ def environment(commit: str | None = None) -> dict:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that decide what is measured, as far as they are installed."""
+    """Return the versions of the packages that decide what is measured, as far as they are
+    installed.
+    """
     found = {}
     for name in PACKAGES:
         try:
@@ -141,7 +144,7 @@ def versions() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """The name of the processor, as the system tells it."""
+    """Return the name of the processor, as the system tells it."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -151,7 +154,9 @@ def cpu_model() -> str:
 
 
 def git_commit() -> str | None:
-    """The commit of this repository, "-dirty" if files were changed since; None outside of one."""
+    """Return the commit of this repository, "-dirty" if files were changed since; None outside of
+    one.
+    """
     command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
     folder = pathlib.Path(__file__).parent
     try:
@@ -174,12 +179,12 @@ def write_json(path: str | os.PathLike, value) -> None:
 
 
 def to_json(value, indent: int | None = None) -> str:
-    """JSON of plain values, NumPy's arrays and numbers, and dataclasses."""
+    """Return JSON of plain values, NumPy's arrays and numbers, and dataclasses."""
     return json.dumps(value, indent=indent, default=_plain)
 
 
 def _plain(value):
-    """What json cannot write by itself."""
+    """Return what json cannot write by itself."""
     if dataclasses.is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, np.generic | np.ndarray):
@@ -211,7 +216,7 @@ class Record:
 
     @property
     def failed(self) -> list[dict]:
-        """The results that are errors, of parity or others."""
+        """Return the results that are errors, of parity or others."""
         return [result for result in self.results if "error" in result]
 
     def finish(self) -> None:
@@ -227,5 +232,5 @@ class Record:
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """The option `--json FILE` that every benchmark has."""
+    """Return the option `--json FILE` that every benchmark has."""
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write all numbers here")

@@ -41,7 +41,7 @@ def _nothing(*args):
 
 
 def _microseconds(function, args) -> float:
-    """Of a call, as the mean of many in a row, each waited for."""
+    """Return the microseconds of a call, as the mean of many in a row, each waited for."""
     start = time.perf_counter()
     for _ in range(CALLS):
         jax.block_until_ready(function(*args))
@@ -49,7 +49,7 @@ def _microseconds(function, args) -> float:
 
 
 def overhead(name: str) -> dict:
-    """Microseconds of a call by backend, or an error where their results differ."""
+    """Return microseconds of a call by backend, or an error where their results differ."""
     problem = OTHERS[name]()
     functions = {backend: jax.jit(problem.function(backend)) for backend in BACKENDS}
     expected, *others = (function(*problem.args) for function in functions.values())
@@ -71,7 +71,7 @@ def _shape(*shape):
 
 
 def layouts(backend: str) -> dict:
-    """{case: (function, arguments, bytes of the operand that arrives otherwise)}.
+    """Return {case: (function, arguments, bytes of the operand that arrives otherwise)}.
 
     The first of each op has all operands as they should be.
     """
@@ -117,7 +117,7 @@ def layouts(backend: str) -> dict:
 
 
 def copies(backend: str, compile_for) -> list[dict]:
-    """What each of `layouts` computes and allocates besides the op.
+    """Return what each of `layouts` computes and allocates besides the op.
 
     Args:
       backend: of the op.
@@ -146,7 +146,7 @@ def _on_h100(function, args):
 
 
 def time_row(result: dict) -> str:
-    """A line of the first table."""
+    """Return a line of the first table."""
     if "error" in result:
         return f"| {result['case']} | {result['error']} | | | |"
     cells = " | ".join(f"{spread.median:.1f}" for spread in result["us"].values())
@@ -154,7 +154,7 @@ def time_row(result: dict) -> str:
 
 
 def copy_row(result: dict) -> str:
-    """A line of the second table."""
+    """Return a line of the second table."""
     besides = ", ".join(result["besides"]) or "nothing"
     sizes = f"{result['scratch_bytes']:,} | {result['operand_bytes']:,}"
     return f"| {result['case']} | {result['backend']} | {besides} | {sizes} |"

@@ -14,7 +14,7 @@ from eqfuse.ops.primitives.rules import definitions
 
 
 def step_work(function, args) -> tuple[int, int]:
-    """Bytes that products, linear forms and matmuls read and write, and operations in all.
+    """Return bytes that products, linear forms and matmuls read and write, and operations in all.
 
     Args:
       function: of `args`, with eqfuse's ops on any backend but "e3nn".
@@ -54,7 +54,7 @@ def _work_of(equation) -> tuple[int, int]:
 
 
 def linear_operations(linear_form: LinearForm, num_rows: int) -> int:
-    """A multiplication and an addition for each row, component and element of a matrix."""
+    """Return a multiplication and an addition for each row, component and element of a matrix."""
     total = 0
     for term in linear_form.terms:
         block = linear_form.operands[term.z.operand].blocks[term.z.block]

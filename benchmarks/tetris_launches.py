@@ -23,7 +23,7 @@ BACKENDS = {"e3nn-jax": "e3nn", "eqfuse": "triton"}
 
 
 def case(backend: str):
-    """The step and the shapes of its arguments."""
+    """Return the step and the shapes of its arguments."""
     graph, labels = data.tetris()
     graph = jax.tree.map(jnp.asarray, graph)
     module = models.build("tetris", irreps_out="0o + 7x0e", backend=backend)
@@ -38,7 +38,7 @@ def case(backend: str):
 
 
 def example():
-    """The step of e3nn-jax's example, on its own network."""
+    """Return the step of e3nn-jax's example, on its own network."""
     graph, labels = data.tetris()
     graph = jax.tree.map(jnp.asarray, graph)
     step, optimizer = e3nn_tetris.training_step(labels, lr=0.01)
@@ -73,5 +73,5 @@ def _difference(backend: str) -> float:
 
 
 def parity(name: str) -> float:
-    """Of loss and gradient from e3nn-jax, in Triton's interpreter; e3nn-jax itself has none."""
+    """Return the difference of loss and gradient from e3nn-jax's, interpreted; 0 for e3nn-jax."""
     return 0.0 if "e3nn" in name else _difference("triton-interpret")

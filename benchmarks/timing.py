@@ -63,7 +63,7 @@ def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) ->
 
 
 def waited(function, args) -> tuple[object, float]:
-    """The results of a call and its seconds, once its scratch memory must be free again."""
+    """Return the results of a call and its seconds, once its scratch memory must be free again."""
     start = time.perf_counter()
     results = jax.block_until_ready(function(*args))
     seconds = time.perf_counter() - start
@@ -72,7 +72,7 @@ def waited(function, args) -> tuple[object, float]:
 
 
 def fits(scratch_bytes: int) -> bool:
-    """Whether a step with that scratch memory can run without taking all that is free."""
+    """Return whether a step with that scratch memory can run without taking all that is free."""
     return scratch_bytes < MEMORY_SHARE * available_bytes()
 
 
@@ -84,7 +84,9 @@ def available_bytes() -> int:
 
 
 def compiled(function, args) -> tuple[object, float, int]:
-    """A function compiled for its arguments, the seconds that took, its scratch memory in bytes."""
+    """Return a function compiled for its arguments, the seconds that took, its scratch memory in
+    bytes.
+    """
     start = time.perf_counter()
     result = jax.jit(function).lower(*args).compile()
     machine.finish()  # native kernels, which a thread compiles
@@ -197,13 +199,15 @@ def _best(function, array, turns: int = 7, calls: int = 1) -> float:
 
 
 def memory_bandwidth() -> float:
-    """Bytes per second, read and written, of adding one to 256 MB in place."""
+    """Return bytes per second, read and written, of adding one to 256 MB in place."""
     array = jnp.ones(1 << 26, jnp.float32)
     return 2 * array.nbytes / _best(lambda a: a + 1.0, array)
 
 
 def float32_rate() -> float:
-    """Operations per second of a product of matrices of 2048 x 2048, the best that XLA reaches."""
+    """Return operations per second of a product of matrices of 2048 x 2048, the best that XLA
+    reaches.
+    """
     n = 2048
     return 2 * n**3 / _best(lambda a: a @ a, jnp.ones((n, n), jnp.float32) / n)
 

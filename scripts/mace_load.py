@@ -1,4 +1,4 @@
-"""Make a network of mace-torch from what `python -m eqfuse.convert export RUN FILE.npz` wrote.
+"""Make a network of mace-torch from what `eqfuse convert export RUN FILE.npz` wrote.
 
     python mace_load.py FILE.npz FILE.model [--dtype float64]
 

@@ -95,7 +95,7 @@ class Run:
                 self._parity[key] = self._parity.get(key) or result.get("error", "")
 
     def _red(self, job: Job) -> str:
-        """What is wrong with the results of the same op in a reduced size, or ""."""
+        """Return what is wrong with the results of the same op in a reduced size, or ""."""
         key = job.label["case"], job.label["dtype"]
         if key not in self._parity:
             dry = self._content["dry_run"]
@@ -112,7 +112,7 @@ class Run:
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    """The options of the command."""
+    """Return the options of the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description=__doc__,
@@ -137,7 +137,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def jobs_of(options: argparse.Namespace) -> list[Job]:
-    """What the options ask for."""
+    """Return what the options ask for."""
     if options.compile_only:
         return plan.selected(plan.ahead("sm_90"), options.only)
     peers = {name: {} for name in options.peers}

@@ -10,7 +10,9 @@ DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 
 
 def first_line(error: BaseException) -> str:
-    """The kind of an exception and the first line of its message; memory that ran out is named."""
+    """Return the kind of an exception and the first line of its message; memory that ran out is
+    named.
+    """
     message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, ParityError | MissingError):
         return message[:LENGTH]
@@ -20,7 +22,9 @@ def first_line(error: BaseException) -> str:
 
 
 def spoiled(result: dict) -> bool:
-    """Whether a result tells of an error of the device, which may fail all that comes after it."""
+    """Return whether a result tells of an error of the device, which may fail all that comes after
+    it.
+    """
     sides = result.get("sides", {}).values()
     messages = [part.get("error", "") for part in (result, *sides)]
     return any(name in message for message in messages for name in DEVICE_ERRORS)

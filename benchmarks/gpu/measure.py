@@ -17,7 +17,9 @@ from eqfuse import ops
 
 
 def results(function: str, arguments: dict) -> Iterator[tuple[dict, bool]]:
-    """Results of a job, each with whether the process may be spoiled; an exception is a result."""
+    """Return results of a job, each with whether the process may be spoiled; an exception is a
+    result.
+    """
     try:
         for result in FUNCTIONS[function](**arguments):
             yield result, spoiled(result)
@@ -27,7 +29,7 @@ def results(function: str, arguments: dict) -> Iterator[tuple[dict, bool]]:
 
 
 def describe(commit: str | None, small: bool) -> Iterator[dict]:
-    """The environment, and what the machine can do.
+    """Return the environment, and what the machine can do.
 
     Args:
       commit: as for `record.environment`.
@@ -43,7 +45,7 @@ def describe(commit: str | None, small: bool) -> Iterator[dict]:
 
 
 def driver() -> str | None:
-    """GPU, driver and memory as nvidia-smi tells them; None where it is not."""
+    """Return GPU, driver and memory as nvidia-smi tells them; None where it is not."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -103,7 +105,7 @@ def ahead_step(model: str, size: tuple[int, int], target: str) -> Iterator[dict]
 
 
 def _ahead(function, arguments, target: str) -> dict:
-    """The kernels, and the launches and the scratch memory of the whole for an H100."""
+    """Return the kernels, and the launches and the scratch memory of the whole for an H100."""
     found = _kernels(ops.compile_ahead(function, *arguments, target=target))
     try:
         whole = launches.count(function, arguments)

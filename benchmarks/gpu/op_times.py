@@ -67,7 +67,7 @@ def measure(request: Request) -> Iterator[dict]:
 
 
 def _sides(problem: Problem, request: Request) -> tuple[dict[str, Side], dict[str, str]]:
-    """The sides by name, and why others are missing."""
+    """Return the sides by name, and why others are missing."""
     sides = {REFERENCE: Side(problem.function("e3nn"))}
     errors = {}
     for name, options in request.peers.items():
@@ -80,7 +80,9 @@ def _sides(problem: Problem, request: Request) -> tuple[dict[str, Side], dict[st
 
 
 def _compile_ahead(function, backend: str, shapes, integers) -> float | None:
-    """Seconds to compile the kernels of all orders, in parallel; None where there are none."""
+    """Return seconds to compile the kernels of all orders, in parallel; None where
+    there are none.
+    """
     if backend != "triton":
         return None
     start = time.perf_counter()
@@ -97,7 +99,9 @@ def _compile_ahead(function, backend: str, shapes, integers) -> float | None:
 
 
 def _compiled(problem, sides, dtype, order: str, shapes, integers) -> dict:
-    """What `compile_all` gives for every side of an order, and for what is exact in bfloat16."""
+    """Return what `compile_all` gives for every side of an order, and for what is exact in
+    bfloat16.
+    """
     functions = {}
     for name, side in sides.items():
         inputs = jax.eval_shape(functools.partial(side.arguments, order), shapes)
@@ -130,7 +134,7 @@ class _Order:
     errors: dict[str, str]
 
     def measure(self, compiled: dict) -> dict:
-        """The result of this order: times of all sides that are right."""
+        """Return the result of this order: times of all sides that are right."""
         calls, numbers, checked = self._checked(compiled)
         row = {
             "group": "kernels",
@@ -151,7 +155,9 @@ class _Order:
         return row | {"sides": sides}
 
     def _checked(self, compiled: dict):
-        """Calls of the sides whose results are right, what else is known of them, and the judge."""
+        """Return calls of the sides whose results are right, what else is known of them, and the
+        judge.
+        """
         judge = expected = None
         if compiled[EXACT] is not None:
             try:
@@ -181,7 +187,7 @@ class _Order:
         return calls, numbers, judge if judge != OURS else "itself in a reduced size"
 
     def tolerance(self) -> float:
-        """How much two results may differ, by the largest element.
+        """Return how much two results may differ, by the largest element.
 
         Rounding errors of a sum of n products are a random walk of n steps; eight times that for
         the difference of two. In bfloat16, of the roundings of results and of what lies between.
@@ -192,18 +198,18 @@ class _Order:
         return 8 * eps * math.sqrt(max(self.problem.products(self.order)))
 
     def bytes(self) -> int:
-        """The least that moves: every operand read and every result written once."""
+        """Return the least that moves: every operand read and every result written once."""
         results = self.problem.results(self.order, self.request.dtype)
         return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((self.arguments, results)))
 
     def operations(self) -> int:
-        """Of the form, as `Form.counts` counts them; 0 for what is more than a form."""
+        """Return the operations as `Form.counts` counts them; 0 for what is more than a form."""
         if not self.problem.forms:
             return 0
         return self.problem.forms[self.order].counts(self.problem.rows).operations
 
     def _shares(self, ms: float) -> dict:
-        """Bytes and operations per second by what was measured on this machine."""
+        """Return bytes and operations per second by what was measured on this machine."""
         machine, seconds = self.request.machine, ms / 1e3
         if not machine:
             return {}
@@ -215,14 +221,14 @@ class _Order:
 
 
 def _function(compiled):
-    """The function of what `compile_all` gives; its exception is raised."""
+    """Return the function of what `compile_all` gives; its exception is raised."""
     if isinstance(compiled, Exception):
         raise compiled
     return compiled[0]
 
 
 def scratch(function) -> int | None:
-    """Bytes that XLA allocates for intermediates."""
+    """Return bytes that XLA allocates for intermediates."""
     analysis = function.memory_analysis()
     return None if analysis is None else analysis.temp_size_in_bytes
 
@@ -238,7 +244,7 @@ def _differences(expected, found):
 
 
 def largest_difference(expected, found) -> float:
-    """|found - expected| by the largest |expected| of each array, computed on the device.
+    """Return |found - expected| by the largest |expected| of each array, computed on the device.
 
     Raises:
       ParityError: the results are not alike.

@@ -30,7 +30,7 @@ def everything(function):
 
 
 def numbers(problem: Problem, held_by) -> tuple:
-    """Random arguments in float64 that `held_by` can hold."""
+    """Return random arguments in float64 that `held_by` can hold."""
     rng = np.random.default_rng(0)
     shapes = problem.arguments("double", "float32")
     return jax.tree.map(
@@ -40,7 +40,7 @@ def numbers(problem: Problem, held_by) -> tuple:
 
 @functools.cache
 def _reference(name: str, size: tuple[int, int], dtype: str):
-    """What e3nn-jax computes of a problem on the CPU, as a function of `numbers`."""
+    """Return what e3nn-jax computes of a problem on the CPU, as a function of `numbers`."""
     problem, cpu = PROBLEMS[name](*size), jax.devices("cpu")[0]
     function = jax.jit(everything(problem.function("e3nn")), compiler_options=QUICK)
 
@@ -53,7 +53,8 @@ def _reference(name: str, size: tuple[int, int], dtype: str):
 
 
 def _found(problem: Problem, dtype: str, backend: str, arguments):
-    """What eqfuse computes of a problem, and for each order whether a second run has the same bits.
+    """Return what eqfuse computes of a problem, and for each order whether a second run has the
+    same bits.
 
     The order of a sum of XLA's is not fixed on a GPU; those of kernels are.
 
@@ -127,7 +128,7 @@ def check(name: str, dtype: str, backend: str, size: tuple[int, int]) -> dict:
 
 
 def _allowed(dtype: str, composed: bool, roundings: float, exact, rounded):
-    """How much each element may differ; `rounded` is e3nn-jax's result in the dtype."""
+    """Return how much each element may differ; `rounded` is e3nn-jax's result in the dtype."""
     largest = np.abs(exact).max(initial=0.0)
     if dtype == "float64":
         return np.full_like(exact, (1e-11 if composed else 1e-12) * largest)

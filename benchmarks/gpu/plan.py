@@ -57,7 +57,7 @@ KERNELS = [
 
 
 def parity(name: str, dtype: str, backend: str, dry: bool, size=REDUCED) -> Job:
-    """A comparison with e3nn-jax in a reduced size."""
+    """Return a comparison with e3nn-jax in a reduced size."""
     size = TINY if dry else size
     arguments = {"name": name, "dtype": dtype, "backend": backend, "size": size}
     label = {"group": "parity", "case": name, "dtype": dtype}
@@ -67,7 +67,7 @@ def parity(name: str, dtype: str, backend: str, dry: bool, size=REDUCED) -> Job:
 def jobs(
     backend: str, peers: dict[str, dict], seconds: float, dry: bool, cached: bool = False
 ) -> list[Job]:
-    """All jobs of a run.
+    """Return all jobs of a run.
 
     Args:
       backend: of eqfuse.
@@ -112,7 +112,7 @@ def jobs(
 
 
 def ahead(target: str) -> list[Job]:
-    """Compilations of all of it for a GPU that need not be here."""
+    """Return compilations of all of it for a GPU that need not be here."""
     found = []
     sizes = {name: size for name, size, _ in reversed([*FIRST_KERNELS, *KERNELS])}
     for dtype in ("float32", *OTHER_DTYPES):
@@ -129,6 +129,6 @@ def ahead(target: str) -> list[Job]:
 
 
 def selected(found: list[Job], only: str) -> list[Job]:
-    """Those whose group, case and dtype hold a text."""
+    """Return those whose group, case and dtype hold a text."""
     names = ("group", "case", "dtype")
     return [job for job in found if only in " ".join(job.label[name] for name in names)]

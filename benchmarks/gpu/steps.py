@@ -73,7 +73,9 @@ def batch(nodes: int, edges: int) -> Graph:
 
 
 def _box(rng, atoms: int, bonds: int):
-    """Positions [atoms, 3] Å, pairs [2 bonds, 2] (sender, receiver), shifts [2 bonds, 3] Å."""
+    """Return positions [atoms, 3] Å, pairs [2 bonds, 2] (sender, receiver), shifts [2
+    bonds, 3] Å.
+    """
     cells = int(np.ceil(atoms ** (1 / 3)))
     grid = np.stack(np.meshgrid(*[np.arange(cells)] * 3), -1).reshape(-1, 3)[:atoms]
     spacing = 0.9 * CUTOFF / (2 * bonds / atoms * 3 / (4 * np.pi)) ** (1 / 3)
@@ -91,7 +93,7 @@ def _box(rng, atoms: int, bonds: int):
 
 
 def shapes(model: str, nodes: int, edges: int):
-    """A step of Adam as a function of a backend, and the shapes of its arguments."""
+    """Return a step of Adam as a function of a backend, and the shapes of its arguments."""
     functions = functools.partial(
         model_launches.training_step, model, num_nodes=nodes, num_edges=edges
     )
@@ -99,7 +101,7 @@ def shapes(model: str, nodes: int, edges: int):
 
 
 def arguments(model: str, nodes: int, edges: int):
-    """A step of Adam as a function of a backend, and its arguments, made on the device."""
+    """Return a step of Adam as a function of a backend, and its arguments, made on the device."""
     functions, (params, state, _, *labels) = shapes(model, nodes, edges)
     params, labels = random_arrays(params), random_arrays(tuple(labels))
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state)
@@ -146,7 +148,7 @@ def measure(request: Request) -> Iterator[dict]:
 
 
 def _compile_ahead(step, backend: str, args) -> dict | None:
-    """Seconds to compile the kernels in parallel, and how many there are."""
+    """Return seconds to compile the kernels in parallel, and how many there are."""
     if backend != "triton":
         return None
     start = time.perf_counter()
@@ -185,5 +187,5 @@ def _measure(compiled: dict, args, seconds: float) -> dict:
 
 
 def _peak() -> int:
-    """Most bytes in use on the device since the process began; 0 where JAX does not tell."""
+    """Return most bytes in use on the device since the process began; 0 where JAX does not tell."""
     return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)

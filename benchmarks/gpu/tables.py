@@ -67,7 +67,7 @@ class Tables:
 
 
 def lines(result: dict) -> list[tuple]:
-    """The cells of each line of a result; those of what was not measured say why."""
+    """Return the cells of each line of a result; those of what was not measured say why."""
     group = result["group"]
     head = tuple(_cell(result, name) for name in _HEADS[group])
     width = len(COLUMNS[group])

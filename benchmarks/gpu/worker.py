@@ -46,7 +46,7 @@ class Worker:
         self._process = self._connection = None
 
     def run(self, job: Job, seconds: float) -> Iterator[dict]:
-        """Results of a job as they come, and at most one {"error": ...} more.
+        """Return results of a job as they come, and at most one {"error": ...} more.
 
         Args:
           seconds: after which the process is ended.
@@ -96,7 +96,7 @@ class Worker:
 
 
 def serve(connection, environment: dict[str, str]) -> None:
-    """The process: runs jobs until the connection is closed."""
+    """Return the process: runs jobs until the connection is closed."""
     os.environ.update(environment)
     from benchmarks.gpu import measure
 

@@ -1,4 +1,4 @@
-"""Write a run of MACE for mace-torch: `python -m eqfuse.convert export RUN FILE.npz`."""
+"""Write a run of MACE for mace-torch: `eqfuse convert export RUN FILE.npz`."""
 
 import dataclasses
 import json

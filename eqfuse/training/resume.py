@@ -26,7 +26,7 @@ CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
 CONVERTED = "converted.json"
 """In the folder of a run: what it was converted from (`eqfuse.convert`)."""
 
-TUNING_LR = {"muon": 0.001, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
+TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 """Learning rates by default for a converted network: measured, see `eqfuse/convert/README.md`."""
 
 

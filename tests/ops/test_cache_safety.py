@@ -185,10 +185,10 @@ def test_what_is_made_is_private_whatever_the_umask(folder, umask):
         ("somebody", 0o040755, True, "belongs to user"),
     ],
 )
-def test_what_is_trusted(monkeypatch, reduce_over, mode, leads, said):
+def test_what_is_trusted(monkeypatch, owner, mode, leads, said):
     """For a user who is not root, whoever runs this."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    user = {"me": 1000, "root": 0, "somebody": SOMEBODY}[reduce_over]
+    user = {"me": 1000, "root": 0, "somebody": SOMEBODY}[owner]
     fault = _cache._fault(os.stat_result((mode, 0, 0, 1, user, user, 0, 0, 0, 0)), leads)
     assert fault.startswith(said)
     assert bool(fault) == bool(said)

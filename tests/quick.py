@@ -40,7 +40,6 @@ MODELS = (
     "models/test_allegro.py::test_paths_are_those_reached_and_needed",
     "models/test_build.py::test_unknown",
     "models/test_mace.py::test_features_are_those_reached_and_needed",
-    "models/test_mlp.py::test_the_layers_are_those_of_e3nn",
     "models/test_nequip.py::test_hidden_irreps_are_those_reached_and_needed",
     "models/test_potential.py::test_forces_are_minus_the_gradient[nequip-True",
     "models/test_potential.py::test_padding_is_neutral[nequip",

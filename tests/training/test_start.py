@@ -215,7 +215,7 @@ def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path
     assert "holds no run" in refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
     assert "give data= too" in refused(settings[:1], capsys)
     elements = refused([settings[0], "data=extxyz", f"data.path={copper}"], capsys)
-    assert "Cu not among the model's species (H, O)" in elements
+    assert "the data have Cu, for which the network of start_from= has no weights" in elements
     empty = tmp_path / "empty"
     shutil.copytree(base, empty, ignore=shutil.ignore_patterns("checkpoints"))
     assert "has no checkpoint" in refused([f"start_from={empty}", *rest], capsys, 1)

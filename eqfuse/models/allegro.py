@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from eqfuse import ops
 from eqfuse.models.allegro_irreps import Paths, tensor_paths
-from eqfuse.models.irreps import SCALAR
+from eqfuse.models.irreps import SCALAR, require_positive
 from eqfuse.models.mlp import MLP, normalized
 from eqfuse.models.radial import edge_geometry
 
@@ -249,9 +249,8 @@ class Allegro(nn.Module):
 
     def _check(self):
         positive = ("num_species", "channels", "latent_dim", "two_body_layers", "latent_layers")
-        for name in (*positive, "readout_hidden", "avg_num_neighbors"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        positive += ("readout_hidden", "avg_num_neighbors")
+        require_positive(**{name: getattr(self, name) for name in positive})
 
     def _two_body_latents(self, basis, envelope, species, edges):
         """Return x of the two atoms of each edge, [n_edges, latent_dim]."""

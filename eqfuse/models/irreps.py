@@ -1,4 +1,4 @@
-"""What the models have in common in choosing their irreps."""
+"""What the models have in common in checking settings and choosing irreps."""
 
 import e3nn_jax as e3nn
 
@@ -16,6 +16,17 @@ def require_at_least(**ranges: tuple[int, int]):
     for name, (value, least) in ranges.items():
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def require_positive(**values: float):
+    """Refuse settings that are not positive.
+
+    Raises:
+      ValueError: the first that is not, by its name.
+    """
+    for name, value in values.items():
+        if value <= 0:
+            raise ValueError(f"{name} must be positive, got {value}")
 
 
 def harmonics(lmax: int) -> list[e3nn.Irrep]:

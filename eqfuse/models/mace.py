@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse import ops
-from eqfuse.models.irreps import SCALAR
+from eqfuse.models.irreps import SCALAR, require_positive
 from eqfuse.models.mace_irreps import feature_irreps
+from eqfuse.models.message_passing import embed_species, radial_networks
 from eqfuse.models.nequip import gate_input
 from eqfuse.models.pairs import agnesi_transform, radii_of
-from eqfuse.models.radial import RadialNetworks, edge_features
+from eqfuse.models.radial import edge_features
 
 
 class MACELayer(nn.Module):
@@ -254,9 +255,11 @@ class MACE(nn.Module):
         Raises:
           ValueError: settings out of range, or `irreps_out` that cannot be reached.
         """
-        for name in ("num_species", "readout_hidden", "avg_num_neighbors"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        require_positive(
+            num_species=self.num_species,
+            readout_hidden=self.readout_hidden,
+            avg_num_neighbors=self.avg_num_neighbors,
+        )
         all_irreps = self.basis_and_feature_irreps()
         sh, basis = edge_features(
             vectors,
@@ -268,10 +271,7 @@ class MACE(nn.Module):
         )  # [n_edges, irreps_sh], [n_edges, num_bessel]
         if not self.density_normalization:
             sh = sh / math.sqrt(self.avg_num_neighbors)
-        embedding = self.param(
-            "embedding", nn.initializers.normal(1.0), (self.num_species, self.channels), basis.dtype
-        )
-        h = e3nn.IrrepsArray(e3nn.Irreps([(self.channels, SCALAR)]), embedding[species])
+        h = embed_species(self, species, basis.dtype)
         out = 0
         before = [h.irreps, *(irreps for _, irreps in all_irreps)]
         widths = [
@@ -280,9 +280,7 @@ class MACE(nn.Module):
             ).num_irreps
             for irreps_in, (irreps_basis, _) in zip(before, all_irreps, strict=False)
         ]
-        radial = RadialNetworks(
-            (self.radial_hidden,) * self.radial_layers, tuple(widths), self.backend, name="radial"
-        )(basis)  # [n_edges, width] for each layer
+        radial = radial_networks(self, basis, widths)  # [n_edges, width] for each layer
         for k, (irreps_basis, irreps) in enumerate(all_irreps):
             skip = k > 0 or self.first_skip
             h = MACELayer(

@@ -8,8 +8,17 @@ import flax.linen as nn
 import jax
 
 from eqfuse import ops
-from eqfuse.models.irreps import SCALAR, allowed, harmonics, products, require_at_least, unreachable
-from eqfuse.models.radial import RadialNetworks, edge_features
+from eqfuse.models.irreps import (
+    SCALAR,
+    allowed,
+    harmonics,
+    products,
+    require_at_least,
+    require_positive,
+    unreachable,
+)
+from eqfuse.models.message_passing import embed_species, radial_networks
+from eqfuse.models.radial import edge_features
 
 
 def hidden_irreps(
@@ -193,26 +202,19 @@ class NequIP(nn.Module):
         Raises:
           ValueError: settings out of range, or `irreps_out` that cannot be reached.
         """
-        for name in ("num_species", "avg_num_neighbors"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        require_positive(num_species=self.num_species, avg_num_neighbors=self.avg_num_neighbors)
         irreps_in, *hidden, irreps_out = self.layer_irreps()
 
         sh, basis = edge_features(
             vectors, self.lmax, self.cutoff, self.num_bessel, self.poly_power
         )  # [n_edges, irreps_sh], [n_edges, num_bessel]
         sh = sh / math.sqrt(self.avg_num_neighbors)
-        embedding = self.param(
-            "embedding", nn.initializers.normal(1.0), (self.num_species, self.channels), basis.dtype
-        )
-        h = e3nn.IrrepsArray(irreps_in, embedding[species])
+        h = embed_species(self, species, basis.dtype)
         widths = [
             messages(before, sh.irreps, after).num_irreps
             for before, after in itertools.pairwise([irreps_in, *hidden])
         ]
-        radial = RadialNetworks(
-            (self.radial_hidden,) * self.radial_layers, tuple(widths), self.backend, name="radial"
-        )(basis)  # [n_edges, width] for each layer
+        radial = radial_networks(self, basis, widths)  # [n_edges, width] for each layer
         for k, irreps in enumerate(hidden):
             h = Interaction(str(irreps), self.num_species, self.backend, name=f"layer_{k}")(
                 h, sh, radial[k], species, edges

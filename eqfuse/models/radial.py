@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from eqfuse import ops
 from eqfuse.models import mlp
+from eqfuse.models.irreps import require_positive
 
 TOGETHER = 3
 """Networks side by side in a kernel, at most: kernels do not grow with the number of layers."""
@@ -128,10 +129,7 @@ def edge_geometry(
     Raises:
       ValueError: settings that are not positive.
     """
-    settings = {"cutoff": cutoff, "num_bessel": num_bessel, "poly_power": poly_power}
-    for name, value in settings.items():
-        if value <= 0:
-            raise ValueError(f"{name} must be positive, got {value}")
+    require_positive(cutoff=cutoff, num_bessel=num_bessel, poly_power=poly_power)
     lengths, directions, real = lengths_and_directions(vectors)
     envelope = jnp.where(real, polynomial_cutoff(lengths, cutoff, poly_power), 0)
     transformed = lengths if transform is None else transform(lengths)

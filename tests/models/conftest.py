@@ -104,6 +104,12 @@ def molecule():
     return make
 
 
+@pytest.fixture
+def graph(make_graph, molecule):
+    """Two molecules."""
+    return make_graph([molecule(0), molecule(1)], CUTOFF)
+
+
 @pytest.fixture(scope="session")
 def small_potential():
     """Potentials of three species, to be made by the name of their model."""

@@ -14,7 +14,7 @@ from eqfuse import ops
 from eqfuse.models import MACE, ZBL, predict
 from eqfuse.models.pairs import agnesi_transform
 from tests.models.conftest import CUTOFF
-from tests.models.test_mace import SMALL, names_of, variables_of
+from tests.models.networks import shapes_of, small, variables_of
 
 NUMBERS = (1, 8, 14)
 
@@ -73,27 +73,22 @@ def test_agnesi_is_its_formula():
     assert (np.diff(expected) < 0).all()
 
 
-@pytest.fixture
-def graph(make_graph, molecule):
-    return make_graph([molecule(0), molecule(1)], SMALL["cutoff"])
-
-
 def test_a_species_linear_is_in_the_place_of_the_skip(graph):
-    with_it = names_of(MACE(**SMALL, species_linear=True), graph)
+    with_it = shapes_of(small(MACE, species_linear=True), graph)
     added = {name: shape for name, shape in with_it.items() if "species_linear" in name}
     assert added == {
         "layer_0/species_linear/w[0,0] 3x0e,3x0e": (3, 3, 3),
         "layer_0/species_linear/w[1,1] 3x1o,3x1o": (3, 3, 3),
     }
-    skipping = names_of(MACE(**SMALL, species_linear=True, first_skip=True), graph)
+    skipping = shapes_of(small(MACE, species_linear=True, first_skip=True), graph)
     assert not [name for name in skipping if "species_linear" in name]
 
 
 def test_a_density_divides_a(graph):
     """A network that is linear in A gives 1 / (1 + density) of what it gives without."""
-    settings = SMALL | {"avg_num_neighbors": 1.0}
-    model = MACE(**settings, layers=1, correlation=1, density_normalization=True)
-    without = MACE(**settings, layers=1, correlation=1)
+    settings = {"avg_num_neighbors": 1.0, "layers": 1, "correlation": 1}
+    model = small(MACE, **settings, density_normalization=True)
+    without = small(MACE, **settings)
     variables = variables_of(model, graph)
     w = np.asarray(variables["params"]["layer_0"]["density"])
     assert w.shape == (4,)
@@ -119,37 +114,6 @@ def test_a_density_divides_a(graph):
     assert density.max() > 0.1
     expected = features(without, variables) / (1 + density)[:, None]
     np.testing.assert_allclose(features(model, variables), expected, rtol=0, atol=1e-12)
-
-
-def test_no_parameter_of_them_is_idle(graph):
-    model = MACE(
-        **SMALL,
-        species_linear=True,
-        density_normalization=True,
-        distance_transform="agnesi",
-        atomic_numbers=NUMBERS,
-    )
-    variables = variables_of(model, graph)
-
-    def scalar(variables):
-        out = model.apply(variables, graph.vectors, graph.species, graph.edges).array
-        return jnp.sum(jnp.sin(out))
-
-    for path, gradient in jax.tree.leaves_with_path(jax.jit(jax.grad(scalar))(variables)):
-        assert np.abs(gradient).max() > 0, jax.tree_util.keystr(path)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"distance_transform": "soft"}, "'soft' is unknown; give 'agnesi'"),
-        ({"distance_transform": "agnesi"}, "needs atomic_numbers= or covalent_radii= of the 3"),
-        ({"distance_transform": "agnesi", "atomic_numbers": (1,)}, "of the 3 species, got"),
-    ],
-)
-def test_transforms_that_cannot_be_are_refused(graph, settings, message):
-    with pytest.raises(ValueError, match=message):
-        variables_of(MACE(**SMALL, **settings), graph)
 
 
 def test_the_constant_of_an_activation_does_not_depend_on_the_precision():

@@ -30,7 +30,8 @@ print(folder, found.count("cache_hits"), bits, sep="\\n")
 """
 
 
-def run(folder: Path, backend="llvm", **variables) -> tuple[str, int, str]:
+def completed(code: str, folder: Path, **variables) -> subprocess.CompletedProcess:
+    """Run a program in a process that keeps what it compiles in `folder`."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     environment |= {
         "EQFUSE_CACHE_DIR": str(folder),
@@ -39,11 +40,15 @@ def run(folder: Path, backend="llvm", **variables) -> tuple[str, int, str]:
         "PYTHONPATH": str(ROOT),
         **variables,
     }
-    code = PROGRAM.replace("BACKEND", repr(backend))
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def run(folder: Path, backend="llvm", **variables) -> tuple[str, int, str]:
+    done = completed(PROGRAM.replace("BACKEND", repr(backend)), folder, **variables)
     assert "Error" not in done.stderr
     assert "Warning" not in done.stderr
     programs, hits, bits = done.stdout.splitlines()
@@ -132,18 +137,7 @@ print(folder, float(honest(x)[0]), float(forged(x)[0]), sep="\\n")
 
 
 def run_two(folder: Path, umask=0o022) -> tuple[Path, list[float], str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
-    environment |= {
-        "EQFUSE_CACHE_DIR": str(folder),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "PYTHONPATH": str(ROOT),
-    }
-    code = TWO.replace("UMASK", str(umask))
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed(TWO.replace("UMASK", str(umask)), folder)
     place, *values = done.stdout.splitlines()
     return Path(place), [float(value) for value in values], done.stderr
 

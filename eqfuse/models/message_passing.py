@@ -1,0 +1,33 @@
+"""What NequIP and MACE begin with: features of the species, and weights of the products."""
+
+import e3nn_jax as e3nn
+import flax.linen as nn
+import jax
+
+from eqfuse.models.irreps import SCALAR
+from eqfuse.models.radial import RadialNetworks
+
+
+def embed_species(network: nn.Module, species, dtype) -> e3nn.IrrepsArray:
+    """Return the first node features, [n_nodes, channels x 0e]: parameters of each species.
+
+    Args:
+      network: whose parameter `embedding` it is, with `num_species` and `channels`.
+      species: [n_nodes] int32.
+      dtype: of the parameter.
+    """
+    shape = (network.num_species, network.channels)
+    embedding = network.param("embedding", nn.initializers.normal(1.0), shape, dtype)
+    return e3nn.IrrepsArray([(network.channels, SCALAR)], embedding[species])
+
+
+def radial_networks(network: nn.Module, basis, widths) -> list[jax.Array]:
+    """Return the weights of the products of each layer, [n_edges, width].
+
+    Args:
+      network: whose submodule `radial` it is, with `radial_layers`, `radial_hidden` and `backend`.
+      basis: [n_edges, num_bessel].
+      widths: of each layer.
+    """
+    hidden = (network.radial_hidden,) * network.radial_layers
+    return RadialNetworks(hidden, tuple(widths), network.backend, name="radial")(basis)

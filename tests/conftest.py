@@ -19,9 +19,15 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
-# What a test computes is small, and most of its time XLA's optimizer's. What XLA was told before holds.
-_flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-os.environ["XLA_FLAGS"] = f"{_flags} {os.environ.get('XLA_FLAGS', '')}".rstrip()
+# What tests compute is small, and most of the time was that of XLA's optimizer. Flags that are
+# given hold.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        os.environ.get("XLA_FLAGS", ""),
+    ]
+)
 
 import jax
 import numpy as np

@@ -8,7 +8,6 @@ from eqfuse.data import Sample, Shape, collate, neighbor_list
 from eqfuse.models import predict
 from eqfuse.training import load_run
 from tests.convert.conftest import NAMES
-from tests.ops.parity import QUICK
 
 KINDS = ("periodic", "molecule")
 # float64: a few thousand operations of 1e-16 each. float32: the same of 6e-8, where mace's own
@@ -51,9 +50,7 @@ def evaluated(run, arrays, dtype, change=lambda params: params):
         potential, params, metadata = load_run(run)
         params = jax.tree.map(lambda p: p.astype(dtype), params)
         graph, references = graph_of(arrays, metadata, dtype)
-        compute = jax.jit(
-            lambda p, g: predict(potential, p, g, stress=True), compiler_options=QUICK
-        )
+        compute = jax.jit(lambda p, g: predict(potential, p, g, stress=True))
         out = [jax.device_get(compute(p, graph)) for p in (params, change(params))]
     count = np.count_nonzero(graph.node_mask)
     return [

@@ -9,7 +9,7 @@ from eqfuse import ops
 from eqfuse.models import predict
 from tests.models.conftest import CUTOFF
 from tests.ops import tiers
-from tests.ops.parity import BACKENDS, QUICK, only
+from tests.ops.parity import BACKENDS, only
 
 TINY = {
     "nequip": {"layers": 2, "channels": 2},
@@ -35,7 +35,7 @@ def computed(make, name, backend, dtype, variables, graph):
     variables, graph = jax.tree.map(
         lambda a: np.asarray(a, dtype) if a.dtype == np.float64 else a, (variables, graph)
     )
-    run = jax.jit(lambda v, g: everything(potential, v, g), compiler_options=QUICK)
+    run = jax.jit(lambda v, g: everything(potential, v, g))
     found = jax.device_get(run(variables, graph))
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(dtype)}
     return jax.tree.leaves(jax.tree.map(lambda a: a.astype(np.float64), found))
@@ -47,7 +47,7 @@ def case(request, small_potential, make_graph, molecule):
     name = request.param
     graph = make_graph([molecule(0, 3), molecule(1, 2)], CUTOFF, nodes=6, edges=14)
     potential = small_potential(name, **TINY[name], backend="e3nn")
-    init = jax.jit(potential.init, compiler_options=QUICK)
+    init = jax.jit(potential.init)
     variables = init(jax.random.key(0), graph.vectors, graph.species, graph.edges)
     variables = jax.device_get(variables)
     exact = computed(small_potential, name, "e3nn", np.float64, variables, graph)

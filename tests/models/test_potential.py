@@ -11,7 +11,6 @@ from ase.build import make_supercell
 
 from eqfuse.models import Allegro, NequIP, Potential, predict
 from tests.models.conftest import CUTOFF, SMALL
-from tests.ops.parity import QUICK
 
 # Fields that a symmetry or a split of the sum over edges leaves exact: a few thousand float64
 # operations on numbers of order 1 that round at 1e-16 each.
@@ -26,7 +25,7 @@ def potential(request, small_potential):
 @pytest.fixture(scope="module")
 def variables(potential, make_graph, molecule):
     graph = make_graph([molecule(0)], CUTOFF)
-    init = jax.jit(potential.init, compiler_options=QUICK)
+    init = jax.jit(potential.init)
     return init(jax.random.key(0), graph.vectors, graph.species, graph.edges)
 
 

@@ -14,7 +14,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops.xla import activations
 from tests.ops import tiers
-from tests.ops.parity import BACKENDS, QUICK, only
+from tests.ops.parity import BACKENDS, only
 
 # 0.4 is where the kernels' tanh changes from a fraction to exponentials
 POINTS = np.array([0.0, 1e-6, 0.05, 0.39, 0.41, 1.0, 20.0])
@@ -79,7 +79,7 @@ def orders(function, normalize: bool, backend: str, x):
     value = functools.partial(values, function, normalize, backend)
     slope = derivative(value)
     functions = (value, slope, derivative(slope))
-    found = jax.jit(lambda x: [f(x) for f in functions], compiler_options=QUICK)(x)
+    found = jax.jit(lambda x: [f(x) for f in functions])(x)
     return np.array(found, np.float64).reshape(3, *POINTS.shape)
 
 
@@ -200,9 +200,7 @@ def test_any_function_is_an_activation(name, backend):
             out = function(params, x)
             return jnp.sum(jnp.sin(out.array)), out
 
-        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True), compiler_options=QUICK)(
-            params, x
-        )
+        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x)
 
     (_, expected), exact = both(theirs)
     with only(backend, forbidden=("tensor_product",)):  # the gate is e3nn's, and multiplies

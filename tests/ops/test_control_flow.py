@@ -15,7 +15,7 @@ from jax import lax
 
 from eqfuse import ops
 from tests.ops.cases import SMALL, random_arrays
-from tests.ops.parity import QUICK, error, largest, only
+from tests.ops.parity import error, largest, only
 
 STEPS = 3
 NODES, EDGES = SMALL.num_nodes, len(SMALL.pairs)
@@ -140,7 +140,7 @@ def computed(name: str, backend: str, loop, orders):
         return {order: functions[order]() for order in orders}
 
     with jax.enable_x64(True):
-        run = jax.jit(everything, compiler_options=QUICK)
+        run = jax.jit(everything)
         return jax.device_get(run(point, directions, cotangent))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.algebra.linear_form import LinearForm
-from tests.ops.parity import QUICK, only
+from tests.ops.parity import only
 
 ROWS, CHANNELS, WEIGHTS = 5, 3, 4
 IRREPS, OUT = "2x0e+3x1o+2x0e+1x0o+0x1e", "3x0e+2x1o+3x2e+1x0o+2x0e"
@@ -69,7 +69,7 @@ def test_parameters_values_and_gradients_are_e3nns(name, backend):
                 return jnp.sum(jnp.sin(out.array)), out
 
             both = jax.value_and_grad(loss, tuple(range(1 + len(floats))), has_aux=True)
-            return jax.jit(both, compiler_options=QUICK)(params, *(args[n] for n in floats))
+            return jax.jit(both)(params, *(args[n] for n in floats))
 
         with only(backend, runs=backend != "xla", kinds={LinearForm}):
             (_, out), gradients = derivatives(ours)

@@ -10,7 +10,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.algebra.linear_form import LinearForm
-from tests.ops.parity import PORTABLE, QUICK, interpreted, only
+from tests.ops.parity import PORTABLE, interpreted, only
 
 IRREPS, OUT, OTHER = "5x0e+3x1o+2x0o+4x0e", "6x0e+2x1o+3x1e+4x0o+2x0e", "4x0e+2x1o"
 ROWS = 7
@@ -53,7 +53,7 @@ def derivatives(module, params, args):
         first, pullback = jax.vjp(vjp, params, array, cotangent)
         return value, first, pullback(jax.tree.map(jnp.sin, first))
 
-    return jax.jit(everything, compiler_options=QUICK)(params, x.array)
+    return jax.jit(everything)(params, x.array)
 
 
 def assert_close(got, expected, tolerance):

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import functools
 
 import e3nn_jax as e3nn
 import jax
@@ -16,11 +15,11 @@ from eqfuse.ops.algebra.linear_form import LinearForm
 from eqfuse.ops.algebra.sequence import StepSequence
 from eqfuse.ops.llvm.codegen import sequence_arrays
 from eqfuse.ops.llvm.runtime import machine
-from tests.ops.parity import QUICK, only
+from tests.ops.parity import only
 from tests.ops.test_llvm import REFUSED, assert_bitwise
 from tests.ops.test_tensor_product_linear import worst
 
-jit = functools.partial(jax.jit, compiler_options=QUICK)
+jit = jax.jit
 
 
 @dataclasses.dataclass(frozen=True)

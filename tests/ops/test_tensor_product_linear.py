@@ -14,7 +14,7 @@ from eqfuse.ops.algebra.form import Form
 from eqfuse.ops.algebra.linear_form import LinearForm
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, NODES, Problem
-from tests.ops.parity import QUICK, only
+from tests.ops.parity import only
 
 # These run on every backend by default, and in low precision; see tiers.by_backend.
 CORE = {
@@ -46,7 +46,7 @@ def orders(problem: Problem, backend: str):
         first, pullback = jax.vjp(vjp, *point, cotangent)
         return value, tangent, first, pullback(directions[2])
 
-    return jax.jit(everything, compiler_options=QUICK)(point, cotangent, directions)
+    return jax.jit(everything)(point, cotangent, directions)
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def gradients(problem: Problem, backend: str):
         value, pullback = jax.vjp(function, *point)
         return value, pullback(jnp.asarray(cotangent, value.dtype))
 
-    found = jax.jit(everything, compiler_options=QUICK)(point)
+    found = jax.jit(everything)(point)
     assert all(a.dtype == problem.dtype for a in jax.tree.leaves(found))
     return [np.asarray(a).astype(np.float64) for a in jax.tree.leaves(found)]
 

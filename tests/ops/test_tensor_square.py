@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops.parity import PORTABLE, QUICK, only
+from tests.ops.parity import PORTABLE, only
 
 IRREPS = ["2x0e+2x0o+1o+1e", "3x1o+2x2e+0x0e+2x1o", "5x1o", ""]
 
@@ -43,7 +43,7 @@ def test_gradients(backend):
             def loss(x):
                 return jnp.sum(jnp.sin(square(e3nn.IrrepsArray(irreps, x)).array))
 
-            return jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(x)
+            return jax.jit(jax.value_and_grad(loss))(x)
 
         expected = gradient(e3nn.tensor_square)
         with only(backend, forbidden=("tensor_square",)):

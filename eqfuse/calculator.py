@@ -12,6 +12,7 @@ from eqfuse.data import DataError, Sample, Shape, Structure, collate, neighbor_l
 from eqfuse.data.dataset import species_index
 from eqfuse.data.errors import FlownApartError
 from eqfuse.data.neighbors import gathering_offsets
+from eqfuse.data.ordering import renumbered, spatial_order
 from eqfuse.models import predict
 from eqfuse.training import load_run, read_metadata
 
@@ -100,27 +101,28 @@ class Calculator(ase.calculators.calculator.Calculator):
         cell = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).cell
         species = species_index(atoms.numbers, self.species)
         try:
-            senders, receivers, shifts, positions = self._edges(cell)
+            senders, receivers, shifts, positions, order = self._edges(cell)
         except FlownApartError as err:
             raise FlownApartError(f"{err}; in a simulation: {_DIVERGED}") from err
         sample = Sample(
             positions=positions,
-            species=species,
+            species=species[order],
             senders=senders,
             receivers=receivers,
             shifts=shifts,
             cell=cell,
             energy=0.0,
             forces=np.zeros((len(species), 3)),
+            order=order,
         )
         with self._precision():
             graph = collate([sample], self._padded(sample), self._dtype).graph
             prediction = jax.device_get(self._evaluated(self._params, graph))
-        self._store(prediction, len(species), cell)
+        self._store(prediction, sample)
 
     def _edges(self, cell):
-        """Return pairs within the cutoff, and positions of the images that they join, as in
-        `Sample`.
+        """Return pairs within the cutoff, positions of the images that they join, and the order of
+        the atoms, as in `Sample`.
 
         They are of a list that is made anew when atoms have moved too far.
         """
@@ -136,15 +138,17 @@ class Calculator(ase.calculators.calculator.Calculator):
             senders, receivers, shifts = neighbor_list(
                 atoms.positions, cell, atoms.pbc, self.cutoff + self.skin
             )
-            offsets, shifts = gathering_offsets(atoms.positions, senders, receivers, shifts)
+            order = spatial_order(atoms.positions, cell, atoms.pbc, self.cutoff)
+            senders, receivers, shifts = renumbered(order, senders, receivers, shifts)
+            offsets, shifts = gathering_offsets(atoms.positions[order], senders, receivers, shifts)
             made_for = atoms.positions.copy(), cell.copy(), atoms.pbc.copy()
-            listed = _Neighbors(*made_for, offsets, senders, receivers, shifts)
+            listed = _Neighbors(*made_for, order, offsets, senders, receivers, shifts)
             self._neighbors = listed
-        positions = atoms.positions - listed.offsets
+        positions = atoms.positions[listed.order] - listed.offsets
         senders, receivers, shifts = listed.senders, listed.receivers, listed.shifts
         vectors = positions[senders] + shifts - positions[receivers]
         near = np.einsum("ei,ei->e", vectors, vectors) < self.cutoff**2
-        return senders[near], receivers[near], shifts[near], positions
+        return senders[near], receivers[near], shifts[near], positions, listed.order
 
     def _padded(self, sample: Sample) -> Shape:
         """Return a shape with room for the sample: of those compiled for, unless most would be
@@ -165,16 +169,19 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._shapes.append(Shape(n_nodes, _room(n_edges, _EDGE_MULTIPLE), 2))
         return self._shapes[-1]
 
-    def _store(self, prediction, count: int, cell):
+    def _store(self, prediction, sample: Sample):
+        def of_atoms(array):
+            return sample.in_structure(np.asarray(array[: sample.num_atoms], np.float64))
+
         isolated = np.array([self._references[z] for z in self.atoms.numbers.tolist()])
-        energies = np.asarray(prediction.node_energy[:count], np.float64) + isolated
+        energies = of_atoms(prediction.node_energy) + isolated
         self.results = {
             "energy": float(energies.sum()),
             "free_energy": float(energies.sum()),
             "energies": energies,
-            "forces": np.asarray(prediction.forces[:count], np.float64),
+            "forces": of_atoms(prediction.forces),
         }
-        if self.atoms.pbc.any() and np.linalg.det(cell):
+        if self.atoms.pbc.any() and np.linalg.det(sample.cell):
             stress = np.asarray(prediction.stress[0], np.float64)
             self.results["stress"] = full_3x3_to_voigt_6_stress(stress)
 
@@ -197,12 +204,14 @@ def _compiled(potential):
 class _Neighbors:
     """A list of pairs, and the atoms that it was made for.
 
-    `shifts` are between the images that `offsets` moves the atoms to: see `gathering_offsets`.
+    Atoms are numbered as in `order`, but for `positions`. `shifts` are between the images that
+    `offsets` moves the atoms to: see `gathering_offsets`.
     """
 
     positions: np.ndarray
     cell: np.ndarray
     pbc: np.ndarray
+    order: np.ndarray
     offsets: np.ndarray
     senders: np.ndarray
     receivers: np.ndarray

@@ -77,15 +77,15 @@ def _evaluated(folder, structures, backend) -> list[Predicted]:
     ):
         out += _unpacked(
             jax.device_get(predicted(params, batch.graph)),
-            [structures[i] for i in group],
+            [(structures[i], samples[i]) for i in group],
             references,
         )
     return out
 
 
-def _unpacked(prediction, structures, references) -> list[Predicted]:
+def _unpacked(prediction, pairs, references) -> list[Predicted]:
     out, start = [], 0
-    for k, structure in enumerate(structures):
+    for k, (structure, sample) in enumerate(pairs):
         end = start + structure.num_atoms
         isolated = sum(references[z] for z in structure.numbers.tolist())
         relative = float(prediction.energy[k])
@@ -93,7 +93,7 @@ def _unpacked(prediction, structures, references) -> list[Predicted]:
             Predicted(
                 energy=relative + isolated,
                 relative_energy=relative,
-                forces=np.asarray(prediction.forces[start:end], np.float64),
+                forces=sample.in_structure(np.asarray(prediction.forces[start:end], np.float64)),
                 stress=np.asarray(prediction.stress[k], np.float64) if structure.volume else None,
             )
         )

@@ -27,6 +27,8 @@ class Sample:
       forces: [n_atoms, 3] float64, eV/Å.
       stress: [3, 3] float64, eV/Å^3, or None.
       name: what messages call it.
+      order: [n_atoms], which atom of the structure each is; None if their order is the same. Large
+        structures are sorted, see `eqfuse.data.ordering`.
     """
 
     positions: np.ndarray
@@ -39,6 +41,15 @@ class Sample:
     forces: np.ndarray
     stress: np.ndarray | None = None
     name: str = ""
+    order: np.ndarray | None = None
+
+    def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
+        """Return what is known of each atom, [n_atoms, ...], in the order of the structure."""
+        if self.order is None:
+            return of_atoms
+        out = np.empty_like(of_atoms)
+        out[self.order] = of_atoms
+        return out
 
     @property
     def num_atoms(self) -> int:

@@ -10,6 +10,7 @@ from ase.data import chemical_symbols
 from eqfuse.data.batching import Sample, shuffled
 from eqfuse.data.errors import DataError
 from eqfuse.data.neighbors import gathering_offsets, neighbor_list
+from eqfuse.data.ordering import renumbered, spatial_order
 from eqfuse.data.references import energies_of_atoms, fit_reference_energies, subtract
 from eqfuse.data.structures import Structure, names_of
 
@@ -336,18 +337,22 @@ def _prepare(structure, name, cutoff, species, references) -> Sample:
             raise DataError(f"there is no {missing}; training needs energies and forces")
         positions, cell = structure.positions, structure.cell
         senders, receivers, shifts = neighbor_list(positions, cell, structure.pbc, cutoff)
+        order = spatial_order(positions, cell, structure.pbc, cutoff)
+        positions = positions[order]
+        senders, receivers, shifts = renumbered(order, senders, receivers, shifts)
         offsets, shifts = gathering_offsets(positions, senders, receivers, shifts)
         return Sample(
             positions=positions - offsets,
-            species=species_index(structure.numbers, species),
+            species=species_index(structure.numbers[order], species),
             senders=senders,
             receivers=receivers,
             shifts=shifts,
             cell=cell,
             energy=subtract(structure, references),
-            forces=structure.forces,
+            forces=structure.forces[order],
             stress=structure.stress,
             name=name,
+            order=order,
         )
     except DataError as err:
         raise DataError(f"{name}: {err}") from err

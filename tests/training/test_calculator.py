@@ -70,6 +70,26 @@ def test_a_list_used_again_gives_what_a_new_one_does(atoms, run):
         np.testing.assert_allclose(atoms.get_forces(), fresh.get_forces(), rtol=0, atol=1e-10)
 
 
+def test_atoms_of_large_structures_are_sorted_and_come_back(atoms, run, monkeypatch):
+    """The calculator and `evaluate`; any number of atoms is large here."""
+    atoms = atoms * (2, 2, 2)
+    rng = np.random.default_rng(0)
+    atoms = atoms[rng.permutation(len(atoms))]
+    atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
+    atoms.calc = eqfuse.Calculator(run)
+    before = {name: atoms.calc.get_property(name, atoms) for name in ("forces", "energies")}
+    monkeypatch.setattr("eqfuse.data.ordering.LARGE", 2)
+    atoms.calc = eqfuse.Calculator(run)
+    for name, values in before.items():
+        found = atoms.calc.get_property(name, atoms)
+        assert np.ptp(values, axis=0).max() > 1e-3
+        np.testing.assert_allclose(found, values, rtol=0, atol=1e-10)
+    assert (np.diff(atoms.calc._neighbors.order) < 0).any()
+    structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+    [predicted] = evaluate(run, [structure])
+    np.testing.assert_allclose(predicted.forces, before["forces"], rtol=0, atol=1e-10)
+
+
 def test_nothing_is_compiled_while_neighbours_change_within_a_bucket(atoms):
     rng = np.random.default_rng(0)
     counts = set()

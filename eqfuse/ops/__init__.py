@@ -13,6 +13,7 @@ README.md, beside this file, is a tour. The folders are layers, each of which im
 from eqfuse.ops._backend import (
     BACKENDS,
     OPS,
+    TF32X3,
     availability,
     recorded,
     resolve,
@@ -35,6 +36,7 @@ from eqfuse.ops.primitives.ahead import compile_ahead
 __all__ = [
     "BACKENDS",
     "OPS",
+    "TF32X3",
     "Edges",
     "Linear",
     "LinearSum",

@@ -41,6 +41,10 @@ _ALIASES = {"numba": "llvm"}
 PREFERRED = ("triton", "llvm", "xla", "e3nn")
 _VARIABLE = "EQFUSE_BACKEND"
 
+PRECISIONS = ("ieee", "tf32x3", "tf32")
+TF32X3 = "TF32_TF32_F32_X3"
+"""What `jax.default_matmul_precision` calls matmuls of float32 in three products of TF32."""
+
 NO_GPU = (
     "backend 'triton' runs on a GPU (CUDA or ROCm), and this computation is for a CPU; use "
     "backend='xla' there, or backend='triton-interpret' to check the kernels' results in Triton's "
@@ -74,6 +78,22 @@ def recorded():
         yield ops
     finally:
         _recorded.reset(token)
+
+
+def matmul_precision(name: str | None = None) -> str:
+    """Return in which of `PRECISIONS` the kernels multiply matrices of float32.
+
+    Args:
+      name: as asked for; None for "tf32x3" within `jax.default_matmul_precision(TF32X3)`, and
+        "ieee", float32 itself, elsewhere.
+    Raises:
+      ValueError: an unknown name.
+    """
+    if name is None:
+        return "tf32x3" if jax.config.jax_default_matmul_precision == TF32X3 else "ieee"
+    if name not in PRECISIONS:
+        raise ValueError(f"input_precision {name!r} is unknown; choose one of {PRECISIONS}")
+    return name
 
 
 def resolve(backend: str | None, op: str = "", *arrays) -> str:

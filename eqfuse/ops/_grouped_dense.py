@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops._backend import resolve
+from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops.algebra.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
 from eqfuse.ops.primitives import linear_forms
 
@@ -36,7 +36,8 @@ def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None)
             f"x must be [rows, {n_in}] or [rows, {len(kernels) * n_in}] for {len(kernels)} kernels "
             f"[{n_in}, {n_out}], got shape {x.shape}"
         )
-    linear_form = _linear_form(len(kernels), x.shape[1] // n_in, n_in, n_out, float(scale))
+    sizes = len(kernels), x.shape[1] // n_in, n_in, n_out
+    linear_form = _linear_form(*sizes, float(scale), matmul_precision())
     backend = resolve(backend, "grouped_dense", x, *kernels)
     dtype = jnp.result_type(x, *kernels)
     if not jnp.issubdtype(dtype, jnp.inexact):
@@ -47,10 +48,12 @@ def grouped_dense(x, kernels, *, scale: float = 1.0, backend: str | None = None)
 
 
 @functools.cache
-def _linear_form(count: int, groups: int, n_in: int, n_out: int, scale: float) -> LinearForm:
+def _linear_form(count: int, groups: int, n_in: int, n_out: int, scale: float, precision: str):
     rows_in = Rows(groups * n_in, tuple(Block(k * n_in, n_in, 1) for k in range(groups)))
     rows_out = Rows(count * n_out, tuple(Block(k * n_out, n_out, 1) for k in range(count)))
     terms = tuple(
         Term(BlockRef(0, k % groups), 1 + k, BlockRef(1 + count, k), scale) for k in range(count)
     )
-    return LinearForm((rows_in, *[Weights((n_in, n_out))] * count), (rows_out,), terms)
+    return LinearForm(
+        (rows_in, *[Weights((n_in, n_out))] * count), (rows_out,), terms, 0, precision
+    )

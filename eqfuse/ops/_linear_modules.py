@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops import _linear_general
-from eqfuse.ops._backend import resolve
+from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops._edges import as_int32
 from eqfuse.ops._linear_arguments import check_options, check_positional, index_or_weights
 from eqfuse.ops.algebra import linears as _linears
 from eqfuse.ops.primitives import linear_forms
 from eqfuse.ops.primitives.batch_axes import BatchAxes
-
-PRECISIONS = ("ieee", "tf32x3", "tf32")
 
 
 class Linear(nn.Module):
@@ -31,7 +29,8 @@ class Linear(nn.Module):
         JAX moves channels into the multiplicities and back, as e3nn does; weights as an operand
         are multiplied with x by JAX, and one kernel mixes the products.
       input_precision: of the matmuls on a GPU: "ieee" is float32, "tf32x3" close to it,
-        "tf32" fast.
+        "tf32" fast. None is "tf32x3" within
+        `jax.default_matmul_precision("TF32_TF32_F32_X3")`, and "ieee" elsewhere.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs `e3nn.flax.Linear` itself.
       irreps_in: those of x, which are checked then; needed with `instructions`.
     Raises:
@@ -45,7 +44,7 @@ class Linear(nn.Module):
     gradient_normalization: str | float | None = None
     force_irreps_out: bool = False
     num_indexed_weights: int | None = None
-    input_precision: str = "ieee"
+    input_precision: str | None = None
     backend: str | None = None
     irreps_in: e3nn.Irreps | str | None = None
     channel_out: int | None = None
@@ -138,7 +137,7 @@ class Linear(nn.Module):
             options["gradient_normalization"],
             None if weights is None else weights.shape[-1],
             num_sets,
-            self.input_precision,
+            matmul_precision(self.input_precision),
         )
         parameters = [*self._declare(general.declared, lead, x.dtype, factor).values()]
         row = e3nn.as_irreps_array(general.row(x, weights))
@@ -185,7 +184,7 @@ class LinearSum(nn.Module):
     biases: bool = False
     path_normalization: str | float | None = None
     gradient_normalization: str | float | None = None
-    input_precision: str = "ieee"
+    input_precision: str | None = None
     backend: str | None = None
 
     @nn.compact
@@ -232,11 +231,10 @@ class _Parameters(nn.Module):
 
 
 def _options(module) -> dict:
-    if module.input_precision not in PRECISIONS:
-        raise ValueError(
-            f"input_precision {module.input_precision!r} is unknown; choose one of {PRECISIONS}"
-        )
-    options = {name: getattr(module, name) for name in ("biases", "input_precision")}
+    options = {
+        "biases": module.biases,
+        "input_precision": matmul_precision(module.input_precision),
+    }
     options |= _linears.normalizations(module.path_normalization, module.gradient_normalization)
     if isinstance(module, Linear):
         options["force_irreps_out"] = module.force_irreps_out

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops import _reference
-from eqfuse.ops._backend import resolve
+from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._linear_arguments import OF_LINEAR_ALONE, check_index, check_positional
-from eqfuse.ops._linear_modules import PRECISIONS, declare, promoted, rechunked, wrapped
+from eqfuse.ops._linear_modules import declare, promoted, rechunked, wrapped
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     evaluate_rows,
@@ -55,7 +55,7 @@ class TensorProductLinear(nn.Module):
       split: irreps of adjacent parts of the output, to have an array for each: nothing is copied
         where they go different ways. Not with a gate or a skip.
       input_precision: of the channel matmul on a GPU: "ieee" is float32, "tf32x3" close to it,
-        "tf32" fast.
+        "tf32" fast; None as in `Linear`.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
     Raises:
       TypeError: other arguments than `irreps_out` by position; options that `Linear` alone has.
@@ -73,7 +73,7 @@ class TensorProductLinear(nn.Module):
     scalar_first: bool = False
     channelwise: bool = False
     split: tuple[e3nn.Irreps | str, ...] | None = None
-    input_precision: str = "ieee"
+    input_precision: str | None = None
     backend: str | None = None
 
     def __new__(cls, *args, **kwargs):
@@ -110,10 +110,7 @@ class TensorProductLinear(nn.Module):
         op = "tensor_product_linear_gate" if is_gated else "tensor_product_linear"
         backend = resolve(self.backend, op, x, y, weights, skip, *parameters)
         check_index(index, self.num_indexed_weights)
-        if self.input_precision not in PRECISIONS:
-            raise ValueError(
-                f"input_precision {self.input_precision!r} is unknown; choose one of {PRECISIONS}"
-            )
+        precision = matmul_precision(self.input_precision)
         keep = self.filter_ir_out
         if keep is None:
             keep = sorted({ir for _, ir in e3nn.Irreps(self.irreps_out)})
@@ -143,7 +140,7 @@ class TensorProductLinear(nn.Module):
             biases=self.biases,
             **linears.normalizations(self.path_normalization, self.gradient_normalization),
             num_sets=self.num_indexed_weights or 0,
-            input_precision=self.input_precision,
+            input_precision=precision,
         )
         parameters = declare(self, declared, self.num_indexed_weights, x.dtype)
         parameters = [parameters[p.name] for p in linear.parameters]

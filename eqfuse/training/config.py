@@ -224,6 +224,11 @@ class Config:
         "1", "to share every batch between: a number; all of this machine; distributed, see Options"
     )
     dtype: str = setting("float32", "float32 or float64")
+    precision: str = setting(
+        "auto",
+        "of the matmuls in float32: highest, or tf32x3, three products of TF32 with the errors of "
+        "float32, on NVIDIA GPUs; auto: tf32x3 where it can be had",
+    )
     steps: int | None = setting(None, "stop after so many steps; null: 100 for tetris")
     epochs: int | None = setting(
         None, "stop after so many epochs; null: 100, unless steps or max_minutes is given"
@@ -249,6 +254,9 @@ class Config:
                 nul = isinstance(value, str) and "\0" in value
                 require(not nul, f"{prefix}{name}", repr(value), "without NUL characters")
         one_of("dtype", self.dtype, ["float32", "float64"])
+        one_of("precision", self.precision, ["auto", "highest", "tf32x3"])
+        fits = self.precision != "tf32x3" or self.dtype == "float32"
+        require(fits, "precision", "tf32x3", "left out with dtype=float64: it is for float32")
         positive(self, "", "steps", "epochs", "max_minutes")
         known = self.devices in ("all", "distributed") or self.devices.isdecimal()
         what = "a number of devices, all, or distributed"

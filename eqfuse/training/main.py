@@ -49,7 +49,7 @@ def _train(config: Config) -> int:
     keep_programs()
     from eqfuse import data, ops
     from eqfuse.training import CheckpointError, molecule, tetris
-    from eqfuse.training.parallel import find_devices
+    from eqfuse.training.parallel import find_devices, matmul_precision
     from eqfuse.training.stopping import Interrupted, TrainingFailed
 
     task = tetris if config.data.name == "tetris" else molecule
@@ -59,9 +59,9 @@ def _train(config: Config) -> int:
             ops.resolve_here(config.backend)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        # TF32 would cost three digits of the forces on a GPU.
-        precision = jax.enable_x64(config.dtype == "float64")
-        with precision, jax.default_matmul_precision("highest"), _printing(devices.is_main):
+        precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
+        x64 = jax.enable_x64(config.dtype == "float64")
+        with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
             task.run(config, devices)
     except (ConfigError, data.DataError) as error:
         return _fail(2, error)

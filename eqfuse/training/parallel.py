@@ -6,6 +6,7 @@ errors and the gradients are added up over the devices (data parallel training).
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 
 import jax
@@ -13,10 +14,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from eqfuse import ops
 from eqfuse.training.settings import ConfigError
 from eqfuse.training.stopping import TrainingFailed
 
 _AXIS = "data"
+_FIRST_WITH_TF32 = 8.0  # compute capability
 
 
 class Devices:
@@ -162,3 +165,29 @@ def _join():
             f"({str(error).splitlines()[0]}); start every process by Slurm or Open MPI, or set "
             "JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
         ) from error
+
+
+def matmul_precision(asked: str, dtype: str, device: jax.Device) -> str:
+    """Return the precision of matmuls by the name that JAX gives it.
+
+    TF32 alone would cost three digits of the forces; in three products it has the errors of
+    float32, see `benchmarks/matmul_precision.py`.
+
+    Args:
+      asked: "highest", "tf32x3", or "auto".
+      dtype: "float32" or "float64".
+      device: one of those that train.
+    Raises:
+      ConfigError: tf32x3 on a device without TF32.
+    """
+    capability = getattr(device, "compute_capability", "")  # "9.0", or "gfx942" of AMD
+    number = re.fullmatch(r"\d+\.\d+", str(capability))
+    capable = device.platform == "gpu" and number and float(capability) >= _FIRST_WITH_TF32
+    if asked == "tf32x3" and not capable:
+        raise ConfigError(
+            "precision=tf32x3 is for NVIDIA GPUs of compute capability 8.0 or more, and this is "
+            f"{device.device_kind}; use precision=auto"
+        )
+    if asked == "highest" or dtype != "float32" or not capable:
+        return "highest"
+    return ops.TF32X3

@@ -63,7 +63,9 @@ def _backend(config: Config) -> str:
     """Return what runs the ops, and which ops something else runs."""
     apart = "".join(f"; {op} on {name}" for op, name in ops.resolve_apart(config.backend).items())
     platform = jax.devices()[0].platform
-    return f"{ops.resolve(config.backend)} on {platform}{apart}; {config.dtype}"
+    in_parts = jax.config.jax_default_matmul_precision == ops.TF32X3
+    matmuls = ", matmuls in three products of TF32" if in_parts else ""
+    return f"{ops.resolve(config.backend)} on {platform}{apart}; {config.dtype}{matmuls}"
 
 
 def _frames(config: Config, dataset: Dataset) -> str:

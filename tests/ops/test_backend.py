@@ -252,3 +252,33 @@ def test_info_and_show_say_what_runs_which_op(monkeypatch):
     assert lines[1] == f"graph_tensor_product runs here on {best}"
     with pytest.raises(ValueError, match="op 'gate' is unknown"):
         show.show("4x0e", "1o", target="none", backend="gate=xla")
+
+
+def test_kernels_multiply_as_jax_is_told(rng):
+    """`ops.TF32X3` reaches every op with matmuls; what is given by name holds."""
+    x = e3nn.normal("4x0e+4x1o", jax.random.key(0), (5,))
+    kernel = jnp.ones((4, 4))
+
+    def precisions(**named):
+        def everything(x):
+            linear = ops.Linear("4x0e+4x1o", backend="triton", **named)
+            product = ops.TensorProductLinear("4x0e", backend="triton", **named)
+            y = e3nn.normal("0e", jax.random.key(1), (5,))
+            dense = ops.grouped_dense(x.array[:, :4], [kernel], backend="triton")
+            init = jax.random.key(0)
+            return linear.init_with_output(init, x), product.init_with_output(init, x, y), dense
+
+        found = set()
+        for equation in jax.make_jaxpr(everything)(x).eqns:
+            if form := equation.params.get("linear_form"):
+                found.add(form.input_precision)
+            if call := equation.params.get("call"):
+                found.add(call.fused.linear.linear_form.input_precision)
+        return found
+
+    assert precisions() == {"ieee"}
+    with jax.default_matmul_precision(ops.TF32X3):
+        assert precisions() == {"tf32x3"}
+        assert precisions(input_precision="ieee") == {"ieee", "tf32x3"}  # of `grouped_dense`
+    with jax.default_matmul_precision("highest"):
+        assert precisions(input_precision="tf32") == {"ieee", "tf32"}

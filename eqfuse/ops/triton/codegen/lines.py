@@ -55,12 +55,13 @@ class DenseWriter(LineWriter):
 
     Args:
       dtype: of the operands, a numpy name.
-      input_precision: of matmuls, as `tl.dot` names it.
+      input_precision: of matmuls in float32, as `tl.dot` names it.
     """
 
     def __init__(self, dtype: str, input_precision: str = "ieee"):
         super().__init__()
-        self.dtype, self.input_precision = dtype, input_precision
+        self.dtype = dtype
+        self.input_precision = "ieee" if dtype == "float64" else input_precision
         self.wide = "float64" if dtype == "float64" else "float32"
         self.real = f"tl.{self.wide}"
         self._names = 0

@@ -1,0 +1,37 @@
+"""Matmuls in three products of TF32 have the errors of float32; in one, a thousand times those."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import matmul_precision
+
+
+def test_tf32_has_ten_bits():
+    x = jnp.float32([1 + 2**-10, 1 + 2**-11, 1 + 3 * 2**-11, -(1 + 2**-12), 0.0, 3e-39])
+    found = matmul_precision.to_tf32(x)
+    np.testing.assert_array_equal(found[:5], np.float32([1 + 2**-10, 1, 1 + 2**-9, -1, 0]))
+
+
+@pytest.mark.parametrize("mode", matmul_precision.MODES)
+def test_emulated_matmuls(rng, mode):
+    """Also within a jitted function; a sum of 64 products has about eight roundings' error."""
+    x, y = (rng.normal(size=(64, 64)).astype(np.float32) for _ in range(2))
+    function = jax.jit(lambda x, y: {"out": 2 * (x @ y)})
+    found = matmul_precision.emulated(function, mode)(x, y)["out"]
+    exact = 2 * (x.astype(np.float64) @ y)
+    error = np.abs(found - exact).max() / np.abs(exact).max()
+    if mode == "tf32":
+        assert 1e-5 < error < 2e-3
+    else:
+        assert error < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nequip", "allegro", "mace"])
+def test_training_steps_in_three_products_err_as_in_float32(name):
+    found = matmul_precision.errors(name)
+    for part, error in found["float32"].items():
+        assert found["tf32x3"][part] < 2 * error
+        assert found["tf32"][part] > 10 * error

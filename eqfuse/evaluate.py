@@ -155,7 +155,8 @@ def draw_parity(structures, predicted: list[Predicted], target: Path):
     )
     forces = ([f for s, _ in pairs for f in s.forces], [f for _, p in pairs for f in p.forces])
     with_stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
-    pictures.parity(energies, forces, target, stress=tuple(zip(*with_stress, strict=True)))
+    stress = tuple(zip(*with_stress, strict=True))
+    pictures.parity(energies, forces, target, stress, f"{len(pairs)} frames")
 
 
 def _print(rows: list[dict]):

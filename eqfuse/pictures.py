@@ -51,12 +51,15 @@ def learning_curves(metrics: Path, target: Path):
             )
         axes.set(xlabel="epoch", ylabel=label, yscale="log" if positive else "linear")
         axes.xaxis.get_major_locator().set_params(integer=True)
+        if len(rows) == 1:  # a point, and no fractions of an epoch around it
+            axes.set_xlim(columns["epoch"][0] - 1, columns["epoch"][0] + 1)
         axes.legend(frameon=False)
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
+    figure.suptitle(f"{metrics.parent.name}, epoch {columns['epoch'][-1]:.0f}")
     _save(figure, target)
 
 
-def parity(energies, forces, target: Path, stress=()):
+def parity(energies, forces, target: Path, stress=(), title: str = ""):
     """Predicted against reference energies per atom, force and stress components.
 
     Args:
@@ -65,6 +68,7 @@ def parity(energies, forces, target: Path, stress=()):
       target: the PNG file to write.
       stress: (reference, predicted), each [n_frames_with_stress, 3, 3] eV/Å^3; empty if no frame
         has one.
+      title: of the picture.
     """
     panels = [
         (energies, "energy per atom", "eV/atom", "meV/atom"),
@@ -92,14 +96,12 @@ def parity(energies, forces, target: Path, stress=()):
             ylim=limits,
             aspect="equal",
         )
-        text = (
-            f"MAE {1e3 * np.abs(error).mean():.4g} {milli}\n"
-            f"RMSE {1e3 * np.sqrt((error**2).mean()):.4g} {milli}"
-        )
-        axes.text(0.05, 0.95, text, transform=axes.transAxes, va="top")
+        mae, rmse = 1e3 * np.abs(error).mean(), 1e3 * np.sqrt((error**2).mean())
+        axes.set_title(f"MAE {mae:.4g}, RMSE {rmse:.4g} {milli}", fontsize="medium")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(matplotlib.ticker.MaxNLocator(6))
         axes.grid(alpha=0.3, linewidth=0.5)
+    figure.suptitle(title)
     _save(figure, target)
 
 

@@ -29,9 +29,13 @@ def draw(folder: RunFolder, potential: Potential, validation: Batcher):
     try:
         read_log(folder.metrics)
         pictures.learning_curves(folder.metrics, folder.path / "learning.png")
-        params = jax.tree.map(jnp.asarray, read_checkpoint(folder.path, ("best", "last"))[0])
+        params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
+        params = jax.tree.map(jnp.asarray, params)
         energies, forces, stress = parity_data(potential, params, validation)
-        pictures.parity(energies, forces, folder.path / "parity.png", stress)
+        title = (
+            f"{folder.path.name}, epoch {metadata['epoch']}: {len(energies[0])} validation frames"
+        )
+        pictures.parity(energies, forces, folder.path / "parity.png", stress, title)
     except (OSError, ValueError) as error:
         print(f"warning: the pictures cannot be drawn: {error}", file=sys.stderr)
 

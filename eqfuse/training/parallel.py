@@ -140,8 +140,8 @@ def find_devices(setting: str) -> Devices:
         count = int(setting)
         if count > len(devices):
             raise ConfigError(
-                f"devices={count}: there are {len(devices)} of {devices[0].platform} here; "
-                "devices=all takes what there is"
+                f"devices={count}: {len(devices)} {devices[0].platform.upper()} "
+                f"device{'s' if len(devices) > 1 else ''} found; devices=all uses all of them"
             )
         devices = devices[:count]
     return Devices(devices if len(devices) > 1 else None)

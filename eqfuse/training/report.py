@@ -34,7 +34,8 @@ def report(
     """
     train = batchers[0]
     waste = train.padding_waste
-    shapes = ", ".join(f"{s.n_nodes} atoms {s.n_edges} edges" for s in train.shapes)
+    shapes = "; ".join(f"{s.n_nodes} atoms, {s.n_edges} edges" for s in train.shapes)
+    shapes = f"{'one shape' if train.num_shapes == 1 else f'{train.num_shapes} shapes'} ({shapes})"
     references = ", ".join(
         f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
     )
@@ -44,11 +45,13 @@ def report(
         "frames": _frames(config, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
         "references": f"{references} eV ({_references_origin(config, dataset)})",
-        "energy": f"{dataset.energy_per_atom:.4f} eV/atom mean, relative to the references",
+        # zero, added, takes the sign from what is rounded to -0.0
+        "energy": f"{round(dataset.energy_per_atom, 4) + 0.0:.4f} eV/atom mean, relative to the "
+        "references",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å",
         **_stress(config, dataset),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
-        "batches": f"{len(train)} per epoch, padded to {train.num_shapes} shapes ({shapes}); "
+        "batches": f"{len(train)} per epoch, padded to {shapes}; "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
         "programs": _programs(config, dataset, batchers),
         "backend": _backend(config),

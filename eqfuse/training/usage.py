@@ -29,9 +29,9 @@ Examples
   {program} data=extxyz data.path=FILE.xyz channels=16 max_minutes=5 run=runs/first
 
 Options
-  resume=FOLDER  go on with an interrupted run, with its own settings; only steps=, epochs=,
-                 max_minutes=, devices= and profile= can be given besides. The result is that of a
-                 run never interrupted
+  resume=FOLDER  continue an interrupted run with its own settings; only steps=, epochs=,
+                 max_minutes=, devices= and profile= may change. On a CPU, this reproduces the
+                 uninterrupted run exactly, except with max_minutes=
   start_from=FOLDER
                  start from the trained network of a run, on other data and with other training:
                  its irreps, its elements and its reference energies stay. For data of another

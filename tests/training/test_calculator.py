@@ -121,12 +121,20 @@ def test_the_example_draws_the_drift(atoms, run, tmp_path, monkeypatch, capsys):
     example = Path(__file__).parents[2] / "examples" / "nve.py"
     start, picture = tmp_path / "start.xyz", tmp_path / "nve.png"
     ase.io.write(start, atoms, format="extxyz")
-    arguments = [str(run), str(start), "--steps", "100", "--picture", str(picture)]
-    monkeypatch.setattr("sys.argv", [str(example), *arguments])
-    runpy.run_path(str(example), run_name="__main__")
-    drift = re.match(r"drift (-?[\d.]+) meV/atom/ps", capsys.readouterr().out)[1]
+    trajectory = tmp_path / "nve.xyz"
+    arguments = [str(run), str(start), "--picture", str(picture), "--trajectory", str(trajectory)]
+    for steps in ("120", "100"):
+        monkeypatch.setattr("sys.argv", [str(example), *arguments, "--steps", steps])
+        runpy.run_path(str(example), run_name="__main__")
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    long, short = capsys.readouterr().out.splitlines()
+    drift = re.match(r"drift (-?[\d.]+) meV/atom/ps over 0.06 ps", long)[1]
     assert abs(float(drift)) < 1.0
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert short.startswith("0.05 ps are too short to fit a drift to")
+    frames = ase.io.read(trajectory, ":")
+    assert len(frames) == 10
+    np.testing.assert_allclose(frames[0].positions, atoms.positions, atol=1e-7)
+    assert np.abs(frames[1].get_forces() - frames[0].get_forces()).max() > 1e-4
 
 
 def test_the_example_refuses_what_it_cannot_use(atoms, run, tmp_path, monkeypatch, capsys):

@@ -161,7 +161,7 @@ def test_what_fails_in_the_main_process_ends_the_others(settings, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["devices=2"], "there are 1 of cpu here"),
+        (["devices=2"], "devices=2: 1 CPU device found; devices=all uses all"),
         (["devices=none"], "a number of devices, all, or distributed"),
         (["devices=0"], "a number of devices"),
         (["devices=distributed"], "JAX_COORDINATOR_ADDRESS"),

@@ -34,6 +34,7 @@ import numpy as np
 import pytest
 
 from tests.quick import QUICK
+from tests.slow import SLOW
 
 # Python looks through all that JAX has ever traced, again and again: a seventh of the time.
 gc.set_threshold(100_000, 50, 100)
@@ -44,9 +45,11 @@ jax.config.update("jax_default_matmul_precision", "highest")
 
 @pytest.hookimpl(tryfirst=True)  # before the tests of -m are selected
 def pytest_collection_modifyitems(items):
-    """Mark the tests of `-m quick`."""
+    """Mark the tests of `-m quick` and of `-m slow`."""
     for item in items:
         name = item.nodeid.removeprefix("tests/")
+        if name.startswith(SLOW):
+            item.add_marker("slow")
         if name.startswith(QUICK) and not item.get_closest_marker("slow"):
             item.add_marker("quick")
 

@@ -22,7 +22,6 @@ MODULES = {
         {"num_indexed_weights": 3, "force_irreps_out": True},
     ),
 }
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def arrays_of(irreps, rows, seed):
@@ -87,7 +86,7 @@ def orders(function, parameters, x, y):
         second = [jax.grad(norm(which), (0, 1, 2))(*arguments) for which in ((0, 1, 2), (1,))]
         return *tangent, gradient, *second
 
-    return jax.jit(everything, compiler_options=QUICK)()
+    return jax.jit(everything)()
 
 
 def check(name, mesh, backend, shared_y):

@@ -43,14 +43,22 @@ def test_the_graph_product_is_one_launch_each_way(gpu, order, launches):
     ("case", "forward", "backward"),
     [("graph of 135 nodes, 2700 edges", 1, 3), ("2700 rows", 1, 2)],
 )
-def test_launches_of_product_linear_and_gate(gpu, case, forward, backward):
+@pytest.mark.parametrize(
+    "channels", [pytest.param(64, id="64 channels", marks=pytest.mark.slow), None]
+)
+def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, channels, monkeypatch):
     """On a graph, the backward follows the forward, which gives it the row before the gate."""
-    from benchmarks.fused_launches import CASES
+    from benchmarks import fused_launches
     from benchmarks.launches import count
 
-    found = count(*CASES[f"forward, {case}, eqfuse"](), gpu)
+    if channels is None:  # fewer, in kernels that take seconds to compile
+        monkeypatch.setattr(fused_launches, "FEATURES", "16x0e+16x0o+16x1e+16x1o")
+        monkeypatch.setattr(fused_launches, "GATED", "16x0e+16x0o+32x0e+16x1e+16x1o")
+        monkeypatch.setattr(fused_launches, "HARMONICS", "0e+1o")
+    cases = fused_launches.CASES
+    found = count(*cases[f"forward, {case}, eqfuse"](), gpu)
     assert (found.launches, found.custom_calls) == (forward, forward)
-    found = count(*CASES[f"backward, {case}, eqfuse"](), gpu)
+    found = count(*cases[f"backward, {case}, eqfuse"](), gpu)
     launches = backward + ("graph" in case)
     assert (found.launches, found.custom_calls) == (launches, launches)
     # far less than the product of every edge, 53 MB

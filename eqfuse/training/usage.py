@@ -79,12 +79,12 @@ def usage(program: str = "python train.py") -> str:
     parts += ["", "Settings of every run (default in brackets)"]
     parts += _fields(Config, "")
     parts += ["", "Shorthands", *(f"  {short} = {full}" for short, full in SHORTHANDS.items())]
-    for title, prefix, node in _sections():
+    for title, prefix, node in sections():
         parts += ["", f"Settings of {title}", *_fields(node, prefix)]
     return "\n".join([*parts, "", _TAIL])
 
 
-def _sections():
+def sections():
     """Yield (title, prefix, dataclass) of the settings of each choice."""
     yield "all models but tetris", "model.", PotentialConfig
     for name, node in GROUPS["model"].items():
@@ -100,16 +100,21 @@ def _sections():
     yield "training on other data", "training.", MoleculeTraining
 
 
-def _fields(node, prefix: str) -> list[str]:
-    """Return a line for each setting of a dataclass; inherited ones only where they differ."""
+def own_fields(node) -> list[dataclasses.Field]:
+    """Return the settings of a dataclass; inherited ones only where they differ."""
     extended = node.__base__
     inherited = dataclasses.fields(extended) if dataclasses.is_dataclass(extended) else ()
     known = {(f.name, f.default, f.metadata.get("help")) for f in inherited}
+    settings = [f for f in dataclasses.fields(node) if "help" in f.metadata]
+    return [f for f in settings if (f.name, f.default, f.metadata["help"]) not in known]
+
+
+def _fields(node, prefix: str) -> list[str]:
+    """Return a line for each setting of a dataclass."""
     lines = []
-    for f in dataclasses.fields(node):
-        if "help" in f.metadata and (f.name, f.default, f.metadata["help"]) not in known:
-            default = "null" if f.default is None else f.default
-            lines.append(_line(f"{prefix}{f.name}", f"{f.metadata['help']} [{default}]"))
+    for f in own_fields(node):
+        default = "null" if f.default is None else f.default
+        lines.append(_line(f"{prefix}{f.name}", f"{f.metadata['help']} [{default}]"))
     return lines
 
 

@@ -1,0 +1,12 @@
+"""Configuration of Sphinx: `sphinx-build -W docs docs/_build`."""
+
+project = "eqfuse"
+author = "the authors of eqfuse"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+# links from pages to files of the repository, which are read where it is browsed
+suppress_warnings = ["myst.xref_missing"]

@@ -19,8 +19,8 @@ _HEAD = """\
 
 <!-- written by docs/settings.py -->
 
-Settings are written `name=value`, in any order, after `eqfuse train`. What is misspelt or impossible
-is refused, with the nearest names. `eqfuse train --help` prints this page, and
+Settings are written `name=value`, in any order, after `eqfuse train`. What is misspelt or
+impossible is refused, with the nearest names. `eqfuse train --help` prints the same, and
 `eqfuse train --cfg ...` prints what a run would use.
 
 `${oc.env:NAME}` in a setting stands for a variable of the environment; quote it in a shell. Some
@@ -59,6 +59,8 @@ def _settings(title: str, prefix: str, node) -> str:
 
 
 def _default(field: dataclasses.Field) -> str:
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
     return "null" if field.default is None else str(field.default)
 
 

@@ -309,7 +309,9 @@ class TensorProductLinearGate(TensorProductLinear):
 
         out = gate(Linear(product) + skip)
 
-    Attributes (besides those of `TensorProductLinear`):
+    It has the attributes of `TensorProductLinear`, and these.
+
+    Attributes:
       even_act, odd_act, even_gate_act, odd_gate_act, normalize_act: as in `e3nn.gate`; the kernels
         know silu, gelu, sigmoid, tanh, relu, abs, `e3nn.soft_odd` and None. With another function,
         whatever the backend, product and Linear are fused, and `e3nn.gate` follows them.

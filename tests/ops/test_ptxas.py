@@ -42,8 +42,9 @@ def _folder(tmp_path, monkeypatch):
 )
 def test_every_nvidia_target_compiles(target, version):
     program = ptxas.of_triton(ptxas.architecture(target))
-    if not ptxas._knows(program, ptxas.architecture(target)):
-        pytest.skip(f"no ptxas of this triton knows {target}: {ptxas.version(program)}")
+    programs = program.parent.glob("ptxas*")
+    if not any(ptxas._knows(file, ptxas.architecture(target)) for file in programs):
+        pytest.skip(f"no ptxas of this triton knows {target}")
     compiled = compile_kernel(spec(), target)
     assert f".version {version}\n.target {ptxas.architecture(target)}\n" in compiled.assembly
     assert compiled.binary.startswith(b"\x7fELF")

@@ -64,7 +64,8 @@ def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], di
     gpu = gpu_target(target)
     kernel = load(spec)
     backend = triton.compiler.make_backend(gpu)
-    backend.make_ttgir = _without_coalesce(backend.make_ttgir)
+    if not spec.coalesce:
+        backend.make_ttgir = _without_coalesce(backend.make_ttgir)
     options = backend.parse_options(compile_options(spec, target))
     # XLA aligns every buffer to at least 16 bytes
     attributes = {
@@ -106,8 +107,10 @@ def _without_coalesce(make_ttgir):
     pass.
 
     The pass picks how many neighbouring elements a thread loads at once. It takes nine tenths of
-    the time of a large kernel and finds one, which is the layout it started from: our blocks hold
-    one element per thread. Leaving it out cannot change a result, only a memory access pattern.
+    the time of a large kernel of a form and finds one, which is the layout it started from: its
+    blocks hold one element per thread. A Linear's kernel, which is small, loads half as often with
+    it; a fused one less often too, but it takes up to twice the time to compile and more registers
+    (benchmarks/results/kernels.md). Leaving it out cannot change a result, only how memory is read.
     The function is copied with its own `passes`, so that nobody else's kernels are touched.
     """
     passes = make_ttgir.__globals__.get("passes")

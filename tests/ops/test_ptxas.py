@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import runpy
 import shutil
 import subprocess
@@ -190,3 +191,18 @@ def test_info_asks_the_ptxas_that_xla_will_find(plugin, tmp_path, monkeypatch):
 def test_an_unknown_target_is_left_to_triton():
     assert ptxas.ptx_version("sm_130") is None
     assert "ptx_version" not in pipeline.compile_options(spec(), "sm_130")
+
+
+def test_the_advice_on_capturing_is_a_flag_of_xla():
+    """The text for users names it; XLA ends the process for a flag or a value that it has not."""
+    text = (ROOT / "eqfuse" / "ops" / "README.md").read_text()
+    [row] = (line for line in text.splitlines() if "is capturing" in line)
+    [flag] = re.findall(r"`XLA_FLAGS=(\S+)`", row)
+    for value, accepted in ((flag, True), (f"{flag}S", False)):
+        run = subprocess.run(
+            [sys.executable, "-c", "import jax; jax.jit(abs)(1.0); print('ran')"],
+            env={**os.environ, "XLA_FLAGS": value, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+        )
+        assert ("ran" in run.stdout) == accepted, run.stderr[-300:]

@@ -269,6 +269,9 @@ def _no_gpu() -> str:
 
     if not hasattr(gpu_triton, "TritonKernel"):
         return "jaxlib's GPU plug-in, which launches triton kernels, is missing or does not fit"
+    for device in jax.devices():
+        if (name := str(getattr(device, "compute_capability", ""))).startswith("gfx1"):
+            return f"jaxlib launches waves of 64 threads, and {name} has waves of 32"
     return ""
 
 

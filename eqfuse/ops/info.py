@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
+import pathlib
 import platform
 
 import jax
 
 from eqfuse.ops._backend import availability, resolve, resolve_apart
 from eqfuse.ops._cache import cache_folder
+from eqfuse.ops.triton.runtime import handover, launch, ptxas
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
 
 
 def info() -> str:
-    """Return devices, versions, cache folder, and the backend that None picks and why
-    not another.
+    """Return devices, versions, cache folder, the backend that None picks and why not another, and
+    how kernels come to a GPU.
     """
     chosen = resolve(None)
     lines = [f"python      {platform.python_version()} on {platform.system()} {platform.machine()}"]
@@ -26,7 +29,43 @@ def info() -> str:
     lines += [f"  {op} on {name}" for op, name in resolve_apart(None).items()]
     for name, (available, reason) in availability().items():
         lines.append(f"  {name:<17} {'yes' if available else 'no'}: {reason}")
-    return "\n".join(lines)
+    return "\n".join(lines + _launch())
+
+
+def _launch() -> list[str]:
+    """Return what jaxlib is given of a kernel, and what XLA's ptxas says to it."""
+    try:
+        library = launch.gpu_library()
+        target = launch.common_target(jax.devices()) or "sm_90"
+    except (RuntimeError, ValueError) as error:
+        return [f"launch      no: {error}"]
+    if importlib.util.find_spec("triton") is None:
+        return ["launch      no: the package triton is not installed; install eqfuse[cuda]"]
+    if not target.startswith("sm_"):
+        return ["launch      code objects, in a file for each launch that is lowered"]
+    ours = _cuda(ptxas.of_triton(ptxas.architecture(target)))
+    if handover.takes_cubins():
+        given = f"cubin: jaxlib loads what triton's ptxas ({ours}) made; XLA's ptxas is not used"
+    else:
+        given = "PTX, which XLA's ptxas assembles; jaxlib 0.11.1 and newer take a cubin"
+    folder = pathlib.Path(importlib.import_module(library.TritonKernel.__module__).__file__).parent
+    return [f"launch      {given}", f"ptxas       {_ptxas(ptxas.found_by_xla(folder), target)}"]
+
+
+def _ptxas(program: pathlib.Path | None, target: str) -> str:
+    if program is None:
+        return "XLA finds none; pip install 'eqfuse[cuda]' brings one"
+    said = f"XLA finds {program} ({_cuda(program)}), which"
+    number = ptxas.ptx_version(target)
+    if number is None:
+        return f"{said} may take PTX for {target} or not: this GPU is unknown here"
+    if reason := ptxas.refusal(program, target):
+        return f"{said} REFUSES PTX {number / 10} for {target}: {reason}"
+    return f"{said} takes PTX {number / 10} for {target}"
+
+
+def _cuda(program: pathlib.Path) -> str:
+    return f"CUDA {'.'.join(map(str, ptxas.version(program)))}"
 
 
 def _version(package: str) -> str:

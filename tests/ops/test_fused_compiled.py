@@ -3,6 +3,8 @@
 The rest of the cases, and tables of their resources: `python -m benchmarks.kernels`.
 """
 
+import dataclasses
+
 import e3nn_jax as e3nn
 import pytest
 
@@ -47,3 +49,17 @@ def test_kernels_of_linear_compile_without_spilling(num_sets, target):
 
     for spec in mixing_kernels(e3nn.Irreps("64x0e+64x1o+64x2e"), num_sets, "float32"):
         assert compile_kernel(spec, target).spilled_bytes == 0
+
+
+def test_kernels_of_linear_load_several_elements_at_once():
+    """Triton's coalescing halves their loads, and is left out for fused kernels, whose time it
+    doubles.
+    """
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
+
+    for spec in mixing_kernels(e3nn.Irreps("64x0e+64x1o+64x2e"), 1, "float32"):
+        one_at_once = compile_kernel(dataclasses.replace(spec, coalesce=False), "sm_90")
+        several = compile_kernel(spec, "sm_90")
+        assert several.assembly.count("ld.global") <= 0.6 * one_at_once.assembly.count("ld.global")
+        assert several.registers <= one_at_once.registers
+    assert not any(spec.coalesce for spec in fused_kernels(CASES["nequip-16-l1"], "float32"))

@@ -170,7 +170,7 @@ def test_kernel_compiles_without_a_gpu(folder, target):
     assert spec().name in kernel.assembly
     assert 1 <= kernel.registers <= 64
     assert (kernel.spilled_bytes, kernel.shared_bytes) == (0, 0)
-    assert (kernel.binary is None) == target.startswith("sm_")
+    assert kernel.binary.startswith(b"\x7fELF")
     assert ("fma" in kernel.assembly) is False  # the kernel only adds
 
 
@@ -282,27 +282,31 @@ def test_a_triton_without_coalesce_is_left_as_it_is():
 
 
 def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
-    from eqfuse.ops.triton.runtime import pipeline
+    from eqfuse.ops.triton.runtime import pipeline, ptxas
 
     tried = []
 
-    def ptxas(ptx):
+    def assemble(ptx):
         limit = int(ptx.split(".maxnreg ")[1].split()[0]) if ".maxnreg" in ptx else 90
         tried.append(limit)
-        return limit - 2, 0 if limit >= 128 else 16
+        return ptxas.Assembled(limit - 2, 0 if limit >= 128 else 16, b"of %d" % limit)
 
-    monkeypatch.setattr(pipeline, "_ptxas", ptxas)
+    monkeypatch.setattr(ptxas, "assemble", assemble)
     stages = {"ptx": ".visible .entry k(\n)\n.reqntid 64\n{\n}\n"}
     assert pipeline.resources(stages) == (126, 0)
     assert tried == [90, 96, 128]
     assert stages["ptx"] == ".visible .entry k(\n)\n.reqntid 64\n.maxnreg 128\n{\n}\n"
+    assert stages["cubin"] == b"of 128"
 
 
 def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
     """512 threads of 144 registers would compile, and fail to launch."""
-    from eqfuse.ops.triton.runtime import pipeline
+    from eqfuse.ops.triton.runtime import pipeline, ptxas
 
-    monkeypatch.setattr(pipeline, "_ptxas", lambda ptx: (128, 0 if ".maxnreg" in ptx else 16))
+    def assemble(ptx):
+        return ptxas.Assembled(128, 0 if ".maxnreg" in ptx else 16, b"")
+
+    monkeypatch.setattr(ptxas, "assemble", assemble)
     for threads, spilled in (("512", 16), ("512, 1, 1", 16), ("256, 2, 1", 16), ("256", 0)):
         stages = {"ptx": f".visible .entry k(\n)\n.maxntid {threads}\n{{\n}}\n"}
         assert pipeline.resources(stages) == (128, spilled), threads
@@ -311,23 +315,24 @@ def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
 
 def test_ptx_has_no_line_numbers(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.triton.runtime import pipeline
+    from eqfuse.ops.triton.runtime import pipeline, ptxas
 
     stages, _ = pipeline.compile_stages(spec(), "sm_90")
     assert "!DILocation" in stages["llir"]  # there were some
     for what in (".loc", ".file", ".section", "//", str(folder)):
         assert what not in stages["ptx"]
-    assert pipeline._ptxas(stages["ptx"])[0] > 0
+    assert ptxas.assemble(stages["ptx"]).registers > 0
 
 
 def test_register_limits_are_valid_ptx(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.triton.runtime import pipeline
+    from eqfuse.ops.triton.runtime import pipeline, ptxas
 
     stages, _ = pipeline.compile_stages(spec(), "sm_90")
     limited = pipeline._with_register_limit(stages["ptx"], 128)
     assert limited.count("\n.maxnreg 128\n") == 1
-    assert pipeline._ptxas(limited) == pipeline._ptxas(stages["ptx"])
+    with_limit, without = (ptxas.assemble(text) for text in (limited, stages["ptx"]))
+    assert with_limit.registers == without.registers
 
 
 def test_one_thread_compiles_while_another_interprets(folder):

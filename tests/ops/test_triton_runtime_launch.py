@@ -5,7 +5,6 @@ import pathlib
 import runpy
 import subprocess
 import sys
-import types
 
 import jax
 import numpy as np
@@ -82,17 +81,3 @@ def test_grids_that_cannot_run_are_refused(grid):
 
     with pytest.raises(ValueError, match=r"grid .* is not within 1 to"):
         _grid_of_three(case["spec"](), grid)
-
-
-def test_what_is_handed_to_jaxlib():
-    from eqfuse.ops.triton.runtime.compile import compile_kernel
-    from eqfuse.ops.triton.runtime.launch import _library_kernel
-
-    library = types.SimpleNamespace(TritonKernel=lambda *arguments: arguments)
-    spec = case["spec"]()
-    cuda, rocm = (compile_kernel(spec, target) for target in ("sm_90", "gfx942"))
-    assert _library_kernel(library, spec, cuda) == (spec.name, 1, 1, 0, cuda.assembly, "", 90)
-    name, warps, clusters, shared, path, _, capability = _library_kernel(library, spec, rocm)
-    assert (name, warps, clusters, shared, capability) == (spec.name, 1, 1, 0, 0)
-    assert pathlib.Path(path).read_bytes() == rocm.binary
-    assert rocm.binary.startswith(b"\x7fELF")

@@ -25,12 +25,12 @@ def compile_ahead(function, *args, target: str | None = None, processes: int | N
     Args:
       function: of JAX arrays, jitted or not, say a training step.
       args: its arguments, arrays or jax.ShapeDtypeStructs in any pytree.
-      target: "sm_90", "gfx942" or their like; that of JAX's first device if None.
+      target: "sm_90", "gfx942" or their like; that of JAX's devices if None.
       processes: how many; as many as there are processors if None.
     Returns:
       A compiled kernel for each distinct kernel of the function, in the order of their use.
     Raises:
-      ValueError: no target is given and JAX has no GPU.
+      ValueError: no target is given and JAX has no GPU, or GPUs of several kinds.
       RuntimeError: a kernel that does not compile, with the compiler's message.
     """
     traced = jax.jit(function).trace(*args).jaxpr.jaxpr
@@ -39,10 +39,10 @@ def compile_ahead(function, *args, target: str | None = None, processes: int | N
     specs = list(dict.fromkeys(_specs(used)))
     if not specs:
         return []
-    from eqfuse.ops.triton.runtime.launch import device_target
+    from eqfuse.ops.triton.runtime.launch import common_target
     from eqfuse.ops.triton.runtime.parallel import compile_many
 
-    target = target or device_target(jax.devices()[0])
+    target = target or common_target(jax.devices())
     if target is None:
         raise ValueError("JAX has no GPU here; say what to compile for, as in target='sm_90'")
     return compile_many(specs, target, processes)

@@ -41,6 +41,7 @@ class KernelSpec:
       input_types, output_types: pointer types in the order of the parameters, say "*fp32".
       scalars: names of the int32 parameters between the inputs and the outputs.
       num_warps: warps of a program.
+      coalesce: whether triton may give a thread neighbouring elements, which it loads at once.
     """
 
     name: str
@@ -49,6 +50,7 @@ class KernelSpec:
     output_types: tuple[str, ...]
     scalars: tuple[str, ...] = ()
     num_warps: int = 1
+    coalesce: bool = False
 
     def __post_init__(self):
         if not self.name.isidentifier():

@@ -92,7 +92,8 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool) -> KernelSpec:
     }
     note = f"{len(linear_form.terms)} matrices of a linear form"
     scalars = ("num_rows", "num_parts")
-    return text.spec("linear_form", note, inputs + integers, integers, scalars, outputs)
+    spec = text.spec("linear_form", note, inputs + integers, integers, scalars, outputs)
+    return dataclasses.replace(spec, coalesce=True)
 
 
 class _Job:

@@ -23,7 +23,7 @@ class CompiledKernel:
       entry: name of the function in the binary.
       target: "sm_90", "gfx942" or their like.
       assembly: PTX text, or AMD assembly.
-      binary: None for NVIDIA, where PTX is what is loaded; the code object for AMD.
+      binary: machine code: NVIDIA's cubin, of which registers and spills are, or AMD's code object.
       registers: per thread.
       spilled_bytes: per thread, stores plus loads; for AMD the scratch memory.
       shared_bytes: per program.
@@ -34,7 +34,7 @@ class CompiledKernel:
     entry: str
     target: str
     assembly: str
-    binary: bytes | None
+    binary: bytes
     registers: int
     spilled_bytes: int
     shared_bytes: int
@@ -111,7 +111,7 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
         entry=metadata["name"],
         target=target,
         assembly=stages.get("ptx") or stages["amdgcn"],
-        binary=stages.get("hsaco"),
+        binary=stages.get("cubin") or stages["hsaco"],
         registers=registers,
         spilled_bytes=spilled,
         shared_bytes=metadata["shared"],
@@ -139,10 +139,9 @@ def _place(spec: KernelSpec, target: str) -> tuple[pathlib.Path, dict]:
 
 
 def _to_json(kernel: CompiledKernel) -> dict:
-    binary = None if kernel.binary is None else base64.b64encode(kernel.binary).decode()
-    return {**vars(kernel), "binary": binary}
+    return {**vars(kernel), "binary": base64.b64encode(kernel.binary).decode()}
 
 
 def _from_json(value: dict, from_disk: bool) -> CompiledKernel:
-    binary = None if value["binary"] is None else base64.b64decode(value["binary"])
+    binary = base64.b64decode(value["binary"])
     return CompiledKernel(**{**value, "binary": binary, "from_disk": from_disk})

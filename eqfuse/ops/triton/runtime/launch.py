@@ -17,8 +17,8 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from eqfuse.ops import _cache
-from eqfuse.ops.triton.runtime.compile import CompiledKernel, compile_kernel
+from eqfuse.ops.triton.runtime.compile import compile_kernel
+from eqfuse.ops.triton.runtime.handover import library_kernel
 from eqfuse.ops.triton.runtime.interpret import interpret
 from eqfuse.ops.triton.spec import KernelSpec
 
@@ -46,11 +46,11 @@ def target_of(ctx: mlir.LoweringRuleContext) -> str:
 
     Raises:
       RuntimeError: no GPU is present, and the lowering is not for the devices of a topology.
+      ValueError: GPUs of several targets.
     """
     client = ctx.module_context.backend
-    for device in client.devices() if client is not None else ():
-        if name := device_target(device):
-            return name
+    if client is not None and (name := common_target(client.devices())):
+        return name
     library = gpu_library()
     try:
         if ctx.module_context.platforms[0] == "rocm":
@@ -61,6 +61,22 @@ def target_of(ctx: mlir.LoweringRuleContext) -> str:
             "cannot tell which GPU to compile for, since none is present: lower for the devices of "
             "jax.experimental.topologies, or give the target, say target='sm_90'"
         ) from error
+
+
+def common_target(devices) -> str | None:
+    """Return the one target of all GPUs among the devices, say "sm_90"; None if there is none.
+
+    Raises:
+      ValueError: GPUs of several targets, naming them: kernels are compiled for one.
+    """
+    kinds = {name: device.device_kind for device in devices if (name := device_target(device))}
+    if len(kinds) > 1:
+        found = ", ".join(f"{kind} ({name})" for name, kind in kinds.items())
+        raise ValueError(
+            f"this process has GPUs of several kinds, {found}, and kernels are compiled for one; "
+            "show it those of one kind by CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES for AMD)"
+        )
+    return next(iter(kinds), None)
 
 
 def device_target(device: jax.Device) -> str | None:
@@ -103,26 +119,13 @@ def lower_gpu(
         *(library.create_scalar_parameter(int(value), "i32") for value in scalars),
         *(library.create_array_parameter(0, _ALIGNMENT) for _ in avals_out),
     ]
-    kernel = _library_kernel(library, spec, compiled)
+    kernel, image = library_kernel(library, spec, compiled)
     call = library.TritonKernelCall(kernel, *_grid_of_three(spec, grid), parameters)
     rule = ffi.ffi_lowering(
         "triton_kernel_call_ffi", api_version=4, operand_output_aliases=dict(aliases)
     )
     ctx = ctx.replace(avals_in=list(avals_in), avals_out=list(avals_out))
-    return rule(ctx, *operands, opaque=zlib.compress(call.to_proto(spec.name, b"")))
-
-
-def _library_kernel(library, spec: KernelSpec, compiled: CompiledKernel):
-    if compiled.binary is None:
-        binary, capability = compiled.assembly, int(compiled.target.removeprefix("sm_"))
-    else:
-        # ROCm loads the code object from a file
-        path = _cache.cache_folder("compiled") / f"{spec.name}-{compiled.target}.hsaco"
-        _cache.ensure(path, compiled.binary)
-        binary, capability = str(path), 0
-    return library.TritonKernel(
-        compiled.entry, spec.num_warps, 1, compiled.shared_bytes, binary, "", capability
-    )
+    return rule(ctx, *operands, opaque=zlib.compress(call.to_proto(spec.name, b"") + image))
 
 
 def _grid_of_three(spec: KernelSpec, grid) -> tuple[int, int, int]:

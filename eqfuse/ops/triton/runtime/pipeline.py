@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-import pathlib
 import re
-import subprocess
-import tempfile
 import types
 
+from eqfuse.ops.triton.runtime import ptxas
 from eqfuse.ops.triton.runtime.source import LANGUAGE_LOCK, load
 from eqfuse.ops.triton.spec import KernelSpec
 
 # raised when a change of this file changes what is compiled, so that old entries are not found
-REVISION = 4
+REVISION = 5
 
 # registers per thread at which ptxas fits fewer programs on a processor, for small programs
 _REGISTER_STEPS = (64, 80, 96, 128, 144, 168, 200, 255)
@@ -25,22 +23,27 @@ def gpu_target(name: str):
     """Return Triton's description of "sm_80", "sm_90", "gfx942" and their like.
 
     Raises:
-      ValueError: a name that is neither.
+      ValueError: a name that is neither, or of a GPU for which jaxlib cannot launch.
     """
     from triton.backends.compiler import GPUTarget
 
     if re.fullmatch(r"sm_\d{2,3}", name):
         return GPUTarget("cuda", int(name[3:]), 32)
-    if re.fullmatch(r"gfx[0-9a-f]{3,4}", name):
-        return GPUTarget("hip", name, 64 if name.startswith("gfx9") else 32)
+    if re.fullmatch(r"gfx1\d[0-9a-f]{2}", name):
+        raise ValueError(
+            f"target {name!r} has waves of 32 threads, and jaxlib launches kernels for waves of "
+            "64, which AMD's Instinct GPUs (gfx9) have; use backend='xla' on this one"
+        )
+    if re.fullmatch(r"gfx[0-9a-f]{3}", name):
+        return GPUTarget("hip", name, 64)
     raise ValueError(f"target {name!r} is unknown; it looks like 'sm_90' or 'gfx942'")
 
 
 def compile_options(spec: KernelSpec, target: str) -> dict:
     """Return what triton is told besides the source."""
     options = {"num_warps": spec.num_warps, "enable_fp_fusion": True}
-    if target.startswith("sm_") and int(target[3:]) <= 100:
-        options["ptx_version"] = 87  # triton 3.9 writes PTX 9.4, which older drivers refuse
+    if target.startswith("sm_") and (version := ptxas.ptx_version(target)):
+        options["ptx_version"] = version
     return options
 
 
@@ -61,7 +64,8 @@ def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], di
     gpu = gpu_target(target)
     kernel = load(spec)
     backend = triton.compiler.make_backend(gpu)
-    backend.make_ttgir = _without_coalesce(backend.make_ttgir)
+    if not spec.coalesce:
+        backend.make_ttgir = _without_coalesce(backend.make_ttgir)
     options = backend.parse_options(compile_options(spec, target))
     # XLA aligns every buffer to at least 16 bytes
     attributes = {
@@ -89,7 +93,7 @@ def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], di
         )
     stages, results, metadata = {}, {}, {"target": gpu, **vars(options)}
     backend.add_stages(stages, options, Language.TRITON)
-    stages.pop("cubin", None)  # XLA and the driver make it from the PTX
+    stages.pop("cubin", None)  # `resources` makes it
     for name, stage in stages.items():
         module = stage(module, metadata)
         results[name] = module if isinstance(module, str | bytes) else str(module)
@@ -103,8 +107,10 @@ def _without_coalesce(make_ttgir):
     pass.
 
     The pass picks how many neighbouring elements a thread loads at once. It takes nine tenths of
-    the time of a large kernel and finds one, which is the layout it started from: our blocks hold
-    one element per thread. Leaving it out cannot change a result, only a memory access pattern.
+    the time of a large kernel of a form and finds one, which is the layout it started from: its
+    blocks hold one element per thread. A Linear's kernel, which is small, loads half as often with
+    it; a fused one less often too, but it takes up to twice the time to compile and more registers
+    (benchmarks/results/kernels.md). Leaving it out cannot change a result, only how memory is read.
     The function is copied with its own `passes`, so that nobody else's kernels are touched.
     """
     passes = make_ttgir.__globals__.get("passes")
@@ -139,6 +145,7 @@ def _without_lines(ptx: str) -> str:
 def resources(stages: dict[str, object]) -> tuple[int, int]:
     """Return registers per thread, and bytes spilled per thread (stores and loads; AMD: scratch).
 
+    PTX is assembled, to "cubin" in `stages`.
     PTX that spills is given, in `stages`, the fewest registers with which it does not: ptxas spills
     a few bytes where that lets more programs run at once, which costs our kernels more. All threads
     of a program must find their registers on one processor; ptxas does not see to that.
@@ -148,16 +155,17 @@ def resources(stages: dict[str, object]) -> tuple[int, int]:
         registers = re.search(r"\.vgpr_count:\s+(\d+)", text)
         scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
         return int(registers[1]), int(scratch[1])
-    registers, spilled = _ptxas(stages["ptx"])
-    for limit in _REGISTER_STEPS if spilled else ():
-        if limit <= registers or limit * _threads(stages["ptx"]) > _REGISTERS:
+    best = ptxas.assemble(stages["ptx"])
+    for limit in _REGISTER_STEPS if best.spilled_bytes else ():
+        if limit <= best.registers or limit * _threads(stages["ptx"]) > _REGISTERS:
             continue
         allowed = _with_register_limit(stages["ptx"], limit)
-        found = _ptxas(allowed)
-        if not found[1]:
-            stages["ptx"] = allowed
-            return found
-    return registers, spilled
+        found = ptxas.assemble(allowed)
+        if not found.spilled_bytes:
+            stages["ptx"], best = allowed, found
+            break
+    stages["cubin"] = best.cubin
+    return best.registers, best.spilled_bytes
 
 
 def _threads(ptx: str) -> int:
@@ -177,20 +185,3 @@ def _with_register_limit(ptx: str, limit: int) -> str:
         count=1,
         flags=re.M,
     )
-
-
-def _ptxas(ptx: str) -> tuple[int, int]:
-    import triton
-
-    program = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / "kernel.ptx"
-        file.write_text(ptx)
-        architecture = re.search(r"^\.target (\w+)", ptx, re.M)[1]
-        command = [program, "-v", f"--gpu-name={architecture}", file, "-o", file.with_suffix(".o")]
-        run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode:
-        raise RuntimeError(f"ptxas failed on a kernel for {architecture}:\n{run.stderr}")
-    registers = re.search(r"Used (\d+) registers", run.stderr)
-    spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", run.stderr)
-    return int(registers[1]), int(spilled[1]) + int(spilled[2])

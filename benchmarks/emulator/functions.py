@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from benchmarks.emulator.errors import NeverWrittenError
 from benchmarks.emulator.machine import Machine
-from benchmarks.emulator.memory import Array
+from benchmarks.emulator.memory import Array, is_poison, poison
 from eqfuse.ops.primitives.launch import launch_p
 from eqfuse.ops.primitives.lowering import lowerings
 from eqfuse.ops.triton.runtime.compile import compile_kernel
@@ -78,21 +78,26 @@ def run_launch(launch: Launch, target: str, mend=None) -> list[np.ndarray]:
     results, outputs = [], []
     aliased = {output: place for place, output in launch.aliases}
     for n, (shape, dtype) in enumerate(zip(launch.shapes, spec.output_dtypes, strict=True)):
-        filled = n in aliased
-        values = np.full(shape, np.nan, jnp.dtype(dtype))
-        if filled:
-            values[...] = np.asarray(launch.arrays[aliased[n]])
+        if n in aliased:  # what an earlier kernel began
+            values = np.array(launch.arrays[aliased[n]])
+        else:
+            values = poison(shape, jnp.dtype(dtype))
         results.append(values)
-        outputs.append(Array.output(f"output {n} ({dtype})", values, warps, filled))
-        if filled:
+        outputs.append(Array.output(f"output {n} ({dtype})", values, warps))
+        if n in aliased:
             inputs[aliased[n]] = outputs[n]
     machine.run([*inputs, *launch.scalars, *outputs], launch.grid)
-    for output in outputs:
-        if not output.filled and (missing := output.unwritten()):
-            raise NeverWrittenError(
-                f"kernel {spec.name} leaves {missing} of {output.size} elements of {output.name}"
-            )
     return results
+
+
+def _require_whole(arrays, what: str) -> None:
+    """Refuse outputs of kernels of which an element was never written."""
+    for array in arrays:
+        if isinstance(array, np.ndarray) and (missing := int(is_poison(array).sum())):
+            raise NeverWrittenError(
+                f"{missing} of {array.size} elements of a kernel's output {array.shape} were never "
+                f"written, and {what}"
+            )
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,9 +121,15 @@ def evaluate(jaxpr: Jaxpr, consts, args, run):
 
     for equation in jaxpr.eqns:
         values = [value(v) for v in equation.invars]
+        begun = {a for a, _ in equation.params.get("aliases", ())}
+        _require_whole(
+            [v for n, v in enumerate(values) if n not in begun], f"{equation.primitive} reads them"
+        )
         results = _equation(equation, values, run)
         known |= dict(zip(equation.outvars, results, strict=True))
-    return [value(v) for v in jaxpr.outvars]
+    results = [value(v) for v in jaxpr.outvars]
+    _require_whole(results, "they are the result")
+    return results
 
 
 def _equation(equation, values, run):

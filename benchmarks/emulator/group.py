@@ -25,6 +25,8 @@ class Group:
       memory: the arrays, a `memory.Global`.
       registers: what was written, by name.
       undefined: of registers that some threads did not write, which those are, [blocks, threads].
+      parts: of registers that were joined of several, their value and what is undefined of each
+        part: half of a register may be used where the other half is not.
       at: the next instruction.
       epoch: how many barriers the blocks have passed.
     """
@@ -37,6 +39,7 @@ class Group:
     memory: object
     registers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     undefined: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    parts: dict[str, tuple] = dataclasses.field(default_factory=dict)
     at: int = 0
     epoch: int = 0
 
@@ -123,6 +126,7 @@ class Group:
             blocks=self.blocks[chosen],
             ids=self.ids[chosen],
             shared=self.shared.only(chosen),
+            parts={},
             registers={name: part(a) for name, a in self.registers.items()},
             undefined={name: part(a) for name, a in self.undefined.items()},
         )

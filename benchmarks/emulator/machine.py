@@ -130,6 +130,8 @@ class Machine:
 
     def _decode(self, instruction: ptx.Instruction):
         name = instruction.name
+        if name == "brx":
+            return self._jump_by_number(instruction)
         if name in ("bra", "ret", "exit"):
             return self._jump(instruction)
         if name in ("bar", "barrier"):
@@ -208,6 +210,32 @@ class Machine:
             return None
 
         return branch
+
+    def _jump_by_number(self, instruction: ptx.Instruction):
+        index, listed = instruction.operands
+        labels = self.program.targets.get(listed)
+        if labels is None or instruction.guard:
+            raise instruction.unknown("jumps to labels that are not there, or under a guard")
+        read = reader(index, TYPES["u32"])
+        places = np.array([self.program.labels[label] for label in labels])
+
+        def jump(g: Group) -> Group | None:
+            g.require_defined((index,), None, instruction.text)
+            number = np.broadcast_to(read(g), g.shape)
+            if (number != number[:, :1]).any() or (number >= len(places)).any():
+                raise DivergentBranchError(
+                    f"{instruction.text!r}: threads of a block go different ways, or nowhere"
+                )
+            to = places[number[:, 0]]
+            there = to == to[0]
+            other = None
+            if not there.all():  # they come here again, and part again
+                other = g.split(~there)
+                other.at = g.at - 1
+            g.at = int(to[0])
+            return other
+
+        return jump
 
     def _barrier(self, instruction: ptx.Instruction):
         words = instruction.opcode[1:]

@@ -17,6 +17,7 @@ from benchmarks.emulator.races import Tracker
 
 _WINDOW = 40  # bits of the addresses of one array: none is next to another
 GRANULE = 2  # bytes of shared memory that are told apart
+COPIES = 8  # units in the last place by which copies of a sum may differ
 
 
 @dataclasses.dataclass
@@ -29,7 +30,7 @@ class Array:
       itemsize: bytes of one.
       data: its bytes; None if only addresses are of interest, and every value read is zero.
       writable: whether it is an output.
-      filled: whether the kernel may read what was there before.
+      known: which elements of an output had a value before; None if none had.
       tracker: of an output that is checked.
     """
 
@@ -38,7 +39,7 @@ class Array:
     itemsize: int
     data: np.ndarray | None
     writable: bool = False
-    filled: bool = True
+    known: np.ndarray | None = None
     tracker: Tracker | None = None
 
     @classmethod
@@ -48,20 +49,34 @@ class Array:
         return cls(name, values.size, values.itemsize, values.reshape(-1).view(np.uint8))
 
     @classmethod
-    def output(cls, name: str, values: np.ndarray, warps: int, filled: bool = False) -> Array:
-        """Return what a kernel writes, in place; `filled` if it adds to what is there."""
+    def output(cls, name: str, values: np.ndarray, warps: int) -> Array:
+        """Return what a kernel writes, in place; `poison` in it is what has no value yet."""
         data = values.reshape(-1).view(np.uint8)
         tracker = Tracker(data.size // GRANULE, warps)
-        return cls(name, values.size, values.itemsize, data, True, filled, tracker)
+        known = ~is_poison(values.reshape(-1))
+        return cls(name, values.size, values.itemsize, data, True, known, tracker)
 
     @property
     def nbytes(self) -> int:
         return self.size * self.itemsize
 
-    def unwritten(self) -> int:
-        """Return how many elements of an output were not written."""
-        places = self.tracker.writer.reshape(-1, self.itemsize // GRANULE)
-        return int((places == -1).any(axis=1).sum())
+
+def _pattern(dtype) -> np.ndarray:
+    """Return a NaN that no arithmetic makes, as an unsigned integer."""
+    bits = {2: 0x7FA3, 4: 0x7FA31EAF, 8: 0x7FF31EAF5A5A5A5A}
+    return np.array(bits[np.dtype(dtype).itemsize], f"u{np.dtype(dtype).itemsize}")
+
+
+def poison(shape, dtype) -> np.ndarray:
+    """Return an array of which no element has a value yet."""
+    return np.full(shape, _pattern(dtype)).view(dtype)
+
+
+def is_poison(array: np.ndarray) -> np.ndarray:
+    """Return which elements have no value yet."""
+    if array.dtype.kind in "iub":
+        return np.zeros(array.shape, bool)
+    return array.view(f"u{array.itemsize}") == _pattern(array.dtype)
 
 
 @dataclasses.dataclass
@@ -173,7 +188,9 @@ class Global:
         for start in range(0, access.width * access.count, GRANULE):
             places = (offsets + start) // GRANULE
             where = _Where(access, array, offsets)
-            if not array.filled and not (written := array.tracker.written(places)).all():
+            known = array.known[(offsets + start) // array.itemsize]
+            written = known | array.tracker.written(places)
+            if not written.all():
                 n = int(np.flatnonzero(~written)[0])
                 raise NeverWrittenError(f"{where(n)} is read and was never written")
             array.tracker.read(places, blocks, warps, access.group.epoch, where)
@@ -215,9 +232,34 @@ class _Where:
 
 
 def _put(data, places, values, access: Access) -> None:
+    """Write values to places, of which threads of a warp may name one twice, for copies of a value.
+
+    Triton lets several threads hold one value, and writes it from all of them. In a warp, the bits
+    of two copies may differ: a sum of two lanes, a b + shuffled(a b), becomes an fma, which rounds
+    only the other lane's product.
+
+    Raises:
+      RaceError: values differ, in a warp by more than that, of the largest that is written.
+    """
     data[places] = values
-    if (data[places] != values).any():
-        raise RaceError(f"{access.text!r}: two threads write different values to one place")
+    differs = data[places] != values
+    if not differs.any():
+        return
+    at = places[differs]
+    text = f"{access.text!r}: two threads write different values to one place"
+    involved = np.isin(places, at)
+    _, warps = access.agents()
+    order = np.argsort(places[involved], kind="stable")
+    sorted_places, sorted_warps = places[involved][order], warps[involved][order]
+    same_place = sorted_places[1:] == sorted_places[:-1]
+    if (same_place & (sorted_warps[1:] != sorted_warps[:-1])).any():
+        raise RaceError(f"{text}, from two warps")
+    if access.width in (4, 8):
+        kind = f"f{access.width}"
+        apart = np.abs(data[places].view(kind) - values.view(kind)).max()
+        if apart <= COPIES * np.finfo(kind).eps * np.abs(values.view(kind)).max():
+            return
+    raise RaceError(text)
 
 
 class Shared:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from benchmarks.emulator.arithmetic import join_halves
@@ -31,10 +33,13 @@ def move(instruction: Instruction):
         part = np.dtype(f"u{dtype.itemsize // len(names)}")
 
         def split(g: Group, mask) -> None:
-            value, undefined = read(g), g.undefined_of(registers(source))
+            value, undefined = read(g), [g.undefined_of(registers(source))] * len(names)
+            joined, of_parts = g.parts.get(source, (None, undefined))
+            if joined is not None and joined is g.registers[source]:
+                undefined = of_parts
             for n, name in enumerate(names):
                 shifted = value.view(f"u{dtype.itemsize}") >> dtype.type(8 * part.itemsize * n)
-                g.write(name, shifted.astype(part), undefined, mask)
+                g.write(name, shifted.astype(part), undefined[n], mask)
 
         return split
     if source.startswith("{"):
@@ -43,13 +48,24 @@ def move(instruction: Instruction):
         reads = [reader(name, part) for name in names]
 
         def join(g: Group, mask) -> None:
-            value = reads[0](g).astype(dtype)
-            for n, read in enumerate(reads[1:], 1):
-                value = value | read(g).astype(dtype) << dtype.type(8 * part.itemsize * n)
-            g.write(target, value, g.undefined_of(registers(source)), mask)
+            value, undefined = dtype.type(0), []
+            for n, (name, read) in enumerate(zip(names, reads, strict=True)):
+                missing = name.startswith("%") and name not in g.registers
+                undefined.append(np.full(g.shape, True) if missing else g.undefined_of([name]))
+                bits = np.zeros((1, 1), dtype) if missing else read(g).astype(dtype)
+                value = value | bits << dtype.type(8 * part.itemsize * n)
+            if all(u is None for u in undefined):
+                g.write(target, value, None, mask)
+                return
+            g.write(target, value, functools.reduce(_either, undefined), mask)
+            g.parts[target] = g.registers[target], undefined
 
         return join
     return pure(target, [source], [reader(source, dtype)], lambda a: a)
+
+
+def _either(a, b):
+    return b if a is None else a if b is None else a | b
 
 
 def pure(target: str, sources, reads, function):

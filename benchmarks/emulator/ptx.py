@@ -13,6 +13,9 @@ _PARAMETER = re.compile(r"\.param\s+\.(\w+)(?:\s+\.ptr[^,]*?)?\s+([\w$]+)\s*(?:,
 _STATEMENT = re.compile(r"(?:@(!?)(%[\w.]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _DIRECTIVES = (".reg", ".pragma", ".loc", ".file", ".maxn", ".minn", ".reqn", ".section")
 
+_LOCAL = re.compile(r"\{\s*\.reg\s+\.(\w+)\s+([a-z]\w*)\s*;((?:[^{}]|\{[^{}]*\})*)\}")
+_TARGETS = ".branchtargets"
+
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
@@ -55,6 +58,7 @@ class Program:
       threads: of a block.
       instructions: in the order of the text.
       labels: the instruction that each label stands before.
+      targets: the labels in each list of targets of an indirect branch.
       target: the architecture, say "sm_90a".
     """
 
@@ -63,6 +67,7 @@ class Program:
     threads: int
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
+    targets: dict[str, tuple[str, ...]]
     target: str
 
     @property
@@ -88,13 +93,14 @@ def parse(text: str) -> Program:
     threads = re.search(r"\.(?:req|max)ntid\s+([\d\s,]+)", directives)
     if threads is None:
         raise UnknownInstructionError(f"kernel {name} does not say how many threads a block has")
-    instructions, labels = _statements(_body(text, entry.end()))
+    instructions, labels, targets = _statements(_body(text, entry.end()))
     return Program(
         name,
         tuple((kind, p) for kind, p in _PARAMETER.findall(re.sub(r"\s+", " ", parameters).strip())),
         math.prod(int(n) for n in threads[1].split(",")),
         tuple(instructions),
         labels,
+        targets,
         re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)[1],
     )
 
@@ -109,19 +115,31 @@ def _body(text: str, start: int) -> str:
     raise UnknownInstructionError("the body of the kernel does not end")
 
 
-def _statements(body: str) -> tuple[list[Instruction], dict[str, int]]:
+def _statements(body: str):
+    """Return the instructions, the labels, and the lists of targets of branches."""
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
-    # blocks of inline assembly have braces of their own, on lines of their own or before a word
+    targets: dict[str, tuple[str, ...]] = {}
+    # blocks of inline assembly have braces of their own, on lines of their own or around registers
+    body = _LOCAL.sub(_inlined, body)
     body = re.sub(r"^\s*[{}]\s*$", "", body, flags=re.MULTILINE)
     for statement in body.split(";"):
         statement = " ".join(statement.split())
         while label := re.match(r"([$\w]+):\s*", statement):
             labels[label[1]] = len(instructions)
             statement = statement[label.end() :]
+            if statement.startswith(_TARGETS):
+                targets[label[1]] = _operands(statement.removeprefix(_TARGETS))
+                statement = ""
         if statement and not statement.startswith(_DIRECTIVES):
             instructions.append(_instruction(statement))
-    return instructions, labels
+    return instructions, labels, targets
+
+
+def _inlined(block: re.Match) -> str:
+    """Return a block with registers of its own without its braces; they are named as others are."""
+    _, name, inner = block.groups()
+    return re.sub(rf"(?<![\w%]){name}\b", f"%{name}{block.start()}", inner)
 
 
 def _instruction(statement: str) -> Instruction:

@@ -16,16 +16,21 @@ def _lanes(g: Group) -> np.ndarray:
     return np.arange(g.shape[1]) % WARP
 
 
-def _whole(instruction: Instruction, operand: str) -> None:
-    """Refuse an exchange between some threads of a warp only."""
-    if operand not in ("-1", "0xffffffff", "4294967295"):
-        raise instruction.unknown("is for some threads of a warp only, which is not emulated")
+def _whole(instruction: Instruction, operand: str):
+    """Return a check, of a group and a guard, that whole warps take part in an exchange."""
+    read = reader(operand, TYPES["u32"])
+
+    def check(g: Group, mask) -> None:
+        if mask is not None or (read(g) != 0xFFFFFFFF).any():
+            raise instruction.unknown("is for some threads of a warp only, which is not emulated")
+
+    return check
 
 
 def shuffle(instruction: Instruction):
     """Return the step of a shfl.sync."""
     target, source, distance, clamp, mask_of = instruction.operands
-    _whole(instruction, mask_of)
+    check = _whole(instruction, mask_of)
     mode = instruction.opcode[2]
     if mode not in ("bfly", "idx", "up", "down") or not clamp.lstrip("-").isdigit():
         raise instruction.unknown()
@@ -35,8 +40,7 @@ def shuffle(instruction: Instruction):
     names = registers(source, distance)
 
     def step(g: Group, mask) -> None:
-        if mask is not None:
-            raise instruction.unknown("is run by some threads only")
+        check(g, mask)
         lanes = _lanes(g)[None, :]
         start, by_now = lanes // segment * segment, by(g).astype(np.int64)
         wanted = {
@@ -62,15 +66,14 @@ def shuffle(instruction: Instruction):
 def reduce(instruction: Instruction):
     """Return the step of a redux.sync."""
     target, source, mask_of = instruction.operands
-    _whole(instruction, mask_of)
+    check = _whole(instruction, mask_of)
     functions = {"add": np.add, "min": np.minimum, "max": np.maximum}
     functions |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
     function, dtype = functions[instruction.opcode[2]], TYPES[instruction.type]
     read = reader(source, dtype)
 
     def step(g: Group, mask) -> None:
-        if mask is not None:
-            raise instruction.unknown("is run by some threads only")
+        check(g, mask)
         g.require_defined(registers(source), None, instruction.text)
         value = np.broadcast_to(read(g), g.shape).reshape(len(g.ids), -1, WARP)
         found = function.reduce(value, axis=2, dtype=dtype)
@@ -82,14 +85,13 @@ def reduce(instruction: Instruction):
 def vote(instruction: Instruction):
     """Return the step of a vote.sync."""
     target, source, mask_of = instruction.operands
-    _whole(instruction, mask_of)
+    check = _whole(instruction, mask_of)
     mode, read = instruction.opcode[2], reader(source.lstrip("!"), TYPES["pred"])
     if mode not in ("all", "any", "ballot"):
         raise instruction.unknown()
 
     def step(g: Group, mask) -> None:
-        if mask is not None:
-            raise instruction.unknown("is run by some threads only")
+        check(g, mask)
         g.require_defined(registers(source), None, instruction.text)
         value = np.broadcast_to(read(g) ^ source.startswith("!"), g.shape)
         value = value.reshape(len(g.ids), -1, WARP)

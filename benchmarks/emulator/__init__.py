@@ -11,8 +11,11 @@ that threads of a block take differently, and races between two barriers.
     conversion  cvt, and bfloat16
     moves       mov, selp, setp and their like
     warps       what the threads of a warp exchange: shuffles, reductions, matrices
+    accesses    loads and stores
+    arrays      the arrays of a launch, and what has no value yet
     memory      global and shared memory, with the checks
     races       who wrote and read what since the last barrier
     machine     runs a kernel over a grid
+    cases       runs the cases of the benchmarks and compares them with e3nn-jax
     functions   runs a JAX function whose kernels are emulated
 """

@@ -117,8 +117,17 @@ def _insert(a, b, start, length):
 
 
 def _high(a, b):
-    wide = np.int64 if a.dtype.kind == "i" else np.uint64
-    return (a.astype(wide) * b.astype(wide) >> np.array(32, wide)).astype(a.dtype)
+    """Return the upper half of a product."""
+    if a.itemsize == 4:
+        wide = np.int64 if a.dtype.kind == "i" else np.uint64
+        return (a.astype(wide) * b.astype(wide) >> np.array(32, wide)).astype(a.dtype)
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    (a1, a0), (b1, b0) = ((v.view("u8") >> half, v.view("u8") & low) for v in (a, b))
+    middle = a1 * b0 + (a0 * b0 >> half)
+    high = a1 * b1 + (middle >> half) + (((middle & low) + a0 * b1) >> half)
+    if a.dtype.kind == "i":  # of the bits read as numbers without a sign
+        high = high - np.where(a < 0, b, 0).view("u8") - np.where(b < 0, a, 0).view("u8")
+    return high.view(a.dtype)
 
 
 def _product(a, b):
@@ -237,7 +246,7 @@ def _widened(instruction: Instruction):
     """Return mul and mad of which the result is twice as wide, or its high half."""
     dtype = TYPES[instruction.type]
     if "hi" in instruction.opcode:
-        if dtype.itemsize != 4 or instruction.name != "mul":
+        if dtype.itemsize < 4 or instruction.name != "mul":
             raise instruction.unknown()
         return _high, (dtype, dtype)
     wide = np.dtype(f"{dtype.kind}{2 * dtype.itemsize}")

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from benchmarks.emulator.arrays import Array, is_poison, poison
 from benchmarks.emulator.errors import NeverWrittenError
 from benchmarks.emulator.machine import Machine
-from benchmarks.emulator.memory import Array, is_poison, poison
 from eqfuse.ops.primitives.launch import launch_p
 from eqfuse.ops.primitives.lowering import lowerings
 from eqfuse.ops.triton.runtime.compile import compile_kernel

@@ -7,12 +7,13 @@ import dataclasses
 import numpy as np
 
 from benchmarks.emulator import accesses, arithmetic, moves, ptx, warps
+from benchmarks.emulator.arrays import Array
 from benchmarks.emulator.errors import (
     DivergentBranchError,
     EmulationError,
 )
 from benchmarks.emulator.group import Group
-from benchmarks.emulator.memory import Array, Global, Shared
+from benchmarks.emulator.memory import Global, Shared
 from benchmarks.emulator.operands import TYPES, reader
 
 TOGETHER = 1024

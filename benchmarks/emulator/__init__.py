@@ -15,6 +15,7 @@ that threads of a block take differently, and races between two barriers.
     arrays      the arrays of a launch, and what has no value yet
     memory      global and shared memory, with the checks
     races       who wrote and read what since the last barrier
+    slicing     which instructions decide addresses and branches
     machine     runs a kernel over a grid
     cases       runs the cases of the benchmarks and compares them with e3nn-jax
     functions   runs a JAX function whose kernels are emulated

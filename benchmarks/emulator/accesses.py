@@ -33,6 +33,21 @@ def _shape(instruction: Instruction) -> tuple[str, int, int]:
     return space, TYPES[instruction.type].itemsize, count
 
 
+def look(instruction: Instruction, observe):
+    """Return the step of a load or store that is only observed: nothing is read or written."""
+    loads = instruction.name in ("ld", "ldmatrix")
+    where, _ = address(instruction.operands[1 if loads else 0])
+    matrices = "matrix" in instruction.name
+    # a thread gives the address of a row of a matrix, of 16 bytes
+    space, width, count = ("shared", 16, 1) if matrices else _shape(instruction)
+
+    def step(g: Group, mask) -> None:
+        if observe is not None and (mask is None or mask.any()):
+            observe(instruction, space, Access(g, where(g), mask, width, count, instruction.text))
+
+    return step
+
+
 def load_parameter(instruction: Instruction, values: dict[str, int]):
     """Return the step of a load of a parameter, from its value by name."""
     target, source = instruction.operands

@@ -23,6 +23,7 @@ class Array:
       writable: whether it is an output.
       known: which elements of an output had a value before; None if none had.
       tracker: of an output that is checked.
+      shape: of the array, where somebody wants to know it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Array:
     writable: bool = False
     known: np.ndarray | None = None
     tracker: Tracker | None = None
+    shape: tuple[int, ...] = ()
 
     @classmethod
     def input(cls, name: str, values: np.ndarray) -> Array:

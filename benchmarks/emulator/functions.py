@@ -140,13 +140,13 @@ def _equation(equation, values, run):
     if primitive in lowerings:
         lowered = jax.make_jaxpr(functools.partial(lowerings[primitive], **params))(*values)
         return evaluate(lowered.jaxpr, lowered.consts, values, run)
-    if inner := _call(params):
+    if inner := call_of(params):
         return evaluate(inner.jaxpr, inner.consts, values, run)
     found = primitive.bind(*map(jnp.asarray, values), **params)
     return found if primitive.multiple_results else [found]
 
 
-def _call(params) -> ClosedJaxpr | None:
+def call_of(params) -> ClosedJaxpr | None:
     """Return the function that an equation calls once with its operands, if that is what it is."""
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call"):
         found = params.get(name)

@@ -27,6 +27,7 @@ class Group:
       undefined: of registers that some threads did not write, which those are, [blocks, threads].
       parts: of registers that were joined of several, their value and what is undefined of each
         part: half of a register may be used where the other half is not.
+      notes: of who observes the accesses.
       at: the next instruction.
       epoch: how many barriers the blocks have passed.
     """
@@ -40,6 +41,7 @@ class Group:
     registers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     undefined: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     parts: dict[str, tuple] = dataclasses.field(default_factory=dict)
+    notes: tuple = (0, -1)
     at: int = 0
     epoch: int = 0
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from benchmarks.emulator import accesses, arithmetic, moves, ptx, warps
+from benchmarks.emulator import accesses, arithmetic, moves, ptx, slicing, warps
 from benchmarks.emulator.arrays import Array
 from benchmarks.emulator.errors import (
     DivergentBranchError,
@@ -22,6 +22,7 @@ for the caches."""
 MOST = 50_000_000
 """Instructions of a launch, at most: a loop that does not end is found."""
 
+_JUMPS = ("bra", "brx", "ret", "exit")
 _NOTHING = {
     "membar",
     "fence",
@@ -56,16 +57,22 @@ class Machine:
       shared_bytes: of a block.
       observe: called with (instruction, "global" or "shared", memory.Access) before every load and
         store; None for nobody.
+      addresses_only: whether only what decides addresses and branches is computed: no results,
+        and no checks, but a tenth of the work.
     Raises:
       UnknownInstructionError: an instruction that is not emulated, atomic ones included: our
-        kernels sum in an order that is fixed.
+        kernels sum in an order that is fixed. With `addresses_only`, also addresses that were in
+        shared memory.
     """
 
-    def __init__(self, text: str, shared_bytes: int, observe=None):
+    def __init__(self, text: str, shared_bytes: int, observe=None, addresses_only: bool = False):
         self.program = ptx.parse(text)
         self.shared_bytes, self.observe = shared_bytes, observe
+        self.addresses_only = addresses_only
+        self._needed = slicing.deciding(self.program) if addresses_only else set()
         self._parameters: dict[str, int] = {}
         self._steps = [self._decode(i) for i in self.program.instructions]
+        self._next = self._successors()
 
     def run(self, arguments, grid, blocks=None, checked: bool = True) -> Run:
         """Run the kernel.
@@ -95,10 +102,33 @@ class Machine:
         self._visits = [0] * len(self._steps)
         self._barriers: dict[int, int] = {}
         self._left = MOST
-        width = max(1, TOGETHER // self.program.threads)
+        together = 4 * TOGETHER if self.addresses_only else TOGETHER
+        width = max(1, together // self.program.threads)
         for start in range(0, len(ids), width):
             self._run_together(ids[start : start + width], grid, memory, checked)
-        return Run(self.program, np.array(self._visits), self._barriers)
+        return Run(self.program, self._all_visits(), self._barriers)
+
+    def _successors(self) -> list[int]:
+        """Return, for each instruction, the first one from there that is not left out.
+
+        The first of each basic block is not, so that its visits are those of the others.
+        """
+        leaders = {0, *self.program.labels.values()}
+        leaders |= {n + 1 for n, i in enumerate(self.program.instructions) if i.name in _JUMPS}
+        self._leaders = sorted(leaders)
+        end = len(self._steps)
+        found = [end] * (end + 1)
+        for n in range(end - 1, -1, -1):
+            keep = self._steps[n] is not None or n in leaders
+            found[n] = n if keep else found[n + 1]
+        self._steps = [step or _nothing for step in self._steps]
+        return found
+
+    def _all_visits(self) -> np.ndarray:
+        """Return the visits of every instruction: those of the first of its basic block."""
+        places = np.array([n for n in self._leaders if n < len(self._visits)])
+        first = np.searchsorted(places, np.arange(len(self._visits)), side="right") - 1
+        return np.array(self._visits)[places[first]]
 
     def _bind(self, parameters: dict[str, int]) -> None:
         self._parameters = parameters
@@ -116,8 +146,8 @@ class Machine:
 
     def _run_group(self, group: Group, waiting: list[Group]) -> None:
         steps, visits, end = self._steps, self._visits, len(self._steps)
-        while group.at < end:
-            at = group.at
+        following = self._next
+        while (at := following[group.at]) < end:
             visits[at] += len(group.ids)
             group.at = at + 1
             if other := steps[at](group):
@@ -130,10 +160,17 @@ class Machine:
     # decoding
 
     def _decode(self, instruction: ptx.Instruction):
+        """Return the step of an instruction; None if it is left out."""
         name = instruction.name
+        if self.addresses_only and name not in (*_JUMPS, "bar", "barrier"):
+            written = self._needed.intersection(slicing.targets(instruction))
+            if not written and not slicing.is_memory(instruction):
+                return None
+            if written and slicing.is_memory(instruction) and "shared" in instruction.text:
+                raise instruction.unknown("reads an address, which is followed in registers only")
         if name == "brx":
             return self._jump_by_number(instruction)
-        if name in ("bra", "ret", "exit"):
+        if name in _JUMPS:
             return self._jump(instruction)
         if name in ("bar", "barrier"):
             return self._barrier(instruction)
@@ -161,6 +198,8 @@ class Machine:
                 return lambda g, mask: None
             return accesses.load_parameter(instruction, self._parameters)
         if name in _WITH_MEMORY:
+            if self.addresses_only and self._needed.isdisjoint(slicing.targets(instruction)):
+                return accesses.look(instruction, self.observe)
             return _WITH_MEMORY[name](instruction, self.observe)
         if name in _OTHERS:
             return _OTHERS[name](instruction)
@@ -252,6 +291,10 @@ class Machine:
             g.epoch += 1
 
         return wait
+
+
+def _nothing(g: Group) -> None:
+    """Do nothing: what an instruction computes is not of interest."""
 
 
 def _cast_address(instruction: ptx.Instruction):

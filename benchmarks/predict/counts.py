@@ -21,6 +21,8 @@ from eqfuse.ops.triton.spec import TRITON_TYPES, KernelSpec
 
 SAMPLE = 24
 """Blocks of a launch that are run, evenly spread over the grid; all of them if there are fewer."""
+SAMPLED_EDGES = 600
+"""Fewer blocks, but not fewer than 8, where those would walk more edges."""
 _SIZES = {
     pointer: np.dtype("u2" if "16" in n else n).itemsize for n, pointer in TRITON_TYPES.items()
 }
@@ -34,10 +36,14 @@ class Counts:
       kernel: the kernel, with its registers and shared memory.
       blocks, warps: of the grid, and of a block.
       edges: that a graph's kernel walks; 0 for others.
+      channel_blocks: how often the grid has each node.
       pipes: instructions of warps by pipe, of SASS.
       method: how SASS was weighted, "loops" or "accesses"; see `sass.weights`.
       wavefronts: of the level-1 cache, by (space, instruction).
-      sector_bytes: of global memory, which pass through level 2.
+      sector_bytes: of global memory, which pass through level 2: sectors that a block reads, each
+        once in a walk, as level 1 holds what it reads again; and sectors of each store, as that
+        writes through.
+      requested_bytes: sectors of all loads and stores.
       unique_bytes: of global memory, each once.
       missed_bytes: of those that pass, what misses an LRU of the cache; see `reuse`.
       walks: how often a block walks its edges, on the mean, over blocks of channels too.
@@ -53,10 +59,12 @@ class Counts:
     blocks: int
     warps: int
     edges: int
+    channel_blocks: int
     pipes: dict[str, float]
     method: str
     wavefronts: dict[tuple[str, str], float]
     sector_bytes: float
+    requested_bytes: float
     unique_bytes: float
     missed_bytes: float
     walks: float
@@ -95,7 +103,9 @@ def count(launch: Launch, target: str, cache: float, resident, edges=None) -> Co
     traffic = Traffic(orders=frozenset(orders))
     machine = Machine(kernel.assembly, kernel.shared_bytes, traffic, addresses_only=True)
     blocks, warps = math.prod(launch.grid), machine.program.warps
-    chosen = np.unique(np.linspace(0, blocks - 1, min(SAMPLE, blocks)).round().astype(int))
+    sample = SAMPLE if graph is None else int(SAMPLED_EDGES / graph.degrees.mean())
+    sample = min(max(sample, 8), SAMPLE, blocks)
+    chosen = np.unique(np.linspace(0, blocks - 1, sample).round().astype(int))
     run = machine.run(arguments, launch.grid, chosen, checked=False)
     scale = blocks / len(chosen)
     weight, method = sass.weights(listing, run)
@@ -110,10 +120,12 @@ def count(launch: Launch, target: str, cache: float, resident, edges=None) -> Co
         blocks=blocks,
         warps=warps,
         edges=0 if graph is None else graph.num_edges,
+        channel_blocks=reused.channel_blocks,
         pipes=dict(pipes),
         method=method,
         wavefronts={key: n * scale for key, n in traffic.wavefronts.items()},
-        sector_bytes=scale * SECTOR * sum(traffic.sectors.values()),
+        sector_bytes=scale * _through_level_2(arrays, traffic),
+        requested_bytes=scale * SECTOR * sum(traffic.sectors.values()),
         unique_bytes=reused.unique_bytes,
         missed_bytes=reused.missed(cache, resident(kernel, warps)),
         walks=0.0 if graph is None else reused.walks * reused.channel_blocks,
@@ -124,6 +136,14 @@ def count(launch: Launch, target: str, cache: float, resident, edges=None) -> Co
         longest=1.0 if graph is None else graph.longest,
         parts=_parts(listing, weight, len(chosen)),
     )
+
+
+def _through_level_2(arrays, traffic: Traffic) -> float:
+    found = 0
+    for number, array in enumerate(arrays):
+        reads = traffic.unique(number).shape[1]
+        found += traffic.sectors[number] if array.writable else reads
+    return SECTOR * found
 
 
 def _work(loop: sass.Loop, weight) -> float:

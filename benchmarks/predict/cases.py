@@ -58,10 +58,18 @@ def _zeros(struct):
     return np.zeros(struct.shape, struct.dtype) if jnp.issubdtype(struct.dtype, jnp.integer) else 0
 
 
+_COUNTED: dict[tuple, counts.Counts] = {}
+
+
 def counted(launch: Launch, size: tuple[int, int], device: Device) -> counts.Counts:
-    """Return the counts of a launch for a device, each computed once."""
-    resident = functools.partial(_resident, device)
-    return counts.count(launch, device.target, device.cache, resident, graphs.edges(size))
+    """Return the counts of a launch for a device; computed once for all that have one cache."""
+    key = launch.spec, launch.grid, launch.scalars, size
+    key += device.target, device.cache, device.processors
+    if key not in _COUNTED:
+        resident = functools.partial(_resident, device)
+        edges = graphs.edges(size)
+        _COUNTED[key] = counts.count(launch, device.target, device.cache, resident, edges)
+    return _COUNTED[key]
 
 
 def _resident(device: Device, kernel, warps: int) -> int:

@@ -151,9 +151,9 @@ def parse(text: str) -> Listing:
         target = re.search(r"`\((\.L_\w+)\)", code.operands)
         if code.opcode.startswith("BRA") and target and labels.get(target[1], n) < n:
             loops.append(Loop(labels[target[1]], n))
-    end = next((n for n, c in enumerate(codes) if c.opcode == "EXIT" and not c.guard), len(codes))
-    while len(codes) > end + 1 and codes[-1].opcode in ("NOP", "BRA"):
-        codes.pop()  # padding behind the end
+    jumps = {loop.last for loop in loops}
+    while codes and codes[-1].opcode in ("NOP", "BRA") and len(codes) - 1 not in jumps:
+        codes.pop()  # padding, and the branch to itself before it
     return Listing(tuple(codes), tuple(sorted(loops, key=lambda loop: (loop.first, -loop.last))))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import re
 import zlib
@@ -104,26 +105,28 @@ def predict(name: str, size: tuple[int, int], device: Device) -> list[Item]:
       size: of `graphs.SIZES`.
       device: an H100 or an H200: the schedule is that of an H100.
     """
-    function, args = cases.step(name, size)
-    by_name = {}
-    for launch in launches_of(function, *args):
-        by_name.setdefault(launch.spec.name, launch)
-    text = compiled_launches.compiled(function, args).text
-    program, shapes = Program(text), Shapes(text)
-    known: dict[str, model.Prediction] = {}
+    by_name, program, shapes = _schedule(name, size)
     found = []
     for instruction in program.entry:
         kind = account.kind(program, instruction)
         if kind == "eqfuse":
             kernel = kernel_name(shapes.lines[instruction.name][1])
-            if kernel not in known:
-                counts = cases.counted(by_name[kernel], size, device)
-                known[kernel] = model.predict(counts, device)
-            prediction = known[kernel]
+            prediction = model.predict(cases.counted(by_name[kernel], size, device), device)
             found.append(Item(kind, kernel, prediction.seconds, prediction.bound))
             continue
         found.append(_other(program, shapes, instruction, kind, device))
     return found
+
+
+@functools.lru_cache(maxsize=1)
+def _schedule(name: str, size: tuple[int, int]):
+    """Return the launches by kernel, and the program that XLA makes for an H100."""
+    function, args = cases.step(name, size)
+    by_name: dict = {}
+    for launch in launches_of(function, *args):
+        by_name.setdefault(launch.spec.name, launch)
+    text = compiled_launches.compiled(function, args).text
+    return by_name, Program(text), Shapes(text)
 
 
 def _other(program: Program, shapes: Shapes, instruction, kind: str, device: Device) -> Item:

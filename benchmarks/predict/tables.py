@@ -85,17 +85,17 @@ def stem(kernel: str) -> str:
 def step(title: str, items: list[Item], host_launch: float, rows: int = 20) -> str:
     """Return the breakdown of a training step: sums by kind, and the largest items by time."""
     total = sum(item.seconds for item in items)
+    host = len(items) * host_launch
     lines = [
-        f"{title}: predicted {total * 1e3:.3g} ms in {len(items)} launches (outside command buffers "
-        f"the host takes at least {len(items) * host_launch * 1e3:.2g} ms).",
+        f"{title}: predicted {total * 1e3:.3g} ms in {len(items)} launches. Outside command "
+        f"buffers the host takes at least {host * 1e3:.2g} ms.",
         "",
         head(("what", "launches", "predicted, µs", "share")),
     ]
     for kind, words in KINDS.items():
         group = [item.seconds for item in items if item.kind == kind]
-        lines.append(
-            f"| {words} | {len(group)} | {sum(group) * 1e6:.0f} | {100 * sum(group) / total:.0f} % |"
-        )
+        share = f"{100 * sum(group) / total:.0f} %"
+        lines.append(f"| {words} | {len(group)} | {sum(group) * 1e6:.0f} | {share} |")
     lines += ["", head(("kind", "kernel, or where from", "launches", "predicted, µs", "bound"))]
     found = breakdown(items)
     for kind, name, launches, seconds, bound in found[:rows]:

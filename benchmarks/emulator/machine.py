@@ -134,7 +134,7 @@ class Machine:
         self._parameters = parameters
         for n, instruction in enumerate(self.program.instructions):
             if instruction.opcode[:2] == ("ld", "param"):
-                self._steps[n] = self._decode(instruction)
+                self._steps[n] = self._decode(instruction) or _nothing
 
     def _run_together(self, ids, grid, memory, checked) -> None:
         blocks = np.stack(np.unravel_index(ids, grid[::-1])[::-1], axis=1)

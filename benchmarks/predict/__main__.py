@@ -13,7 +13,6 @@ Steps need jax's CUDA plug-in (`pip install -e ".[launches]"`) and are for an H1
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 import jax
 
@@ -73,8 +72,12 @@ def _case(name: str, size, options, chosen, kept):
                     "order": order,
                     "size": list(size),
                     "kernel": launch.spec.name,
-                    "predicted": {
-                        device.name: dataclasses.asdict(prediction)
+                    "predicted_seconds": {
+                        device.name: prediction.seconds
+                        for device, prediction in zip(chosen, predictions, strict=True)
+                    },
+                    "bounds": {
+                        device.name: prediction.bounds
                         for device, prediction in zip(chosen, predictions, strict=True)
                     },
                 }
@@ -92,11 +95,11 @@ def _steps(name: str, size, chosen, kept) -> None:
         print(f"\n#### {title}\n\n{tables.step(title, items, device.host_launch)}", flush=True)
         kept.add(
             {
-                "step": name,
+                "case": name,
+                "order": "step",
                 "size": list(size),
-                "device": device.name,
-                "predicted_seconds": sum(item.seconds for item in items),
-                "items": [dataclasses.asdict(item) for item in items],
+                "predicted_seconds": {device.name: sum(item.seconds for item in items)},
+                "breakdown": steps.breakdown(items),
             }
         )
 

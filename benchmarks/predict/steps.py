@@ -9,6 +9,7 @@ launch is added. Bytes of an operand of which only a part is read, as by a gathe
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import math
@@ -85,13 +86,15 @@ def kernel_name(line: str) -> str:
     Raises:
       ValueError: it cannot be told from the line.
     """
+    content = b""
     if match := _OPAQUE.search(line):
         raw = re.sub(
             r"\\([0-9A-Fa-f]{2}|.)",
             lambda m: chr(int(m[1], 16)) if len(m[1]) == 2 else m[1],
             match[1],
         )
-        content = zlib.decompress(raw.encode("latin-1"))
+        with contextlib.suppress(zlib.error):
+            content = zlib.decompress(raw.encode("latin-1"))
         if found := _KERNEL.search(content):
             return found[0].decode()
     raise ValueError(f"no name of a kernel in {line[:200]!r}")

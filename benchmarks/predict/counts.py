@@ -19,10 +19,10 @@ from benchmarks.predict.traffic import SECTOR, Traffic
 from eqfuse.ops.triton.runtime.compile import CompiledKernel, compile_kernel
 from eqfuse.ops.triton.spec import TRITON_TYPES, KernelSpec
 
-SAMPLE = 24
+SAMPLE = 16
 """Blocks of a launch that are run, evenly spread over the grid; all of them if there are fewer."""
-SAMPLED_EDGES = 600
-"""Fewer blocks, but not fewer than 8, where those would walk more edges."""
+SAMPLED_EDGES = 320
+"""Fewer blocks, but not fewer than 6, where those would walk more edges."""
 _SIZES = {
     pointer: np.dtype("u2" if "16" in n else n).itemsize for n, pointer in TRITON_TYPES.items()
 }
@@ -50,7 +50,7 @@ class Counts:
       barriers: that a block passes, on the mean.
       chain: the longest dependent chain of the loop that takes most, in instructions.
       loop: instructions of a turn of that loop.
-      turns: of that loop, of a block, on the mean.
+      turns: of that loop, of a block, on the mean of the sample.
       longest: edges of the block that has most, by the mean.
       parts: the instructions of a block in order, in runs, with how often it runs each.
     """
@@ -104,10 +104,12 @@ def count(launch: Launch, target: str, cache: float, resident, edges=None) -> Co
     machine = Machine(kernel.assembly, kernel.shared_bytes, traffic, addresses_only=True)
     blocks, warps = math.prod(launch.grid), machine.program.warps
     sample = SAMPLE if graph is None else int(SAMPLED_EDGES / graph.degrees.mean())
-    sample = min(max(sample, 8), SAMPLE, blocks)
+    sample = min(max(sample, 6), SAMPLE, blocks)
     chosen = np.unique(np.linspace(0, blocks - 1, sample).round().astype(int))
     run = machine.run(arguments, launch.grid, chosen, checked=False)
     scale = blocks / len(chosen)
+    if graph is not None:  # by edges, of which blocks have not equally many
+        scale = blocks * graph.degrees.mean() / reuse.edges_of(graph, chosen, launch.grid[0]).mean()
     weight, method = sass.weights(listing, run)
     pipes: collections.Counter = collections.Counter()
     for code, times in zip(listing.codes, weight, strict=True):

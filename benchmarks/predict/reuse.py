@@ -84,11 +84,15 @@ class Reuse:
             for walk in range(walks):
                 part = walk % self.parts
                 for step in range(max(map(len, rows), default=0)):
+                    if walks == 1:  # nobody reads these again: one row of the cache for all
+                        wide = sum(step < len(own) for own in rows)
+                        lru.touch((2, start, step), wide * self.per_edge)
                     for block, own in zip(together, rows, strict=True):
                         if step >= len(own):
                             continue
                         tag = block // self.nodes * self.parts + part
-                        lru.touch((0, own[step], tag), self.per_edge / self.parts)
+                        if walks > 1:
+                            lru.touch((0, own[step], tag), self.per_edge / self.parts)
                         other = int(self.graph.others[own[step]])
                         lru.touch((1, other, tag), self.per_other / self.parts)
         return self.once + lru.missed
@@ -119,6 +123,12 @@ class _LRU:
             self.used -= self._rows.popitem(last=False)[1]
 
 
+def edges_of(graph: Graph, blocks, nodes: int) -> np.ndarray:
+    """Return how many edges blocks walk, of `nodes` blocks that share the nodes of a graph."""
+    bounds = np.round(np.arange(nodes + 1) * graph.num_nodes / nodes).astype(int)
+    return np.diff(graph.pointers[bounds])[np.asarray(blocks) % nodes]
+
+
 def of(arrays, traffic: Traffic, chosen, blocks: int, nodes: int, graph: Graph | None) -> Reuse:
     """Return the reuse of a launch.
 
@@ -134,13 +144,7 @@ def of(arrays, traffic: Traffic, chosen, blocks: int, nodes: int, graph: Graph |
     unique = once = per_edge = per_other = 0.0
     walks = parts = 1.0
     if graph is not None:
-        sampled = np.diff(graph.pointers)
-        per_block = graph.num_nodes / nodes
-        of_blocks = [
-            sampled[round(b % nodes * per_block) : max(round((b % nodes + 1) * per_block), 1)].sum()
-            for b in chosen
-        ]
-        edges = max(float(np.sum(of_blocks)), 1.0)
+        edges = max(float(edges_of(graph, chosen, nodes).sum()), 1.0)
     for number, array in enumerate(arrays):
         found = traffic.unique(number)
         distinct = len(np.unique(found[2])) * SECTOR

@@ -36,7 +36,7 @@ class Item:
 
     Attributes:
       kind: of `account.KINDS`.
-      name: the kernel, or which part of the model it comes from.
+      name: which part of the model it comes from, layers taken together, and the kernel.
       seconds: predicted, with the launch.
       bound: what it waits for.
     """
@@ -115,7 +115,8 @@ def predict(name: str, size: tuple[int, int], device: Device) -> list[Item]:
         if kind == "eqfuse":
             kernel = kernel_name(shapes.lines[instruction.name][1])
             prediction = model.predict(cases.counted(by_name[kernel], size, device), device)
-            found.append(Item(kind, kernel, prediction.seconds, prediction.bound))
+            source = f"{program.source(instruction)}: {kernel.rpartition('_')[0]}"
+            found.append(Item(kind, source, prediction.seconds, prediction.bound))
             continue
         found.append(_other(program, shapes, instruction, kind, device))
     return found

@@ -109,7 +109,8 @@ def count(launch: Launch, target: str, cache: float, resident, edges=None) -> Co
     run = machine.run(arguments, launch.grid, chosen, checked=False)
     scale = blocks / len(chosen)
     if graph is not None:  # by edges, of which blocks have not equally many
-        scale = blocks * graph.degrees.mean() / reuse.edges_of(graph, chosen, launch.grid[0]).mean()
+        walked = reuse.edges_of(graph, chosen, launch.grid[0]).sum()
+        scale = graph.num_edges * blocks / launch.grid[0] / max(walked, 1)
     weight, method = sass.weights(listing, run)
     pipes: collections.Counter = collections.Counter()
     for code, times in zip(listing.codes, weight, strict=True):

@@ -119,6 +119,8 @@ def test_the_kernels_of_a_function_are_found_and_counted():
     assert (found.blocks, found.warps, found.edges) == (40, 1, 400)
     assert found.walks == 1
     assert found.turns == pytest.approx(10, rel=0.5)
+    # a warp runs the loop once for each edge, and little else
+    assert 400 * found.loop < found.instructions < 1.5 * 400 * found.loop
     # an edge has 15 numbers and their gradients, and its 8 of the receiver; of a node x and dx
     rows = 400 * 2 * 15 * 4
     assert rows < found.unique_bytes < 3 * rows

@@ -59,6 +59,18 @@ def test_a_removed_barrier_is_a_race():
     refused(MATMUL, replace(r"bar\.sync\s+0;", ""), RaceError, "without a barrier between")
 
 
+@pytest.mark.slow
+def test_each_removed_barrier_is_a_race():
+    barriers = []
+    check(MATMUL, lambda text: (barriers.extend(re.findall(r"bar\.sync\s+0;", text)), text)[1])
+    assert len(barriers) > 10
+    for number in range(len(barriers)):
+        mend = replace(r"bar\.sync\s+0;", "", number)
+        with pytest.raises(RaceError, match="without a barrier between"):
+            check(MATMUL, mend)
+        assert mend.changed
+
+
 def test_a_stride_too_small_lets_two_blocks_write_one_element():
     # of the gradients of an edge's 15 components, in bytes
     mend = replace(r"(mul\.wide\.s32\s+%rd\d+, %r\d+,) 60;", r"\1 56;")

@@ -147,8 +147,10 @@ def _fused(
     of_y = NODES if channelwise else EDGES
     keep = sorted({ir for _, ir in z.irreps})
     kind = ops.TensorProductLinearGate if gated else ops.TensorProductLinear
-    options = {"channelwise": channelwise, "split": split, "backend": backend}
-    module = kind(out, force_irreps_out=True, **options)
+    options = {"channelwise": channelwise, "split": split, "force_irreps_out": True}
+    module = kind(out, backend=backend, **options)
+    # the parameters are those of every backend, and their making runs the module
+    initial = kind(out, backend="e3nn", **options)
     args = {"x": _normal(rng, rows, x.irreps.dim), "y": _normal(rng, of_y, y.irreps.dim)}
     if on_graph and weighted and not channelwise:
         width = ops.graph_tensor_product(x.irreps, y.irreps, filter_ir_out=keep).num_irreps
@@ -165,4 +167,4 @@ def _fused(
         found = call(module.apply, params, args)
         return found.array if split is None else e3nn.concatenate(found).array
 
-    return function, (call(module.init, jax.random.key(0), args), args)
+    return function, (call(initial.init, jax.random.key(0), args), args)

@@ -10,7 +10,8 @@ OpenEquivariance-JAX, as times, ratios, and shares of the bandwidth and of the a
 on the same machine. Training steps of the three models. Two cases come first, their parity and
 their times; then the rest. No time is given of what is not right. What fails, is missing, or does
 not fit into the minutes is a result that says so; an error of eqfuse fails the command when all is
-done. Results are printed, and written to FILE as they come.
+done. Results are printed, and written to FILE as they come. Beside a time of eqfuse stands what
+`benchmarks.predict` predicted for that GPU, where its results have the case.
 
 Without a GPU: --dry-run runs all of it in tiny sizes on the CPU, where no number means anything;
 --compile-only compiles every kernel, and every computation, for an H100. A later run with the same
@@ -29,6 +30,7 @@ import tempfile
 import time
 
 from benchmarks.gpu import plan
+from benchmarks.gpu.predicted import Predictions
 from benchmarks.gpu.tables import Tables
 from benchmarks.gpu.worker import Job, Worker, serve
 from benchmarks.record import to_json, write_json
@@ -56,6 +58,7 @@ class Run:
         self._content = content | {"finished": False, "results": []}
         self._tables = Tables(lambda line: print(line, flush=True))
         self._end = time.monotonic() + 60 * minutes - RESERVE_S
+        self._predictions = Predictions("")  # of no device
         self._parity: dict[tuple[str, str], str] = {}  # what is wrong, or ""
 
     def describe(self, arguments: dict) -> str:
@@ -63,6 +66,7 @@ class Run:
         job = Job("describe", arguments, {}, cost_s=0)
         [found] = self._worker.run(job, self._left())
         self._content["environment"] = found
+        self._predictions = Predictions(found.get("device", ""))
         self._write()
         return found.get("error", "")
 
@@ -103,6 +107,7 @@ class Run:
         return self._parity.get(key, "its parity was not checked")
 
     def _add(self, result: dict) -> None:
+        result = self._predictions.add(result)
         self._content["results"].append(result)
         self._write()
         self._tables.add(result)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+OURS = "eqfuse"
+
 COLUMNS = {
     "compile": ("kernels", "dtype", "number", "wall, s", "sum, s", "spilled, bytes"),
     "ahead": (
@@ -23,6 +25,7 @@ COLUMNS = {
         "dtype",
         "side",
         "ms (quartiles)",
+        "ms, predicted",
         "times eqfuse",
         "of bandwidth",
         "of rate",
@@ -33,6 +36,7 @@ COLUMNS = {
         "nodes / edges",
         "side",
         "ms (quartiles)",
+        "ms, predicted",
         "times eqfuse",
         "compile, s",
         "scratch, GB",
@@ -125,19 +129,19 @@ def _parity(result):
 def _kernels(result):
     for name, side in result["sides"].items():
         if "error" in side:
-            yield (name, side["error"], "", "", "", "")
+            yield (name, side["error"], "", "", "", "", "")
             continue
         shares = (_percent(side.get(key)) for key in ("bandwidth_share", "rate_share"))
-        yield (name, *_times(side), *shares, f"{side['compile_s']:.1f}")
+        yield (name, *_times(side, _predicted(result, name)), *shares, f"{side['compile_s']:.1f}")
 
 
 def _steps(result):
     for name, side in result["sides"].items():
         if "error" in side:
-            yield (name, side["error"], "", "", "", "")
+            yield (name, side["error"], "", "", "", "", "")
             continue
         memory = (_giga(side.get(key)) for key in ("scratch_bytes", "peak_bytes"))
-        yield (name, *_times(side), f"{side['compile_s']:.1f}", *memory)
+        yield (name, *_times(side, _predicted(result, name)), f"{side['compile_s']:.1f}", *memory)
 
 
 _BODIES = {
@@ -149,10 +153,16 @@ _BODIES = {
 }
 
 
-def _times(side) -> tuple[str, str]:
+def _predicted(result, name: str) -> str:
+    """Return the predicted time, which is of eqfuse alone."""
+    return f"{result['predicted_ms']:.3g}" if name == OURS and "predicted_ms" in result else ""
+
+
+def _times(side, predicted: str) -> tuple[str, str, str]:
     ms, ratio = side["ms"], side["ratio"]
     return (
         f"{ms.median:.3g} ({ms.low:.3g} to {ms.high:.3g})",
+        predicted,
         f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
     )
 

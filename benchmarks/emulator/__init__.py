@@ -1,0 +1,22 @@
+"""An emulator of the PTX that ships: all threads of some blocks in lockstep, on NumPy lanes.
+
+It runs a kernel as the GPU's driver is given it, without a GPU, and checks what Triton's
+interpreter cannot: bounds and alignment of every access, reads of what was never written, branches
+that threads of a block take differently, and races between two barriers.
+
+    ptx         the text as instructions
+    group       the state of blocks that run together
+    operands    readers and writers of registers, constants and addresses
+    arithmetic  what an instruction computes from its operands, by opcode
+    conversion  cvt, and bfloat16
+    moves       mov, selp, setp and their like
+    warps       what the threads of a warp exchange: shuffles, reductions, matrices
+    accesses    loads and stores
+    arrays      the arrays of a launch, and what has no value yet
+    memory      global and shared memory, with the checks
+    races       who wrote and read what since the last barrier
+    slicing     which instructions decide addresses and branches
+    machine     runs a kernel over a grid
+    cases       runs the cases of the benchmarks and compares them with e3nn-jax
+    functions   runs a JAX function whose kernels are emulated
+"""

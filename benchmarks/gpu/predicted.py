@@ -1,0 +1,47 @@
+"""What `python -m benchmarks.predict --json` predicted, beside what is measured."""
+
+from __future__ import annotations
+
+import collections
+import json
+import pathlib
+
+FILE = pathlib.Path(__file__).parents[1] / "results" / "predictions.json"
+"""The predictions that come with the project."""
+
+
+class Predictions:
+    """The predicted times of cases and of training steps on one GPU.
+
+    Args:
+      device: name of the GPU, as JAX gives it; there are predictions for A100, H100 and H200.
+      file: that `benchmarks.predict` wrote; nothing is predicted if there is none.
+    Raises:
+      ValueError: a file of something else.
+    """
+
+    def __init__(self, device: str, file: pathlib.Path = FILE):
+        self._ms: dict[tuple, float] = collections.defaultdict(float)
+        if not file.exists():
+            return
+        try:
+            results = json.loads(file.read_text())["results"]
+            for result in results:
+                for name, seconds in result["predicted_seconds"].items():
+                    if name.split()[0] in device.replace("-", " ").split():
+                        self._ms[_key(result)] += 1e3 * seconds
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file} holds no predictions of benchmarks.predict") from error
+
+    def add(self, result: dict) -> dict:
+        """Return a result with "predicted_ms" of eqfuse, if there is a prediction for it."""
+        if result.get("group") not in ("kernels", "steps") or "sides" not in result:
+            return result
+        if result.get("dtype", "float32") != "float32" or _key(result) not in self._ms:
+            return result
+        return result | {"predicted_ms": self._ms[_key(result)]}
+
+
+def _key(result: dict) -> tuple:
+    """Return what tells a case, its order, and its size; a training step has no order."""
+    return result["case"], result.get("order", "step"), tuple(result["size"])

@@ -1,0 +1,202 @@
+"""All that is counted of a launch: by the emulator's run of a sample of blocks, and in its SASS."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+
+import jax
+import numpy as np
+
+from benchmarks.emulator.arrays import Array
+from benchmarks.emulator.functions import Launch
+from benchmarks.emulator.machine import Machine
+from benchmarks.predict import reuse, sass
+from benchmarks.predict.traffic import SECTOR, Traffic
+from eqfuse.ops.triton.runtime.compile import CompiledKernel, compile_kernel
+from eqfuse.ops.triton.spec import TRITON_TYPES, KernelSpec
+
+SAMPLE = 16
+"""Blocks of a launch that are run, evenly spread over the grid; all of them if there are fewer."""
+SAMPLED_EDGES = 320
+"""Fewer blocks, but not fewer than 6, where those would walk more edges."""
+_SIZES = {
+    pointer: np.dtype("u2" if "16" in n else n).itemsize for n, pointer in TRITON_TYPES.items()
+}
+
+
+@dataclasses.dataclass
+class Counts:
+    """What a launch does. Numbers are of the whole launch, of the sample times blocks by sample.
+
+    Attributes:
+      kernel: the kernel, with its registers and shared memory.
+      blocks, warps: of the grid, and of a block.
+      edges: that a graph's kernel walks; 0 for others.
+      channel_blocks: how often the grid has each node.
+      pipes: instructions of warps by pipe, of SASS.
+      method: how SASS was weighted, "loops" or "accesses"; see `sass.weights`.
+      wavefronts: of the level-1 cache, by (space, instruction).
+      sector_bytes: of global memory, which pass through level 2: sectors that a block reads, each
+        once in a walk, as level 1 holds what it reads again; and sectors of each store, as that
+        writes through.
+      requested_bytes: sectors of all loads and stores.
+      unique_bytes: of global memory, each once.
+      missed_bytes: of those that pass, what misses an LRU of the cache; see `reuse`.
+      walks: how often a block walks its edges, on the mean, over blocks of channels too.
+      barriers: that a block passes, on the mean.
+      chain: the longest dependent chain of the loop that takes most, in instructions.
+      loop: instructions of a turn of that loop.
+      turns: of that loop, of a block, on the mean of the sample.
+      longest: edges of the block that has most, by the mean.
+      parts: the instructions of a block in order, in runs, with how often it runs each.
+    """
+
+    kernel: CompiledKernel
+    blocks: int
+    warps: int
+    edges: int
+    channel_blocks: int
+    pipes: dict[str, float]
+    method: str
+    wavefronts: dict[tuple[str, str], float]
+    sector_bytes: float
+    requested_bytes: float
+    unique_bytes: float
+    missed_bytes: float
+    walks: float
+    barriers: float
+    chain: int
+    loop: int
+    turns: float
+    longest: float
+    parts: tuple[tuple[float, tuple[sass.Code, ...]], ...]
+
+    @property
+    def instructions(self) -> float:
+        return sum(self.pipes.values())
+
+
+@functools.lru_cache(maxsize=256)
+def _prepared(spec: KernelSpec, target: str) -> tuple[CompiledKernel, sass.Listing]:
+    kernel = compile_kernel(spec, target)
+    return kernel, sass.listing(kernel.assembly)
+
+
+def count(launch: Launch, target: str, cache: float, resident, edges=None) -> Counts:
+    """Count a launch.
+
+    Args:
+      launch: its index arrays must be known.
+      target: "sm_80" or "sm_90".
+      cache: bytes of the LRU.
+      resident: kernel, warps -> blocks that run at a time.
+      edges: `ops.Edges` of the graph, if there is one.
+    """
+    kernel, listing = _prepared(launch.spec, target)
+    graph = _graph(launch, edges)
+    arrays, arguments = _arguments(launch, graph)
+    orders = [n for n, a in enumerate(arrays) if a.name == "order"]
+    traffic = Traffic(orders=frozenset(orders))
+    machine = Machine(kernel.assembly, kernel.shared_bytes, traffic, addresses_only=True)
+    blocks, warps = math.prod(launch.grid), machine.program.warps
+    sample = SAMPLE if graph is None else int(SAMPLED_EDGES / graph.degrees.mean())
+    sample = min(max(sample, 6), SAMPLE, blocks)
+    chosen = np.unique(np.linspace(0, blocks - 1, sample).round().astype(int))
+    run = machine.run(arguments, launch.grid, chosen, checked=False)
+    scale = blocks / len(chosen)
+    if graph is not None:  # by edges, of which blocks have not equally many
+        walked = reuse.edges_of(graph, chosen, launch.grid[0]).sum()
+        scale = graph.num_edges * blocks / launch.grid[0] / max(walked, 1)
+    weight, method = sass.weights(listing, run)
+    pipes: collections.Counter = collections.Counter()
+    for code, times in zip(listing.codes, weight, strict=True):
+        pipes[code.pipe] += times * warps * scale
+    main = max(listing.loops, key=lambda loop: _work(loop, weight), default=None)
+    body = listing.codes[main.first : main.last + 1] if main else listing.codes
+    reused = reuse.of(arrays, traffic, chosen, blocks, launch.grid[0], graph)
+    return Counts(
+        kernel=kernel,
+        blocks=blocks,
+        warps=warps,
+        edges=0 if graph is None else graph.num_edges,
+        channel_blocks=reused.channel_blocks,
+        pipes=dict(pipes),
+        method=method,
+        wavefronts={key: n * scale for key, n in traffic.wavefronts.items()},
+        sector_bytes=scale * _through_level_2(arrays, traffic),
+        requested_bytes=scale * SECTOR * sum(traffic.sectors.values()),
+        unique_bytes=reused.unique_bytes,
+        missed_bytes=reused.missed(cache, resident(kernel, warps)),
+        walks=0.0 if graph is None else reused.walks * reused.channel_blocks,
+        barriers=float(np.mean(list(run.barriers.values()))),
+        chain=sass.chain(body),
+        loop=len(body),
+        turns=weight[main.last] / len(chosen) if main else 1.0,
+        longest=1.0 if graph is None else graph.longest,
+        parts=_parts(listing, weight, len(chosen)),
+    )
+
+
+def _through_level_2(arrays, traffic: Traffic) -> float:
+    found = 0
+    for number, array in enumerate(arrays):
+        reads = traffic.unique(number).shape[1]
+        found += traffic.sectors[number] if array.writable else reads
+    return SECTOR * found
+
+
+def _work(loop: sass.Loop, weight) -> float:
+    return float(np.sum(weight[loop.first : loop.last + 1]))
+
+
+def _graph(launch: Launch, edges) -> reuse.Graph | None:
+    """Return whose edges the blocks of a launch walk; None if they walk none."""
+    if edges is None:
+        return None
+    for owner in ("receiver", "sender"):
+        pointers = np.asarray(getattr(edges, f"{owner}_ptr"))
+        if any(_same(a, pointers) for a in launch.arrays):
+            return reuse.Graph(edges, owner)
+    return None
+
+
+def _same(array, other) -> bool:
+    known = not isinstance(array, jax.ShapeDtypeStruct) and array.shape == other.shape
+    return known and bool((np.asarray(array) == other).all())
+
+
+def _arguments(launch: Launch, graph: reuse.Graph | None):
+    """Return the arrays of a launch and its arguments, of which floats have no numbers.
+
+    Raises:
+      ValueError: an index array whose numbers are not known.
+    """
+    aliased, spec = dict(launch.aliases), launch.spec
+    outputs = [
+        Array(f"output {n}", math.prod(shape), _SIZES[kind], None, writable=True, shape=shape)
+        for n, (shape, kind) in enumerate(zip(launch.shapes, spec.output_types, strict=True))
+    ]
+    inputs = []
+    for n, (array, kind) in enumerate(zip(launch.arrays, spec.input_types, strict=True)):
+        if n in aliased:
+            inputs.append(outputs[aliased[n]])
+        elif kind not in ("*i32", "*i64"):
+            size = math.prod(array.shape)
+            inputs.append(Array(f"input {n}", size, _SIZES[kind], None, shape=array.shape))
+        elif isinstance(array, jax.ShapeDtypeStruct):
+            raise ValueError(f"the numbers of index array {n} of {spec.name} are not known")
+        else:
+            order = graph is not None and _same(array, graph.order)
+            inputs.append(Array.input("order" if order else f"index {n}", np.asarray(array)))
+    arguments = [*inputs, *launch.scalars, *outputs]
+    return list({id(a): a for a in arguments if isinstance(a, Array)}.values()), arguments
+
+
+def _parts(listing: sass.Listing, weight, sampled: int):
+    """Return runs of instructions with one weight each, and how often a block runs them."""
+    pairs = itertools.groupby(zip(weight, listing.codes, strict=True), key=lambda pair: pair[0])
+    return tuple((float(times) / sampled, tuple(c for _, c in group)) for times, group in pairs)

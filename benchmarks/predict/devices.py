@@ -1,0 +1,100 @@
+"""Constants of the GPUs, the only ones that predictions use. A changed constant changes them all.
+
+Written down on 23 November 2026, before a kernel was changed for what they predict; none was
+measured by this project. Sources:
+
+[data sheet] NVIDIA's data sheets and whitepapers of A100 (SXM, 80 GB), H100 (SXM) and H200 (SXM):
+    multiprocessors, clock, memory bandwidth, level-2 cache, shared memory, lanes of each pipe (the
+    table "throughput of native arithmetic instructions" of the CUDA programming guide for compute
+    capabilities 8.0 and 9.0), registers, blocks and warps of a multiprocessor.
+[latency] Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via
+    Microbenchmarking", arXiv 2402.13499, and its longer version, arXiv 2501.12084: cycles of a load
+    from level 1, shared memory, level 2 and memory; rounded to ten.
+[assumed] by us, for want of a measurement: the share of the data sheet's bandwidth that a copy
+    reaches (a copy is what `benchmarks.gpu` measures as copy_bytes_per_s, to be put here), the
+    bandwidth of level 2, cycles of arithmetic, shuffles and barriers, the cost of launches, and the
+    share of its peak that a matmul of XLA or cuBLAS reaches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+SCHEDULERS = 4  # of a multiprocessor, each issues one instruction of a warp per cycle [data sheet]
+REGISTERS = 65536  # of a multiprocessor [data sheet]
+REGISTER_UNIT = 256  # registers that are given to a warp at a time [data sheet]
+WARPS, BLOCKS = 64, 32  # of a multiprocessor, at most [data sheet]
+SHARED_PER_BLOCK = 1024  # bytes of shared memory that the system takes of each block [data sheet]
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A GPU.
+
+    Attributes:
+      name, target: as people and as compilers call it.
+      processors: streaming multiprocessors.
+      clock: cycles per second under load.
+      bandwidth: bytes per second that a copy reaches.
+      cache_bandwidth: bytes per second of level 2.
+      cache: bytes of level 2.
+      shared: bytes of shared memory of a multiprocessor.
+      lanes: results of each pipe per cycle and multiprocessor.
+      latency: cycles until the result of a kind of instruction can be used.
+      launch: seconds from the end of a kernel to the start of the next, in a command buffer.
+      host_launch: seconds of the host for a launch outside a command buffer.
+      matmul: operations per second that a large matmul reaches in float32, without TF32.
+    """
+
+    name: str
+    target: str
+    processors: int
+    clock: float
+    bandwidth: float
+    cache_bandwidth: float
+    cache: float
+    shared: int
+    lanes: dict[str, int]
+    latency: dict[str, int]
+    launch: float = 1.5e-6  # [assumed]
+    host_launch: float = 4e-6  # [assumed]
+
+    @property
+    def matmul(self) -> float:
+        share = 0.7  # [assumed]
+        return share * 2 * self.lanes["fp32"] * self.processors * self.clock
+
+
+REACHED = 0.9
+"""Share of the data sheet's bandwidth that a copy reaches [assumed]."""
+
+_ARITHMETIC = {"fp32": 4, "fp64": 8, "integer": 4, "special": 20, "shuffle": 24, "matrix": 33}
+_ARITHMETIC |= {"barrier": 20, "branch": 8, "other": 4}  # [assumed]
+_LANES = {"fp32": 128, "integer": 64, "special": 16, "shuffle": 32, "memory": 32, "other": 64}
+
+A100 = Device(
+    "A100 SXM 80 GB",
+    "sm_80",
+    processors=108,
+    clock=1.41e9,
+    bandwidth=REACHED * 2.039e12,
+    cache_bandwidth=4.0e12,  # [assumed]
+    cache=40e6,
+    shared=164 * 1024,
+    lanes=_LANES | {"fp64": 32, "matrix": 1024},
+    latency=_ARITHMETIC | {"level 1": 40, "shared": 30, "level 2": 260, "memory": 470},
+)
+H100 = Device(
+    "H100 SXM",
+    "sm_90",
+    processors=132,
+    clock=1.755e9,
+    bandwidth=REACHED * 3.35e12,
+    cache_bandwidth=5.5e12,  # [assumed]
+    cache=50e6,
+    shared=228 * 1024,
+    lanes=_LANES | {"fp64": 64, "matrix": 2048},
+    latency=_ARITHMETIC | {"level 1": 40, "shared": 30, "level 2": 260, "memory": 480},
+)
+H200 = dataclasses.replace(H100, name="H200 SXM", bandwidth=REACHED * 4.8e12)
+DEVICES = (A100, H100, H200)

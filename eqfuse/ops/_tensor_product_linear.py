@@ -11,10 +11,10 @@ import numpy as np
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._channelwise_product import check_receivers
-from eqfuse.ops._edges import Edges, check_edges
+from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._linear_arguments import OF_LINEAR_ALONE, check_index, check_positional
-from eqfuse.ops._linear_modules import PRECISIONS, declare, promoted, rechunked, wrapped
+from eqfuse.ops._linear_modules import PRECISIONS, declare, promoted, rechunked
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     evaluate_rows,
@@ -110,6 +110,8 @@ class TensorProductLinear(nn.Module):
         op = "tensor_product_linear_gate" if is_gated else "tensor_product_linear"
         backend = resolve(self.backend, op, x, y, weights, skip, *parameters)
         check_index(index, self.num_indexed_weights)
+        if index is not None:
+            index = nearest(index, self.num_indexed_weights)
         if self.input_precision not in PRECISIONS:
             raise ValueError(
                 f"input_precision {self.input_precision!r} is unknown; choose one of {PRECISIONS}"
@@ -242,7 +244,7 @@ class TensorProductLinear(nn.Module):
         arrays = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
         integers = []
         if index is not None:
-            integers.append(batch_axes.rows(wrapped(index, self.num_indexed_weights), others=0))
+            integers.append(batch_axes.rows(index, others=0))
         if edges is not None:
             integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
         fused = Fused.build(product.form, linear, gate, skip is not None)

@@ -21,6 +21,7 @@ from eqfuse.ops._tensor_product import (
     irreps_filter,
     normalization,
     operands,
+    taken,
 )
 from eqfuse.ops.algebra import channelwise as _channelwise
 from eqfuse.ops.algebra import linears, products
@@ -236,7 +237,7 @@ class TensorProductLinear(nn.Module):
             batch_axes = BatchAxes.of(shape, [x.array, y.array])
             arrays = [batch_axes.rows(a.array) for a in (x, y)]
             if product.channel_columns:
-                arrays = [a[:, e] for a, e in zip(arrays, product.channel_columns, strict=True)]
+                arrays = [taken(a, c) for a, c in zip(arrays, product.channel_columns, strict=True)]
         added = []
         if skip is not None:
             added.append(batch_axes.rows(_check_skip(skip, linear, batch_axes.shape).array))

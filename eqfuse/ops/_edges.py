@@ -118,6 +118,16 @@ def as_int32(index) -> np.ndarray | jax.Array:
     return index.astype(xp.int32)
 
 
+def nearest(index, num_sets: int) -> jax.Array:
+    """Return the index of a set of weights as int32, in [0, num_sets).
+
+    A negative one counts from the last set, and one that is out of range is the nearest: so e3nn's
+    Linear reads it. Its gradient drops what it has read so; here it goes to the set that was read.
+    """
+    index = jnp.asarray(as_int32(index))
+    return jnp.clip(jnp.where(index < 0, index + num_sets, index), 0, num_sets - 1)
+
+
 def _array(index) -> np.ndarray | jax.Array:
     """Return the index on the host, unless it is traced."""
     return index if isinstance(index, jax.core.Tracer) else np.asarray(index)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops import _linear_general
 from eqfuse.ops._backend import matmul_precision, resolve
-from eqfuse.ops._edges import as_int32
+from eqfuse.ops._edges import nearest
 from eqfuse.ops._linear_arguments import check_options, check_positional, index_or_weights
 from eqfuse.ops.algebra import linears as _linears
 from eqfuse.ops.primitives import linear_forms
@@ -62,7 +62,8 @@ class Linear(nn.Module):
         """Apply it: `linear(x)`; `linear(index, x)` with `num_indexed_weights`; `linear(e, x)`.
 
         Args:
-          index: [...] integers, which set of weights a row takes.
+          index: [...] integers, which set of weights a row takes. A negative one counts from the
+            last set; one out of range takes the nearest set, and its gradient goes there.
           e: [..., d] or IrrepsArray of scalars, floating: weights that are contracted with
             parameters [d, mul_in, mul_out], as in the last layer of a radial network.
           x: IrrepsArray [..., irreps]; with `channel_out` or `weights_per_channel`
@@ -70,8 +71,8 @@ class Linear(nn.Module):
         Returns:
           IrrepsArray [..., irreps_out], with `channel_out` or `weights_per_channel`
           [..., channels, irreps_out], of the promoted dtype of the operands and the parameters,
-          which are made in that of the operands; or of the dtype of x if that is bfloat16 or
-          float16, whatever that of the parameters, unlike e3nn's.
+          which are made in that of the operands: bfloat16 x with float32 parameters gives float32,
+          as for e3nn.
         Raises:
           ValueError: an index without `num_indexed_weights`, or anything else with it; options
             that exclude each other; shapes or irreps that do not fit; a backend that cannot run.
@@ -81,6 +82,8 @@ class Linear(nn.Module):
             first, x = None, weights_or_input
         x = e3nn.as_irreps_array(x)
         index, weights = index_or_weights(first, self.num_indexed_weights)
+        if index is not None:
+            first = index = nearest(index, self.num_indexed_weights)
         check_options(self, x, weights)
         parameters = jax.tree.leaves(self.variables)
         backend = resolve(self.backend, "linear", x, weights, *parameters)
@@ -127,7 +130,7 @@ class Linear(nn.Module):
             num_sets = x.shape[-2]
             lead = (*lead, num_sets)
             weights = weights[..., None, :]
-            index = jnp.arange(num_sets)
+            index = jnp.arange(num_sets, dtype=jnp.int32)
         general = _linear_general.general(
             x.irreps,
             (self.channel_out or 1) * irreps_out,
@@ -247,12 +250,6 @@ def rechunked(x: e3nn.IrrepsArray, irreps) -> e3nn.IrrepsArray:
     return x if x.irreps == irreps else x.rechunk(irreps)
 
 
-def wrapped(index, num_sets: int) -> jax.Array:
-    """Return the index as int32; a negative one counts from the last set, as it does for e3nn."""
-    index = jnp.asarray(as_int32(index))
-    return jnp.where(index < 0, index + num_sets, index)
-
-
 def declare(
     module: nn.Module, parameters, num_sets: int | None, dtype, lead=(), factor=1.0, make=None
 ) -> dict[str, jax.Array]:
@@ -276,13 +273,9 @@ def declare(
 def promoted(rows, parameters):
     """Return the dtype that a Linear of some rows is computed in, which is that of the result.
 
-    As for e3nn, that of all operands together; but parameters do not widen rows in half precision,
-    which would leave nothing of what that saves.
+    As for e3nn, that of all operands together: parameters of float32 widen rows of bfloat16.
     """
-    dtype = jnp.result_type(*(a.dtype for a in rows))
-    if dtype in (jnp.bfloat16, jnp.float16):
-        return dtype
-    return jnp.result_type(dtype, *(p.dtype for p in parameters))
+    return jnp.result_type(*(a.dtype for a in (*rows, *parameters)))
 
 
 def as_floating(x: e3nn.IrrepsArray, weights=None) -> e3nn.IrrepsArray:
@@ -312,7 +305,7 @@ def _evaluate(linears, inputs, parameters, index, backend):
     dtype = promoted(inputs, parameters)
     arrays = [a.astype(dtype) for a in arrays]
     if index is not None:
-        index = batch_axes.rows(wrapped(index, linears[0].linear_form.num_sets), others=0)
+        index = batch_axes.rows(index, others=0)
     [out] = linear_forms.evaluate(
         _linears.sum_of(linears), arrays, index, batch_axes.count, backend
     )

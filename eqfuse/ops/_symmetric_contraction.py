@@ -9,7 +9,7 @@ import numpy as np
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
-from eqfuse.ops._edges import as_int32
+from eqfuse.ops._edges import nearest
 from eqfuse.ops._tensor_product import operands, sharing
 from eqfuse.ops.algebra.contraction import basis, contraction
 from eqfuse.ops.primitives import forms
@@ -31,7 +31,8 @@ def symmetric_contraction(
       x: IrrepsArray [..., irreps], every irrep with the same multiplicity, the channels.
       weights: [num_indices, paths, channels], or [..., paths, channels] without index, of as many
         paths, in the order, of `symmetric_contraction_paths`.
-      index: [...] integers, which of the weights to use, such as the species of each node.
+      index: [...] integers, which of the weights to use, such as the species of each node; one
+        that is negative or out of range is read as by `eqfuse.ops.Linear`.
       irreps_out: each with the multiplicity of x, in any order.
       correlation: largest number of factors, at least 1.
       backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None to choose by device.
@@ -118,9 +119,9 @@ def _gathered(weights, index, shape, batch_axes):
     index = index if isinstance(index, jax.Array) else np.asarray(index)
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise ValueError(f"index must hold integers, got {index.dtype}")
-    index = jnp.asarray(as_int32(index))
     if len(weights) == 1:  # of one species, say
         return weights[0]
+    index = nearest(index, len(weights))
     # the gradient of the weights is a sum over rows, in float32 or better
     wide = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
     index = jnp.broadcast_to(index, batch_axes)

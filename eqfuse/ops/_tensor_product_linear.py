@@ -11,16 +11,17 @@ import numpy as np
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops._channelwise_product import check_receivers
-from eqfuse.ops._edges import Edges, check_edges
+from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._linear_arguments import OF_LINEAR_ALONE, check_index, check_positional
-from eqfuse.ops._linear_modules import declare, promoted, rechunked, wrapped
+from eqfuse.ops._linear_modules import declare, promoted, rechunked
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     evaluate_rows,
     irreps_filter,
     normalization,
     operands,
+    taken,
 )
 from eqfuse.ops.algebra import channelwise as _channelwise
 from eqfuse.ops.algebra import linears, products
@@ -110,6 +111,8 @@ class TensorProductLinear(nn.Module):
         op = "tensor_product_linear_gate" if is_gated else "tensor_product_linear"
         backend = resolve(self.backend, op, x, y, weights, skip, *parameters)
         check_index(index, self.num_indexed_weights)
+        if index is not None:
+            index = nearest(index, self.num_indexed_weights)
         precision = matmul_precision(self.input_precision)
         keep = self.filter_ir_out
         if keep is None:
@@ -231,7 +234,7 @@ class TensorProductLinear(nn.Module):
             batch_axes = BatchAxes.of(shape, [x.array, y.array])
             arrays = [batch_axes.rows(a.array) for a in (x, y)]
             if product.channel_columns:
-                arrays = [a[:, e] for a, e in zip(arrays, product.channel_columns, strict=True)]
+                arrays = [taken(a, c) for a, c in zip(arrays, product.channel_columns, strict=True)]
         added = []
         if skip is not None:
             added.append(batch_axes.rows(_check_skip(skip, linear, batch_axes.shape).array))
@@ -239,7 +242,7 @@ class TensorProductLinear(nn.Module):
         arrays = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
         integers = []
         if index is not None:
-            integers.append(batch_axes.rows(wrapped(index, self.num_indexed_weights), others=0))
+            integers.append(batch_axes.rows(index, others=0))
         if edges is not None:
             integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
         fused = Fused.build(product.form, linear, gate, skip is not None)

@@ -11,6 +11,7 @@ from eqfuse.ops._tensor_product import are_irreps, evaluate_rows, normalization,
 from eqfuse.ops.algebra.form import Form, Index, Path, Segment
 from eqfuse.ops.algebra.products import (
     OUT,
+    Columns,
     Operands,
     Product,
     X,
@@ -110,7 +111,7 @@ def _build(
             for side, which in ((X, x), (Y, y)):
                 dim = which.shape[1]
                 refs.append(used.ref(side, Segment(sizes[side], mul, dim, dim)))
-                chosen[side].append(which.ravel())
+                chosen[side].append(Columns(which))
                 sizes[side] += which.size
             out = used.ref(OUT, Segment(offset, mul, ir.dim, ir.dim))
             paths.append(Path(tuple(refs), out, terms))
@@ -122,8 +123,7 @@ def _build(
     zeros = tuple(block[-1] for block in blocks)
     if regroup:
         irreps_out, zeros = regrouped(irreps_out, zeros)
-    channel_columns = tuple(np.concatenate([*c, np.zeros(0, int)]).astype(np.int32) for c in chosen)
-    return Product(form, irreps_out, zeros, channel_columns)
+    return Product(form, irreps_out, zeros, tuple(map(tuple, chosen)))
 
 
 def _pairs(left, right, ir: e3nn.Irrep):

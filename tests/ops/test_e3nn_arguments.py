@@ -170,19 +170,31 @@ def test_parameters_of_another_width_promote(x64, name, biases, backend):
         np.testing.assert_allclose(out.array, exact, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("backend", ["xla", "llvm"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "e3nn"])
+@pytest.mark.parametrize("half", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODULES)
-def test_half_precision_features_stay_so(name, backend):
-    """float32 parameters of bfloat16 features, which e3nn would promote: computed in bfloat16."""
+def test_parameters_widen_half_precision_features(name, half, backend):
+    """float32 parameters of half-precision features: float32, as for e3nn, not rounded on the way.
+
+    Parameters of the same half precision leave it.
+    """
     cls, options = MODULES[name]
     module = cls("3x0e+1o", backend=backend, **options)
-    inputs = [normal("2x0e+2x1o", jnp.bfloat16)]
+    inputs = [normal("2x0e+2x1o", half)]
     if cls is not ops.Linear:
-        inputs.append(normal("0e", jnp.bfloat16, 1))
+        inputs.append(normal("0e", half, 1))
     index = [jnp.arange(ROWS) % 2] if module.num_indexed_weights else []
     parameters = module.init(jax.random.key(0), *index, *inputs)
-    wide = jax.tree.map(lambda p: p.astype(jnp.float32), parameters)
-    assert module.apply(wide, *index, *inputs).dtype == jnp.bfloat16
+    assert module.apply(parameters, *index, *inputs).dtype == half
+    parameters = jax.tree.map(lambda p: p.astype(jnp.float32) / 3, parameters)
+    out = module.apply(parameters, *index, *inputs)
+    assert out.dtype == jnp.float32
+    expected = module.apply(parameters, *index, *(x.astype(jnp.float32) for x in inputs)).array
+    if backend == "e3nn" and len(inputs) == 2:  # its product is rounded before it is promoted
+        unit = float(jnp.finfo(half).eps)
+        np.testing.assert_allclose(out.array, expected, atol=4 * unit * np.abs(expected).max())
+    else:
+        np.testing.assert_array_equal(out.array, expected)
 
 
 class TestArgumentsOfLinear:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops.parity import BACKENDS
 
 
 def product(senders, receivers):
@@ -69,25 +70,88 @@ def test_an_impossible_number_of_nodes_is_refused(num_nodes, end):
         jax.jit(lambda s: ops.Edges.from_arrays(s, s, num_nodes).senders)(end)
 
 
+ALL_BACKENDS = [*BACKENDS, "e3nn"]
+OUTSIDE = (3, 5, -4, -9)
+"""Indices out of the range of three sets of weights; -1, -2 and -3 count from the last."""
+
+
+def nearest(index):
+    return np.clip([i + 3 if i < 0 else i for i in index], 0, 2)
+
+
 @pytest.mark.parametrize("out", WIDE)
 @pytest.mark.parametrize("traced", [True, False], ids=["traced", "host"])
-def test_an_index_of_weights_does_not_wrap(out, traced):
-    """It is treated as any other that is out of range: an error, or the nearest by XLA."""
+@pytest.mark.parametrize("backend", ["xla", "llvm", "e3nn"])
+def test_an_index_of_weights_does_not_wrap(out, traced, backend):
+    """It is treated as any other that is out of range: it is the nearest."""
     x = e3nn.normal("4x0e", jax.random.key(0), (3,))
-    nearest, wide = ([0, n, 1] for n in (2 if out > 0 else 0, out))
 
-    def linear(index, backend):
+    def linear(index):
         module = ops.Linear("4x0e", num_indexed_weights=3, backend=backend)
         params = {"params": {"w[0,0] 4x0e,4x0e": jnp.arange(48.0, dtype="f").reshape(3, 4, 4)}}
         return module.apply(params, index, x).array
 
     with jax.enable_x64(traced):
-        index = jnp.array(wide) if traced else np.array(wide)
-        call = jax.jit(linear, static_argnums=1) if traced else linear
-        expected = linear(jnp.array(nearest), "xla")
-        np.testing.assert_array_equal(call(index, "xla"), expected)
-        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"index\[1\] is"):
-            jax.block_until_ready(call(index, "llvm"))
+        index = jnp.array([0, out, 1]) if traced else np.array([0, out, 1])
+        expected = linear(jnp.array([0, 2 if out > 0 else 0, 1]))
+        found = (jax.jit(linear) if traced else linear)(index)
+        np.testing.assert_array_equal(found, expected)
+
+
+LINEARS = {
+    "linear": (ops.Linear, lambda index, x, y, edges: (index, x)),
+    "product": (ops.TensorProductLinear, lambda index, x, y, edges: (x, y, None, None, index)),
+    "graph": (ops.TensorProductLinearGate, lambda index, x, y, edges: (x, y, None, edges, index)),
+}
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+@pytest.mark.parametrize("name", LINEARS)
+def test_an_index_of_weights_out_of_range_is_the_nearest(name, backend):
+    """On every backend, in the value and in the gradients, of the weights too."""
+    cls, arguments = LINEARS[name]
+    index = [0, -1, *OUTSIDE]
+    x, y = (
+        e3nn.normal(irreps, jax.random.key(n), (len(index),))
+        for n, irreps in enumerate(("2x0e+2x1o", "0e"))
+    )
+    nodes = np.arange(len(index))
+    edges = ops.Edges.from_arrays(nodes, nodes, len(index))
+    module = cls("2x0e+1o", num_indexed_weights=3, backend=backend)
+    params = module.init(jax.random.key(2), *arguments(nearest(index), x, y, edges))
+
+    @jax.jit
+    def results(params, x, index):
+        def value(params, x):
+            return module.apply(params, *arguments(index, x, y, edges)).array
+
+        out, back = jax.vjp(value, params, x)
+        return out, back(jnp.cos(jnp.arange(float(out.size))).reshape(out.shape))
+
+    expected = results(params, x, jnp.array(nearest(index)))
+    jax.tree.map(np.testing.assert_array_equal, results(params, x, jnp.array(index)), expected)
+    if name == "linear":
+        theirs = e3nn.flax.Linear("2x0e+1o", num_indexed_weights=3).apply(
+            params, jnp.array(index), x
+        )
+        np.testing.assert_allclose(expected[0], theirs.array, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ALL_BACKENDS)
+def test_species_out_of_range_are_the_nearest(backend):
+    index = [0, -1, *OUTSIDE]
+    x = e3nn.normal("2x0e", jax.random.key(0), (len(index),))
+    weights = jax.random.normal(jax.random.key(1), (3, 1, 2))
+
+    def value_and_gradient(species):
+        def value(weights):
+            options = {"irreps_out": "2x0e", "correlation": 1, "backend": backend}
+            return jnp.sum(ops.symmetric_contraction(x, weights, species, **options).array ** 2)
+
+        return jax.value_and_grad(value)(weights)
+
+    expected = value_and_gradient(nearest(index))
+    jax.tree.map(np.testing.assert_array_equal, value_and_gradient(np.array(index)), expected)
 
 
 @pytest.mark.parametrize("out", WIDE)

@@ -24,14 +24,33 @@ UNROLLED_TERMS = 2048
 class Product:
     """A form, the irreps of its output, and which of its output blocks are zero by structure.
 
-    Where `channel_columns` is given, the inputs of the form are these columns of x and y, so that
-    every pair of channels (u, v) is one channel.
+    Where `channel_columns` is given, the inputs of the form are these columns of x and y, side by
+    side, so that every pair of channels (u, v) is one channel.
     """
 
     form: Form
     irreps_out: e3nn.Irreps
     zero_flags: tuple[bool, ...]
-    channel_columns: tuple[np.ndarray, np.ndarray] | None = None
+    channel_columns: tuple[tuple["Columns", ...], tuple["Columns", ...]] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Columns:
+    """Columns of an operand, [mul, dim], taken several times.
+
+    Attributes:
+      columns: their numbers.
+      times: how often.
+      axis: 0 repeats all of them, 1 every channel.
+    """
+
+    columns: np.ndarray
+    times: int = 1
+    axis: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.columns.size * self.times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,9 +306,8 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
         zeros.append(zero)
         if (gx, gy) not in places:
             places[gx, gy] = tuple(sizes)
-            for side, group, axis in ((0, gx, 1), (1, gy, 0)):
-                pairs = np.repeat(columns_of(group)[None], (gy, gx)[side].mul, 0)
-                columns[side].append(np.moveaxis(pairs, 0, axis).ravel())
+            for side, group, other in ((0, gx, gy), (1, gy, gx)):
+                columns[side].append(Columns(columns_of(group), other.mul, axis=1 - side))
                 sizes[side] += columns[side][-1].size
         if mul and not zero:
             x, y = (
@@ -305,8 +323,7 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
     output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
     form = renumbered(Form(inputs, (output,), ()), paths)
     irreps_out, zeros = regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
-    columns = tuple(np.concatenate([*c, np.zeros(0, int)]).astype(np.int32) for c in columns)
-    return Product(form, irreps_out, zeros, columns)
+    return Product(form, irreps_out, zeros, tuple(map(tuple, columns)))
 
 
 def columns_of(group: _Group) -> np.ndarray:

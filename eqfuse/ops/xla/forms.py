@@ -1,12 +1,19 @@
-"""A form evaluated in jax.numpy, for any device: one einsum for each path."""
+"""A form evaluated in jax.numpy, for any device, path by path.
 
+What a path costs chooses how it is computed: `_written_out`, `_by_component` or `_einsum`.
+"""
+
+import math
 import string
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.algebra.form import Form, Index, Operand, Segment
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment
+
+TERMS = 64
+"""Products of components that are written out for a path, at most."""
 
 
 def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: int, dtype):
@@ -33,7 +40,7 @@ def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: i
             if ref not in known:
                 operand = form.inputs[ref.operand]
                 known[ref] = _read(operand, operand.segments[ref.segment], rows[ref.operand])
-        value = _contract(form, path, [known[ref] for ref in path.factors], wide)
+        value = _value(form, path, [known[ref] for ref in path.factors], wide)
         sums[path.output] = sums[path.output] + value if path.output in sums else value
     outputs = []
     for n, operand in enumerate(form.outputs):
@@ -69,8 +76,10 @@ def _write(operand: Operand, parts, num_rows: int, dtype):
         return jnp.zeros((num_rows, operand.size), dtype)
     source = np.full(operand.size, -1)
     columns, start = [], 0
-    for segment, value in parts.items():
-        elements = _elements(operand, operand.segments[segment])
+    for segment in sorted(parts, key=lambda s: operand.segments[s].offset):
+        elements, value = _elements(operand, operand.segments[segment]), parts[segment]
+        if operand.channels and operand.segments[segment].channel_stride == 1:  # ir_mul
+            elements, value = elements.T, jnp.swapaxes(value, 1, 2)
         source[elements.ravel()] = start + np.arange(elements.size)
         start += elements.size
         columns.append(value.reshape(num_rows, elements.size))
@@ -81,18 +90,74 @@ def _write(operand: Operand, parts, num_rows: int, dtype):
     return value if np.array_equal(source, np.arange(value.shape[1])) else value[:, source]
 
 
-def _contract(form: Form, path, factors, dtype):
+def _value(form: Form, path: Path, factors, dtype):
     """Return the value of one path, [rows, mul, dim], or [rows, dim] for an output without
     channels.
+
+    Args:
+      factors: [rows, mul, dim], or [rows, dim] without channels; one row where all share it.
     """
+    output = form.outputs[path.output.operand]
+    if output.channels and any(f.ndim == 2 for f in factors):
+        return _by_component(form, path, factors, dtype)
+    if len(path.terms) > TERMS:
+        return _einsum(form, path, factors, dtype)
+    sums = _written_out(form, path, factors)
+    if output.channels:
+        return jnp.stack(sums, axis=-1)
+    # XLA's sum over channels reads one number after the other; its matmul, whole vectors
+    sums = jnp.stack(sums, axis=1)
+    ones = jnp.ones(sums.shape[-1], dtype)
+    return jnp.matmul(sums, ones, precision=jax.lax.Precision.HIGHEST)
+
+
+def _table(form: Form, path: Path) -> np.ndarray:
+    """Return the coefficients [dim of each factor, dim of the output]."""
+    slots = [(form.inputs, ref) for ref in path.factors] + [(form.outputs, path.output)]
+    table = np.zeros([side[ref.operand].segments[ref.segment].dim for side, ref in slots])
+    for components, value in path.terms:
+        table[components] += value
+    return table
+
+
+def _written_out(form: Form, path: Path, factors):
+    """Return the sum of the terms for each component of the output, each [rows, mul]."""
+    dim = form.outputs[path.output.operand].segments[path.output.segment].dim
+    factors = [f if f.ndim == 3 else f[:, None] for f in factors]
+    shape = jnp.broadcast_shapes(*(f.shape[:-1] for f in factors))
+    sums = [jnp.zeros(shape, factors[0].dtype)] * dim
+    for (*components, k), value in path.terms:
+        parts = [f[..., i] for f, i in zip(factors, components, strict=True)]
+        sums[k] = sums[k] + value * math.prod(parts[1:], start=parts[0])
+    return sums
+
+
+def _by_component(form: Form, path: Path, factors, dtype):
+    """Contract the table with what has no channels, then with the components of the others in turn.
+
+    What is left of the table, t, has a few numbers for a row: in out_k = sum_i x_i t_ik all
+    channels of a row are alike. A matmul for each row would take longer, as its sides are short.
+    """
+    shared = [n for n, f in enumerate(factors) if f.ndim == 2]
+    others = sorted(set(range(len(factors))) - {*shared}, key=lambda n: -factors[n].shape[-1])
+    row = factors[shared[0]]
+    for n in shared[1:]:
+        row = (row[:, :, None] * factors[n][:, None]).reshape(-1, row.shape[1] * len(factors[n][0]))
+    table = _table(form, path).transpose(*shared, *others, -1)
+    shape = table.shape[len(shared) :]
+    table = jnp.asarray(table.reshape(row.shape[1], -1), dtype)
+    value = jnp.matmul(row, table, precision=jax.lax.Precision.HIGHEST).reshape(-1, 1, *shape)
+    for n in others:
+        x = factors[n].reshape(*factors[n].shape, *[1] * (value.ndim - 3))
+        value = sum(x[:, :, i] * value[:, :, i] for i in range(x.shape[2]))
+    return value
+
+
+def _einsum(form: Form, path: Path, factors, dtype):
+    """Contract the factors with the whole table, as e3nn does."""
     letters = string.ascii_lowercase[: len(factors) + 1]
     operands = [form.inputs[ref.operand] for ref in path.factors]
     output = form.outputs[path.output.operand]
-    shape = [o.segments[s.segment].dim for o, s in zip(operands, path.factors, strict=True)]
-    shape.append(output.segments[path.output.segment].dim)
-    coefficients = np.zeros(shape)
-    for components, value in path.terms:
-        coefficients[components] += value
     shared = [o.index is Index.SHARED for o in operands]
     factors = [f[0] if one else f for f, one in zip(factors, shared, strict=True)]
     subscripts = [
@@ -104,7 +169,7 @@ def _contract(form: Form, path, factors, dtype):
     return jnp.einsum(
         f"{subscripts}->{result}",
         *factors,
-        coefficients.astype(dtype),
+        _table(form, path).astype(dtype),
         optimize="optimal",
         precision=jax.lax.Precision.HIGHEST,
     )

@@ -5,6 +5,8 @@ import struct
 
 REAL = {"float32": "float", "float64": "double"}
 BYTES = {"float32": 4, "float64": 8}
+STREAMED = "!0 = !{i32 1}\n"
+"""Metadata of what `Function.stream` writes."""
 
 
 class Loop:
@@ -113,6 +115,11 @@ class Function:
 
     def store(self, value: str, pointer: str, lanes: int = 1, wide: bool = False):
         self.do(f"store {self.vector(lanes, wide)} {value}, ptr {pointer}, align {self.bytes}")
+
+    def stream(self, value: str, pointer: str, lanes: int):
+        """Store past the caches, to where whole vectors lie; needs `STREAMED` in the module."""
+        kind, align = self.vector(lanes), lanes * self.bytes
+        self.do(f"store {kind} {value}, ptr {pointer}, align {align}, !nontemporal !0")
 
     def load_pointer(self, pointer: str) -> str:
         return self.value(f"load ptr, ptr {pointer}, align 8")

@@ -27,6 +27,7 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> P
     arrays = {n: arguments.load(f, "index", n) for n in plan.index_arrays()}
     rows = RowsWriter(plan, f, copies, base, arrays)
     groups = Groups(plan, f, rows)
+    rows.begin_pass()
     with f.loop("%end", start="%begin") as units:
         start, stop = _rows_of_unit(plan, f, arrays, units.index)
         rows.begin_unit(units.index)
@@ -34,6 +35,7 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> P
             left = f.value(f"sub nsw i64 {stop}, {blocks.index}")
             write_block(plan, f, rows, groups, units.index, blocks.index, left)
         rows.finish_unit(units.index)
+    rows.finish_pass()
     block = plan.block if plan.reduce_over is Index.ROW else 0
     return Pass(name, f.text(), block, groups.cost, 0, plan.scratch)
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 
 from eqfuse.ops.algebra.form import Operand, Segment
-from eqfuse.ops.llvm.codegen.ir import Function
+from eqfuse.ops.llvm.codegen.ir import STREAMED, Function
 
 
 def lanes(mul: int, widest: int) -> int:
@@ -73,6 +73,17 @@ class Layout:
             return self._starts[segment] + component * padded(s.mul, self.widest)
         return s.offset + component * s.component_stride
 
+    def is_streamable(self) -> bool:
+        """Return whether the row is unpacked in whole vectors, each at a multiple of its size."""
+        if not self.packed or not self.covers_row() or self.operand.size % self.widest:
+            return False
+        segments = [self.operand.segments[n] for n in self.segments]
+        return all(
+            (s.channel_stride, s.component_stride) == (s.dim, 1)
+            and s.mul % self.widest == s.offset % self.widest == 0
+            for s in segments
+        )
+
     def covers_row(self) -> bool:
         """Return whether the segments in use are the whole row of the operand."""
         used = (self.operand.segments[n] for n in self.segments)
@@ -94,17 +105,23 @@ class Copies:
         """From the packed copy back to the row."""
         self._call(f, layout, row, copy, "unpack")
 
+    def stream(self, f: Function, layout: Layout, row: str, copy: str):
+        """Do as `unpack`, past the caches; for a layout that `is_streamable`."""
+        self.functions["!0"] = STREAMED
+        self._call(f, layout, row, copy, "stream")
+
     def _call(self, f: Function, layout: Layout, row: str, copy: str, verb: str):
         for number in layout.segments:
             s = layout.operand.segments[number]
             name = f"{verb}_{s.mul}x{s.dim}_{s.channel_stride}_{s.component_stride}"
             if name not in self.functions:
-                self.functions[name] = self._function(name, s, verb == "pack")
+                self.functions[name] = self._function(name, s, verb)
             source = f.at(row, s.offset * f.bytes)
             target = f.at(copy, layout.place(number, 0) * f.bytes)
             f.do(f"call void @{name}(ptr {source}, ptr {target})")
 
-    def _function(self, name: str, s: Segment, to_copy: bool) -> str:
+    def _function(self, name: str, s: Segment, verb: str) -> str:
+        to_copy = verb == "pack"
         header = f"define internal void @{name}(ptr noalias %row, ptr noalias %copy)"
         f = Function(header, self.dtype)
         n, length = lanes(s.mul, self.widest), padded(s.mul, self.widest)
@@ -119,7 +136,7 @@ class Copies:
                 f.store(zeros, f.at("%copy", (i * length + length - n) * f.bytes), n)
         if whole:
             with f.loop(str(whole), step=n) as loop:
-                self._vectors(f, s, loop.index, n, length, to_copy)
+                self._vectors(f, s, loop.index, n, length, verb)
         if whole < s.mul:
             with f.loop(str(s.mul), start=str(whole)) as loop:
                 row = f.at("%row", loop.index, s.channel_stride * f.bytes)
@@ -132,8 +149,9 @@ class Copies:
         return f.text()
 
     @staticmethod
-    def _vectors(f: Function, s: Segment, channel: str, n: int, length: int, to_copy: bool):
+    def _vectors(f: Function, s: Segment, channel: str, n: int, length: int, verb: str):
         """Move `n` channels of all components from one form to the other, by shuffles."""
+        to_copy, store = verb == "pack", f.stream if verb == "stream" else f.store
         copy = f.at("%copy", channel, f.bytes)
         row = f.at("%row", channel, s.channel_stride * f.bytes)
         here = [f.at(copy, i * length * f.bytes) for i in range(s.dim)]
@@ -153,7 +171,7 @@ class Copies:
         sources, targets = (there, here) if to_copy else (here, there)
         values = [f.load(pointer, n) for pointer in sources]
         for lanes_of, target in zip(taken, targets, strict=True):
-            f.store(_shuffled(f, values, lanes_of, n), target, n)
+            store(_shuffled(f, values, lanes_of, n), target, n)
 
 
 def _shuffled(f: Function, values, taken, n: int) -> str:

@@ -5,6 +5,9 @@ from eqfuse.ops.llvm.codegen.ir import Function
 from eqfuse.ops.llvm.codegen.layout import Copies
 from eqfuse.ops.llvm.codegen.plan import NODE_ARRAYS, Key, Plan
 
+STREAMED_BYTES = 1 << 24
+"""Bytes of an output from which on it is written past the caches, where it would not stay."""
+
 
 class RowsWriter:
     """Writes what a pass does for its units and rows besides arithmetic.
@@ -15,11 +18,13 @@ class RowsWriter:
 
     Attributes:
       own: where the rows of the operands of the current unit are, by key.
+      streamed: of outputs, how often (0 or 1) a row is streamed and how often stored.
     """
 
     def __init__(self, plan: Plan, f: Function, copies: Copies, base, arrays):
         self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
         self.own: dict[Key, str] = {}
+        self.streamed: dict[Key, tuple[str, str]] = {}
 
     def begin_unit(self, unit: str, is_first: str = "1"):
         """Find the rows of the operands of a unit, copy what needs it, zero what is added to.
@@ -88,15 +93,49 @@ class RowsWriter:
                 f.zero(pointer, size)
             self._keep(self.plan.pointers[key], b, pointer)
 
+    def begin_pass(self):
+        """Find out which outputs are written past the caches: large ones, where vectors lie whole.
+
+        A store into a cache first reads what was there, which is as much traffic again.
+        """
+        f = self.f
+        for key in self.plan.operands():
+            layout = self.plan.layouts.get(key)
+            if key[0] == "in" or key not in self.plan.row_place or not layout:
+                continue
+            if self.plan.reduce_over is not Index.ROW or not layout.is_streamable():
+                continue
+            address = f.value(f"ptrtoint ptr {self.base[key]} to i64")
+            rest = f.value(f"and i64 {address}, {self.plan.widest * f.bytes - 1}")
+            whole = f.value(f"icmp eq i64 {rest}, 0")
+            least = -(-STREAMED_BYTES // (layout.operand.size * f.bytes))
+            large = f.value(f"icmp sge i64 %rows, {least}")
+            both = f.value(f"and i1 {whole}, {large}")
+            streamed = f.value(f"zext i1 {both} to i64")
+            self.streamed[key] = streamed, f.value(f"sub i64 1, {streamed}")
+
+    def finish_pass(self):
+        """Wait for what was written past the caches, so that other threads see it."""
+        if self.streamed:
+            self.f.do("fence seq_cst")
+
     def finish_row(self, b: str):
         """Write the packed outputs of row b of the block back."""
+        f = self.f
         for key in self.plan.operands():
             if key[0] == "out" and key in self.plan.row_place:
                 row, copy = (
                     self._kept(self.plan.results[key[1]], b),
                     self._kept(self.plan.pointers[key], b),
                 )
-                self._finish(key, row, copy)
+                if key not in self.streamed:
+                    self._finish(key, row, copy)
+                    continue
+                streamed, stored = self.streamed[key]  # 0 or 1
+                with f.loop(streamed):
+                    self.copies.stream(f, self.plan.layouts[key], row, copy)
+                with f.loop(stored):
+                    self._finish(key, row, copy)
 
     def _finish(self, key, row: str, copy: str):
         """From the scratch memory of an output to its row."""

@@ -105,12 +105,15 @@ def product_of(row: Polynomial) -> Product:
     return products.pop()
 
 
-def found(program: Program, rows: Rows, row: Polynomial, output: Index, dtype) -> Found:
+def found(
+    program: Program, rows: Rows, row: Polynomial, output: Index, dtype, on_graph: bool = True
+) -> Found:
     """Return the form that gives a row from the arrays of a program.
 
     Args:
       output: of the form's output.
       dtype: that all arrays must have.
+      on_graph: whether rows of nodes are gathered by the form; else it gets them gathered.
     Raises:
       Unfit: a row of another kind.
     """
@@ -124,12 +127,12 @@ def found(program: Program, rows: Rows, row: Polynomial, output: Index, dtype) -
         for v, o in zip(node.inputs, form.inputs, strict=True)
     ]
     drafts = layouts.drafts(row, product, form, operands)
-    drafts = [_as_arrays(d, program) for d in drafts]
+    drafts = [_as_arrays(d, program, on_graph) for d in drafts]
     roles = {}
     for operand, polynomial in zip(form.inputs, operands, strict=True):
         for key in polynomial.terms:
             main = [n for n in key if isinstance(n, Gathered)] or list(key[:1])
-            roles.setdefault(_plain(main[0], program), operand.role)
+            roles.setdefault(_plain(main[0], program, on_graph), operand.role)
     if any(dtype != program.avals[n.value].dtype for n in _names(drafts) if n != ONE):
         raise Unfit("dtypes change between the arrays and the sum")
     extra = [n for n in _names(drafts) if n not in roles and n != ONE]
@@ -162,15 +165,19 @@ def found(program: Program, rows: Rows, row: Polynomial, output: Index, dtype) -
     return Found(new, tuple(ordered), tuple(groups), has_one, right[0] if right else None, backend)
 
 
-def _plain(name, program: Program):
+def _plain(name, program: Program, on_graph: bool):
     """Return a name of an array: products and sums that are operands are arrays."""
     if isinstance(name, Product | Summed):
         return Array(program.nodes[name.node].outputs[0], 0)
+    if isinstance(name, Gathered) and not on_graph:
+        return Array(name.rows, 0)
     return name
 
 
-def _as_arrays(draft: Draft, program: Program) -> Draft:
-    slots = tuple(dataclasses.replace(s, name=_plain(s.name, program)) for s in draft.slots)
+def _as_arrays(draft: Draft, program: Program, on_graph: bool) -> Draft:
+    slots = tuple(
+        dataclasses.replace(s, name=_plain(s.name, program, on_graph)) for s in draft.slots
+    )
     return dataclasses.replace(draft, slots=slots)
 
 

@@ -133,7 +133,7 @@ def graph_product(program: Program, rows: Rows, number: int) -> GraphProduct:
     scatter = _rows.summed(program, number)
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
-    updates, masks = _without_masks(program, rows, scatter.updates)
+    updates, masks = without_masks(program, rows, scatter.updates)
     return of_row(program, rows, scatter, rows.of(updates, 0), masks)
 
 
@@ -187,7 +187,7 @@ def _with_receivers(product: Found, receivers: int) -> Found:
     return dataclasses.replace(product, form=product.form.indexed(changed))
 
 
-def _without_masks(program: Program, rows: Rows, value: int) -> tuple[int, list[Mask]]:
+def without_masks(program: Program, rows: Rows, value: int) -> tuple[int, list[Mask]]:
     """Return what is summed where no mask makes rows zero, and these masks."""
     masks = []
     while (node := program.node(value)) is not None and node.name == "select_n":

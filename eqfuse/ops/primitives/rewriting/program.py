@@ -12,7 +12,19 @@ from jax.extend.core import ClosedJaxpr, Literal
 LARGEST_CONSTANT = 1 << 16
 """Elements of an array that is folded at most."""
 ELEMENTWISE = frozenset(
-    ["mul", "add", "sub", "div", "neg", "sqrt", "rsqrt", "integer_pow", "max", "min", "convert_element_type"]
+    (
+        "mul",
+        "add",
+        "sub",
+        "div",
+        "neg",
+        "sqrt",
+        "rsqrt",
+        "integer_pow",
+        "max",
+        "min",
+        "convert_element_type",
+    )
 )
 
 
@@ -45,15 +57,16 @@ class Program:
       inputs, outputs: numbers of values.
     """
 
-    def __init__(self, closed: ClosedJaxpr):
+    def __init__(self, closed: ClosedJaxpr, known: dict[int, np.ndarray]):
+        """Read a traced function; `known` are the numbers that some of its inputs always have."""
         self.nodes: list[Node] = []
         self.avals: list = []
         self.producer: dict[int, tuple[int, int]] = {}
         self.given: dict[int, object] = {}
         self._literals: dict = {}
         self._known: dict = {}
-        self._folded: dict[int, np.ndarray | None] = {}
         self.inputs = [self._new(v.aval) for v in closed.jaxpr.invars]
+        self._folded: dict[int, np.ndarray | None] = {self.inputs[n]: a for n, a in known.items()}
         self.outputs = self._inline(closed, self.inputs)
 
     def _new(self, aval) -> int:
@@ -195,7 +208,7 @@ def evaluate(program: Program, arrays, replaced: dict[int, Replacement], bind) -
     Args:
       arrays: its inputs.
       replaced: by value; each takes the place of the node that makes it.
-      bind: (equation, arrays) -> its outputs.
+      bind: (node, arrays) -> its outputs.
     """
     needed = _needed(program, replaced)
     env = dict(program.given) | dict(zip(program.inputs, arrays, strict=True))
@@ -205,9 +218,8 @@ def evaluate(program: Program, arrays, replaced: dict[int, Replacement], bind) -
             if v in replaced:
                 env[v] = replaced[v].compute(*(env[n] for n in replaced[v].inputs))
         if number in needed.nodes:
-            env.update(
-                zip(node.outputs, bind(node.eqn, [env[v] for v in node.inputs]), strict=True)
-            )
+            found = bind(node, [env[v] for v in node.inputs])
+            env.update(zip(node.outputs, found, strict=True))
     return [env[v] for v in program.outputs]
 
 

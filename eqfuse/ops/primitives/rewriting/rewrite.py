@@ -9,7 +9,7 @@ import jax
 from jax._src import source_info_util
 from jax.extend.core import ClosedJaxpr
 
-from eqfuse.ops.primitives.rewriting import graphs
+from eqfuse.ops.primitives.rewriting import graphs, layers
 from eqfuse.ops.primitives.rewriting.layouts import Unfit
 from eqfuse.ops.primitives.rewriting.polynomials import TooLargeError
 from eqfuse.ops.primitives.rewriting.program import Node, Program, Replacement, evaluate
@@ -36,16 +36,21 @@ class Entry:
     reason: str
 
 
-def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry]) -> list:
+def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> list:
     """Return the outputs of a traced function, computed by fused ops where any is found.
 
     Args:
       arrays: its arguments.
       entries: to which what was found is added.
+      known: numbers that some of the arguments always have, by position.
     """
-    program = Program(closed)
+    program = Program(closed, known or {})
     replaced = _replacements(program, entries)
-    return evaluate(program, arrays, replaced, lambda eqn, given: _bind(eqn, given, entries))
+
+    def bind(node: Node, given) -> list:
+        return _bind(node.eqn, given, entries, [program.constant(v) for v in node.inputs])
+
+    return evaluate(program, arrays, replaced, bind)
 
 
 def _replacements(program: Program, entries: list[Entry]) -> dict[int, Replacement]:
@@ -54,25 +59,33 @@ def _replacements(program: Program, entries: list[Entry]) -> dict[int, Replaceme
     if not products:
         return {}
     shared: dict = {}
-    replaced, used = {}, set()
-    reasons: dict[int, str] = {}
+    replaced, reasons = {}, {}
+    fused: set[int] = set()
     for number, node in enumerate(program.nodes):
-        if node.name != "scatter-add":
+        if node.name not in FINDERS:
             continue
+        find, what, op = FINDERS[node.name]
+        behind = _products_behind(program, rows, number)
         try:
-            found = graphs.graph_product(program, rows, number)
+            found = find(program, rows, number)
         except (Unfit, TooLargeError) as error:
-            for product in _products_behind(program, rows, number):
-                reasons[product] = f"{error}{_between(program, rows, number)}"
+            reasons |= dict.fromkeys(behind, f"{error}{_between(program, rows, number)}")
             continue
         replaced[node.outputs[0]] = _replacement(found, shared)
-        used |= _products_behind(program, rows, number)
-        entries.append(Entry(_where(node), "gather, product, sum", "graph_tensor_product", ""))
+        fused |= behind
+        entries.append(Entry(_where(node), what, op, ""))
     for number in products:
-        if number not in used:
-            reason = reasons.get(number, "its rows are not summed to nodes")
+        if number not in fused:
+            reason = reasons.get(number, "its rows go neither to nodes nor to a Linear")
             entries.append(Entry(_where(program.nodes[number]), "product of rows", "", reason))
     return replaced
+
+
+FINDERS = {
+    "scatter-add": (graphs.graph_product, "gather, product, sum", "graph_tensor_product"),
+    "eqfuse_linear_form": (layers.layer, "product, Linear", "TensorProductLinear"),
+}
+"""By primitive: what finds a pattern that ends in it, what that is, and the op in its place."""
 
 
 def _replacement(found, shared: dict) -> Replacement:
@@ -125,37 +138,42 @@ def _where(node: Node) -> str:
     return ""
 
 
-def _bind(eqn, arrays, entries: list[Entry]) -> list:
-    """Return the outputs of an equation, the functions in it rewritten."""
+def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
+    """Return the outputs of an equation, the functions in it rewritten.
+
+    Args:
+      constants: those operands that are known numbers; None for the others.
+    """
     info = eqn.source_info
     stack = source_info_util.current_name_stack() + info.name_stack
     with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
         name, params = eqn.primitive.name, dict(eqn.params)
-        if name == "remat2" or name == "checkpoint":
-            found = _checkpointed(params, arrays, entries)
-        elif name in ("jit", "pjit"):
-            found = jax.jit(_function(params["jaxpr"], entries))(*arrays)
+        if name in ("remat2", "checkpoint", "remat"):
+            function = _function(ClosedJaxpr(params["jaxpr"], ()), entries, constants)
+            options = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
+            found = jax.checkpoint(function, **options)(*arrays)
+        elif name in ("jit", "pjit"):  # with shardings of its own: it stays
+            found = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
         else:
             if name == "scan":
-                params["jaxpr"] = _retraced(params["jaxpr"], entries)
+                always = constants[: params["num_consts"]]
+                params["jaxpr"] = _retraced(params["jaxpr"], entries, always)
             elif name == "while":
-                params["body_jaxpr"] = _retraced(params["body_jaxpr"], entries)
+                first = params["cond_nconsts"]
+                always = constants[first : first + params["body_nconsts"]]
+                params["body_jaxpr"] = _retraced(params["body_jaxpr"], entries, always)
             elif name == "cond":
-                params["branches"] = tuple(_retraced(b, entries) for b in params["branches"])
+                branches = params["branches"]
+                params["branches"] = tuple(_retraced(b, entries, constants[1:]) for b in branches)
             found = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
     return list(found) if eqn.primitive.multiple_results else [found]
 
 
-def _function(closed: ClosedJaxpr, entries: list[Entry]):
-    return lambda *arrays: rewritten(closed, arrays, entries)
+def _function(closed: ClosedJaxpr, entries: list[Entry], constants: list):
+    known = {n: a for n, a in enumerate(constants) if a is not None}
+    return lambda *arrays: rewritten(closed, arrays, entries, known)
 
 
-def _retraced(closed: ClosedJaxpr, entries: list[Entry]) -> ClosedJaxpr:
+def _retraced(closed: ClosedJaxpr, entries: list[Entry], constants: list) -> ClosedJaxpr:
     """Return a traced function, rewritten."""
-    return jax.make_jaxpr(_function(closed, entries))(*closed.in_avals)
-
-
-def _checkpointed(params, arrays, entries: list[Entry]):
-    function = _function(ClosedJaxpr(params["jaxpr"], ()), entries)
-    remat = jax.checkpoint(function, prevent_cse=params["prevent_cse"], policy=params["policy"])
-    return remat(*arrays)
+    return jax.make_jaxpr(_function(closed, entries, constants))(*closed.in_avals)

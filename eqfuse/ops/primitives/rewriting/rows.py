@@ -10,7 +10,17 @@ from eqfuse.ops.primitives.rewriting.polynomials import Polynomial
 from eqfuse.ops.primitives.rewriting.program import Program
 
 MOVES = frozenset(
-    ["slice", "concatenate", "reshape", "transpose", "broadcast_in_dim", "split", "squeeze", "expand_dims", "copy"]
+    (
+        "slice",
+        "concatenate",
+        "reshape",
+        "transpose",
+        "broadcast_in_dim",
+        "split",
+        "squeeze",
+        "expand_dims",
+        "copy",
+    )
 )
 """Primitives that place elements elsewhere and do nothing else."""
 ARITHMETIC = frozenset(["mul", "div", "neg", "add", "add_any", "sub", "dot_general", "reduce_sum"])
@@ -39,12 +49,14 @@ class Gathered:
       index: integers, [rows].
       mode: of `jax.lax.gather`, by name.
       fill: what a row out of range is made of, in mode FILL_OR_DROP.
+      rows: the value that is gathered, [rows, ...].
     """
 
     value: int
     index: int
     mode: str
     fill: float | None
+    rows: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +237,10 @@ class Rows:
         own = to.index(axis) if axis in to else None
         if own is not None and before[own] != after[axis]:
             own = None
-        operand = self._operand(node.inputs[0], own)
+        if own is None and self.program.uniform(node.inputs[0]) is None:
+            operand = self._leaf(node.inputs[0], None)  # numbers of channels are weights too
+        else:
+            operand = self._operand(node.inputs[0], own)
         expanded = [1] * len(after)
         for n, d in enumerate(to):
             expanded[d] = operand.shape[n]
@@ -240,11 +255,10 @@ class Rows:
         row = tuple(1 if n == axis else size for n, size in enumerate(shape))
         sides = []
         for v in node.inputs:
-            if self._shape(v):
-                sides.append(self.of(v, axis))
-            else:
-                scalar = self._operand(v, None)
-                sides.append(scalar.take(np.broadcast_to(scalar.labels, row)))
+            own = self._shape(v)  # () for a scalar; JAX broadcasts axes of one element
+            is_row = len(own) == len(shape) and own[axis] == shape[axis]
+            operand = self._operand(v, axis if is_row else None)
+            sides.append(operand.take(np.broadcast_to(operand.labels, row)))
         return sides
 
     def _mul(self, node, place, axis):
@@ -355,7 +369,8 @@ def gathered(program: Program, number: int) -> Gathered | None:
     fill = np.nan if fill is None else float(fill)
     if not np.issubdtype(operand.dtype, np.inexact) and operand.dtype.name != "bfloat16":
         return None
-    return Gathered(node.inputs[0], index, _mode(p), fill if _mode(p) == "FILL_OR_DROP" else None)
+    fill = fill if _mode(p) == "FILL_OR_DROP" else None
+    return Gathered(node.inputs[0], index, _mode(p), fill, node.outputs[0])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,6 +87,9 @@ class GraphProduct:
       start: the value that it is added to; None if that is zero.
     """
 
+    name = "graph_tensor_product"
+    pattern = "gather, product, sum"
+
     found: Found
     ends: Ends
     start: int | None
@@ -124,8 +127,8 @@ class GraphProduct:
         return out if self.start is None else arrays[self.start] + out
 
 
-def graph_product(program: Program, rows: Rows, number: int) -> GraphProduct:
-    """Return the product on a graph that a node of a program computes.
+def graph_products(program: Program, rows: Rows, number: int) -> list:
+    """Return the product on a graph that a node of a program computes, with its value.
 
     Raises:
       Unfit: it computes something else; says what.
@@ -134,7 +137,8 @@ def graph_product(program: Program, rows: Rows, number: int) -> GraphProduct:
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
     updates, masks = without_masks(program, rows, scatter.updates)
-    return of_row(program, rows, scatter, rows.of(updates, 0), masks)
+    found = of_row(program, rows, scatter, rows.of(updates, 0), masks)
+    return [(program.nodes[number].outputs[0], found)]
 
 
 def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> GraphProduct:

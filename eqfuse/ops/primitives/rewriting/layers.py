@@ -16,7 +16,8 @@ from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.definitions import Call
 from eqfuse.ops.primitives.rewriting import graphs
 from eqfuse.ops.primitives.rewriting import rows as _rows
-from eqfuse.ops.primitives.rewriting.found import Found, found
+from eqfuse.ops.primitives.rewriting.activated import FoundGate, gate_behind
+from eqfuse.ops.primitives.rewriting.found import Found, as_rows, found
 from eqfuse.ops.primitives.rewriting.graphs import GraphProduct
 from eqfuse.ops.primitives.rewriting.layouts import Unfit
 from eqfuse.ops.primitives.rewriting.polynomials import Polynomial, Terms, merged
@@ -33,6 +34,7 @@ class Layer:
       parameters: values of the program.
       index: which set of weights a row takes; None if there is one.
       num_rows: of the result.
+      gated: the gate behind it, with what is added before it; None if there is none.
     """
 
     product: Found | GraphProduct
@@ -40,17 +42,28 @@ class Layer:
     parameters: tuple[int, ...]
     index: int | None
     num_rows: int
+    gated: FoundGate | None
 
     @property
     def name(self) -> str:
-        return "TensorProductLinear"
+        """Return the op."""
+        return "TensorProductLinear" if self.gated is None else "TensorProductLinearGate"
+
+    @property
+    def pattern(self) -> str:
+        """Return what was found."""
+        if self.gated is None:
+            return "product, Linear"
+        return f"product, Linear, {'skip, ' if self.gated.skip is not None else ''}gate"
 
     @property
     def inputs(self) -> tuple[int, ...]:
         product = self.product
         values = product.inputs if isinstance(product, GraphProduct) else product.values
-        index = () if self.index is None else (self.index,)
-        return tuple(dict.fromkeys((*values, *self.parameters, *index)))
+        others = () if self.index is None else (self.index,)
+        if self.gated is not None and self.gated.skip is not None:
+            others += (self.gated.skip.value,)
+        return tuple(dict.fromkeys((*values, *self.parameters, *others)))
 
     def compute(self, arrays: dict, shared: dict):
         if isinstance(self.product, GraphProduct):
@@ -61,17 +74,28 @@ class Layer:
             named = product.operands(arrays, num_rows)
             operands = [named[name] for name in product.names]
         form, operands = _unshared(product.form, operands, num_rows)
-        integers = []
+        integers, count = [], self.num_rows if edges is None else num_nodes
         if self.index is not None:
             index = arrays[self.index]
-            count = self.num_rows if edges is None else num_nodes
             integers.append(jnp.pad(index, (0, count - self.num_rows)))
         if edges is not None:
             integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
-        fused = Fused.build(form, self.linear, None, False)
+        added = [] if self.gated is None else _skip(self.gated, arrays, count)
+        gate = None if self.gated is None else self.gated.gate
+        fused = Fused.build(form, self.linear, gate, bool(added))
         call = Call(fused, num_rows, num_nodes, product.backend)
-        floats = [*operands, *(arrays[p] for p in self.parameters)]
+        floats = [*operands, *(arrays[p] for p in self.parameters), *added]
         return _fused.evaluate(call, floats, integers)[0][: self.num_rows]
+
+
+def _skip(gated: FoundGate, arrays: dict, count: int) -> list:
+    """Return what is added before a gate, if anything is, [count, size of the Linear]."""
+    if gated.skip is None:
+        return []
+    array, columns = as_rows(gated.skip, arrays[gated.skip.value]), gated.columns
+    if not np.array_equal(columns, np.arange(array.shape[1])):
+        array = jnp.where(columns < 0, jnp.zeros((), array.dtype), array[:, columns])
+    return [jnp.pad(array, ((0, count - array.shape[0]), (0, 0)))]
 
 
 def _unshared(form: Form, operands, num_rows: int):
@@ -84,8 +108,10 @@ def _unshared(form: Form, operands, num_rows: int):
     return form.indexed(dict.fromkeys(shared, Index.ROW)), operands
 
 
-def layer(program: Program, rows: _rows.Rows, number: int) -> Layer:
-    """Return the Linear of a product that a node of a program computes.
+def layers(program: Program, rows: _rows.Rows, number: int) -> list[tuple[int, Layer]]:
+    """Return the Linear of a product that a node of a program computes, and the gate behind it.
+
+    Each with the value that it is.
 
     Raises:
       Unfit: it computes something else; says what.
@@ -111,7 +137,14 @@ def layer(program: Program, rows: _rows.Rows, number: int) -> Layer:
     _check_blocks(form, linear)
     index = node.inputs[-1] if linear_form.needs_integers else None
     parameters = node.inputs[1 : len(linear_form.inputs)]
-    return Layer(product, linear, tuple(parameters), index, node.params["num_rows"])
+    z, count = node.outputs[0], node.params["num_rows"]
+    alone = Layer(product, linear, tuple(parameters), index, count, None)
+    gated = gate_behind(program, z, linear)
+    if gated is None:
+        return [(z, alone)]
+    if gated.skip is not None and program.avals[gated.skip.value].dtype != program.avals[z].dtype:
+        return [(z, alone)]
+    return [(z, alone), (gated.value, dataclasses.replace(alone, gated=gated))]
 
 
 def _linear(linear_form: LinearForm) -> Linear:

@@ -234,6 +234,8 @@ def form_of(found: list[Draft], operands: dict, output: tuple[int, Index]) -> Fo
         raise Unfit("channels are not evenly spaced")
     segments: dict = {name: {} for name in (*operands, None)}
     channels = {name: _has_channels(paths, name) for name in segments}
+    if not any(channels[name] for name in operands):  # one channel: that of the left operand
+        channels[next(iter(operands))] = True
     refs = []
     numbers = {name: n for n, name in enumerate(operands)} | {None: 0}
     for path in paths:

@@ -131,7 +131,7 @@ class Program:
             found = self.given[value]
             return None if isinstance(found, jax.core.Tracer) else np.asarray(found)
         node = self.node(value)
-        if node is None or node.eqn.effects or _inner(node.params):
+        if node is None or node.eqn.effects or has_functions(node.params):
             return None
         arrays = [self.constant(v) for v in node.inputs]
         if any(a is None for a in arrays):
@@ -162,7 +162,7 @@ class Program:
 
 
 def _key(eqn, inputs):
-    if _inner(eqn.params):
+    if has_functions(eqn.params):
         return None
     try:
         key = (eqn.primitive, inputs, tuple(sorted(eqn.params.items())))
@@ -172,7 +172,7 @@ def _key(eqn, inputs):
     return key
 
 
-def _inner(params) -> bool:
+def has_functions(params) -> bool:
     """Return whether an equation holds a function."""
     return any(
         hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr")
@@ -210,7 +210,7 @@ def evaluate(program: Program, arrays, replaced: dict[int, Replacement], bind) -
       replaced: by value; each takes the place of the node that makes it.
       bind: (node, arrays) -> its outputs.
     """
-    needed = _needed(program, replaced)
+    needed = needed_values(program, replaced)
     env = dict(program.given) | dict(zip(program.inputs, arrays, strict=True))
     for number, node in enumerate(program.nodes):
         wanted = [v for v in node.outputs if v in needed]
@@ -223,7 +223,7 @@ def evaluate(program: Program, arrays, replaced: dict[int, Replacement], bind) -
     return [env[v] for v in program.outputs]
 
 
-class _Needed(set):
+class Needed(set):
     """Values that are needed, and the nodes that are computed for them."""
 
     def __init__(self, values):
@@ -231,8 +231,9 @@ class _Needed(set):
         self.nodes: set[int] = set()
 
 
-def _needed(program: Program, replaced) -> _Needed:
-    needed = _Needed(program.outputs)
+def needed_values(program: Program, replaced) -> Needed:
+    """Return the values that the outputs need where some are replaced."""
+    needed = Needed(program.outputs)
     for number in reversed(range(len(program.nodes))):
         node = program.nodes[number]
         wanted = [v for v in node.outputs if v in needed]

@@ -12,7 +12,13 @@ from jax.extend.core import ClosedJaxpr
 from eqfuse.ops.primitives.rewriting import graphs, layers
 from eqfuse.ops.primitives.rewriting.layouts import Unfit
 from eqfuse.ops.primitives.rewriting.polynomials import TooLargeError
-from eqfuse.ops.primitives.rewriting.program import Node, Program, Replacement, evaluate
+from eqfuse.ops.primitives.rewriting.program import (
+    Node,
+    Program,
+    Replacement,
+    evaluate,
+    needed_values,
+)
 from eqfuse.ops.primitives.rewriting.rows import ARITHMETIC, MOVES, Rows
 
 OPS = pathlib.Path(__file__).parents[2]
@@ -59,21 +65,25 @@ def _replacements(program: Program, entries: list[Entry]) -> dict[int, Replaceme
     if not products:
         return {}
     shared: dict = {}
-    replaced, reasons = {}, {}
+    replaced: dict[int, Replacement] = {}
+    lines: dict[int, Entry] = {}
+    reasons: dict[int, str] = {}
     fused: set[int] = set()
     for number, node in enumerate(program.nodes):
         if node.name not in FINDERS:
             continue
-        find, what, op = FINDERS[node.name]
         behind = _products_behind(program, rows, number)
         try:
-            found = find(program, rows, number)
+            found = FINDERS[node.name](program, rows, number)
         except (Unfit, TooLargeError) as error:
             reasons |= dict.fromkeys(behind, f"{error}{_between(program, rows, number)}")
             continue
-        replaced[node.outputs[0]] = _replacement(found, shared)
+        for value, op in found:
+            replaced[value] = _replacement(op, shared)
+            lines[value] = Entry(_where(program.node(value)), op.pattern, op.name, "")
         fused |= behind
-        entries.append(Entry(_where(node), what, op, ""))
+    needed = needed_values(program, replaced)
+    entries += [entry for value, entry in lines.items() if value in needed]
     for number in products:
         if number not in fused:
             reason = reasons.get(number, "its rows go neither to nodes nor to a Linear")
@@ -81,11 +91,8 @@ def _replacements(program: Program, entries: list[Entry]) -> dict[int, Replaceme
     return replaced
 
 
-FINDERS = {
-    "scatter-add": (graphs.graph_product, "gather, product, sum", "graph_tensor_product"),
-    "eqfuse_linear_form": (layers.layer, "product, Linear", "TensorProductLinear"),
-}
-"""By primitive: what finds a pattern that ends in it, what that is, and the op in its place."""
+FINDERS = {"scatter-add": graphs.graph_products, "eqfuse_linear_form": layers.layers}
+"""By primitive: what finds the patterns that begin with it: [(value, what computes it)]."""
 
 
 def _replacement(found, shared: dict) -> Replacement:

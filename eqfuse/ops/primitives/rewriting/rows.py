@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from eqfuse.ops.algebra.form import Role
 from eqfuse.ops.primitives.rewriting import polynomials
 from eqfuse.ops.primitives.rewriting.polynomials import Polynomial
 from eqfuse.ops.primitives.rewriting.program import Program
@@ -94,12 +95,19 @@ class Rows:
                 found.update(node.outputs)
         return found
 
+    def starts(self, number: int) -> bool:
+        """Return whether the rows of a node are followed through arithmetic."""
+        found = gathered(self.program, number) or summed(self.program, number)
+        return self.is_product(number) or found is not None
+
     def is_product(self, number: int) -> bool:
+        """Return whether a node is a product of two operands over rows."""
         node = self.program.nodes[number]
         if node.name != "eqfuse_form":
             return False
         form = node.params["form"]
-        return not form.on_graph and len(form.outputs) == 1
+        roles = [o.role for o in form.inputs]
+        return not form.on_graph and len(form.outputs) == 1 and roles == [Role.LEFT, Role.RIGHT]
 
     def of(self, value: int, axis: int) -> Polynomial:
         """Return what the rows of a value are, `axis` counting them.

@@ -138,8 +138,6 @@ class FoundGate:
 def gate_behind(program: Program, z: int, linear: Linear) -> FoundGate | None:
     """Return the gate whose pre-activation is z, or z and a skip; None if there is none."""
     rows = GateRows(program, z)
-    if not any(rows.starts(program.producer[v][0]) for v in rows._activations):
-        return None
     for value in rows.candidates():
         try:
             return _gate(rows, value, linear)

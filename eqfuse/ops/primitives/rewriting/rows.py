@@ -89,9 +89,8 @@ class Rows:
         """
         found: set[int] = set()
         for number, node in enumerate(self.program.nodes):
-            starts = self.is_product(number) or gathered(self.program, number) is not None
-            starts = starts or summed(self.program, number) is not None
-            if starts or (node.name in MOVES | ARITHMETIC and any(v in found for v in node.inputs)):
+            follows = node.name in MOVES | ARITHMETIC and any(v in found for v in node.inputs)
+            if follows or self.starts(number):
                 found.update(node.outputs)
         return found
 

@@ -37,7 +37,7 @@ def mixed(m, parameters, irreps_out=OUT, **options):
 
 def parameters_of(irreps_in, irreps_out=OUT, **options):
     x = e3nn.zeros(irreps_in, (1,))
-    index = [jnp.zeros((1,), int)] if options else []
+    index = [jnp.zeros((1,), int)] if "num_indexed_weights" in options else []
     shapes = jax.eval_shape(ops.Linear(irreps_out, **options).init, jax.random.key(0), *index, x)
     rng = np.random.default_rng(1)
     return {n: rng.normal(size=s.shape) for n, s in shapes["params"].items()}
@@ -107,6 +107,83 @@ def activated(x, y, w, parameters):
 
 def weighted_rows(x, y, w, parameters):
     return mixed(weighted(x, y, w), parameters)
+
+
+GATES = {
+    "gate": e3nn.gate,
+    "other acts": lambda z: e3nn.gate(
+        z, even_act=jax.nn.silu, even_gate_act=jax.nn.silu, odd_act=jnp.tanh
+    ),
+    "not normalised": lambda z: e3nn.gate(z, normalize_act=False),
+    "scalars": e3nn.scalar_activation,
+    "skip": None,
+    "skip of fewer irreps": None,
+}
+Z = e3nn.Irreps("5x0e+3x0o+2x1o+1x1e")
+
+
+def gated_layer(name):
+    """A layer on a graph with a gate behind it."""
+
+    def function(x, y, w, parameters):
+        own = {n: p for n, p in parameters.items() if n.startswith("w")}
+        z = mixed(to_nodes(weighted(x, y, w)) / 1.5, own, Z, force_irreps_out=True)
+        if name == "skip":
+            return e3nn.gate(z + e3nn.IrrepsArray(Z, x[:, :1] * parameters["skip"]))
+        if name == "skip of fewer irreps":
+            some = {"w[0,0] 3x0e,5x0e": parameters["skips"]}
+            rows = e3nn.IrrepsArray("3x0e", x[:, :3])
+            return e3nn.gate(z + mixed(rows, some, Z, force_irreps_out=True))
+        return GATES[name](z)
+
+    return function
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_a_gate_behind_it(name):
+    function = gated_layer(name)
+    with jax.enable_x64(True):
+        operands = [jnp.asarray(a) for a in arrays()]
+        parameters = parameters_of(PRODUCT, Z, force_irreps_out=True)
+        parameters |= {"skip": np.linspace(-1, 1, Z.dim), "skips": np.ones((3, 5))}
+        operands.append(jax.tree.map(jnp.asarray, parameters))
+        after = primitives(ops.fuse(function), *operands)
+        assert after.count("= eqfuse_fused[") == 1
+        assert after.count("Gate(tiles") == 1
+        assert (after.count("skip=True") == 1) == name.startswith("skip")
+        for left in ("= tanh ", "= logistic ", "= exp "):
+            assert after.count(left) == 0
+        assert_close(derivatives(ops.fuse(function), operands), derivatives(function, operands))
+
+
+def sine(z):
+    return e3nn.gate(z, even_act=jnp.sin, normalize_act=False)
+
+
+def own_gate(z):
+    """Each vector is gated by a scalar that is activated as well."""
+    scalars = jax.nn.sigmoid(z.filter("0e").array)
+    vectors = z.filter("1o").array.reshape(-1, 2, 3) * scalars[:, :2, None]
+    return jnp.concatenate([scalars, vectors.reshape(-1, 6), z.filter(["0o", "1e"]).array], axis=1)
+
+
+def scaled_skip(z):
+    return e3nn.gate(2.0 * z)
+
+
+@pytest.mark.parametrize("gate", [sine, own_gate, scaled_skip])
+def test_other_gates_stay(gate):
+    def function(x, y, w, parameters):
+        return gate(mixed(to_nodes(weighted(x, y, w)), parameters, Z, force_irreps_out=True))
+
+    with jax.enable_x64(True):
+        operands = [jnp.asarray(a) for a in arrays()]
+        parameters = parameters_of(PRODUCT, Z, force_irreps_out=True)
+        operands.append(jax.tree.map(jnp.asarray, parameters))
+        after = primitives(ops.fuse(function), *operands)
+        assert after.count("= eqfuse_fused[") == 1
+        assert after.count("Gate(tiles") == 0
+        assert_close(derivatives(ops.fuse(function), operands), derivatives(function, operands))
 
 
 OTHERS = {

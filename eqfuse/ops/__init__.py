@@ -23,6 +23,7 @@ from eqfuse.ops._backend import (
 from eqfuse.ops._channelwise_product import channelwise_tensor_product
 from eqfuse.ops._edges import Edges
 from eqfuse.ops._functions import linear, tensor_product_linear, tensor_product_linear_gate
+from eqfuse.ops._fuse import fuse
 from eqfuse.ops._graph_product import graph_tensor_product
 from eqfuse.ops._grouped_dense import grouped_dense
 from eqfuse.ops._linear_modules import Linear, LinearSum
@@ -46,6 +47,7 @@ __all__ = [
     "channelwise_tensor_product",
     "compile_ahead",
     "elementwise_tensor_product",
+    "fuse",
     "graph_tensor_product",
     "grouped_dense",
     "linear",

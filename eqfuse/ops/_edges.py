@@ -74,10 +74,7 @@ class Edges:
         senders, receivers = (as_int32(index) for index in ends.values())
         orders = []
         for index in (receivers, senders):
-            xp = np if isinstance(index, np.ndarray) else jnp
-            order = xp.argsort(index, stable=True).astype(xp.int32)
-            ptr = xp.searchsorted(index[order], xp.arange(num_nodes + 1)).astype(xp.int32)
-            orders += [order, ptr]
+            orders += _grouped(index, num_nodes)
         return cls(senders, receivers, *orders, num_nodes)
 
     @property
@@ -126,6 +123,22 @@ def nearest(index, num_sets: int) -> jax.Array:
     """
     index = jnp.asarray(as_int32(index))
     return jnp.clip(jnp.where(index < 0, index + num_sets, index), 0, num_sets - 1)
+
+
+def _grouped(index, num_nodes: int) -> list:
+    """Return the order that groups the edges by an end of theirs, and where each group begins."""
+    count, nodes = len(index), num_nodes + 1
+    if isinstance(index, np.ndarray):
+        order = np.argsort(index, stable=True).astype(np.int32)
+        return [order, np.searchsorted(index[order], np.arange(nodes)).astype(np.int32)]
+    if (num_nodes + 2) * count > MOST:
+        order = jnp.argsort(index, stable=True).astype(jnp.int32)
+        return [order, jnp.searchsorted(index[order], jnp.arange(nodes)).astype(jnp.int32)]
+    # XLA sorts numbers several times as fast as pairs; ends out of range go before or behind all
+    ends = jnp.clip(index, -1, num_nodes) + 1
+    keys = jnp.sort(ends * count + jnp.arange(count, dtype=jnp.int32))
+    ptr = jnp.searchsorted(keys, jnp.arange(1, nodes + 1, dtype=jnp.int32) * count)
+    return [keys % max(count, 1), ptr.astype(jnp.int32)]
 
 
 def _array(index) -> np.ndarray | jax.Array:

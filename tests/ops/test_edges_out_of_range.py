@@ -166,3 +166,18 @@ def test_an_index_of_species_does_not_wrap(out):
 
     expected = contracted(np.array([0, 2 if out > 0 else 0, 1]))
     np.testing.assert_array_equal(contracted(np.array([0, out, 1])), expected)
+
+
+@pytest.mark.parametrize(("edges", "nodes"), [(0, 3), (1, 1), (40, 7), (40, 2**26)])
+def test_traced_ends_are_ordered_as_those_on_the_host(edges, nodes):
+    """Also where numbers of edges and nodes are too many for one integer for both."""
+    rng = np.random.default_rng(0)
+    ends = rng.integers(min(nodes, 7), size=(2, edges))
+    nodes_of = 7 if nodes == 2**26 else nodes
+    expected = ops.Edges.from_arrays(*ends, nodes_of)
+    found = jax.jit(lambda s, r: ops.Edges.from_arrays(s, r, nodes))(*ends)
+    for name in ("senders", "receivers", "receiver_order", "sender_order"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    for name in ("receiver_ptr", "sender_ptr"):
+        np.testing.assert_array_equal(getattr(found, name)[: nodes_of + 1], getattr(expected, name))
+        assert getattr(found, name).dtype == jnp.int32

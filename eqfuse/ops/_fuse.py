@@ -1,0 +1,84 @@
+"""`fuse`: existing code with fused ops in the places where they fit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from eqfuse.ops.primitives.rewriting.rewrite import Entry, rewritten
+
+
+def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
+    """Compute a function by fused ops wherever it writes out what they compute.
+
+    The function is traced, with the shapes of its arguments, before anything differentiates it.
+    Where the trace gathers node features by an index array, multiplies them with features of edges
+    by `ops.tensor_product`, and sums the products to nodes by another index array, one
+    `ops.graph_tensor_product` takes their place, with all that is between: concatenation of the
+    gathered features, weights of channels or irreps, constants, masks. All else is computed as it
+    was. Nothing is replaced whose value could differ but by rounding.
+
+    What is returned is an ordinary JAX function: `jit`, `vmap`, `grad` of every order and control
+    flow work on it and in it. It is traced whenever it is called, so call it under `jit`. Wrap what
+    computes an energy or a layer, and differentiate what `fuse` returns: in a function that takes
+    a gradient itself, the gradient is traced already. In a method of a flax module, JAX cannot
+    trace; wrap its `apply` (Haiku: the `apply` of the transformed function), or a function that
+    calls an Equinox module. `init` stays as it is, and so do the parameters.
+
+    Args:
+      function: of any arguments. Arrays in them (leaves of pytrees, such as an IrrepsArray's) are
+        traced; all other leaves are passed to it as they are.
+      report: print, whenever the function is traced, a table of what was replaced, by what, and
+        what was not, and why.
+    Returns:
+      The function. Without a `function`, a decorator.
+    """
+    if function is None:
+        return functools.partial(fuse, report=report)
+
+    @functools.wraps(function)
+    def fused(*args, **kwargs):
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+        arrays = [leaves[n] for n in places]
+
+        def flat(*arrays):
+            full = list(leaves)
+            for n, array in zip(places, arrays, strict=True):
+                full[n] = array
+            args, kwargs = jax.tree.unflatten(tree, full)
+            outputs, structure[:] = _flattened(function(*args, **kwargs))
+            return outputs
+
+        structure: list = []
+        closed = jax.make_jaxpr(flat)(*arrays)
+        entries: list[Entry] = []
+        outputs = iter(rewritten(closed, arrays, entries))
+        if report:
+            print(table(entries))
+        tree_out, others = structure
+        return jax.tree.unflatten(
+            tree_out, [next(outputs) if leaf is None else leaf[0] for leaf in others]
+        )
+
+    return fused
+
+
+def _flattened(result):
+    """Return (the arrays of a result, [its tree, None for each array and (leaf,) for others])."""
+    leaves, tree = jax.tree.flatten(result)
+    is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+    others = [None if a else (leaf,) for leaf, a in zip(leaves, is_array, strict=True)]
+    return [leaf for leaf, a in zip(leaves, is_array, strict=True) if a], [tree, others]
+
+
+def table(entries: list[Entry]) -> str:
+    """Return the report, a line for each place in the code."""
+    lines = [("where", "found", "computed by", "why not")]
+    lines += [(e.where, e.found, e.op or "as written", e.reason) for e in entries]
+    widths = [max(len(line[n]) for line in lines) for n in range(4)]
+    rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(row.rstrip() for row in rows)

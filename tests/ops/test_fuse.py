@@ -1,0 +1,370 @@
+"""`ops.fuse` on graphs: what it finds, that results stay, and what it leaves alone."""
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from tests.ops.parity import QUICK
+
+NODES, EDGES = 4, 7
+X, Y = e3nn.Irreps("3x0e+2x1o"), e3nn.Irreps("0e+1o")
+SENDERS = np.array([0, 1, 2, 0, 3, 3, 1], np.int32)
+RECEIVERS = np.array([1, 2, 0, 0, 1, 2, 2], np.int32)
+PRODUCT = e3nn.tensor_product(X, Y)
+BESIDE = (X + PRODUCT).regroup()
+
+
+def arrays(irreps_w=PRODUCT, edges=EDGES, nodes=NODES):
+    """Random x, y, weights."""
+    rng = np.random.default_rng(0)
+    shapes = (nodes, X.dim), (edges, Y.dim), (edges, irreps_w.num_irreps)
+    return [rng.normal(size=shape) for shape in shapes]
+
+
+def product(x, y, senders=SENDERS):
+    """The gathered rows and their product with y."""
+    rows = e3nn.IrrepsArray(X, x)[jnp.asarray(senders)]
+    return rows, ops.tensor_product(rows, e3nn.IrrepsArray(Y, y))
+
+
+def to_nodes(m, receivers=RECEIVERS):
+    return e3nn.scatter_sum(m, dst=jnp.asarray(receivers), output_size=NODES)
+
+
+def weighted(x, y, w):
+    return product(x, y)[1] * w
+
+
+def beside(x, y, w):
+    rows, m = product(x, y)
+    return e3nn.concatenate([rows, m]).regroup() * w
+
+
+def where(m, mask):
+    return e3nn.IrrepsArray(m.irreps, jnp.where(mask[:, None], m.array, 0.0))
+
+
+MASK = np.array([1, 1, 0, 1, 0, 1, 1], bool)
+CHANNELS = np.linspace(0.5, 1.5, PRODUCT.num_irreps)
+
+
+def added(x, y, w):
+    zeros = e3nn.zeros(PRODUCT, (NODES,), x.dtype)
+    return zeros.at[jnp.asarray(RECEIVERS)].add(weighted(x, y, w))
+
+
+def taken(x, y, w):
+    rows = e3nn.IrrepsArray(X, jnp.take(x, SENDERS, axis=0))
+    return to_nodes(ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)) * w)
+
+
+def segments(x, y, w):
+    return jax.ops.segment_sum(weighted(x, y, w).array, RECEIVERS, NODES)
+
+
+def started(x, y, w):
+    return jnp.ones((NODES, PRODUCT.dim)).at[RECEIVERS].add(weighted(x, y, w).array)
+
+
+def chosen(x, y, w):
+    rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)].filter("1o")
+    return to_nodes(ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)))
+
+
+FOUND = {
+    "product": lambda x, y, w: to_nodes(product(x, y)[1]),
+    "weights": lambda x, y, w: to_nodes(weighted(x, y, w)),
+    "one weight": lambda x, y, w: to_nodes(product(x, y)[1] * w[:, :1]),
+    "weights and factor": lambda x, y, w: to_nodes(weighted(x, y, w) * jnp.cos(w[:, :1])),
+    "weights of all edges": lambda x, y, w: to_nodes(product(x, y)[1] * w[0]),
+    "constants": lambda x, y, w: to_nodes(weighted(x, y, w) / jnp.sqrt(3.0)) * 2.0,
+    "constants of channels": lambda x, y, w: to_nodes(weighted(x, y, w) * CHANNELS),
+    "mask": lambda x, y, w: to_nodes(weighted(x, y, w) * MASK[:, None].astype(w.dtype)),
+    "where": lambda x, y, w: to_nodes(where(weighted(x, y, w), MASK)),
+    "where not": lambda x, y, w: to_nodes(
+        e3nn.IrrepsArray(PRODUCT, jnp.where(MASK[:, None], 0.0, weighted(x, y, w).array))
+    ),
+    "at.add": added,
+    "take": taken,
+    "segment_sum": segments,
+    "start": started,
+    "filter": chosen,
+    "factor before": lambda x, y, w: to_nodes(product(x, y * w[:, :1])[1]),
+}
+WITH_ROWS = {
+    "beside": lambda x, y, w: to_nodes(beside(x, y, w)),
+    "all": lambda x, y, w: to_nodes(where(beside(x, y, w) * MASK[:, None], MASK)) / 1.5,
+}
+
+
+def on_graph(function, *operands) -> int:
+    """How many products on graphs the jaxpr of a function has."""
+    return str(jax.make_jaxpr(function)(*operands)).count("outputs out[receiver")
+
+
+def array_of(out):
+    return out.array if isinstance(out, e3nn.IrrepsArray) else out
+
+
+def derivatives(function, operands):
+    """Value, gradients, and gradients of a sum of these, of all operands."""
+    numbers = tuple(range(len(operands)))
+
+    def scalar(*operands):
+        out = array_of(function(*operands))
+        return jnp.sum(jnp.sin(jnp.arange(out.size) + 1.0).reshape(out.shape) * out**2)
+
+    def second(*operands):
+        found = jax.grad(scalar, numbers)(*operands)
+        found = jax.tree.leaves(found)
+        return sum(jnp.sum(jnp.cos(jnp.arange(g.size)).reshape(g.shape) * g) for g in found)
+
+    def everything(*operands):
+        value = array_of(function(*operands))
+        first = jax.grad(scalar, numbers)(*operands)
+        return value, first, jax.grad(second, numbers)(*operands)
+
+    return jax.jit(everything, compiler_options=QUICK)(*operands)
+
+
+def assert_same(function, operands, count=1):
+    """The fused function has `count` products on graphs, and all results of the other."""
+    with jax.enable_x64(True):
+        operands = [jnp.asarray(a) for a in operands]
+        assert on_graph(function, *operands) == 0
+        assert on_graph(ops.fuse(function), *operands) == count
+        expected = derivatives(function, operands)
+        found = derivatives(ops.fuse(function), operands)
+        assert_close(found, expected)
+
+
+def assert_close(found, expected):
+    """All arrays are of float64 and differ by rounding."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert jnp.asarray(a).dtype == jnp.float64
+        scale = np.abs(b).max(initial=1.0)
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * scale)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_product_on_a_graph(name):
+    assert_same(FOUND[name], arrays())
+
+
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_a_product_beside_the_rows_that_it_reads(name):
+    assert_same(WITH_ROWS[name], arrays(BESIDE))
+
+
+@pytest.mark.parametrize("backend", ["xla", "e3nn"])
+def test_other_backends(backend):
+    """e3nn's own product is no form: it stays."""
+
+    def function(x, y, w):
+        rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)]
+        m = ops.tensor_product(rows, e3nn.IrrepsArray(Y, y), backend=backend)
+        return to_nodes(m * w)
+
+    assert_same(function, arrays(), count=int(backend == "xla"))
+
+
+def test_no_edges():
+    none = np.zeros(0, np.int32)
+
+    def function(x, y, w):
+        return to_nodes(product(x, y, none)[1] * w, none)
+
+    assert_same(function, arrays(edges=0), count=0)  # JAX gathers nothing from nowhere
+
+
+@pytest.mark.parametrize("receivers", [[1, 4, 0, 7, 1, 2, -1], [1, -9, 0, 3, -4, 2, 100]])
+@pytest.mark.parametrize("senders", [[0, 1, -1, 0, 3, -4, 1], [0, 9, 2, -50, 3, 4, 1]])
+@pytest.mark.parametrize("clipped", [True, False])
+def test_indices_out_of_range_mean_the_same(senders, receivers, clipped):
+    """Those of the gather are the nearest, or rows of zeros; those of the sum are dropped."""
+    senders, receivers = jnp.array(senders), jnp.array(receivers)
+    options = {"mode": "clip"} if clipped else {"mode": "fill", "fill_value": 0.0}
+
+    def gathered(x, y, w):
+        rows = e3nn.IrrepsArray(X, x.at[senders].get(**options))
+        return ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)) * w
+
+    def clipping(x, y, w):
+        zeros = jnp.zeros((NODES, PRODUCT.dim))
+        return zeros.at[receivers].add(gathered(x, y, w).array, mode="clip")
+
+    def dropping(x, y, w):
+        return jax.ops.segment_sum(gathered(x, y, w).array, receivers, NODES)
+
+    assert_same(clipping, arrays())
+    assert_same(dropping, arrays())
+
+
+def test_promised_indices_out_of_range_are_what_xla_makes_of_them():
+    """Rows of the nearest node, added to none; derivatives are those of these values."""
+    senders, receivers = jnp.array([0, 9, 2, -50, 3, -4, 1]), jnp.array([1, -9, 0, 3, -4, 2, 100])
+
+    def function(x, y, w):
+        return to_nodes(product(x, y, senders)[1] * w, receivers)
+
+    operands = [jnp.asarray(a, jnp.float32) for a in arrays()]
+    assert on_graph(ops.fuse(function), *operands) == 1
+    expected = function(*operands).array
+    np.testing.assert_allclose(ops.fuse(function)(*operands).array, expected, atol=1e-5)
+    _, pull = jax.vjp(lambda *a: ops.fuse(function)(*a).array, *operands)
+    dx, dy, dw = pull(jnp.ones_like(expected))
+    assert (dw[jnp.array([1, 6])] == 0).all()
+    assert (dw[jnp.array([0, 2, 3, 4, 5])] != 0).any(axis=1).all()
+    assert np.isfinite(dx).all()
+    assert (dy[6] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["at.add", "where"])
+def test_edges_that_are_dropped_may_hold_anything(name):
+    """A NaN of an edge that is masked, or added to no node, is in no output."""
+    x, y, w = (jnp.asarray(a, jnp.float32) for a in arrays())
+    y, w = y.at[2].set(jnp.nan), w.at[4].set(jnp.inf)
+    receivers = jnp.asarray(RECEIVERS).at[jnp.array([2, 4])].set(NODES)
+
+    def function(x, y, w):
+        m = weighted(x, y, w)
+        if name == "where":
+            return segments_of(where(m, MASK), RECEIVERS)
+        return segments_of(m, receivers)
+
+    assert on_graph(ops.fuse(function), x, y, w) == 1
+    expected = function(x, y, w)
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(ops.fuse(function)(x, y, w), expected, atol=1e-5)
+
+
+def segments_of(m, receivers):
+    return jnp.zeros((NODES, m.irreps.dim), m.dtype).at[receivers].add(m.array)
+
+
+def test_rows_that_are_read_elsewhere_are_kept():
+    def function(x, y, w):
+        m = weighted(x, y, w)
+        return jnp.concatenate([to_nodes(m).array, m.array])
+
+    assert_same(function, arrays())
+
+
+def test_layers_share_the_orders_of_the_edges():
+    def function(x, y, w):
+        for _ in range(3):
+            x = to_nodes(weighted(x, y, w)).filter(X).regroup().array[:, : X.dim]
+        return x
+
+    assert_same(function, arrays(), count=3)
+    operands = [jnp.asarray(a, jnp.float32) for a in arrays()]
+    assert str(jax.make_jaxpr(ops.fuse(function))(*operands)).count("= sort[") == 2
+
+
+def other_index(x, y, w):
+    """Two gathers: x of one array, y of another."""
+    rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)]
+    others = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS[::-1].copy())].filter("1o")
+    return to_nodes(ops.tensor_product(rows, others, filter_ir_out="0e"))
+
+
+def of_senders(x, y, w):
+    return to_nodes(weighted(x, y, w), SENDERS)
+
+
+def nonlinear(x, y, w):
+    m = weighted(x, y, w)
+    return to_nodes(e3nn.IrrepsArray(m.irreps, jnp.tanh(m.array)))
+
+
+def weights_after(x, y, w):
+    """A sum by another array, of weighted sums: weights of nodes stay behind the sum."""
+    summed = to_nodes(product(x, y)[1])
+    return e3nn.scatter_sum(summed * w[:NODES], dst=jnp.arange(NODES) // 2, output_size=2)
+
+
+def squared(x, y, w):
+    m = product(x, y)[1]
+    return to_nodes(e3nn.IrrepsArray(m.irreps, m.array * m.array))
+
+
+def other_nodes(x, y, w):
+    m = weighted(x, y, w)
+    return e3nn.scatter_sum(m, dst=jnp.asarray(RECEIVERS), output_size=NODES + 1)
+
+
+def components(x, y, w):
+    """Each component has a weight of its own."""
+    m = product(x, y)[1]
+    factor = jnp.where(jnp.arange(PRODUCT.dim) % 2 == 0, 0.0, 1.0)
+    return to_nodes(e3nn.IrrepsArray(m.irreps, m.array * factor))
+
+
+def ungathered(x, y, w):
+    rows = e3nn.IrrepsArray(X, jnp.concatenate([x, x])[:EDGES])
+    return to_nodes(ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)) * w)
+
+
+def shifted(x, y, w):
+    m = weighted(x, y, w)
+    return to_nodes(e3nn.IrrepsArray(m.irreps, m.array + 1.0))
+
+
+def rolled(x, y, w):
+    m = weighted(x, y, w)
+    return to_nodes(e3nn.IrrepsArray(m.irreps, jnp.roll(m.array, 1, axis=0)))
+
+
+def largest(x, y, w):
+    return jnp.maximum(jax.ops.segment_max(weighted(x, y, w).array, RECEIVERS, NODES), -9.0)
+
+
+def rounded(x, y, w):
+    m = weighted(x, y, w).array
+    m = m.astype(jnp.float32).astype(m.dtype)
+    return to_nodes(e3nn.IrrepsArray(PRODUCT, m))
+
+
+LEFT_ALONE = {
+    other_index: "several index arrays",
+    of_senders: "gathered from the nodes that they are added to",
+    nonlinear: "tanh between",
+    squared: "multiplied with itself",
+    other_nodes: "one number of nodes",
+    components: "components of one irrep",
+    ungathered: "no operand of the product is gathered",
+    shifted: "constant is added",
+    rolled: "no product",
+    largest: "go neither to nodes nor to a Linear",
+    rounded: "convert_element_type between",
+}
+
+
+@pytest.mark.parametrize("function", LEFT_ALONE)
+def test_what_looks_alike_is_left_alone(function, capsys):
+    assert_same(function, arrays(), count=0)
+    with jax.enable_x64(True):
+        jax.eval_shape(ops.fuse(function, report=True), *arrays())
+    [line] = capsys.readouterr().out.splitlines()[1:]
+    assert "as written" in line
+    assert LEFT_ALONE[function] in line
+
+
+def test_weights_after_the_sum_stay_there():
+    assert_same(weights_after, arrays(), count=1)
+
+
+def test_the_report_says_where(capsys):
+    operands = [jnp.asarray(a, jnp.float32) for a in arrays()]
+    ops.fuse(FOUND["weights"], report=True)(*operands)
+    head, line = capsys.readouterr().out.splitlines()
+    assert [w.strip() for w in head.split("|")] == ["where", "found", "computed by", "why not"]
+    where, what, op, _ = (w.strip() for w in f"{line} ".split("|"))
+    assert where.startswith("test_fuse.py:")
+    assert op == "graph_tensor_product"
+    assert what == "gather, product, sum"
+    ops.fuse(FOUND["weights"])(*operands)
+    assert capsys.readouterr().out == ""

@@ -8,8 +8,8 @@ that threads of a block take differently, and races between two barriers.
     group       the state of blocks that run together
     operands    readers and writers of registers, constants and addresses
     arithmetic  what an instruction computes from its operands, by opcode
-    conversion  cvt, and bfloat16
-    moves       mov, selp, setp and their like
+    moves       mov, selp, setp, cvt and their like
+    flow        branches and barriers
     warps       what the threads of a warp exchange: shuffles, reductions, matrices
     accesses    loads and stores
     arrays      the arrays of a launch, and what has no value yet

@@ -6,10 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from benchmarks.emulator import accesses, arithmetic, moves, ptx, slicing, warps
+from benchmarks.emulator import accesses, arithmetic, flow, moves, ptx, slicing, warps
 from benchmarks.emulator.arrays import Array
 from benchmarks.emulator.errors import (
-    DivergentBranchError,
     EmulationError,
 )
 from benchmarks.emulator.group import Group
@@ -169,11 +168,11 @@ class Machine:
             if written and slicing.is_memory(instruction) and "shared" in instruction.text:
                 raise instruction.unknown("reads an address, which is followed in registers only")
         if name == "brx":
-            return self._jump_by_number(instruction)
+            return flow.jump_by_number(instruction, self.program)
         if name in _JUMPS:
-            return self._jump(instruction)
+            return flow.jump(instruction, self.program)
         if name in ("bar", "barrier"):
-            return self._barrier(instruction)
+            return flow.barrier(instruction, self.program)
         step = self._step(instruction)
         if not instruction.guard:
             return lambda g: step(g, None)
@@ -211,86 +210,6 @@ class Machine:
         sources = sources[: len(types)]
         reads = [reader(s, t) for s, t in zip(sources, types, strict=True)]
         return moves.pure(target, sources, reads, function)
-
-    def _jump(self, instruction: ptx.Instruction):
-        ends = instruction.name != "bra"
-        to = len(self.program.instructions)
-        if not ends:
-            label = instruction.operands[0]
-            if label not in self.program.labels:
-                raise instruction.unknown("jumps to a label that is not there")
-            to = self.program.labels[label]
-        if not instruction.guard:
-
-            def jump(g: Group) -> None:
-                g.at = to
-
-            return jump
-        guard, negated = reader(instruction.guard, TYPES["pred"]), instruction.negated
-
-        def branch(g: Group) -> Group | None:
-            g.require_defined((instruction.guard,), None, instruction.text)
-            taken = ~guard(g) if negated else guard(g)
-            if taken.shape[1] > 1:
-                first = taken[:, :1]
-                if (taken != first).any():
-                    block, thread = np.argwhere(taken != first)[0]
-                    raise DivergentBranchError(
-                        f"{instruction.text!r}: threads 0 and {thread} of block "
-                        f"{g.ids[min(block, len(g.ids) - 1)]} go different ways"
-                    )
-                taken = first
-            taken = np.broadcast_to(taken[:, 0], (len(g.ids),))
-            if taken.all():
-                g.at = to
-            elif taken.any():
-                other = g.split(taken)
-                other.at = to
-                return other
-            return None
-
-        return branch
-
-    def _jump_by_number(self, instruction: ptx.Instruction):
-        index, listed = instruction.operands
-        labels = self.program.targets.get(listed)
-        if labels is None or instruction.guard:
-            raise instruction.unknown("jumps to labels that are not there, or under a guard")
-        read = reader(index, TYPES["u32"])
-        places = np.array([self.program.labels[label] for label in labels])
-
-        def jump(g: Group) -> Group | None:
-            g.require_defined((index,), None, instruction.text)
-            number = np.broadcast_to(read(g), g.shape)
-            if (number != number[:, :1]).any() or (number >= len(places)).any():
-                raise DivergentBranchError(
-                    f"{instruction.text!r}: threads of a block go different ways, or nowhere"
-                )
-            to = places[number[:, 0]]
-            there = to == to[0]
-            other = None
-            if not there.all():  # they come here again, and part again
-                other = g.split(~there)
-                other.at = g.at - 1
-            g.at = int(to[0])
-            return other
-
-        return jump
-
-    def _barrier(self, instruction: ptx.Instruction):
-        words = instruction.opcode[1:]
-        if instruction.guard:
-            raise instruction.unknown("is run by some threads only")
-        if words[0] == "warp":
-            return lambda g: None
-        counts = [int(o) for o in instruction.operands[1:] if o.isdigit()]
-        if set(words) - {"sync", "aligned", "cta"} or counts not in ([], [self.program.threads]):
-            raise instruction.unknown("is no barrier of the whole block")
-
-        def wait(g: Group) -> None:
-            g.epoch += 1
-
-        return wait
 
 
 def _nothing(g: Group) -> None:

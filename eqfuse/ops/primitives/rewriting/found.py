@@ -16,6 +16,9 @@ from eqfuse.ops.primitives.rewriting.rows import Array, Gathered, Product, Rows,
 
 WEIGHTS = "weights"
 """The name of what is multiplied with a product, all in one operand."""
+RIGHT = "right"
+"""The name of the right operand of a product, where it is put together: a column of ones if one is
+read, then some arrays of rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,24 +34,26 @@ class Found:
     """A form to be evaluated, and where its operands come from.
 
     Attributes:
-      names: of its inputs, in order: `Array`s, `Gathered`s and `WEIGHTS`.
+      names: of its inputs, in order: `Array`s, `Gathered`s, `RIGHT` and `WEIGHTS`.
       groups: what the weights are made of.
-      one: whether the right operand has a column of ones behind its own.
-      right: the name of that operand, None if there is no array of rows.
+      one: whether `RIGHT` has a column of ones.
+      parts: the arrays that `RIGHT` is made of.
+      right: the name of a right operand that has a row each; None if there is none.
     """
 
     form: Form
     names: tuple
     groups: tuple[Group, ...]
     one: bool
-    right: Array | None
+    parts: tuple[Array, ...]
+    right: object
     backend: str
 
     @property
     def values(self) -> tuple[int, ...]:
         """Return the values of the program that are read."""
-        names = [n for n in self.names if n != WEIGHTS]
-        names += [a for g in self.groups for a in g.arrays]
+        names = [n for n in self.names if n not in (WEIGHTS, RIGHT)]
+        names += [*self.parts, *(a for g in self.groups for a in g.arrays)]
         return tuple(dict.fromkeys(n.value for n in names))
 
     @property
@@ -64,12 +69,12 @@ class Found:
                 count = max(p.shape[0] for p in parts)
                 parts = [jnp.broadcast_to(p, (count, p.shape[1])) for p in parts]
                 found[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+            elif name == RIGHT:
+                parts = [as_rows(a, arrays[a.value]) for a in self.parts]
+                ones = [jnp.ones((num_rows, 1), parts[0].dtype)] if self.one else []
+                found[name] = jnp.concatenate([*ones, *parts], axis=1)
             else:
                 found[name] = as_rows(name, arrays[name.value])
-        if self.one:
-            right = found[self.right]
-            ones = jnp.ones((right.shape[0], 1), right.dtype)
-            found[self.right] = jnp.concatenate([right, ones], axis=1)
         return found
 
 
@@ -139,18 +144,18 @@ def found(
     if any(isinstance(n, Gathered) for n in extra):
         raise Unfit("weights are gathered from nodes")
     drafts, groups = _with_weights(drafts, set(extra))
-    right = [
-        n
-        for n, r in roles.items()
-        if r is Role.RIGHT and isinstance(n, Array) and n.axis is not None
-    ]
-    has_one = any(s.name == ONE for d in drafts for s in d.slots)
-    if has_one and not right:
+    names = _names(drafts)
+    right = [n for n in names if roles.get(n) is Role.RIGHT and _index(n) is Index.ROW]
+    if ONE in names and not right:
         raise Unfit("the product has no operand of the rows themselves")
     sizes = {n: _size(n, program) for n in roles}
-    if has_one:
-        drafts = [_with_one(d, right[0], sizes[right[0]]) for d in drafts]
-        sizes[right[0]] += 1
+    parts = tuple(right) if ONE in names or len(right) > 1 else ()
+    if parts:
+        starts = np.cumsum([int(ONE in names), *(sizes[n] for n in parts)])
+        places = dict(zip((*parts, ONE), (*starts[:-1], 0), strict=True))
+        drafts = [_joined(d, places) for d in drafts]
+        roles = {n: role for n, role in roles.items() if n not in parts} | {RIGHT: Role.RIGHT}
+        sizes[RIGHT] = int(starts[-1])
     used = _names(drafts)
     ordered = {}
     labels = iter([*"xyzabcdefgh"])
@@ -162,7 +167,8 @@ def found(
         size = sum(len(g.columns) for g in groups)
         ordered[WEIGHTS] = size, Index.SHARED if shared else Index.ROW, Role.OTHER, "w"
     new = layouts.form_of(drafts, ordered, (row.size, output))
-    return Found(new, tuple(ordered), tuple(groups), has_one, right[0] if right else None, backend)
+    with_rows = RIGHT if parts else (right[0] if right else None)
+    return Found(new, tuple(ordered), tuple(groups), ONE in names, parts, with_rows, backend)
 
 
 def _plain(name, program: Program, on_graph: bool):
@@ -195,14 +201,17 @@ def _size(name, program: Program) -> int:
 
 
 def _index(name) -> Index:
+    if name == RIGHT:
+        return Index.ROW
     if isinstance(name, Gathered):
         return Index.SENDER
     return Index.SHARED if name.axis is None else Index.ROW
 
 
-def _with_one(draft: Draft, right, place: int) -> Draft:
+def _joined(draft: Draft, places: dict) -> Draft:
+    """Return a draft that reads `RIGHT` for the arrays that it is made of, from these places on."""
     slots = tuple(
-        Slot(right, np.full_like(s.elements, place)) if s.name == ONE else s for s in draft.slots
+        Slot(RIGHT, s.elements + places[s.name]) if s.name in places else s for s in draft.slots
     )
     return dataclasses.replace(draft, slots=slots)
 

@@ -232,23 +232,29 @@ def form_of(found: list[Draft], operands: dict, output: tuple[int, Index]) -> Fo
     paths = [run for draft in found for run in _runs(draft)]
     if len(paths) > 2 * len(found) + 8:
         raise Unfit("channels are not evenly spaced")
-    segments: dict = {name: {} for name in (*operands, None)}
-    channels = {name: _has_channels(paths, name) for name in segments}
+    names = (*operands, None)
+    channels = {name: _has_channels(paths, name) for name in names}
     if not any(channels[name] for name in operands):  # one channel: that of the left operand
-        channels[next(iter(operands))] = True
-    refs = []
+        channels[names[0]] = True
+    paths.sort(key=lambda path: int(path.slots[-1].elements[0, 0]))
+    lines = [[_segment(slot, channels[slot.name]) for slot in path.slots] for path in paths]
+    segments: dict = {name: [] for name in names}
+    for path, line in zip(paths, lines, strict=True):
+        for slot, segment in zip(path.slots, line, strict=True):
+            segments[slot.name].append(segment)
+    segments = {n: sorted(set(found), key=lambda s: s.offset) for n, found in segments.items()}
     numbers = {name: n for n, name in enumerate(operands)} | {None: 0}
-    for path in paths:
-        line = []
-        for slot in path.slots:
-            known = segments[slot.name]
-            segment = _segment(slot, channels[slot.name])
-            line.append(SegmentRef(numbers[slot.name], known.setdefault(segment, len(known))))
-        terms = {}
+    refs = []
+    for path, line in zip(paths, lines, strict=True):
+        *factors, out = (
+            SegmentRef(numbers[slot.name], segments[slot.name].index(segment))
+            for slot, segment in zip(path.slots, line, strict=True)
+        )
+        terms: dict = {}
         for components, value in zip(path.components, path.values[0], strict=True):
             key = tuple(int(c) for c in components)
             terms[key] = terms.get(key, 0.0) + float(value)
-        refs.append(Path(tuple(line[:-1]), line[-1], tuple(sorted(terms.items()))))
+        refs.append(Path(tuple(factors), out, tuple(sorted(terms.items()))))
     inputs = tuple(
         Operand(label, size, _filled(segments[name], size, channels[name]), channels[name], i, role)
         for name, (size, i, role, label) in operands.items()
@@ -285,7 +291,7 @@ def _segment(slot: Slot, channels: bool) -> Segment:
     return segment
 
 
-def _filled(known: dict, size: int, channels: bool) -> tuple[Segment, ...]:
+def _filled(known: list[Segment], size: int, channels: bool) -> tuple[Segment, ...]:
     """Return segments, and others for the rest of the row.
 
     Raises:

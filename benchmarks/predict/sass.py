@@ -10,9 +10,6 @@ import re
 import subprocess
 import tempfile
 
-import triton
-
-_PROGRAMS = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _LINE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 _REGISTER = re.compile(r"(?<![\w.])(U?[RP])(\d+)\b(\.64)?")
 
@@ -122,13 +119,16 @@ def listing(ptx: str) -> Listing:
     Raises:
       RuntimeError: one of them fails.
     """
+    import triton
+
+    programs = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "kernel.ptx"
         file.write_text(ptx)
         target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
         binary = file.with_suffix(".cubin")
-        _run([_PROGRAMS / "ptxas", f"--gpu-name={target}", file, "-o", binary])
-        return parse(_run([_PROGRAMS / "cuobjdump", "-sass", binary]))
+        _run([programs / "ptxas", f"--gpu-name={target}", file, "-o", binary])
+        return parse(_run([programs / "cuobjdump", "-sass", binary]))
 
 
 def _run(command) -> str:

@@ -10,11 +10,7 @@ import re
 import subprocess
 import tempfile
 
-import triton
-
-_PROGRAMS = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
-_LABEL = re.compile(r"^(\.L_x?_?\w+):")
+_LINE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 _REGISTER = re.compile(r"(?<![\w.])(U?[RP])(\d+)\b(\.64)?")
 
 PIPES = ("fp32", "fp64", "integer", "special", "matrix", "memory", "shuffle", "other")
@@ -40,7 +36,7 @@ class Code:
     Attributes:
       opcode: with its modifiers.
       guard: the predicate; "" if none.
-      operands: as nvdisasm writes them.
+      operands: as cuobjdump writes them.
     """
 
     opcode: str
@@ -118,18 +114,21 @@ class Listing:
 
 
 def listing(ptx: str) -> Listing:
-    """Return the machine code of a kernel, by the ptxas and the nvdisasm of triton's wheel.
+    """Return the machine code of a kernel, by the ptxas and the cuobjdump of triton's wheel.
 
     Raises:
       RuntimeError: one of them fails.
     """
+    import triton
+
+    programs = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "kernel.ptx"
         file.write_text(ptx)
         target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
         binary = file.with_suffix(".cubin")
-        _run([_PROGRAMS / "ptxas", f"--gpu-name={target}", file, "-o", binary])
-        return parse(_run([_PROGRAMS / "nvdisasm", "-c", binary]))
+        _run([programs / "ptxas", f"--gpu-name={target}", file, "-o", binary])
+        return parse(_run([programs / "cuobjdump", "-sass", binary]))
 
 
 def _run(command) -> str:
@@ -140,17 +139,15 @@ def _run(command) -> str:
 
 
 def parse(text: str) -> Listing:
-    """Return the listing of what nvdisasm prints."""
-    codes, labels, loops = [], {}, []
-    for line in text.splitlines():
-        if label := _LABEL.match(line):
-            labels[label[1]] = len(codes)
-        elif match := _LINE.match(line):
-            codes.append(Code(match[2], match[1] or "", match[3]))
+    """Return the listing of what cuobjdump prints."""
+    found = [match.groups() for match in map(_LINE.match, text.splitlines()) if match]
+    places = {int(address, 16): n for n, (address, *_) in enumerate(found)}
+    codes = [Code(opcode, guard or "", operands) for _, guard, opcode, operands in found]
+    loops = []
     for n, code in enumerate(codes):
-        target = re.search(r"`\((\.L_\w+)\)", code.operands)
-        if code.opcode.startswith("BRA") and target and labels.get(target[1], n) < n:
-            loops.append(Loop(labels[target[1]], n))
+        target = re.search(r"\b0x([0-9a-f]+)$", code.operands)
+        if code.opcode.startswith("BRA") and target and places[int(target[1], 16)] < n:
+            loops.append(Loop(places[int(target[1], 16)], n))
     jumps = {loop.last for loop in loops}
     while codes and codes[-1].opcode in ("NOP", "BRA") and len(codes) - 1 not in jumps:
         codes.pop()  # padding, and the branch to itself before it

@@ -19,15 +19,13 @@ from eqfuse.ops.primitives import forms
 TEXT = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
         /*0010*/                   S2R R0, SR_TID.X ;
-.L_x_1:
         /*0020*/                   LDG.E R2, desc[UR4][R4.64] ;
         /*0030*/                   FFMA R3, R2, R2, R3 ;
         /*0040*/              @!P0 FADD R3, R3, R3 ;
         /*0050*/                   ISETP.GE.AND P0, PT, R0, R6, PT ;
-        /*0060*/               @P0 BRA `(.L_x_1) ;
+        /*0060*/               @P0 BRA 0x20 ;                    /* 0x000fe20000000036 */
         /*0070*/                   EXIT ;
-.L_x_2:
-        /*0080*/                   BRA `(.L_x_2) ;
+        /*0080*/                   BRA 0x80 ;
         /*0090*/                   NOP ;
 """
 

@@ -34,6 +34,8 @@ def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: i
         a.astype(wide)[rows_of[o.index]] if o.index.is_node else a.astype(wide)
         for o, a in zip(form.inputs, inputs, strict=True)
     ]
+    # or XLA's loops compute again, for every path, what an operand was made by
+    rows = jax.lax.optimization_barrier(rows)
     known, sums = {}, {}
     for path in form.paths:
         for ref in path.factors:

@@ -94,7 +94,7 @@ class TensorProductLinear(nn.Module):
             without a `filter_ir_out`, of those irreps of the product that `irreps_out` has.
           edges: makes it an op on a graph.
           index: [...] or, on a graph, [rows of the output] integers, which of
-            `num_indexed_weights` to use.
+            `num_indexed_weights` to use; out of range as in `eqfuse.ops.Linear`.
           skip: IrrepsArray [..., irreps of the Linear's output], added to it.
         Returns:
           IrrepsArray [..., irreps_out]; with `split`, a tuple of them. The dtype is that of

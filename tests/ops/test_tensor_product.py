@@ -198,3 +198,18 @@ def test_triton_on_a_cpu_is_refused():
     case = Case("tensor_product", "2x0e", "0e")
     with pytest.raises(ValueError, match="use backend='xla' there"):
         jax.jit(case.function("triton"))(*(a.astype(np.float32) for a in case.operands()))
+
+
+@pytest.mark.parametrize("backend", ["xla", "triton-interpret"])
+def test_many_channels_on_both_sides_are_repeated_without_a_gather(backend):
+    """Its gradient would be a scatter, ten times slower than the matmul with ones."""
+
+    def product(x, y):
+        operands = e3nn.IrrepsArray("9x0e+9x1o", x), e3nn.IrrepsArray("9x0e+10x1o", y)
+        return ops.tensor_product(*operands, backend=backend).array
+
+    x, y = jnp.ones((2, 36)), jnp.ones((2, 39))
+    text = str(jax.make_jaxpr(lambda x, y: jax.vjp(product, x, y)[1](product(x, y)))(x, y))
+    assert "eqfuse_form" in text
+    assert "gather" not in text
+    assert "scatter" not in text

@@ -14,6 +14,8 @@ from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment
 
 TERMS = 64
 """Products of components that are written out for a path, at most."""
+PATHS = 32
+"""Of a form whose components are loops of their own: faster, and longer to compile."""
 
 
 def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: int, dtype):
@@ -34,6 +36,8 @@ def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: i
         a.astype(wide)[rows_of[o.index]] if o.index.is_node else a.astype(wide)
         for o, a in zip(form.inputs, inputs, strict=True)
     ]
+    # or XLA's loops compute again, for every path, what an operand was made by
+    rows = jax.lax.optimization_barrier(rows)
     known, sums = {}, {}
     for path in form.paths:
         for ref in path.factors:
@@ -139,18 +143,29 @@ def _by_component(form: Form, path: Path, factors, dtype):
     channels of a row are alike. A matmul for each row would take longer, as its sides are short.
     """
     shared = [n for n, f in enumerate(factors) if f.ndim == 2]
-    others = sorted(set(range(len(factors))) - {*shared}, key=lambda n: -factors[n].shape[-1])
+    vectors = [n for n, f in enumerate(factors) if f.ndim == 3 and f.shape[-1] > 1]
+    vectors.sort(key=lambda n: -factors[n].shape[-1])
+    scalars = [n for n, f in enumerate(factors) if f.ndim == 3 and f.shape[-1] == 1]
     row = factors[shared[0]]
     for n in shared[1:]:
         row = (row[:, :, None] * factors[n][:, None]).reshape(-1, row.shape[1] * len(factors[n][0]))
-    table = _table(form, path).transpose(*shared, *others, -1)
-    shape = table.shape[len(shared) :]
+    table = _table(form, path).transpose(*shared, *scalars, *vectors, -1)
+    shape = [factors[n].shape[-1] for n in vectors] + [table.shape[-1]]
     table = jnp.asarray(table.reshape(row.shape[1], -1), dtype)
     value = jnp.matmul(row, table, precision=jax.lax.Precision.HIGHEST).reshape(-1, 1, *shape)
-    for n in others:
-        x = factors[n].reshape(*factors[n].shape, *[1] * (value.ndim - 3))
-        value = sum(x[:, :, i] * value[:, :, i] for i in range(x.shape[2]))
-    return value
+    for n in vectors:
+        x = factors[n]
+        if value.ndim == 4 and len(form.paths) <= PATHS:
+            columns = jnp.moveaxis(value, -1, 0)
+            value = jnp.stack([_dot(x, column) for column in columns], axis=-1)
+        else:
+            value = _dot(x.reshape(*x.shape, *[1] * (value.ndim - 3)), value)
+    return math.prod((factors[n] for n in scalars), start=value)
+
+
+def _dot(x, t):
+    """Return the sum of x_i t_i over the third axis, i."""
+    return sum(x[:, :, i] * t[:, :, i] for i in range(x.shape[2]))
 
 
 def _einsum(form: Form, path: Path, factors, dtype):

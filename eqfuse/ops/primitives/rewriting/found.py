@@ -9,10 +9,11 @@ import numpy as np
 
 from eqfuse.ops.algebra.form import Form, Index, Role
 from eqfuse.ops.primitives.rewriting import layouts
+from eqfuse.ops.primitives.rewriting.indices import Gathered
 from eqfuse.ops.primitives.rewriting.layouts import ONE, Draft, Slot, Unfit
 from eqfuse.ops.primitives.rewriting.polynomials import Polynomial, variable
 from eqfuse.ops.primitives.rewriting.program import Program
-from eqfuse.ops.primitives.rewriting.rows import Array, Gathered, Product, Rows, Summed
+from eqfuse.ops.primitives.rewriting.rows import Array, Product, Rows, Summed
 
 WEIGHTS = "weights"
 """The name of what is multiplied with a product, all in one operand."""

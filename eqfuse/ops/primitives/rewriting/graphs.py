@@ -10,12 +10,12 @@ import numpy as np
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.algebra.form import Index
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives.rewriting import rows as _rows
 from eqfuse.ops.primitives.rewriting.found import Found, as_rows, found
+from eqfuse.ops.primitives.rewriting.indices import Gathered, summed
 from eqfuse.ops.primitives.rewriting.layouts import Unfit
 from eqfuse.ops.primitives.rewriting.polynomials import Polynomial
 from eqfuse.ops.primitives.rewriting.program import Program
-from eqfuse.ops.primitives.rewriting.rows import Array, Gathered, Rows
+from eqfuse.ops.primitives.rewriting.rows import Array, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def graph_products(program: Program, rows: Rows, number: int) -> list:
     Raises:
       Unfit: it computes something else; says what.
     """
-    scatter = _rows.summed(program, number)
+    scatter = summed(program, number)
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
     updates, masks = without_masks(program, rows, scatter.updates)

@@ -10,19 +10,20 @@ import numpy as np
 
 from eqfuse.ops.algebra.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.algebra.fused import Fused
-from eqfuse.ops.algebra.linear_form import LinearForm, Rows
+from eqfuse.ops.algebra.linear_form import LinearForm
+from eqfuse.ops.algebra.linear_form import Rows as RowsOperand
 from eqfuse.ops.algebra.linears import Linear, Parameter
 from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.definitions import Call
 from eqfuse.ops.primitives.rewriting import graphs
-from eqfuse.ops.primitives.rewriting import rows as _rows
 from eqfuse.ops.primitives.rewriting.activated import FoundGate, gate_behind
 from eqfuse.ops.primitives.rewriting.found import Found, as_rows, found
 from eqfuse.ops.primitives.rewriting.graphs import GraphProduct
+from eqfuse.ops.primitives.rewriting.indices import summed
 from eqfuse.ops.primitives.rewriting.layouts import Unfit
 from eqfuse.ops.primitives.rewriting.polynomials import Polynomial, Terms, merged
 from eqfuse.ops.primitives.rewriting.program import Program
-from eqfuse.ops.primitives.rewriting.rows import Summed
+from eqfuse.ops.primitives.rewriting.rows import Rows, Summed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _unshared(form: Form, operands, num_rows: int):
     return form.indexed(dict.fromkeys(shared, Index.ROW)), operands
 
 
-def layers(program: Program, rows: _rows.Rows, number: int) -> list[tuple[int, Layer]]:
+def layers(program: Program, rows: Rows, number: int) -> list[tuple[int, Layer]]:
     """Return the Linear of a product that a node of a program computes, and the gate behind it.
 
     Each with the value that it is.
@@ -153,7 +154,7 @@ def _linear(linear_form: LinearForm) -> Linear:
     Raises:
       Unfit: it is another one, such as a sum of several.
     """
-    rows = [o for o in linear_form.operands if isinstance(o, Rows)]
+    rows = [o for o in linear_form.operands if isinstance(o, RowsOperand)]
     if len(rows) != 2 or len(linear_form.outputs) != 1 or rows[0] is not linear_form.inputs[0]:
         raise Unfit("a Linear of several rows")
     [out] = linear_form.outputs
@@ -167,12 +168,12 @@ def _linear(linear_form: LinearForm) -> Linear:
     return Linear(linear_form, parameters, irreps)
 
 
-def _summed(program: Program, rows: _rows.Rows, row: Polynomial, sums) -> GraphProduct:
+def _summed(program: Program, rows: Rows, row: Polynomial, sums) -> GraphProduct:
     """Return the product on a graph that gives this row of the nodes."""
     if len(row.terms) > 1 or any(len(key) != 1 for key in row.terms):
         raise Unfit("more than a sum over edges goes into the Linear")
     [name] = sums
-    scatter = _rows.summed(program, name.node)
+    scatter = summed(program, name.node)
     if program.uniform(scatter.start) != 0:
         raise Unfit("the sum over edges does not start from zero")
     updates, masks = graphs.without_masks(program, rows, scatter.updates)

@@ -137,7 +137,8 @@ def _grouped(index, num_nodes: int) -> list:
     # XLA sorts numbers several times as fast as pairs; ends out of range go before or behind all
     ends = jnp.clip(index, -1, num_nodes) + 1
     keys = jnp.sort(ends * count + jnp.arange(count, dtype=jnp.int32))
-    ptr = jnp.searchsorted(keys, jnp.arange(1, nodes + 1, dtype=jnp.int32) * count)
+    starts = jnp.arange(1, nodes + 1, dtype=jnp.int32) * count
+    ptr = jnp.searchsorted(keys, starts, method="scan_unrolled")  # no loop of launches on a GPU
     return [keys % max(count, 1), ptr.astype(jnp.int32)]
 
 

@@ -163,7 +163,7 @@ def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
             found = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
         else:
             if name == "scan":
-                always = constants[: params["num_consts"]]
+                always = constants[: _num_constants(params)]
                 params["jaxpr"] = _retraced(params["jaxpr"], entries, always)
             elif name == "while":
                 first = params["cond_nconsts"]
@@ -174,6 +174,11 @@ def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
                 params["branches"] = tuple(_retraced(b, entries, constants[1:]) for b in branches)
             found = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
     return list(found) if eqn.primitive.multiple_results else [found]
+
+
+def _num_constants(params) -> int:
+    """Return how many operands of a `scan` every step gets; JAX 0.12 has them as a tree."""
+    return params["num_consts"] if "num_consts" in params else len(params["ft_in"].unpack()[0])
 
 
 def _function(closed: ClosedJaxpr, entries: list[Entry], constants: list):

@@ -128,8 +128,6 @@ class Rows:
             elif summed(program, made) is not None:
                 return polynomials.variable(Summed(made), row)
         followed = node.name in MOVES or (node.name in ARITHMETIC and value in self._multiplied)
-        if node.name == "convert_element_type" and value in self._multiplied:
-            followed = program.avals[value].dtype == program.avals[node.inputs[0]].dtype
         rule = getattr(self, f"_{node.name}", None)
         found = rule(node, place, axis) if followed and rule is not None else None
         return self._leaf(value, axis) if found is None else found
@@ -154,8 +152,6 @@ class Rows:
 
     def _copy(self, node, place, axis):
         return self.of(node.inputs[0], axis)
-
-    _convert_element_type = _copy
 
     def _slice(self, node, place, axis):
         p = node.params

@@ -221,8 +221,8 @@ FAULTS = (
     Fault(
         "Calculator without reference energies",
         "eqfuse/calculator.py",
-        "np.asarray(prediction.node_energy[:count], np.float64) + isolated",
-        "np.asarray(prediction.node_energy[:count], np.float64)",
+        "of_atoms(prediction.node_energy) + isolated",
+        "of_atoms(prediction.node_energy)",
         (
             "tests/training/test_calculator.py::test_isolated_atoms_have_the_energies_that_were_given",
         ),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from tests.ops.parity import NEEDS_TRITON, QUICK
+from tests.ops.parity import NEEDS_TRITON
 
 NODES, EDGES = 4, 7
 X, Y = e3nn.Irreps("3x0e+2x1o"), e3nn.Irreps("0e+1o")
@@ -127,7 +127,7 @@ def derivatives(function, operands):
         first = jax.grad(scalar, numbers)(*operands)
         return value, first, jax.grad(second, numbers)(*operands)
 
-    return jax.jit(everything, compiler_options=QUICK)(*operands)
+    return jax.jit(everything)(*operands)
 
 
 def assert_same(function, operands, count=1):

@@ -63,7 +63,7 @@ def test_a_cubin_goes_beside_a_short_hash(monkeypatch):
     texts = set()
     for dtype in (np.float32, np.float64):
         compiled = compile_kernel(spec(dtype), "sm_90")
-        kernel, image = handover.library_kernel(LIBRARY, spec(dtype), compiled)
+        kernel, image = handover.gpu_kernel(LIBRARY, spec(dtype), compiled)
         name, warps, clusters, shared, text, _, capability = kernel
         assert (name, warps, clusters, shared, capability) == (spec(dtype).name, 1, 1, 0, 90)
         assert len(text) == 32
@@ -78,7 +78,7 @@ def test_a_cubin_goes_beside_a_short_hash(monkeypatch):
 def test_jaxlib_without_the_field_assembles_ptx(monkeypatch):
     monkeypatch.setattr(handover, "takes_cubins", lambda: False)
     compiled = compile_kernel(spec(), "sm_90")
-    kernel, image = handover.library_kernel(LIBRARY, spec(), compiled)
+    kernel, image = handover.gpu_kernel(LIBRARY, spec(), compiled)
     assert kernel == (spec().name, 1, 1, 0, compiled.assembly, "", 90)
     assert image == b""
 
@@ -133,7 +133,7 @@ def test_each_launch_for_rocm_has_a_file_that_jaxlib_may_delete():
     compiled = compile_kernel(spec(), "gfx942")
     files = []
     for _ in range(2):
-        kernel, image = handover.library_kernel(LIBRARY, spec(), compiled)
+        kernel, image = handover.gpu_kernel(LIBRARY, spec(), compiled)
         name, warps, clusters, shared, path, _, capability = kernel
         assert (name, warps, clusters, shared, capability) == (spec().name, 1, 1, 0, 0)
         assert image == b""
@@ -143,5 +143,5 @@ def test_each_launch_for_rocm_has_a_file_that_jaxlib_may_delete():
         assert file.read_bytes() == compiled.binary
         file.unlink()
     found = compile_kernel(spec(), "gfx942")  # the cache has its own
-    path = handover.library_kernel(LIBRARY, spec(), found)[0][4]
+    path = handover.gpu_kernel(LIBRARY, spec(), found)[0][4]
     assert pathlib.Path(path).read_bytes() == compiled.binary

@@ -22,7 +22,7 @@ def takes_cubins() -> bool:
     return jaxlib.version.__version_info__ >= _FIRST_WITH_IMAGES
 
 
-def library_kernel(library, spec: KernelSpec, compiled: CompiledKernel):
+def gpu_kernel(library, spec: KernelSpec, compiled: CompiledKernel):
     """Return jaxlib's description of the kernel, and bytes that follow its serialised call.
 
     jaxlib finds a kernel that it has loaded by its name and PTX. A cubin is handed over beside it,

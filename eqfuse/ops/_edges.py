@@ -72,10 +72,7 @@ class Edges:
                     f"{name} must be in [0, {num_nodes}), got {index.min()} to {index.max()}"
                 )
         senders, receivers = (as_int32(index) for index in ends.values())
-        orders = []
-        for index in (receivers, senders):
-            orders += _grouped(index, num_nodes)
-        return cls(senders, receivers, *orders, num_nodes)
+        return cls(senders, receivers, *_orders(receivers, senders, num_nodes), num_nodes)
 
     @property
     def num_edges(self) -> int:
@@ -125,21 +122,30 @@ def nearest(index, num_sets: int) -> jax.Array:
     return jnp.clip(jnp.where(index < 0, index + num_sets, index), 0, num_sets - 1)
 
 
+def _orders(receivers, senders, num_nodes: int) -> list:
+    """Return for each end the order that groups the edges by it, and where each group begins."""
+    count, ends = len(receivers), (receivers, senders)
+    on_host = any(isinstance(index, np.ndarray) for index in ends)
+    # numbers of a group and of an edge in it, of both ends, in one integer
+    if on_host or 2 * (num_nodes + 2) * count > MOST:
+        return [array for index in ends for array in _grouped(index, num_nodes)]
+    # XLA sorts numbers several times as fast as pairs, and both ends at once in as many launches
+    # as one; ends out of range go before or behind all
+    groups = jnp.clip(jnp.stack(ends), -1, num_nodes) + jnp.array([[1], [num_nodes + 3]])
+    keys = jnp.sort((groups * count + jnp.arange(count)).astype(jnp.int32).reshape(-1))
+    first = jnp.arange(1, num_nodes + 2) + jnp.array([[0], [num_nodes + 2]])
+    starts = (first * count).astype(jnp.int32)
+    ptr = jnp.searchsorted(keys, starts, method="scan_unrolled")  # no loop of launches on a GPU
+    ptr = ptr.astype(jnp.int32) - jnp.array([[0], [count]], jnp.int32)
+    order = (keys % max(count, 1)).reshape(2, count)
+    return [order[0], ptr[0], order[1], ptr[1]]
+
+
 def _grouped(index, num_nodes: int) -> list:
     """Return the order that groups the edges by an end of theirs, and where each group begins."""
-    count, nodes = len(index), num_nodes + 1
-    if isinstance(index, np.ndarray):
-        order = np.argsort(index, stable=True).astype(np.int32)
-        return [order, np.searchsorted(index[order], np.arange(nodes)).astype(np.int32)]
-    if (num_nodes + 2) * count > MOST:
-        order = jnp.argsort(index, stable=True).astype(jnp.int32)
-        return [order, jnp.searchsorted(index[order], jnp.arange(nodes)).astype(jnp.int32)]
-    # XLA sorts numbers several times as fast as pairs; ends out of range go before or behind all
-    ends = jnp.clip(index, -1, num_nodes) + 1
-    keys = jnp.sort(ends * count + jnp.arange(count, dtype=jnp.int32))
-    starts = jnp.arange(1, nodes + 1, dtype=jnp.int32) * count
-    ptr = jnp.searchsorted(keys, starts, method="scan_unrolled")  # no loop of launches on a GPU
-    return [keys % max(count, 1), ptr.astype(jnp.int32)]
+    xp = np if isinstance(index, np.ndarray) else jnp
+    order = xp.argsort(index, stable=True).astype(np.int32)
+    return [order, xp.searchsorted(index[order], xp.arange(num_nodes + 1)).astype(np.int32)]
 
 
 def _array(index) -> np.ndarray | jax.Array:

@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 
 import e3nn_jax as e3nn
 import numpy as np
@@ -119,6 +120,37 @@ def coupling(
     )
 
 
+def filled(known: Iterable[Segment], size: int, channels: bool) -> tuple[Segment, ...]:
+    """Return segments of a row, followed by others that hold the rest of it.
+
+    Args:
+      known: segments.
+      size: of the row.
+      channels: whether its operand has channels; then the others are of one component each.
+    Raises:
+      ValueError: segments that overlap.
+    """
+    segments = list(known)
+    free = np.ones(size, bool)
+    for s in segments:
+        places = (s.offset + s.channel_stride * np.arange(s.mul))[:, None]
+        places = places + s.component_stride * np.arange(s.dim)
+        if not free[places].all():
+            raise ValueError("blocks of an operand overlap")
+        free[places] = False
+    width = max((s.mul for s in segments), default=1) if channels else size
+    start = 0
+    while start < size:
+        stop = start
+        while stop < size and free[stop] and stop - start < width:
+            stop += 1
+        if stop > start:
+            mul, dim = (stop - start, 1) if channels else (1, stop - start)
+            segments.append(Segment(start, mul, dim, dim))
+        start = max(stop, start + 1)
+    return tuple(segments)
+
+
 class Operands:
     """Segments of the operands, numbered as they are first used."""
 
@@ -133,23 +165,9 @@ class Operands:
         """Return the operand with the segments that were used, and the rest of its row
         in others.
         """
-        segments = list(self.segments.get(number, {}))
-        free = np.ones(size, bool)
-        for s in segments:
-            channels_of = s.offset + s.channel_stride * np.arange(s.mul)
-            free[channels_of[:, None] + s.component_stride * np.arange(s.dim)] = False
-        width = max((s.mul for s in segments), default=1) if channels else size
-        start = 0
-        while start < size:
-            stop = start
-            while stop < size and free[stop] and stop - start < width:
-                stop += 1
-            if stop > start:
-                mul, dim = (stop - start, 1) if channels else (1, stop - start)
-                segments.append(Segment(start, mul, dim, dim))
-            start = max(stop, start + 1)
+        segments = filled(self.segments.get(number, {}), size, channels)
         name, role = NAMES[number]
-        return Operand(name, size, tuple(segments), channels, index, role)
+        return Operand(name, size, segments, channels, index, role)
 
 
 X, Y, W, OUT = range(4)

@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 
 from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
+from eqfuse.ops.algebra.products import filled
 from eqfuse.ops.primitives.rewriting.polynomials import Polynomial, Terms
 
 
@@ -255,13 +256,15 @@ def form_of(found: list[Draft], operands: dict, output: tuple[int, Index]) -> Fo
             key = tuple(int(c) for c in components)
             terms[key] = terms.get(key, 0.0) + float(value)
         refs.append(Path(tuple(factors), out, tuple(sorted(terms.items()))))
-    inputs = tuple(
-        Operand(label, size, _filled(segments[name], size, channels[name]), channels[name], i, role)
-        for name, (size, i, role, label) in operands.items()
-    )
-    size, index = output
-    out = Operand("out", size, _filled(segments[None], size, True), True, index, Role.OUTPUT)
     try:
+        inputs = tuple(
+            Operand(
+                label, size, filled(segments[name], size, channels[name]), channels[name], i, role
+            )
+            for name, (size, i, role, label) in operands.items()
+        )
+        size, index = output
+        out = Operand("out", size, filled(segments[None], size, True), True, index, Role.OUTPUT)
         return Form(inputs, (out,), tuple(refs)).merged()
     except ValueError as error:
         raise Unfit(f"no form has these channels: {error}") from error
@@ -289,30 +292,3 @@ def _segment(slot: Slot, channels: bool) -> Segment:
     if (expected != elements).any() or min(channel, component) < 1:
         raise Unfit("components of an irrep are not evenly spaced")
     return segment
-
-
-def _filled(known: list[Segment], size: int, channels: bool) -> tuple[Segment, ...]:
-    """Return segments, and others for the rest of the row.
-
-    Raises:
-      Unfit: segments that overlap.
-    """
-    segments = list(known)
-    free = np.ones(size, bool)
-    for s in segments:
-        places = (s.offset + s.channel_stride * np.arange(s.mul))[:, None]
-        places = places + s.component_stride * np.arange(s.dim)
-        if not free[places].all():
-            raise Unfit("blocks of an operand overlap")
-        free[places] = False
-    width = max((s.mul for s in segments), default=1) if channels else size
-    start = 0
-    while start < size:
-        stop = start
-        while stop < size and free[stop] and stop - start < width:
-            stop += 1
-        if stop > start:
-            mul, dim = (stop - start, 1) if channels else (1, stop - start)
-            segments.append(Segment(start, mul, dim, dim))
-        start = max(stop, start + 1)
-    return tuple(segments)

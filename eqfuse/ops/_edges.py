@@ -1,6 +1,7 @@
 """The edges of a graph, with the orders in which kernels sum over them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -125,19 +126,17 @@ def nearest(index, num_sets: int) -> jax.Array:
 def _orders(receivers, senders, num_nodes: int) -> list:
     """Return for each end the order that groups the edges by it, and where each group begins."""
     count, ends = len(receivers), (receivers, senders)
-    on_host = any(isinstance(index, np.ndarray) for index in ends)
-    # numbers of a group and of an edge in it, of both ends, in one integer
-    if on_host or 2 * (num_nodes + 2) * count > MOST:
+    if any(isinstance(index, np.ndarray) for index in ends) or (num_nodes + 2) * count > MOST:
         return [array for index in ends for array in _grouped(index, num_nodes)]
-    # XLA sorts numbers several times as fast as pairs, and both ends at once in as many launches
-    # as one; ends out of range go before or behind all
-    groups = jnp.clip(jnp.stack(ends), -1, num_nodes) + jnp.array([[1], [num_nodes + 3]])
-    keys = jnp.sort((groups * count + jnp.arange(count)).astype(jnp.int32).reshape(-1))
-    first = jnp.arange(1, num_nodes + 2) + jnp.array([[0], [num_nodes + 2]])
-    starts = (first * count).astype(jnp.int32)
-    ptr = jnp.searchsorted(keys, starts, method="scan_unrolled")  # no loop of launches on a GPU
-    ptr = ptr.astype(jnp.int32) - jnp.array([[0], [count]], jnp.int32)
-    order = (keys % max(count, 1)).reshape(2, count)
+    # XLA sorts numbers several times as fast as pairs, and both ends in the launches of one; ends
+    # out of range go before or behind all
+    groups = jnp.clip(jnp.stack(ends), -1, num_nodes) + 1
+    keys = jnp.sort(groups * count + jnp.arange(count, dtype=jnp.int32), axis=1)
+    starts = jnp.arange(1, num_nodes + 2, dtype=jnp.int32) * count
+    # the other methods are a loop of launches on a GPU, or compare all
+    find = functools.partial(jnp.searchsorted, method="scan_unrolled")
+    ptr = jax.vmap(find, (0, None))(keys, starts).astype(jnp.int32)
+    order = keys % max(count, 1)
     return [order[0], ptr[0], order[1], ptr[1]]
 
 

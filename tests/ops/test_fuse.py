@@ -183,8 +183,10 @@ def test_no_edges():
 @pytest.mark.parametrize("receivers", [[1, 4, 0, 7, 1, 2, -1], [1, -9, 0, 3, -4, 2, 100]])
 @pytest.mark.parametrize("senders", [[0, 1, -1, 0, 3, -4, 1], [0, 9, 2, -50, 3, 4, 1]])
 @pytest.mark.parametrize("clipped", [True, False])
-def test_indices_out_of_range_mean_the_same(senders, receivers, clipped):
+@pytest.mark.parametrize("backend", ["llvm", "xla"])
+def test_indices_out_of_range_mean_the_same(senders, receivers, clipped, backend, monkeypatch):
     """Those of the gather are the nearest, or rows of zeros; those of the sum are dropped."""
+    monkeypatch.setenv("EQFUSE_BACKEND", backend)
     senders, receivers = jnp.array(senders), jnp.array(receivers)
     options = {"mode": "clip"} if clipped else {"mode": "fill", "fill_value": 0.0}
 
@@ -222,9 +224,37 @@ def test_promised_indices_out_of_range_are_what_xla_makes_of_them():
     assert (dy[6] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["where", "where not", "at.add", "segment_sum", "all"])
+@pytest.mark.parametrize("backend", ["llvm", "xla"])
+def test_a_node_for_dropped_edges_is_added_on_a_cpu_alone(name, backend, monkeypatch):
+    """Padding and slicing are launches on a GPU; there zeros take the place of these edges."""
+    monkeypatch.setenv("EQFUSE_BACKEND", backend)
+    operands = arrays(BESIDE if name == "all" else PRODUCT)
+    function = (FOUND | WITH_ROWS)[name]
+    text = str(jax.make_jaxpr(ops.fuse(function))(*operands))
+    assert f"num_nodes={NODES + (backend == 'llvm')}" in text
+    assert_same(function, operands)
+
+
+def test_a_product_that_zeros_of_edges_would_not_stop_has_a_node_for_dropped_ones(monkeypatch):
+    """All edges share y and the weights: nothing of an edge could be zero."""
+    monkeypatch.setenv("EQFUSE_BACKEND", "xla")
+    receivers = jnp.asarray(RECEIVERS).at[2].set(NODES)
+
+    def function(x, y, w):
+        rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)]
+        m = ops.tensor_product(rows, e3nn.IrrepsArray(Y, y[:1])) * w[0]
+        return segments_of(m, receivers)
+
+    assert f"num_nodes={NODES + 1}" in str(jax.make_jaxpr(ops.fuse(function))(*arrays()))
+    assert_same(function, arrays())
+
+
 @pytest.mark.parametrize("name", ["at.add", "where"])
-def test_edges_that_are_dropped_may_hold_anything(name):
+@pytest.mark.parametrize("backend", ["llvm", "xla"])
+def test_edges_that_are_dropped_may_hold_anything(name, backend, monkeypatch):
     """A NaN of an edge that is masked, or added to no node, is in no output."""
+    monkeypatch.setenv("EQFUSE_BACKEND", backend)
     x, y, w = (jnp.asarray(a, jnp.float32) for a in arrays())
     y, w = y.at[2].set(jnp.nan), w.at[4].set(jnp.inf)
     receivers = jnp.asarray(RECEIVERS).at[jnp.array([2, 4])].set(NODES)

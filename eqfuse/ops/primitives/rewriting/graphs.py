@@ -37,7 +37,7 @@ class Ends:
       masks: edges that add nothing.
       num_nodes: of the program.
       extended: whether a node is added, which rows that are out of range are read from and added
-        to. Without, edges that are added nowhere are multiplied by zero.
+        to. Without, edges that are added nowhere have operands of zeros.
     """
 
     senders: int
@@ -61,21 +61,22 @@ class Ends:
         """Return the edges, and which of them are added to a node, [rows]; None for all."""
         n = self.num_nodes
         senders, receivers = jnp.asarray(arrays[self.senders]), jnp.asarray(arrays[self.receivers])
-        valid = None
-        inside = (receivers >= 0) & (receivers < n)
-        if self.scatter == "CLIP" or not self.extended:
-            valid = None if self.scatter == "CLIP" else inside
-            receivers = jnp.clip(receivers, 0, n - 1)
-        else:
-            receivers = jnp.where(inside, receivers, n)
         if self.gather == "FILL_OR_DROP":
             senders = jnp.where((senders >= 0) & (senders < n), senders, n)
         else:
             senders = jnp.clip(senders, 0, n - 1)
+        valid = None
+        if self.scatter == "CLIP":
+            receivers = jnp.clip(receivers, 0, n - 1)
+        else:
+            valid = (receivers >= 0) & (receivers < n)
         for mask in self.masks:
-            is_zero = as_rows(mask.value, arrays[mask.value.value])[:, 0] == mask.zero
-            receivers = jnp.where(is_zero, n, receivers)
-        return Edges.from_arrays(senders, receivers, self.count), valid
+            added = as_rows(mask.value, arrays[mask.value.value])[:, 0] != mask.zero
+            valid = added if valid is None else valid & added
+        if valid is not None:  # to itself, where there is no other node: nothing spreads
+            receivers = jnp.where(valid, receivers, n if self.extended else senders)
+        edges = Edges.from_arrays(senders, receivers, self.count)
+        return edges, None if self.extended else valid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +101,15 @@ class GraphProduct:
         start = () if self.start is None else (self.start,)
         return tuple(dict.fromkeys((*self.found.values, *self.ends.values, *start)))
 
+    @property
+    def masked(self) -> list:
+        """Return the operands that are zero for edges that are added nowhere.
+
+        Indices are promised to be in range, or what these edges hold, NaN too, is in no output.
+        """
+        promised = self.ends.scatter == "PROMISE_IN_BOUNDS" and not self.ends.masks
+        return [self.found.right] if promised else _rows(self.found)
+
     def operands(self, arrays: dict, shared: dict) -> tuple[list, Edges]:
         """Return the inputs of the form, and the edges.
 
@@ -116,8 +126,9 @@ class GraphProduct:
                 fill = 0.0 if name.fill is None else name.fill
                 operands[name] = jnp.pad(operands[name], ((0, 1), (0, 0)), constant_values=fill)
         if valid is not None:
-            right = operands[self.found.right]
-            operands[self.found.right] = jnp.where(valid[:, None], right, jnp.zeros_like(right))
+            for name in self.masked:
+                own = operands[name]
+                operands[name] = jnp.where(valid[:, None], own, jnp.zeros_like(own))
         return [operands[name] for name in self.found.names], edges
 
     def compute(self, arrays: dict, shared: dict):
@@ -163,8 +174,13 @@ def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> Gra
     ):
         raise Unfit("an index out of range means one thing to the gather and another to the sum")
     product = _with_receivers(product, scatter.index)
-    extended = bool(masks) or "FILL_OR_DROP" in (others[0].mode, scatter.mode)
-    extended = extended or (scatter.mode != "CLIP" and product.right is None)
+    extended = others[0].mode == "FILL_OR_DROP" or (
+        scatter.mode != "CLIP" and product.right is None
+    )
+    if masks or scatter.mode == "FILL_OR_DROP":
+        # on a CPU a pass over the operands of all edges costs more than one over the nodes; on a
+        # GPU it is part of the launch that makes them, and padding is a launch
+        extended = extended or product.backend == "llvm" or not _each_reads_a_row(product)
     ends = Ends(
         others[0].index,
         scatter.index,
@@ -177,6 +193,21 @@ def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> Gra
     )
     zero = program.uniform(scatter.start) == 0
     return GraphProduct(product, ends, None if zero else scatter.start, tuple(aval.shape))
+
+
+def _rows(product: Found) -> list:
+    """Return the names of the operands that each edge has for itself."""
+    pairs = zip(product.names, product.form.inputs, strict=True)
+    return [name for name, operand in pairs if operand.index is Index.ROW]
+
+
+def _each_reads_a_row(product: Found) -> bool:
+    """Return whether zeros in these operands make all of the product zero."""
+    inputs = product.form.inputs
+    return all(
+        any(inputs[f.operand].index is Index.ROW for f in path.factors)
+        for path in product.form.paths
+    )
 
 
 def _with_receivers(product: Found, receivers: int) -> Found:

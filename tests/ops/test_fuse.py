@@ -237,13 +237,14 @@ def test_a_node_for_dropped_edges_is_added_on_a_cpu_alone(name, backend, monkeyp
 
 
 def test_a_product_that_zeros_of_edges_would_not_stop_has_a_node_for_dropped_ones(monkeypatch):
-    """All edges share y and the weights: nothing of an edge could be zero."""
+    """Edges share the scalar of y and the weights: nothing of an edge stops that path."""
     monkeypatch.setenv("EQFUSE_BACKEND", "xla")
     receivers = jnp.asarray(RECEIVERS).at[2].set(NODES)
 
     def function(x, y, w):
         rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)]
-        m = ops.tensor_product(rows, e3nn.IrrepsArray(Y, y[:1])) * w[0]
+        y = jnp.concatenate([jnp.broadcast_to(y[0, :1], (EDGES, 1)), y[:, 1:]], axis=1)
+        m = ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)) * w[0]
         return segments_of(m, receivers)
 
     assert f"num_nodes={NODES + 1}" in str(jax.make_jaxpr(ops.fuse(function))(*arrays()))

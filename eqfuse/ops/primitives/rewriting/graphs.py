@@ -84,7 +84,7 @@ class GraphProduct:
     """A product on a graph, to be computed in the place of a sum of rows.
 
     Attributes:
-      row: what it gives for each node.
+      masked: the operands that are zero for edges that are added nowhere, if no node is added.
       start: the value that it is added to; None if that is zero.
     """
 
@@ -93,6 +93,7 @@ class GraphProduct:
 
     found: Found
     ends: Ends
+    masked: tuple
     start: int | None
     shape: tuple[int, ...]
 
@@ -100,15 +101,6 @@ class GraphProduct:
     def inputs(self) -> tuple[int, ...]:
         start = () if self.start is None else (self.start,)
         return tuple(dict.fromkeys((*self.found.values, *self.ends.values, *start)))
-
-    @property
-    def masked(self) -> list:
-        """Return the operands that are zero for edges that are added nowhere.
-
-        Indices are promised to be in range, or what these edges hold, NaN too, is in no output.
-        """
-        promised = self.ends.scatter == "PROMISE_IN_BOUNDS" and not self.ends.masks
-        return [self.found.right] if promised else _rows(self.found)
 
     def operands(self, arrays: dict, shared: dict) -> tuple[list, Edges]:
         """Return the inputs of the form, and the edges.
@@ -174,13 +166,15 @@ def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> Gra
     ):
         raise Unfit("an index out of range means one thing to the gather and another to the sum")
     product = _with_receivers(product, scatter.index)
-    extended = others[0].mode == "FILL_OR_DROP" or (
-        scatter.mode != "CLIP" and product.right is None
-    )
-    if masks or scatter.mode == "FILL_OR_DROP":
+    # where indices are promised to be in range, nothing is promised of what others would hold
+    promised = scatter.mode == "PROMISE_IN_BOUNDS" and not masks
+    masked = _masked(product, promised)
+    extended = others[0].mode == "FILL_OR_DROP"
+    if masks or scatter.mode != "CLIP":
         # on a CPU a pass over the operands of all edges costs more than one over the nodes; on a
-        # GPU it is part of the launch that makes them, and padding is a launch
-        extended = extended or product.backend == "llvm" or not _each_reads_a_row(product)
+        # GPU padding and slicing are launches
+        slower = product.backend == "llvm" and not promised
+        extended = extended or slower or not _stopped(product, masked)
     ends = Ends(
         others[0].index,
         scatter.index,
@@ -192,22 +186,20 @@ def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> Gra
         extended,
     )
     zero = program.uniform(scatter.start) == 0
-    return GraphProduct(product, ends, None if zero else scatter.start, tuple(aval.shape))
+    return GraphProduct(product, ends, masked, None if zero else scatter.start, tuple(aval.shape))
 
 
-def _rows(product: Found) -> list:
-    """Return the names of the operands that each edge has for itself."""
+def _masked(product: Found, promised: bool) -> tuple:
+    """Return the operands that each edge has for itself; if promised, the right one alone."""
     pairs = zip(product.names, product.form.inputs, strict=True)
-    return [name for name, operand in pairs if operand.index is Index.ROW]
+    names = (name for name, operand in pairs if operand.index is Index.ROW)
+    return tuple(name for name in names if not promised or name == product.right)
 
 
-def _each_reads_a_row(product: Found) -> bool:
+def _stopped(product: Found, masked: tuple) -> bool:
     """Return whether zeros in these operands make all of the product zero."""
-    inputs = product.form.inputs
-    return all(
-        any(inputs[f.operand].index is Index.ROW for f in path.factors)
-        for path in product.form.paths
-    )
+    names = product.names
+    return all(any(names[f.operand] in masked for f in p.factors) for p in product.form.paths)
 
 
 def _with_receivers(product: Found, receivers: int) -> Found:

@@ -102,9 +102,14 @@ def _value(form: Form, path: Path, factors, dtype):
       factors: [rows, mul, dim], or [rows, dim] without channels; one row where all share it.
     """
     output = form.outputs[path.output.operand]
-    if output.channels and any(f.ndim == 2 for f in factors):
+    few = len(path.terms) <= TERMS
+    channels = output.segments[path.output.segment].mul
+    alone = len(path.terms) == 1 and len(factors) == 2 and all(f.ndim == 3 for f in factors)
+    if alone and not output.channels:  # the sum over channels of a product that is not written
+        return _einsum(form, path, factors, dtype)
+    if output.channels and any(f.ndim == 2 for f in factors) and not (few and channels == 1):
         return _by_component(form, path, factors, dtype)
-    if len(path.terms) > TERMS:
+    if not few:
         return _einsum(form, path, factors, dtype)
     sums = _written_out(form, path, factors)
     if output.channels:

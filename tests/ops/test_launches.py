@@ -80,3 +80,55 @@ def test_launches_of_a_training_step_of_the_tetris_network(gpu):
     if jax.__version_info__ < (0, 12):
         pytest.xfail("XLA of jax 0.10 copies every parameter that a kernel reads: 53 launches")
     assert found.launches.launches <= 40
+
+
+def test_the_edges_of_both_ends_are_ordered_in_the_launches_of_one(gpu):
+    """Keys, a sort, a search in three parts, and the two orders."""
+    from benchmarks.launches import count
+    from eqfuse.ops import Edges
+
+    ends = [jax.ShapeDtypeStruct((2700,), "int32")] * 2
+    names = "receiver_order", "receiver_ptr", "sender_order", "sender_ptr"
+
+    def orders(senders, receivers):
+        edges = Edges.from_arrays(senders, receivers, 135)
+        return [getattr(edges, name) for name in names]
+
+    assert count(orders, ends, gpu).launches == 7
+
+
+def test_a_fused_layer_launches_what_the_rewritten_one_does(gpu, monkeypatch):
+    """And for edges that are dropped, one for the indices, and for each operand of theirs one in
+    each direction, as nothing else here computes it.
+    """
+    import e3nn_jax as e3nn
+    import jax.numpy as jnp
+
+    from benchmarks.launches import count
+    from eqfuse import ops
+
+    monkeypatch.setenv("EQFUSE_BACKEND", "triton")
+    nodes, edges, keep = 135, 2700, ("0e", "1o")
+    irreps_x, irreps_y = e3nn.Irreps("64x0e+64x1o"), e3nn.Irreps("0e+1o")
+    size = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps
+
+    def existing(x, y, w, senders, receivers):
+        rows = e3nn.IrrepsArray(irreps_x, x)[senders]
+        m = ops.tensor_product(rows, e3nn.IrrepsArray(irreps_y, y), filter_ir_out=keep) * w
+        return jnp.zeros((nodes, m.irreps.dim)).at[receivers].add(m.array)
+
+    def rewritten(x, y, w, senders, receivers):
+        graph = ops.Edges.from_arrays(senders, receivers, nodes)
+        x, y = e3nn.IrrepsArray(irreps_x, x), e3nn.IrrepsArray(irreps_y, y)
+        return ops.graph_tensor_product(x, y, w, graph, filter_ir_out=keep).array
+
+    shapes = (nodes, irreps_x.dim), (edges, irreps_y.dim), (edges, size)
+    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    args += [jax.ShapeDtypeStruct((edges,), "int32")] * 2
+
+    def gradients(function):
+        return jax.grad(lambda *a: jnp.sum(function(*a) ** 2), (0, 1, 2))
+
+    for more, of in ((3, lambda function: function), (5, gradients)):
+        found, expected = (count(of(f), args, gpu) for f in (ops.fuse(existing), rewritten))
+        assert found.launches <= expected.launches + more

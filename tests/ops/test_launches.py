@@ -98,8 +98,8 @@ def test_the_edges_of_both_ends_are_ordered_in_the_launches_of_one(gpu):
 
 
 def test_a_fused_layer_launches_what_the_rewritten_one_does(gpu, monkeypatch):
-    """And for edges that are dropped, one for the indices, and for each operand of theirs one in
-    each direction, as nothing else here computes it.
+    """And one for the indices, as edges may be dropped: their operands are zeros where they are
+    made.
     """
     import e3nn_jax as e3nn
     import jax.numpy as jnp
@@ -113,12 +113,14 @@ def test_a_fused_layer_launches_what_the_rewritten_one_does(gpu, monkeypatch):
     size = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps
 
     def existing(x, y, w, senders, receivers):
+        y, w = jnp.sin(y), jnp.sin(w)
         rows = e3nn.IrrepsArray(irreps_x, x)[senders]
         m = ops.tensor_product(rows, e3nn.IrrepsArray(irreps_y, y), filter_ir_out=keep) * w
         return jnp.zeros((nodes, m.irreps.dim)).at[receivers].add(m.array)
 
     def rewritten(x, y, w, senders, receivers):
         graph = ops.Edges.from_arrays(senders, receivers, nodes)
+        y, w = jnp.sin(y), jnp.sin(w)
         x, y = e3nn.IrrepsArray(irreps_x, x), e3nn.IrrepsArray(irreps_y, y)
         return ops.graph_tensor_product(x, y, w, graph, filter_ir_out=keep).array
 
@@ -129,6 +131,6 @@ def test_a_fused_layer_launches_what_the_rewritten_one_does(gpu, monkeypatch):
     def gradients(function):
         return jax.grad(lambda *a: jnp.sum(function(*a) ** 2), (0, 1, 2))
 
-    for more, of in ((3, lambda function: function), (5, gradients)):
+    for of in (lambda function: function, gradients):
         found, expected = (count(of(f), args, gpu) for f in (ops.fuse(existing), rewritten))
-        assert found.launches <= expected.launches + more
+        assert found.launches == expected.launches + 1

@@ -160,6 +160,26 @@ def test_e3nns_configuration_is_followed():
     assert abs(different - found.array).max() > 0.1
 
 
+def test_the_matmuls_of_xla():
+    """One channel has none; and no product is written to be summed over channels."""
+
+    def text(function, *irreps):
+        arrays = [jax.ShapeDtypeStruct((5, e3nn.Irreps(i).dim), "float32") for i in irreps]
+        return jax.jit(function).lower(*arrays).as_text()
+
+    def of(irreps_x, irreps_y):
+        def product(x, y):
+            x, y = e3nn.IrrepsArray(irreps_x, x), e3nn.IrrepsArray(irreps_y, y)
+            return ops.tensor_product(x, y, backend="xla").array
+
+        return product
+
+    assert "dot_general" not in text(of("0e+1o", "0e+1o"), "0e+1o", "0e+1o")
+    assert "dot_general" in text(of("2x0e+2x1o", "0e+1o"), "2x0e+2x1o", "0e+1o")
+    gradient = jax.grad(lambda y, x: jnp.sum(of("7x0e", "0e")(x, y) ** 2))
+    assert "tensor<7xf32>" not in text(gradient, "0e", "7x0e")  # ones, to sum products with
+
+
 def test_the_backend_e3nn_is_e3nn(monkeypatch):
     calls = []
 

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -46,9 +47,11 @@ jax.config.update("jax_default_matmul_precision", "highest")
 @pytest.hookimpl(tryfirst=True)  # before the tests of -m are selected
 def pytest_collection_modifyitems(items):
     """Mark the tests of `-m quick` and of `-m slow`."""
+    slow = {file: re.compile("|".join(patterns)) for file, patterns in SLOW.items()}
     for item in items:
         name = item.nodeid.removeprefix("tests/")
-        if name.startswith(SLOW):
+        file, _, test = name.partition("::")
+        if file in slow and slow[file].match(test):
             item.add_marker("slow")
         if name.startswith(QUICK) and not item.get_closest_marker("slow"):
             item.add_marker("quick")

@@ -148,8 +148,8 @@ def apply_gradient(
     )
     step = state.step + 1
     decay = jnp.minimum(ema_decay, (1.0 + step) / (10.0 + step)) if ema_decay else 0.0
-    average = jax.tree.map(
-        lambda a, p: (decay * a + (1.0 - decay) * p).astype(p.dtype), state.average, params
+    average = jax.tree.map(  # what stays the same is its own average, to the last bit
+        lambda a, p: (p + decay * (a - p)).astype(p.dtype), state.average, params
     )
     return TrainState(params, average, optimizer_state, step)
 

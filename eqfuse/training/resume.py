@@ -38,7 +38,8 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
       parse: arguments to configuration.
       arguments: settings such as "resume=runs/first", "epochs=200".
     Raises:
-      ConfigError: no run in the folder, or settings besides that cannot change.
+      ConfigError: no run in the folder, a converted network, or settings besides that cannot
+        change.
     """
     given = dict(argument.partition("=")[::2] for argument in arguments)
     if given.get("resume", "null") == "null":
@@ -53,6 +54,11 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
     others = parse(arguments)
     folder = os.path.expanduser(others.resume)
     config = read_config(Path(folder))
+    if (Path(folder) / CONVERTED).exists():
+        raise ConfigError(
+            f"{folder} holds a converted network and no training to go on with; "
+            f"start_from={folder} trains it further, in a folder of its own"
+        )
     changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
     return dataclasses.replace(config, **changed, run=folder, resume=folder)
 

@@ -100,6 +100,7 @@ class _Writer(LineWriter):
         self.rows = max(1, 4 * WARP // self.lanes) if over_rows else 1
         self.shape = f"[{self.rows}, {self.lanes}]" if over_rows else f"[{self.lanes}]"
         self.inputs = tuple(sorted({s.operand for g in task.groups for p in g for s in p.factors}))
+        self.adders: set[int] = set()
 
     @property
     def over_rows(self) -> bool:
@@ -131,7 +132,7 @@ class _Writer(LineWriter):
         sums = pointer_type(self.real.removeprefix("tl."))
         unfinished = {*self.partial, *self.task.shared}
         note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
-        source = program(note, names, self.lines)
+        source = program(note, names, self.lines, self.adders)
         return KernelSpec.build(
             "_".join([*(form.outputs[o].name for o in self.outputs), self.task.reduce_over.value]),
             source,
@@ -151,12 +152,17 @@ class _Writer(LineWriter):
             with self.block("while position < stop:"):
                 self._edge(lambda operand: operand.index is not owned)
                 self.emit("position += 1")
-            for o in self.outputs:
-                operand = self.form.outputs[o]
-                if operand.index is owned:
-                    for number in range(len(operand.segments)):
-                        if (o, number) in self.task.written:
-                            self._store(o, number, (o, number) not in self.task.zero_segments)
+            self._finish_node()
+
+    def _finish_node(self):
+        """Store the sums over edges."""
+        owned, zeros = self.task.reduce_over, self.task.zero_segments
+        segments = [s for s in sorted(self.task.written) if self.form.outputs[s[0]].index is owned]
+        summed = [(o, n) for o, n in segments if not self.form.outputs[o].channels]
+        names = [name for s in summed if s not in zeros for name in self._components(*s)]
+        self._reduce(names, 0)
+        for o, number in segments:
+            self._store(o, number, (o, number) not in zeros)
 
     def _masks(self):
         present = "present & " if self.over_rows else ""
@@ -251,8 +257,12 @@ class _Writer(LineWriter):
             for path in sorted(group, key=lambda p: self._vectors(p)):
                 body.add_path(path, self._accumulator(path, assigned))
             for (o, segment), when in last.items():
-                if when == number and o in per_row:
+                if when == number and o in per_row and form.outputs[o].channels:
                     self._finish(o, segment, assigned)
+        whole = [(o, s) for o, s in last if o in per_row and not form.outputs[o].channels]
+        self._add_channels(whole, assigned)
+        for o, segment in whole:
+            self._store(o, segment)
         for o, segment in sorted(self.task.zero_segments):
             if o in per_row:
                 self._store(o, segment, has_value=False)
@@ -274,12 +284,38 @@ class _Writer(LineWriter):
         return accumulate
 
     def _finish(self, o: int, segment: int, assigned: set[str]):
-        operand = self.form.outputs[o]
-        for component in range(operand.segments[segment].dim):
-            name = component_name(operand, segment, component)
+        self._define(o, segment, assigned)
+        self._store(o, segment)
+
+    def _define(self, o: int, segment: int, assigned: set[str]):
+        """Set the components to zero that no path adds to."""
+        for name in self._components(o, segment):
             if name not in assigned:
                 self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
-        self._store(o, segment)
+
+    def _components(self, o: int, segment: int) -> list[str]:
+        operand = self.form.outputs[o]
+        dim = operand.segments[segment].dim
+        return [component_name(operand, segment, component) for component in range(dim)]
+
+    def _add_channels(self, segments, assigned: set[str]):
+        """Sum the components of these segments (output, segment) over channels, in one reduction:
+        each has barriers of its own.
+        """
+        for o, segment in segments:
+            self._define(o, segment, assigned)
+        names = [name for segment in segments for name in self._components(*segment)]
+        self._reduce(names, *((1, True) if self.over_rows else (0,)))
+
+    def _reduce(self, names: list[str], axis: int, keep_dims: bool = False):
+        """Sum variables over an axis."""
+        keep = ", keep_dims=True" if keep_dims else ""
+        if len(names) == 1:
+            self.emit(f"{names[0]} = tl.sum({names[0]}, {axis}{keep})")
+        elif names:
+            self.adders.add(len(names))
+            every = ", ".join(names)
+            self.emit(f"{every} = tl.reduce(({every}), {axis}, add_{len(names)}{keep})")
 
     def _row_of(self, operand: Operand, output: int | None = None):
         # zero for each row: masks and values have that shape
@@ -318,11 +354,8 @@ class _Writer(LineWriter):
                 if not operand.channels:
                     shape = f"[{self.rows}, 1]" if self.over_rows else "[]"
                 value = "0.0" if shape == "[]" else f"tl.zeros({shape}, {self.real})"
-            elif operand.channels:
-                value = name
             else:
-                axis = "1, keep_dims=True" if self.over_rows else "0"
-                value = f"tl.sum({name}, {axis})"
+                value = name
             if (o, number) in self.task.accumulated:
                 self._load(operand, segment, component, "before", f"{operand.name}_before_row")
                 value = f"before + {value}"

@@ -149,7 +149,9 @@ class _Writer(LineWriter):
         else:
             self._graph_prologue()
             owned = self.task.reduce_over
+            self._fetch_first()
             with self.block("while position < stop:"):
+                self._fetch_ahead()
                 self._edge(lambda operand: operand.index is not owned)
                 self.emit("position += 1")
             self._finish_node()
@@ -212,6 +214,39 @@ class _Writer(LineWriter):
                 for name in self._accumulators(o):
                     self.emit(f"{name} = tl.zeros([{self.lanes}], {self.real})")
 
+    def _ends(self) -> list[str]:
+        """Return the index arrays of the other ends of edges."""
+        own = self.task.reduce_over.edge_arrays
+        return [name for name in self.index_arrays() if name not in own]
+
+    def _fetch_first(self):
+        """Load the indices of the first edge, and the row of the second."""
+        order = f"{self.task.reduce_over.edge_arrays[0]}_ptr + position"
+        first, second = ("position < stop", "position + 1 < stop")
+        self.emit(f"next_row = tl.load({order}, mask={first}, other=0)")
+        for name in self._ends():
+            load = f"tl.load({name}_ptr + next_row, mask={first}, other=0)"
+            self.emit(f"next_{name[:-1]} = {load}")
+        if self._ends():
+            self.emit(f"later_row = tl.load({order} + 1, mask={second}, other=0)")
+
+    def _fetch_ahead(self):
+        """Load the indices of the next edge, and the row of the one after, while this one is
+        computed: what an edge reads waits for its indices, and those of nodes for its row.
+        """
+        order = f"{self.task.reduce_over.edge_arrays[0]}_ptr + position"
+        self.emit("row = next_row.to(tl.int64)")
+        for name in self._ends():
+            self.emit(f"{name[:-1]} = next_{name[:-1]}.to(tl.int64)")
+        if not self._ends():
+            self.emit(f"next_row = tl.load({order} + 1, mask=position + 1 < stop, other=0)")
+            return
+        self.emit("next_row = later_row")
+        for name in self._ends():
+            load = f"tl.load({name}_ptr + next_row, mask=position + 1 < stop, other=0)"
+            self.emit(f"next_{name[:-1]} = {load}")
+        self.emit(f"later_row = tl.load({order} + 2, mask=position + 2 < stop, other=0)")
+
     def _accumulators(self, o: int):
         operand = self.form.outputs[o]
         for number, segment in enumerate(operand.segments):
@@ -223,12 +258,7 @@ class _Writer(LineWriter):
         """Write the work of one row: loads, sums, and the outputs that belong to the
         row itself.
         """
-        reduce_over, form = self.task.reduce_over, self.form
-        if not self.over_rows:
-            self.emit(f"row = tl.load({reduce_over.edge_arrays[0]}_ptr + position).to(tl.int64)")
-            for name in self.index_arrays():
-                if name not in reduce_over.edge_arrays:
-                    self.emit(f"{name[:-1]} = tl.load({name}_ptr + row).to(tl.int64)")
+        form = self.form
         for i in self.inputs:
             if in_loop(form.inputs[i]):
                 self._row_of(form.inputs[i])

@@ -4,6 +4,7 @@ import e3nn_jax as e3nn
 import numpy as np
 import pytest
 
+from benchmarks.cases import CASES as BENCHMARKS
 from eqfuse.ops.algebra import channelwise, products
 from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.triton.codegen import plan
@@ -147,6 +148,12 @@ def test_edges_are_side_by_side_on_small_graphs():
     assert plan.edge_lanes(form, "float64", 2700, 135) == 1
     [kernel] = plan.kernels(form, "float32", 8)
     assert kernel.spec.num_warps == 8  # 4 edges of 64 channels: 256 threads at most
+
+
+def test_large_kernels_have_one_edge_at_a_time():
+    """With several, the first of these two, of 2,394 terms, spills; the second does not."""
+    form = BENCHMARKS["nequip-benzene-64-l3"].forms()["backward"]
+    assert [k.spec.num_warps for k in plan.kernels(form, "float32", 8)] == [2, 8]
 
 
 def test_a_form_in_several_kernels_is_written_too(monkeypatch):

@@ -21,6 +21,9 @@ The estimate leaves out addresses, and in float64 the coefficients, which take r
 TERMS = {"float32": 2600, "bfloat16": 2600, "float16": 2600, "float64": 450}
 """Terms of one kernel at most: beyond this, compiling takes long or, in float64, kernels spill."""
 
+SIDE_BY_SIDE = 1700
+"""Terms of a kernel that has several edges at a time, at most: of 2,358, some spill."""
+
 THREADS_AT_ONCE = 2**15
 """Threads that a GPU of 128 multiprocessors runs at once, if each has as many registers as it may.
 """
@@ -65,7 +68,9 @@ def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Kernel, ...]:
         shared = frozenset(o for o in outputs if sum(o in written for written in writers) > 1)
         for chunk in chunks:
             parts = frozenset(accumulated), frozenset(zero_segments), shared
-            tasks.append(Task(form, chunk, reduce_over, *parts, dtype, edge_lanes))
+            terms = sum(len(path.terms) for group in chunk for path in group)
+            lanes = edge_lanes if terms <= SIDE_BY_SIDE else 1
+            tasks.append(Task(form, chunk, reduce_over, *parts, dtype, lanes))
             accumulated |= tasks[-1].written
             zero_segments = set()
     return tuple(generate(task) for task in tasks)

@@ -33,6 +33,26 @@ def test_nequip_compiles_without_spilling(order, target):
             assert compiled.spilled_bytes == 0
 
 
+@pytest.mark.parametrize(("order", "target"), tiers.targets(["backward"], everywhere="backward"))
+def test_edges_side_by_side_do_not_spill(order, target):
+    """Eight warps have an edge each, of 32 channels."""
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
+
+    [kernel] = plan.kernels(CASES["nequip-32-l2"].forms()[order], "float32", 8)
+    assert kernel.spec.num_warps == 8
+    assert compile_kernel(kernel.spec, target).spilled_bytes == 0 or target == "gfx942"
+
+
+def test_all_sums_over_channels_are_one_reduction():
+    """The gradient of y has 16 components; each sum of its own would have two barriers."""
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
+
+    [kernel] = plan.kernels(CASES["mace-large"].forms()["backward"], "float32")
+    compiled = compile_kernel(kernel.spec, "sm_90")
+    assert compiled.spilled_bytes == 0
+    assert compiled.assembly.count("bar.sync") <= 17
+
+
 @pytest.mark.parametrize(("mul", "dtype"), [(256, "float32"), (512, "float64")])
 def test_threads_of_many_channels_find_their_registers(mul, dtype):
     """All threads of a program run on one processor, which has 65,536 registers."""

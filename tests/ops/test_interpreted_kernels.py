@@ -4,8 +4,9 @@ import e3nn_jax as e3nn
 import numpy as np
 import pytest
 
+from benchmarks.cases import CASES as BENCHMARKS
 from eqfuse.ops.algebra import channelwise, products
-from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.triton.codegen import plan
 from tests.ops.cases import ELEMENTWISE, GRAPH, SMALL, TENSOR_PRODUCT, Case
 
@@ -58,14 +59,14 @@ def orders(form: Form) -> dict[str, Form]:
 NUM_ROWS = len(SMALL.pairs)
 
 
-def run(form: Form, inputs) -> list[np.ndarray]:
+def run(form: Form, inputs, edge_lanes: int = 1) -> list[np.ndarray]:
     """Return the outputs of the form's kernels, each of which finds NaN where it is to write."""
     from eqfuse.ops.triton.runtime.interpret import interpret
 
     edges = SMALL.edges()
     scalars = {"num_rows": NUM_ROWS, "num_nodes": SMALL.num_nodes}
     results = {}
-    for kernel in plan.kernels(form, "float32"):
+    for kernel in plan.kernels(form, "float32", edge_lanes):
         outputs = []
         for o in kernel.outputs:
             operand = form.outputs[o]
@@ -104,6 +105,55 @@ def test_every_element_is_written_and_the_same_twice(name, order):
         assert np.isfinite(a).all(), operand
         assert a.any(), operand
         assert a.tobytes() == b.tobytes(), operand
+
+
+@pytest.mark.parametrize("order", ["forward", "backward", "double backward"])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.on_graph])
+def test_edges_side_by_side_have_the_same_sums(name, order):
+    """A program that has 4 edges of its node at a time differs from one that has 1 by rounding."""
+    form = orders(product(CASES[name]))[order]
+    rng = np.random.default_rng(0)
+    sizes = [(NUM_ROWS if o.index is Index.ROW else SMALL.num_nodes, o.size) for o in form.inputs]
+    inputs = [rng.normal(size=size).astype(np.float32) for size in sizes]
+    one, four, again = run(form, inputs), run(form, inputs, 4), run(form, inputs, 4)
+    for operand, a, b, c in zip(form.outputs, one, four, again, strict=True):
+        assert b.tobytes() == c.tobytes(), operand
+        np.testing.assert_allclose(b, a, rtol=0, atol=33 * np.finfo(np.float32).eps * abs(a).max())
+
+
+def test_a_node_that_is_not_finite_is_so_with_edges_side_by_side():
+    """Lanes without an edge add nothing, where a factor of the node is infinite too."""
+    x = Operand("x", 4, (Segment(0, 4, 1, 1),), True, Index.RECEIVER)
+    w = Operand("w", 4, (Segment(0, 4, 1, 1),), True)
+    out = Operand("out", 4, (Segment(0, 4, 1, 1),), True, Index.RECEIVER)
+    path = Path((SegmentRef(0, 0), SegmentRef(1, 0)), SegmentRef(0, 0), (((0, 0, 0), 1.0),))
+    form = Form((x, w), (out,), (path,))
+    inputs = [np.full((SMALL.num_nodes, 4), np.inf, np.float32), np.ones((NUM_ROWS, 4), np.float32)]
+    with np.errstate(invalid="ignore"):  # inf * 0 in lanes without an edge
+        [one], [four] = run(form, inputs), run(form, inputs, 4)
+    assert np.isinf(one).any()
+    assert one.tobytes() == four.tobytes()
+
+
+def test_edges_are_side_by_side_on_small_graphs():
+    form = product(Case("graph_tensor_product", "64x0e+64x1o", "0e+1o", keep="0e"))
+    for nodes, edges, lanes in (
+        (135, 2700, 2),
+        (60, 1200, 8),
+        (60, 300, 2),
+        (60, 200, 1),
+        (3000, 160000, 1),
+    ):
+        assert plan.edge_lanes(form, "float32", edges, nodes) == lanes
+    assert plan.edge_lanes(form, "float64", 2700, 135) == 1
+    [kernel] = plan.kernels(form, "float32", 8)
+    assert kernel.spec.num_warps == 8  # 4 edges of 64 channels: 256 threads at most
+
+
+def test_large_kernels_have_one_edge_at_a_time():
+    """With several, the first of these two, of 2,394 terms, spills; the second does not."""
+    form = BENCHMARKS["nequip-benzene-64-l3"].forms()["backward"]
+    assert [k.spec.num_warps for k in plan.kernels(form, "float32", 8)] == [2, 8]
 
 
 def test_a_form_in_several_kernels_is_written_too(monkeypatch):

@@ -19,7 +19,9 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str
     """
     sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
     results: dict[int, jax.Array] = {}
-    for kernel in plan.kernels(form, inputs[0].dtype.name):
+    dtype = inputs[0].dtype.name
+    lanes = plan.edge_lanes(form, dtype, num_rows, num_nodes) if form.on_graph else 1
+    for kernel in plan.kernels(form, dtype, lanes):
         arrays = [inputs[i] for i in kernel.inputs]
         arrays += [indices[name] for name in kernel.index_arrays]
         aliases = tuple(

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.emulator import cases
+from eqfuse.ops.triton.codegen import plan
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
@@ -31,3 +32,10 @@ def _parameters():
 @pytest.mark.parametrize(("name", "order", "dtype", "target"), list(_parameters()))
 def test_emulated_kernels_give_what_e3nn_gives(name, order, dtype, target):
     cases.check(name, order, dtype, target)
+
+
+@pytest.mark.parametrize("order", cases.ORDERS)
+def test_edges_side_by_side_do_not_race(order, monkeypatch):
+    """On graphs that do not fill a GPU, the sums of edges meet in shared memory."""
+    monkeypatch.setattr(plan, "edge_lanes", lambda *_: 2)
+    cases.check("tetris-1", order, "float32", "sm_90")

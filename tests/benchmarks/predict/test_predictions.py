@@ -15,6 +15,7 @@ from benchmarks.gpu.predicted import Predictions
 from benchmarks.predict import counts, devices, launches, model, sass, steps, tables
 from eqfuse.ops import Edges
 from eqfuse.ops.primitives import forms
+from eqfuse.ops.triton.codegen import plan
 
 TEXT = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -95,6 +96,17 @@ def test_a_changed_constant_changes_predictions():
     slow = dataclasses.replace(devices.H100, bandwidth=devices.H100.bandwidth / 2)
     times = [model.predict(work, device).seconds for device in (devices.H100, slow)]
     assert times[1] - slow.launch == pytest.approx(2 * (times[0] - slow.launch))
+
+
+def test_an_edge_does_not_wait_for_its_indices():
+    """They are loaded one turn before; else index, row and arithmetic are a chain of 16."""
+    pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
+
+    [kernel] = plan.kernels(CASES["nequip-64-l2"].forms()["forward"], "float32")
+    listing = sass.listing(compile_kernel(kernel.spec, "sm_90").assembly)
+    walk = max(listing.loops, key=lambda loop: loop.last - loop.first)
+    assert sass.chain(listing.codes[walk.first : walk.last + 1]) <= 12
 
 
 def test_the_kernels_of_a_function_are_found_and_counted():

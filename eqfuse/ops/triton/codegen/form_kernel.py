@@ -14,6 +14,10 @@ from eqfuse.ops.triton.codegen.lines import LineWriter, program
 from eqfuse.ops.triton.spec import KernelSpec, pointer_type
 
 WARP = 32
+THREADS = 256
+"""Threads of a program at most: they can have 255 registers each."""
+ADDED = 16
+"""Sums that edge lanes add at a time, at most: each takes shared memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Task:
       zero_segments: segments that no kernel has paths for, to be filled with zeros here.
       shared: outputs that several kernels add to, kept in float32 or better until all have.
       dtype: of the operands, a numpy name.
+      edge_lanes: edges that a program has at a time, if that many threads may be: a power of two.
     """
 
     form: Form
@@ -62,6 +67,7 @@ class Task:
     zero_segments: frozenset[tuple[int, int]]
     shared: frozenset[int]
     dtype: str
+    edge_lanes: int = 1
 
     @property
     def written(self) -> set[tuple[int, int]]:
@@ -74,7 +80,7 @@ def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
     """Return channels of a program and number of such blocks: one block where channels
     are summed.
     """
-    widest = 256 if reduces_channels else 128  # a thread each; 256 can have 255 registers each
+    widest = THREADS if reduces_channels else 128  # a thread each
     block = min(max(1 << (form.max_mul - 1).bit_length(), 1), widest)
     return block, -(-form.max_mul // block)
 
@@ -98,8 +104,12 @@ class _Writer(LineWriter):
         if not over_rows:
             self.lanes = max(self.lanes, WARP)
         self.rows = max(1, 4 * WARP // self.lanes) if over_rows else 1
-        self.shape = f"[{self.rows}, {self.lanes}]" if over_rows else f"[{self.lanes}]"
+        self.edges = 1 if over_rows else max(1, min(task.edge_lanes, THREADS // self.lanes))
+        self.leading = self.rows if over_rows else self.edges
+        self.two_axes = over_rows or self.edges > 1
+        self.shape = f"[{self.leading}, {self.lanes}]" if self.two_axes else f"[{self.lanes}]"
         self.inputs = tuple(sorted({s.operand for g in task.groups for p in g for s in p.factors}))
+        self.adders: set[int] = set()
 
     @property
     def over_rows(self) -> bool:
@@ -131,14 +141,14 @@ class _Writer(LineWriter):
         sums = pointer_type(self.real.removeprefix("tl."))
         unfinished = {*self.partial, *self.task.shared}
         note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
-        source = program(note, names, self.lines)
+        source = program(note, names, self.lines, self.adders)
         return KernelSpec.build(
             "_".join([*(form.outputs[o].name for o in self.outputs), self.task.reduce_over.value]),
             source,
             [real] * len(self.inputs) + ["*i32"] * len(arrays) + [sums] * len(before),
             [sums if o in unfinished else real for o in self.outputs],
             scalars,
-            max(1, self.rows * self.lanes // WARP),
+            max(1, self.leading * self.lanes // WARP),
         )
 
     def body(self):
@@ -148,20 +158,44 @@ class _Writer(LineWriter):
         else:
             self._graph_prologue()
             owned = self.task.reduce_over
+            self._fetch_first()
             with self.block("while position < stop:"):
+                self._fetch_ahead()
                 self._edge(lambda operand: operand.index is not owned)
-                self.emit("position += 1")
-            for o in self.outputs:
-                operand = self.form.outputs[o]
-                if operand.index is owned:
-                    for number in range(len(operand.segments)):
-                        if (o, number) in self.task.written:
-                            self._store(o, number, (o, number) not in self.task.zero_segments)
+                self.emit(f"position += {self.edges}")
+            self._finish_node()
+
+    def _finish_node(self):
+        """Store the sums over edges; those of edge lanes are added first, always in one order."""
+        zeros = self.task.zero_segments
+        segments = [s for s in sorted(self.task.written) if self._owned(self.form.outputs[s[0]])]
+        summed = [s for s in segments if s not in zeros]
+        if self.edges > 1:
+            names = [name for s in summed for name in self._components(*s)]
+            for first in range(0, len(names), ADDED):
+                self._reduce(names[first : first + ADDED], 0)
+        whole = [s for s in summed if not self.form.outputs[s[0]].channels]
+        self._reduce([name for s in whole for name in self._components(*s)], 0)
+        for o, number in segments:
+            self._store(o, number, (o, number) not in zeros)
+
+    def _owned(self, operand: Operand) -> bool:
+        """Return whether an operand has one row for the program, that of its node."""
+        return operand.index is self.task.reduce_over and not self.over_rows
 
     def _masks(self):
         present = "present & " if self.over_rows else ""
         for mul in sorted(filter(self._masked, self._muls())):
             self.emit(f"in_{mul} = {present}(lane < {mul})")
+
+    def _mask(self, operand: Operand, mul: int | None) -> str:
+        """Return the mask of channels of an operand, or of its row alone; "" if there is none."""
+        masked = mul is not None and self._masked(mul)
+        if self.edges > 1 and not self._owned(operand):
+            return f"present & in_{mul}" if masked else "present"
+        if masked:
+            return f"in_{mul}"
+        return "present" if self.over_rows else ""
 
     def _masked(self, mul: int) -> bool:
         """Return whether some lanes of some program have no channel of a segment of `mul`."""
@@ -185,7 +219,10 @@ class _Writer(LineWriter):
     def _graph_prologue(self):
         reduce_over = self.task.reduce_over
         self.emit(f"{reduce_over.value} = tl.program_id(0).to(tl.int64)")
-        self.emit(f"lane = tl.program_id(1) * {self.lanes} + tl.arange(0, {self.lanes})")
+        lanes = f"tl.arange(0, {self.lanes}){'[None, :]' if self.two_axes else ''}"
+        self.emit(f"lane = tl.program_id(1) * {self.lanes} + {lanes}")
+        if self.two_axes:
+            self.emit(f"edge = tl.arange(0, {self.edges})[:, None]")
         self._masks()
         _, ptr = reduce_over.edge_arrays
         self.emit(f"position = tl.load({ptr}_ptr + {reduce_over.value}).to(tl.int64)")
@@ -204,7 +241,45 @@ class _Writer(LineWriter):
             if operand.index is reduce_over:
                 self._row_of(operand, output=o)
                 for name in self._accumulators(o):
-                    self.emit(f"{name} = tl.zeros([{self.lanes}], {self.real})")
+                    self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
+
+    def _ends(self) -> list[str]:
+        """Return the index arrays of the other ends of edges."""
+        own = self.task.reduce_over.edge_arrays
+        return [name for name in self.index_arrays() if name not in own]
+
+    def _fetch(self, name: str, at: str, turn: int) -> str:
+        """Return a load of an index array, masked where the walk ends before the edges of a later
+        turn.
+        """
+        here = "position + edge" if self.two_axes else "position"
+        ahead = f" + {turn * self.edges}" if turn else ""
+        return f"tl.load({name}_ptr + {at or here + ahead}, mask={here}{ahead} < stop, other=0)"
+
+    def _fetch_first(self):
+        """Load the indices of the first edge, and the row of the second."""
+        order = self.task.reduce_over.edge_arrays[0]
+        self.emit(f"next_row = {self._fetch(order, '', 0)}")
+        for name in self._ends():
+            self.emit(f"next_{name[:-1]} = {self._fetch(name, 'next_row', 0)}")
+        if self._ends():
+            self.emit(f"later_row = {self._fetch(order, '', 1)}")
+
+    def _fetch_ahead(self):
+        """Load the indices of the next edge, and the row of the one after, while this one is
+        computed: what an edge reads waits for its indices, and those of nodes for its row.
+        """
+        order = self.task.reduce_over.edge_arrays[0]
+        if self.two_axes:
+            self.emit("present = position + edge < stop")
+        self.emit("row = next_row.to(tl.int64)")
+        for name in self._ends():
+            self.emit(f"{name[:-1]} = next_{name[:-1]}.to(tl.int64)")
+        self.emit(f"next_row = {'later_row' if self._ends() else self._fetch(order, '', 1)}")
+        for name in self._ends():
+            self.emit(f"next_{name[:-1]} = {self._fetch(name, 'next_row', 1)}")
+        if self._ends():
+            self.emit(f"later_row = {self._fetch(order, '', 2)}")
 
     def _accumulators(self, o: int):
         operand = self.form.outputs[o]
@@ -217,12 +292,7 @@ class _Writer(LineWriter):
         """Write the work of one row: loads, sums, and the outputs that belong to the
         row itself.
         """
-        reduce_over, form = self.task.reduce_over, self.form
-        if not self.over_rows:
-            self.emit(f"row = tl.load({reduce_over.edge_arrays[0]}_ptr + position).to(tl.int64)")
-            for name in self.index_arrays():
-                if name not in reduce_over.edge_arrays:
-                    self.emit(f"{name[:-1]} = tl.load({name}_ptr + row).to(tl.int64)")
+        form = self.form
         for i in self.inputs:
             if in_loop(form.inputs[i]):
                 self._row_of(form.inputs[i])
@@ -251,8 +321,12 @@ class _Writer(LineWriter):
             for path in sorted(group, key=lambda p: self._vectors(p)):
                 body.add_path(path, self._accumulator(path, assigned))
             for (o, segment), when in last.items():
-                if when == number and o in per_row:
+                if when == number and o in per_row and form.outputs[o].channels:
                     self._finish(o, segment, assigned)
+        whole = [(o, s) for o, s in last if o in per_row and not form.outputs[o].channels]
+        self._add_channels(whole, assigned)
+        for o, segment in whole:
+            self._store(o, segment)
         for o, segment in sorted(self.task.zero_segments):
             if o in per_row:
                 self._store(o, segment, has_value=False)
@@ -265,21 +339,55 @@ class _Writer(LineWriter):
 
     def _accumulator(self, path: Path, assigned: set[str]):
         operand = self.form.outputs[path.output.operand]
+        factors = [self.form.inputs[ref.operand] for ref in path.factors]
+        # no factor of the node is zero where there is no edge
+        absent = self.edges > 1 and self._owned(operand) and any(map(self._owned, factors))
 
         def accumulate(component: int, expression: str):
             name = component_name(operand, path.output.segment, component)
+            if absent:
+                expression = f"tl.where(present, {expression}, 0.0)"
             self.emit(f"{name} {'+=' if name in assigned else '='} {expression}")
             assigned.add(name)
 
         return accumulate
 
     def _finish(self, o: int, segment: int, assigned: set[str]):
-        operand = self.form.outputs[o]
-        for component in range(operand.segments[segment].dim):
-            name = component_name(operand, segment, component)
+        self._define(o, segment, assigned)
+        self._store(o, segment)
+
+    def _define(self, o: int, segment: int, assigned: set[str]):
+        """Set the components to zero that no path adds to."""
+        for name in self._components(o, segment):
             if name not in assigned:
                 self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
-        self._store(o, segment)
+
+    def _components(self, o: int, segment: int) -> list[str]:
+        operand = self.form.outputs[o]
+        dim = operand.segments[segment].dim
+        return [component_name(operand, segment, component) for component in range(dim)]
+
+    def _add_channels(self, segments, assigned: set[str]):
+        """Sum the components of these segments (output, segment) over channels, in one reduction:
+        each has barriers of its own.
+        """
+        for o, segment in segments:
+            self._define(o, segment, assigned)
+        names = [name for segment in segments for name in self._components(*segment)]
+        if self.edges > 1:  # what no factor of an edge is in has one row
+            for name in names:
+                self.emit(f"{name} = tl.broadcast_to({name}, {self.shape})")
+        self._reduce(names, *((1, True) if self.two_axes else (0,)))
+
+    def _reduce(self, names: list[str], axis: int, keep_dims: bool = False):
+        """Sum variables over an axis."""
+        keep = ", keep_dims=True" if keep_dims else ""
+        if len(names) == 1:
+            self.emit(f"{names[0]} = tl.sum({names[0]}, {axis}{keep})")
+        elif names:
+            self.adders.add(len(names))
+            every = ", ".join(names)
+            self.emit(f"{every} = tl.reduce(({every}), {axis}, add_{len(names)}{keep})")
 
     def _row_of(self, operand: Operand, output: int | None = None):
         # zero for each row: masks and values have that shape
@@ -296,10 +404,10 @@ class _Writer(LineWriter):
         """Return where a component lies in its row, and the mask of the channels that it has."""
         offset = segment.offset + component * segment.component_stride
         if not operand.channels:
-            return f"{offset}", "present" if self.over_rows else ""
+            return f"{offset}", self._mask(operand, None)
         stride = segment.channel_stride
         lane = "lane" if stride == 1 else f"lane * {stride}"
-        return f"{offset} + {lane}", f"in_{segment.mul}" if self._masked(segment.mul) else ""
+        return f"{offset} + {lane}", self._mask(operand, segment.mul)
 
     def _load(self, operand: Operand, segment, component: int, name: str, row: str = ""):
         place, mask = self._place(operand, segment, component)
@@ -314,15 +422,16 @@ class _Writer(LineWriter):
             name = component_name(operand, number, component)
             place, mask = self._place(operand, segment, component)
             if not has_value:
-                shape = self.shape
-                if not operand.channels:
-                    shape = f"[{self.rows}, 1]" if self.over_rows else "[]"
+                rows = 1 if self._owned(operand) else self.leading
+                shape = f"[{rows}, {self.lanes if operand.channels else 1}]"
+                if not self.two_axes:
+                    shape = self.shape if operand.channels else "[]"
+                elif self._owned(operand) and not operand.channels:
+                    shape = "[]"
                 value = "0.0" if shape == "[]" else f"tl.zeros({shape}, {self.real})"
-            elif operand.channels:
-                value = name
             else:
-                axis = "1, keep_dims=True" if self.over_rows else "0"
-                value = f"tl.sum({name}, {axis})"
+                by_lane = self.edges > 1 and self._owned(operand) and operand.channels
+                value = f"{name}[None, :]" if by_lane else name
             if (o, number) in self.task.accumulated:
                 self._load(operand, segment, component, "before", f"{operand.name}_before_row")
                 value = f"before + {value}"

@@ -1,6 +1,7 @@
 """What the writers of Triton kernels share: lines; of dense ones also names and matmuls."""
 
 import contextlib
+from collections.abc import Iterable
 
 from eqfuse.ops.triton.spec import KernelSpec, pointer_type
 
@@ -14,13 +15,17 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def program(note: str, names: list[str], lines: list[str]) -> str:
-    """Return the source of a kernel of the parameters `names`, with a note above it."""
+def program(note: str, names: list[str], lines: list[str], sums: Iterable[int] = ()) -> str:
+    """Return the source of a kernel of the parameters `names`, with a note above it.
+
+    Before it stand functions `add_N` that add N values to N others, for each N of `sums`.
+    """
     return "\n".join(
         [
             *(f"# {line}" for line in note.splitlines()),
             "import triton",
             "import triton.language as tl",
+            *(line for number in sorted(sums) for line in _adder(number)),
             "",
             "",
             "@triton.jit",
@@ -29,6 +34,13 @@ def program(note: str, names: list[str], lines: list[str]) -> str:
             "",
         ]
     )
+
+
+def _adder(number: int) -> list[str]:
+    left, right = ([f"{side}{n}" for n in range(number)] for side in "ab")
+    total = ", ".join(f"{a} + {b}" for a, b in zip(left, right, strict=True))
+    head = f"def add_{number}({', '.join(left + right)}):"
+    return ["", "", "@triton.jit", head, f"    return {total}"]
 
 
 class LineWriter:

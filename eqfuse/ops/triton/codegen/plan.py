@@ -10,7 +10,7 @@ import functools
 
 from eqfuse.ops.algebra.form import Form, Index, Path, Role
 from eqfuse.ops.algebra.schedule import ordered_groups, reductions
-from eqfuse.ops.triton.codegen.form_kernel import Kernel, Task, generate
+from eqfuse.ops.triton.codegen.form_kernel import WARP, Kernel, Task, blocks, generate
 
 REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
 """Registers of a thread at most, by our estimate: no kernel of `benchmarks/kernels.py` spills then.
@@ -21,15 +21,38 @@ The estimate leaves out addresses, and in float64 the coefficients, which take r
 TERMS = {"float32": 2600, "bfloat16": 2600, "float16": 2600, "float64": 450}
 """Terms of one kernel at most: beyond this, compiling takes long or, in float64, kernels spill."""
 
+SIDE_BY_SIDE = 1700
+"""Terms of a kernel that has several edges at a time, at most: of 2,358, some spill."""
+
+THREADS_AT_ONCE = 2**15
+"""Threads that a GPU of 128 multiprocessors runs at once, if each has as many registers as it may.
+"""
+
+
+def edge_lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
+    """Return how many edges of a node a program has at a time: several on a small graph.
+
+    As many as leave each lane two edges on the mean, if all programs still run at once: a small
+    graph does not fill a GPU, and takes as long as one program.
+    """
+    threads, count = blocks(form, reduces_channels=True)
+    threads = max(threads, WARP) * count * num_nodes
+    lanes = 1
+    if dtype != "float64":  # whose kernels have no registers left
+        while 4 * lanes * num_nodes <= num_rows and 2 * lanes * threads <= THREADS_AT_ONCE:
+            lanes *= 2
+    return lanes
+
 
 @functools.lru_cache(maxsize=1024)
-def kernels(form: Form, dtype: str) -> tuple[Kernel, ...]:
+def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Kernel, ...]:
     """Return the kernels that together compute a form on operands of one dtype, in the order to
     run.
 
     Args:
       form: what to compute; at least one output.
       dtype: "float32", "float64", "bfloat16" or "float16".
+      edge_lanes: edges of a node that a program has at a time, at most; a power of two.
     """
     tasks, accumulated = [], set()
     for reduce_over, outputs in reductions(form).items():
@@ -45,7 +68,9 @@ def kernels(form: Form, dtype: str) -> tuple[Kernel, ...]:
         shared = frozenset(o for o in outputs if sum(o in written for written in writers) > 1)
         for chunk in chunks:
             parts = frozenset(accumulated), frozenset(zero_segments), shared
-            tasks.append(Task(form, chunk, reduce_over, *parts, dtype))
+            terms = sum(len(path.terms) for group in chunk for path in group)
+            lanes = edge_lanes if terms <= SIDE_BY_SIDE else 1
+            tasks.append(Task(form, chunk, reduce_over, *parts, dtype, lanes))
             accumulated |= tasks[-1].written
             zero_segments = set()
     return tuple(generate(task) for task in tasks)

@@ -98,7 +98,7 @@ FAULTS = (
     ),
     Fault(
         "mask of channels off by one in a Triton kernel",
-        f"{OPS}/triton/codegen/form_kernel.py",
+        f"{OPS}/triton/codegen/form_operands.py",
         "{present}(lane < {mul})",
         "{present}(lane < {mul - 1})",
         ("tests/ops/test_interpreted_kernels.py",),

@@ -10,7 +10,8 @@ import functools
 
 from eqfuse.ops.algebra.form import Form, Index, Path, Role
 from eqfuse.ops.algebra.schedule import ordered_groups, reductions
-from eqfuse.ops.triton.codegen.form_kernel import WARP, Kernel, Task, blocks, generate
+from eqfuse.ops.triton.codegen.form_kernel import Kernel, generate
+from eqfuse.ops.triton.codegen.form_operands import WARP, Task, blocks
 
 REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
 """Registers of a thread at most, by our estimate: no kernel of `benchmarks/kernels.py` spills then.

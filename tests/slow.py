@@ -13,10 +13,7 @@ SLOW = {
         r"test_every_order_is_timed_where_parity_is_green",
         r"test_the_command_writes_all_of_its_results",
     ),
-    "benchmarks/test_growth.py": (
-        r"test_three_and_six_layers_have_the_same_triton_kernels\[mace",
-        r"test_three_and_six_layers_have_the_same_triton_kernels\[nequip\]",
-    ),
+    "benchmarks/test_growth.py": (r"test_three_and_six_layers_have_the_same_triton_kernels",),
     "convert/test_fine_tuning.py": (r"test_it_learns_with_fewer_elements",),
     "convert/test_mace_parity.py": (
         r"test_energies_forces_and_stress_are_those_of_mace\[(medium|large|small)",
@@ -69,7 +66,7 @@ SLOW = {
         r"test_gradients_for_training_are_finite_and_blind_to_padding\[allegro",
         r"test_molecules_far_apart_do_not_see_each_other",
         r"test_molecules_far_apart_do_not_see_each_other\[(nequip|mace)",
-        r"test_padding_is_neutral\[(nequip|allegro)",
+        r"test_padding_is_neutral\[(mace|allegro)",
         r"test_scale_and_shift_are_parameters\[(allegro|mace)",
         r"test_second_derivatives_are_finite_at_zero_length",
         r"test_second_derivatives_are_finite_at_zero_length\[(allegro|mace)",
@@ -99,6 +96,7 @@ SLOW = {
     "ops/test_compile_counts.py": (r"test_ten_layers",),
     "ops/test_compiled_kernels.py": (
         r"test_a_contraction_compiles_without_spilling\[double",
+        r"test_edges_side_by_side_do_not_spill\[.*(gfx942|sm_80)",
         r"test_nequip_compiles_without_spilling\[(double|forward-sm_80)",
     ),
     "ops/test_complex.py": (r"test_gradients",),
@@ -127,12 +125,15 @@ SLOW = {
         r"test_traced_ends_are_ordered_as_those_on_the_host\[40-67108864",
     ),
     "ops/test_elementwise_tensor_product.py": (
+        r"test_equivariance\[",
         r"test_equivariance\[.*(l3|xla)",
         r"test_equivariance\[l3-both-parities",
         r"test_value_and_derivatives\[(.*float32|l3|cut)",
         r"test_value_and_derivatives\[(?!mixed-).*-xla",
     ),
     "ops/test_fuse.py": (
+        r"test_a_node_for_dropped_edges_is_added_on_a_cpu_alone",
+        r"test_indices_out_of_range_mean_the_same\[xla",
         r"test_layers_share_the_orders_of_the_edges",
         r"test_the_kernels_of_a_gpu",
     ),
@@ -172,6 +173,7 @@ SLOW = {
         r"test_value_and_derivatives\[(?!mul-5-|mixed-).*-xla",
         r"test_value_and_derivatives\[(none|l3|mul-600|not-reg|one-y-by|mul-1-)",
         r"test_value_and_derivatives\[.*float32",
+        r"test_value_and_derivatives\[norm",
         r"test_value_and_derivatives\[one-y-and-w-float64-llvm\]",
         r"test_value_and_derivatives\[one-y-expanded-float64-llvm\]",
         r"test_value_and_derivatives\[zero-blocks-float64-llvm\]",
@@ -183,7 +185,10 @@ SLOW = {
         r"test_both_kernels_equal_the_definition\[NequIP l<=3",
         r"test_both_kernels_equal_the_definition\[contraction",
     ),
-    "ops/test_launches.py": (r"test_launches_of_a_training_step",),
+    "ops/test_launches.py": (
+        r"test_launches_of_a_training_step",
+        r"test_the_graph_product_is_one_launch_each_way\[double-2",
+    ),
     "ops/test_linear_e3nn_options.py": (
         r"test_as_a_function",
         r"test_backend_e3nn",
@@ -279,6 +284,7 @@ SLOW = {
         r"test_launches_of_forward_and_backward\[(?!rows-gate|graph-gate)",
         r"test_launches_of_forward_and_backward\[rows-gate\]",
         r"test_low_precision_errs_as_e3nn_does\[.*-xla",
+        r"test_low_precision_errs_as_e3nn_does\[.*triton-interpret-graph-gate",
         r"test_low_precision_errs_as_e3nn_does\[bfloat16-llvm-graph-gate-skip\]",
         r"test_low_precision_errs_as_e3nn_does\[float32-llvm-graph-gate-skip\]",
         r"test_low_precision_errs_as_e3nn_does\[float32-triton-interpret-rows-indexed-bias\]",
@@ -289,6 +295,7 @@ SLOW = {
     "ops/test_tensor_square.py": (
         r"test_values_irreps_and_zero_flags\[(component-F.*3x1o|norm-)",
         r"test_values_irreps_and_zero_flags\[component-True-3x1o\+2x2e\+0x0e\+2x1o\]",
+        r"test_values_irreps_and_zero_flags\[none-False-3x1o",
     ),
     "ops/test_weighted_channels.py": (r"test_equivariance\[xla\]",),
     "test_startup.py": (r"test_nothing_is_said_and_the_plugin_compiles_without_a_gpu",),
@@ -310,6 +317,7 @@ SLOW = {
     "training/test_damaged_run.py": (
         r"test_a_run_goes_on_from_the_older_checkpoint",
         r"test_a_run_with_a_damaged_log_goes_on",
+        r"test_a_run_with_one_last_checkpoint",
     ),
     "training/test_elements.py": (
         r"test_frozen_parameters_keep_their_values",

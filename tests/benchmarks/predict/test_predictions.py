@@ -114,10 +114,11 @@ def test_the_kernels_of_a_function_are_found_and_counted():
     pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
     form = CASES["tetris-1"].forms()["backward"]
     rng = np.random.default_rng(0)
-    edges = Edges.from_arrays(*rng.integers(0, 40, (2, 400)), 40)
+    # three edges a node on the mean: a program has one at a time
+    edges = Edges.from_arrays(*rng.integers(0, 40, (2, 120)), 40)
     edges = jax.tree.map(np.asarray, edges)
     inputs = [
-        jax.ShapeDtypeStruct((o.index.count(400, 40), o.size), jnp.float32) for o in form.inputs
+        jax.ShapeDtypeStruct((o.index.count(120, 40), o.size), jnp.float32) for o in form.inputs
     ]
 
     def function(inputs, edges):
@@ -126,13 +127,13 @@ def test_the_kernels_of_a_function_are_found_and_counted():
     [launch] = launches.launches_of(function, inputs, edges)
     assert launch.grid == (40, 1)
     found = counts.count(launch, "sm_90", 50e6, lambda kernel, warps: 132, edges)
-    assert (found.blocks, found.warps, found.edges) == (40, 1, 400)
+    assert (found.blocks, found.warps, found.edges) == (40, 1, 120)
     assert found.walks == 1
-    assert found.turns == pytest.approx(10, rel=0.5)
+    assert found.turns == pytest.approx(3, rel=0.5)
     # a warp runs the loop once for each edge, and little else
-    assert 400 * found.loop < found.instructions < 1.5 * 400 * found.loop
+    assert 120 * found.loop < found.instructions < 1.5 * 120 * found.loop
     # an edge has 15 numbers and their gradients, and its 8 of the receiver; of a node x and dx
-    rows = 400 * 2 * 15 * 4
+    rows = 120 * 2 * 15 * 4
     assert rows < found.unique_bytes < 3 * rows
     prediction = model.predict(found, devices.H100)
     assert prediction.bound == "occupancy"

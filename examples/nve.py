@@ -55,7 +55,9 @@ def main():
         print(f"drift {drift:.4f} meV/atom/ps over {time[-1]:g} ps", end="")
     else:
         print(f"{time[-1]:g} ps are too short to fit a drift to", end="")
-    print(f", compiled {atoms.calc.num_compilations} programs, trajectory in {options.trajectory}")
+    programs = "program" if atoms.calc.num_compilations == 1 else "programs"
+    print(f", compiled {atoms.calc.num_compilations} {programs}", end="")
+    print(f", trajectory in {options.trajectory}")
     draw(time, np.array(total), np.array(kinetic), drift, options.picture)
 
 

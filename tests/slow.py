@@ -117,8 +117,6 @@ SLOW = {
         r"test_value_and_derivatives\[(?!mixed-).*-xla",
     ),
     "ops/test_fuse.py": (
-        r"test_a_node_for_dropped_edges_is_added_on_a_cpu_alone",
-        r"test_indices_out_of_range_mean_the_same\[xla",
         r"test_layers_share_the_orders_of_the_edges",
         r"test_the_kernels_of_a_gpu",
     ),
@@ -127,6 +125,10 @@ SLOW = {
         r"test_a_fused_layer_is_the_layer\[xla\]",
         r"test_functions_are_the_modules",
         r"test_the_example_runs",
+    ),
+    "ops/test_fuse_dropped_edges.py": (
+        r"test_indices_out_of_range_mean_the_same\[xla",
+        r"test_a_node_for_dropped_edges_is_added_on_a_cpu_alone",
     ),
     "ops/test_fuse_layers.py": (
         r"test_a_gate_behind_it\[gate\]",

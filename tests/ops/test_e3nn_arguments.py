@@ -98,6 +98,7 @@ def test_without_jit(backend):
     expected = results(jax.random.key(0))
     with jax.disable_jit():
         found = results(jax.random.key(0))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(assert_close, found, expected)
 
 

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from eqfuse.ops.algebra import channelwise as _channelwise
 from eqfuse.ops.algebra import linears, products
 from eqfuse.ops.algebra.fused import Fused
-from eqfuse.ops.triton.codegen import linear_kernel
+from eqfuse.ops.show import derivatives
+from eqfuse.ops.triton.codegen import linear_kernel, plan
+from eqfuse.ops.triton.spec import KernelSpec
 from eqfuse.ops.xla import gates
 
 BOTH_L2 = "0e+0o+1e+1o+2e+2o"
@@ -117,12 +119,22 @@ SPECS = {
 CASES = {name: fused(**spec) for name, spec in SPECS.items()}
 
 
-def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str):
+def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
+    """Return the kernels of an op by order, each of all operands: of its Linear and its product."""
+    product, linear = (derivatives(f) for f in (fused.form, fused.linear.linear_form))
+    return {
+        order: [
+            linear_kernel.generate(linear[order], dtype, order != "forward"),
+            *(kernel.spec for kernel in plan.kernels(product[order], dtype)),
+        ]
+        for order in product
+    }
+
+
+def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str) -> list[KernelSpec]:
     """Return the kernels of a Linear from irreps to the same: forward, and backward of
     everything.
     """
     linear = linears.linear(irreps, (False,) * len(irreps), irreps, num_sets=num_sets)
-    linear_form = linear.linear_form
-    n = len(linear_form.inputs)
-    backward = linear_form.jvp((True,) * n).transpose((False,) * n + (True,) * n, (True,))
-    return [linear_kernel.generate(m, dtype, False) for m in (linear_form, backward)]
+    orders = derivatives(linear.linear_form)
+    return [linear_kernel.generate(orders[o], dtype, False) for o in ("forward", "backward")]

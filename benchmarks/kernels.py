@@ -25,13 +25,14 @@ import numpy as np
 from benchmarks import interpreted, record
 from benchmarks.cases import CASES
 from benchmarks.fused_cases import CASES as FUSED
+from benchmarks.fused_cases import kernels as fused_kernels
 from eqfuse.graph import Graph
 from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict
 from eqfuse.ops import Edges, _processors
 from eqfuse.ops.primitives.ahead import compile_ahead
-from eqfuse.ops.primitives.fused import second_op
-from eqfuse.ops.triton.codegen import fused_backward, fused_forward, plan
+from eqfuse.ops.show import derivatives
+from eqfuse.ops.triton.codegen import plan
 from eqfuse.ops.triton.runtime import compile as compiler
 from eqfuse.ops.triton.runtime.parallel import compile_many
 
@@ -74,24 +75,14 @@ def empty_cache():
 
 
 def kernels_of(name: str, dtype: str):
-    """Return (order, terms of the product, kernels) of a case; of fused ops, their own kernels
-    only.
-    """
+    """Return (order, terms of the product, kernels) of a case."""
     if name in CASES:
-        for order, form in CASES[name].forms().items():
-            kernels = plan.kernels(form, dtype)
-            yield order, form.num_terms, [kernel.spec for kernel in kernels]
-        return
-    fused = FUSED[name.removeprefix("fused ")]
-    everything = (True,) * fused.num_floats, (True,) * len(fused.sizes)
-    backward = fused_backward.backward(fused, *everything, dtype)
-    yield "forward", fused.form.num_terms, [fused_forward.forward(fused, dtype).spec]
-    yield "backward", 2 * fused.form.num_terms, [backward.spec]
-    if not fused.summed and fused.gate is None:
-        other, _, asked = second_op(fused, [True] * len(fused.form.inputs))
-        backward = fused_backward.backward(other, asked, (True,) * len(other.sizes), dtype)
-        specs = [fused_forward.forward(other, dtype).spec, backward.spec]
-        yield "double", other.form.num_terms, specs
+        forms = CASES[name].forms()
+        specs = {o: [k.spec for k in plan.kernels(form, dtype)] for o, form in forms.items()}
+    else:
+        fused = FUSED[name.removeprefix("fused ")]
+        forms, specs = derivatives(fused.form), fused_kernels(fused, dtype)
+    return [(order, form.num_terms, specs[order]) for order, form in forms.items()]
 
 
 def measure(names, target: str, processes: int) -> list[Row]:

@@ -23,7 +23,7 @@ class Layer(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """The same: one kernel forward on a GPU, and the product is never in memory."""
+    """The same: the product and the Linear are a kernel each on a GPU, forward and backward."""
 
     irreps: str
     backend: str | None = None

@@ -141,13 +141,6 @@ SLOW = {
         r"test_other_linears_stay",
         r"test_vmap_and_scan_around_it",
     ),
-    "ops/test_fused_compiled.py": (
-        r"test_fused_kernels_compile_without_spilling\[(nequip-16-l1-sm_90|rows-16-l1-sm_80|rows-16-l1-gfx)",
-        r"test_fused_kernels_compile_without_spilling\[rows-64-l1-sm_90\]",
-        r"test_kernels_of_linear_compile_without_spilling\[(.-sm_80|3-)",
-        r"test_kernels_of_linear_load_several_elements_at_once",
-        r"test_other_dtypes_compile_without_spilling",
-    ),
     "ops/test_fused_second_order.py": (
         r"test_gradients_of_a_loss_on_forces_equal_e3nns\[(.*xla|skip-tri)",
         r"test_gradients_of_a_loss_on_forces_equal_e3nns\[indexed-triton-interpret\]",
@@ -173,6 +166,10 @@ SLOW = {
     "ops/test_launches.py": (
         r"test_launches_of_a_training_step",
         r"test_the_graph_product_is_one_launch_each_way\[double-2",
+    ),
+    "ops/test_linear_compiled.py": (
+        r"test_kernels_of_linear_compile_without_spilling\[(.-sm_80|3-)",
+        r"test_kernels_of_linear_load_several_elements_at_once",
     ),
     "ops/test_linear_e3nn_options.py": (
         r"test_as_a_function",

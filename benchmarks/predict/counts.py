@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 
 import jax
 import numpy as np
@@ -21,11 +22,26 @@ from eqfuse.ops.triton.spec import TRITON_TYPES, KernelSpec
 
 SAMPLE = 16
 """Blocks of a launch that are run, evenly spread over the grid; all of them if there are fewer."""
+SAMPLED_OF_A_JOB = 4
+"""Blocks that are run of each job of a Linear's kernel; some have few blocks, others many."""
 SAMPLED_EDGES = 320
 """Fewer blocks, but not fewer than 6, where those would walk more edges."""
 _SIZES = {
     pointer: np.dtype("u2" if "16" in n else n).itemsize for n, pointer in TRITON_TYPES.items()
 }
+
+
+_JOB = re.compile(r"^    (?:count =|first \+=) ([^a-z\n].*|num_.*)$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Blocks that were run: what they touch, which they are, for how many each stands, barriers."""
+
+    traffic: Traffic
+    chosen: np.ndarray
+    scale: float
+    barriers: float
 
 
 @dataclasses.dataclass
@@ -99,25 +115,28 @@ def count(launch: Launch, target: str, cache: float, resident, edges=None) -> Co
     kernel, listing = _prepared(launch.spec, target)
     graph = _graph(launch, edges)
     arrays, arguments = _arguments(launch, graph)
-    orders = [n for n, a in enumerate(arrays) if a.name == "order"]
-    traffic = Traffic(orders=frozenset(orders))
-    machine = Machine(kernel.assembly, kernel.shared_bytes, traffic, addresses_only=True)
+    orders = frozenset(n for n, a in enumerate(arrays) if a.name == "order")
+    samples: list[Sample] = []
+    seen: list[Traffic] = []
+    machine = Machine(kernel.assembly, kernel.shared_bytes, lambda *a: seen[-1](*a), True)
     blocks, warps = math.prod(launch.grid), machine.program.warps
-    sample = SAMPLE if graph is None else int(SAMPLED_EDGES / graph.degrees.mean())
-    sample = min(max(sample, 6), SAMPLE, blocks)
-    chosen = np.unique(np.linspace(0, blocks - 1, sample).round().astype(int))
-    run = machine.run(arguments, launch.grid, chosen, checked=False)
-    scale = blocks / len(chosen)
-    if graph is not None:  # by edges, of which blocks have not equally many
-        walked = reuse.edges_of(graph, chosen, launch.grid[0]).sum()
-        scale = graph.num_edges * blocks / launch.grid[0] / max(walked, 1)
-    weight, method = sass.weights(listing, run)
+    weight = np.zeros(len(listing.codes))
+    for chosen, scale in _samples(launch, graph):
+        seen.append(Traffic(orders=orders))
+        run = machine.run(arguments, launch.grid, chosen, checked=False)
+        own, method = sass.weights(listing, run)
+        weight += scale * np.array(own)
+        samples.append(Sample(seen[-1], chosen, scale, float(np.mean(list(run.barriers.values())))))
     pipes: collections.Counter = collections.Counter()
     for code, times in zip(listing.codes, weight, strict=True):
-        pipes[code.pipe] += times * warps * scale
+        pipes[code.pipe] += times * warps
     main = max(listing.loops, key=lambda loop: _work(loop, weight), default=None)
     body = listing.codes[main.first : main.last + 1] if main else listing.codes
-    reused = reuse.of(arrays, traffic, chosen, blocks, launch.grid[0], graph)
+    reused = reuse.of(arrays, samples, blocks, launch.grid[0], graph)
+    wavefronts: collections.Counter = collections.Counter()
+    for s in samples:
+        wavefronts.update({key: n * s.scale for key, n in s.traffic.wavefronts.items()})
+    counted = sum(s.scale * len(s.chosen) for s in samples)
     return Counts(
         kernel=kernel,
         blocks=blocks,
@@ -126,19 +145,48 @@ def count(launch: Launch, target: str, cache: float, resident, edges=None) -> Co
         channel_blocks=reused.channel_blocks,
         pipes=dict(pipes),
         method=method,
-        wavefronts={key: n * scale for key, n in traffic.wavefronts.items()},
-        sector_bytes=scale * _through_level_2(arrays, traffic),
-        requested_bytes=scale * SECTOR * sum(traffic.sectors.values()),
+        wavefronts=dict(wavefronts),
+        sector_bytes=sum(s.scale * _through_level_2(arrays, s.traffic) for s in samples),
+        requested_bytes=sum(s.scale * SECTOR * sum(s.traffic.sectors.values()) for s in samples),
         unique_bytes=reused.unique_bytes,
         missed_bytes=reused.missed(cache, resident(kernel, warps)),
         walks=0.0 if graph is None else reused.walks * reused.channel_blocks,
-        barriers=float(np.mean(list(run.barriers.values()))),
+        barriers=sum(s.barriers * s.scale * len(s.chosen) for s in samples) / counted,
         chain=sass.chain(body),
         loop=len(body),
-        turns=weight[main.last] / len(chosen) if main else 1.0,
+        turns=weight[main.last] / counted if main else 1.0,
         longest=1.0 if graph is None else graph.longest,
-        parts=_parts(listing, weight, len(chosen)),
+        parts=_parts(listing, weight, counted),
     )
+
+
+def _samples(launch: Launch, graph: reuse.Graph | None):
+    """Yield (blocks to run, by how much their counts are multiplied), for each job of a launch."""
+    first = 0
+    for blocks in _jobs(launch):
+        sample = SAMPLE if graph is None else int(SAMPLED_EDGES / graph.degrees.mean())
+        sample = min(max(sample, 6), SAMPLE, blocks)
+        if blocks < math.prod(launch.grid):
+            sample = min(SAMPLED_OF_A_JOB, blocks)
+        chosen = first + np.unique(np.linspace(0, blocks - 1, sample).round().astype(int))
+        scale = blocks / len(chosen)
+        if graph is not None:  # by edges, of which blocks have not equally many
+            walked = reuse.edges_of(graph, chosen, launch.grid[0]).sum()
+            scale = graph.num_edges * blocks / launch.grid[0] / max(walked, 1)
+        yield chosen, scale
+        first += blocks
+
+
+def _jobs(launch: Launch) -> list[int]:
+    """Return the blocks of each job of a kernel of several, which its text counts; all blocks of
+    others.
+    """
+    scalars = dict(zip(launch.spec.scalars, launch.scalars, strict=True))
+    counts = _JOB.findall(launch.spec.source)
+    found = [eval(count, {"__builtins__": {}}, scalars) for count in counts]
+    if found and sum(found) != math.prod(launch.grid):
+        raise ValueError(f"{launch.spec.name} has {launch.grid} blocks, its jobs {sum(found)}")
+    return [n for n in found if n] or [math.prod(launch.grid)]
 
 
 def _through_level_2(arrays, traffic: Traffic) -> float:
@@ -196,7 +244,7 @@ def _arguments(launch: Launch, graph: reuse.Graph | None):
     return list({id(a): a for a in arguments if isinstance(a, Array)}.values()), arguments
 
 
-def _parts(listing: sass.Listing, weight, sampled: int):
+def _parts(listing: sass.Listing, weight, blocks: float):
     """Return runs of instructions with one weight each, and how often a block runs them."""
     pairs = itertools.groupby(zip(weight, listing.codes, strict=True), key=lambda pair: pair[0])
-    return tuple((float(times) / sampled, tuple(c for _, c in group)) for times, group in pairs)
+    return tuple((float(times) / blocks, tuple(c for _, c in group)) for times, group in pairs)

@@ -17,7 +17,7 @@ import functools
 
 import numpy as np
 
-from benchmarks.predict.traffic import SECTOR, Traffic
+from benchmarks.predict.traffic import SECTOR
 
 
 class Graph:
@@ -129,26 +129,25 @@ def edges_of(graph: Graph, blocks, nodes: int) -> np.ndarray:
     return np.diff(graph.pointers[bounds])[np.asarray(blocks) % nodes]
 
 
-def of(arrays, traffic: Traffic, chosen, blocks: int, nodes: int, graph: Graph | None) -> Reuse:
+def of(arrays, samples, blocks: int, nodes: int, graph: Graph | None) -> Reuse:
     """Return the reuse of a launch.
 
     Args:
       arrays: of the launch, with their shapes.
-      traffic: of a sample of blocks.
-      chosen: those blocks, by number.
+      samples: of its blocks, a `counts.Sample` of each job; one where edges are walked.
       blocks: of the launch.
       nodes: blocks along the first axis of the grid.
       graph: whose edges they walk.
     """
-    scale = blocks / len(chosen)
+    [sample, *_], chosen = samples, samples[0].chosen
     unique = once = per_edge = per_other = 0.0
     walks = parts = 1.0
     if graph is not None:
         edges = max(float(edges_of(graph, chosen, nodes).sum()), 1.0)
     for number, array in enumerate(arrays):
-        found = traffic.unique(number)
-        distinct = len(np.unique(found[2])) * SECTOR
-        size = min(array.nbytes, scale * distinct)
+        found = sample.traffic.unique(number)
+        distinct = (s.scale * len(np.unique(s.traffic.unique(number)[2])) for s in samples)
+        size = min(array.nbytes, SECTOR * sum(distinct))
         unique += size
         each = len(np.unique(found[0] << 31 | found[2])) * SECTOR  # of blocks, summed
         length = array.shape[-2] if len(array.shape) > 2 else (array.shape or (1,))[0]

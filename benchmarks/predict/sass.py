@@ -10,6 +10,8 @@ import re
 import subprocess
 import tempfile
 
+import numpy as np
+
 _LINE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 _REGISTER = re.compile(r"(?<![\w.])(U?[RP])(\d+)\b(\.64)?")
 
@@ -194,7 +196,8 @@ def chain(codes) -> int:
 def weights(listing: Listing, run) -> tuple[list[float], str]:
     """Return how often the blocks of a run execute each instruction, and how that was found.
 
-    Outside of loops: as often as there are blocks. "loops": the loops of SASS and of PTX are as
+    Outside of loops: as often as PTX outside of loops, on the mean; blocks skip what is for others.
+    "loops": the loops of SASS and of PTX are as
     many, nested alike, and are taken to be the same ones in order, so that the turns of one are
     those of the other. "accesses": they are not alike, as ptxas has unrolled or split one. Then all
     loops turn equally often, such that accesses of global memory are as many as in PTX.
@@ -207,7 +210,8 @@ def weights(listing: Listing, run) -> tuple[list[float], str]:
     starts = float(visits[0])
     loops = ptx_loops(program)
     if _depths(loops) == _depths(listing.loops):
-        found = [starts] * len(listing.codes)
+        outside = float(np.mean(np.array(visits)[_outside(loops, len(program.instructions))]))
+        found = [outside] * len(listing.codes)
         for ours, theirs in zip(listing.loops, loops, strict=True):
             turns = float(visits[theirs.last])
             found[ours.first : ours.last + 1] = [turns] * (ours.last + 1 - ours.first)
@@ -232,6 +236,14 @@ def ptx_loops(program) -> list[Loop]:
         if instruction.name == "bra" and program.labels[instruction.operands[0]] <= n:
             found.append(Loop(program.labels[instruction.operands[0]], n))
     return sorted(found, key=lambda loop: (loop.first, -loop.last))
+
+
+def _outside(loops, count: int) -> np.ndarray:
+    """Return which of `count` instructions are in no loop."""
+    found = np.ones(count, bool)
+    for loop in loops:
+        found[loop.first : loop.last + 1] = False
+    return found
 
 
 def _depths(loops) -> list[int]:

@@ -35,9 +35,12 @@ from eqfuse.ops.xla.activations import UnknownActivationError
 
 
 class TensorProductLinear(nn.Module):
-    """`e3nn.flax.Linear` of a tensor product, in one kernel; the product is never in memory.
+    """`e3nn.flax.Linear` of a tensor product.
 
-    (But for a graph where x and y both have several channels: there the products are.)
+    On a GPU product and Linear are a kernel each, forward and backward, and the product is kept for
+    the backward: [rows, size], or [num_nodes, size] on a graph. On a CPU they are one kernel over
+    rows, whose product is never in memory. On a graph where x and y both have several channels, the
+    products of edges are in memory on both.
 
     Over rows: Linear(x (x) y). On a graph, with `edges`: Linear(sum over the edges of a node of
     weights * (x[senders] (x) y)). The parameters are those of `e3nn.flax.Linear` in its place.
@@ -308,7 +311,7 @@ class TensorProductLinear(nn.Module):
 
 
 class TensorProductLinearGate(TensorProductLinear):
-    """`e3nn.gate` of `TensorProductLinear`, with a skip added before the gate, in one kernel.
+    """`e3nn.gate` of `TensorProductLinear`, with a skip added before the gate.
 
         out = gate(Linear(product) + skip)
 

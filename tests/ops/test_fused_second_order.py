@@ -1,4 +1,4 @@
-"""Training on forces, with products over rows, keeps products out of memory."""
+"""Training on forces, with products over rows, keeps products out of memory on a CPU."""
 
 import e3nn_jax as e3nn
 import jax
@@ -32,14 +32,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_training_on_forces_writes_no_product_over_rows(name):
-    pytest.importorskip("triton", reason="the interpreter is part of triton")
+def test_training_on_forces_writes_no_product_over_rows(name, kernels):
+    """On a CPU; on a GPU it is written, since kernels that keep it in registers took longer."""
     case = CASES[name]
     problem = Problem(case, np.float32)
 
     def loss(params, arrays):
         def energy(arrays):
-            return jnp.sum(problem.apply("triton-interpret", params, arrays).array ** 3)
+            return jnp.sum(problem.apply("llvm", params, arrays).array ** 3)
 
         return sum(jnp.sum(force**2) for force in jax.tree.leaves(jax.grad(energy)(arrays)))
 

@@ -153,10 +153,9 @@ def test_kernels_are_bitwise_repeatable(case):
 def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
     """Enough rows for several sums, also where their number does not divide that of the rows."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.primitives import fused_kernels
+    from eqfuse.ops.primitives import linear_kernels
 
-    monkeypatch.setattr(fused_kernels, "STEPS", 1)
-    monkeypatch.setattr(fused_kernels, "PROGRAMS", 6)  # three for each of two irreps
+    monkeypatch.setattr(linear_kernels, "ROWS_OF_A_PART", 10)
     x, y = (
         e3nn.normal(irreps, jax.random.key(n), (67,))
         for n, irreps in enumerate(("5x0e+5x1o", "0e+1o"))
@@ -206,7 +205,7 @@ def test_normalizations_filters_and_broadcasting(backend, normalization):
 
 
 def test_launches_of_forward_and_backward(case):
-    """Forward one kernel; backward one over rows, two on a graph, and the sum of the weights'."""
+    """The product and the Linear are one kernel each, forward and backward."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
     from eqfuse.ops.triton.runtime.interpret import interpret_count
 
@@ -215,9 +214,10 @@ def test_launches_of_forward_and_backward(case):
     value, pullback = jax.vjp(
         lambda p, a: problem.apply("triton-interpret", p, a).array, problem.params, problem.arrays
     )
-    assert interpret_count() - before == 1
+    jax.block_until_ready(value)
+    assert interpret_count() - before == 2
     jax.block_until_ready(pullback(value))
-    assert interpret_count() - before == (4 if case.graph else 3)
+    assert interpret_count() - before == 4
 
 
 def test_parameters_are_e3nns(case):

@@ -2,10 +2,11 @@
 
 Five primitives, each a derivative of the one before: the op; its tangent, linear in the tangents;
 its backward, the transpose of the tangent; the tangent of the backward; and the transpose of that.
-On a GPU the op and its backward are fused kernels, and so are, over rows and without a gate, the
-derivatives of the backward; on a CPU, over rows and without a gate, all but the tangents are one
-kernel each. Everything else is composed by JAX itself from `definitions`, so that no derivative is
-missing at any order.
+On a CPU, over rows and without a gate, all but the tangents are one kernel each. Everything else is
+composed by JAX itself from `definitions`, so that no derivative is missing at any order.
+
+On a GPU there is no such kernel, and the op is its definition from the start: JAX keeps the product
+for the backward, which reads it for the gradients of the parameters.
 """
 
 import dataclasses
@@ -34,7 +35,10 @@ def evaluate(call: Call, floats, integers):
     """
 
     def bound(*arrays):
-        return fused_p.bind(*rules.vary_alike(arrays), call=call)
+        arrays = rules.vary_alike(arrays)
+        if call.backend.startswith("triton"):
+            return _fused(*arrays, call=call)  # kernels of the product and of the Linear
+        return fused_p.bind(*arrays, call=call)
 
     out = "nodes" if call.fused.summed else "rows"
     counted = [o.index.counted for o in call.fused.form.inputs]

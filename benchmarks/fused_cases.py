@@ -119,12 +119,18 @@ SPECS = {
 CASES = {name: fused(**spec) for name, spec in SPECS.items()}
 
 
+MANY_ROWS = 160_000
+
+
 def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
-    """Return the kernels of an op by order, each of all operands: of its Linear and its product."""
+    """Return the kernels of an op by order, each of all operands: of the Linear of many rows, and of
+    the product.
+    """
     product, linear = (derivatives(f) for f in (fused.form, fused.linear.linear_form))
+    tile = linear_kernel.tile(fused.linear.linear_form, dtype, MANY_ROWS, 1)
     return {
         order: [
-            linear_kernel.generate(linear[order], dtype, order != "forward"),
+            linear_kernel.generate(linear[order], dtype, order != "forward", tile),
             *(kernel.spec for kernel in plan.kernels(product[order], dtype)),
         ]
         for order in product

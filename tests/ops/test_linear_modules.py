@@ -88,6 +88,20 @@ def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
         assert_close(*(derivatives(m, params, args) for m in (ours, theirs)), 2e-6)
 
 
+def test_wide_tiles(monkeypatch):
+    """Those of many rows, of more channels and more rows than a tile has."""
+    pytest.importorskip("triton", reason="the interpreter is part of triton")
+    from eqfuse.ops.triton.codegen import linear_kernel
+
+    monkeypatch.setattr(linear_kernel, "MANY_PROGRAMS", 1)
+    irreps, out = e3nn.Irreps("70x0e+3x1o"), e3nn.Irreps("67x0e+40x1o")
+    x = e3nn.normal(irreps, jax.random.key(0), (71,))
+    modules = [ops.Linear(out, backend=name) for name in ("triton-interpret", "e3nn")]
+    params = modules[1].init(jax.random.key(1), x)
+    # sums of up to 213 products on both sides: 15 roundings of 6e-8 each, and those of a second sum
+    assert_close(*(derivatives(m, params, [x]) for m in modules), 4e-6)
+
+
 def test_one_launch_each_way():
     """Both gradients come from one kernel; with many rows a second one adds up parts."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")

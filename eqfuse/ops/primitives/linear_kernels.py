@@ -37,12 +37,13 @@ def run(linear_form: LinearForm, arrays, index, num_rows: int, backend: str):
         else linear_form.shape(o, num_rows)
         for o in linear_form.outputs
     ]
+    tile = linear_kernel.tile(linear_form, dtype, num_rows, parts)
     results = launch(
-        kernel(linear_form, dtype, parts > 1),
+        kernel(linear_form, dtype, parts > 1, tile),
         [*arrays, *index],
         shapes,
         (num_rows, parts),
-        (linear_kernel.programs(linear_form, num_rows, parts),),
+        (linear_kernel.programs(linear_form, num_rows, parts, tile),),
         backend,
     )
     if parts == 1:

@@ -5,6 +5,7 @@ import json
 import types
 import zlib
 
+import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,9 @@ from benchmarks.cases import CASES
 from benchmarks.gpu.predicted import Predictions
 from benchmarks.predict import counts, devices, launches, model, sass, steps, tables
 from eqfuse.ops import Edges
-from eqfuse.ops.primitives import forms
+from eqfuse.ops.algebra import linears
+from eqfuse.ops.primitives import forms, linear_forms
+from eqfuse.ops.show import derivatives
 from eqfuse.ops.triton.codegen import plan
 
 TEXT = """
@@ -107,6 +110,39 @@ def test_an_edge_does_not_wait_for_its_indices():
     listing = sass.listing(compile_kernel(kernel.spec, "sm_90").assembly)
     walk = max(listing.loops, key=lambda loop: loop.last - loop.first)
     assert sass.chain(listing.codes[walk.first : walk.last + 1]) <= 12
+
+
+def counted_linear(rows: int, cotangent: bool):
+    """Return the counts of the kernel of a Linear of 64x0e, or of its gradients by both factors."""
+    [irreps] = e3nn.Irreps("64x0e")
+    linear = linears.linear(e3nn.Irreps([irreps]), (False,), e3nn.Irreps([irreps])).linear_form
+    form = derivatives(linear)["backward"] if cotangent else linear
+    arrays = [jax.ShapeDtypeStruct(form.shape(o, rows), jnp.float32) for o in form.inputs]
+
+    def function(*arrays):
+        return linear_forms.evaluate(form, list(arrays), None, rows, "triton")
+
+    launch, *_ = launches.launches_of(function, *arrays)
+    return launch, counts.count(launch, "sm_90", 50e6, lambda kernel, warps: 132)
+
+
+def test_blocks_of_every_job_are_counted():
+    """A Linear's backward has many blocks for rows and few for its weights, which take longer."""
+    pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
+    rows = 200_000
+    launch, found = counted_linear(rows, cotangent=True)
+    of_rows, of_weights = counts._jobs(launch)
+    assert of_rows > 10 * of_weights > 0
+    # a product of matrices each, in instructions of 32 lanes
+    products = 2 * rows * 64 * 64 / 32
+    assert found.pipes["fp32"] == pytest.approx(products, rel=0.25)
+
+
+def test_transposed_matrices_meet_few_conflicts():
+    pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
+    forward, backward = (counted_linear(200_000, c)[1] for c in (False, True))
+    [one, two] = (c.wavefronts["shared", "ld"] for c in (forward, backward))
+    assert two < 2.5 * one
 
 
 def test_the_kernels_of_a_function_are_found_and_counted():

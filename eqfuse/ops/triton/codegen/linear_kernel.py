@@ -14,6 +14,8 @@ from eqfuse.ops.triton.spec import KernelSpec
 
 TILE = 32
 WIDE_TILE = 64
+MANY_PROGRAMS = 264
+"""Programs of wide tiles from which on tiles are wide: two for each multiprocessor of an H100."""
 REDUCED = 1024
 
 
@@ -52,26 +54,34 @@ def _tile(size: int, widest: int) -> int:
     return min(max(power_of_two(size), SLICE), widest)
 
 
-def programs(linear_form: LinearForm, num_rows: int, num_parts: int) -> int:
+def tile(linear_form: LinearForm, dtype: str, num_rows: int, num_parts: int) -> int:
+    """Return the rows and columns of a tile, at most: a wide one reads its factors less often."""
+    if dtype == "float64":  # whose values take two registers
+        return TILE
+    wide = programs(linear_form, num_rows, num_parts, WIDE_TILE)
+    return WIDE_TILE if wide >= MANY_PROGRAMS else TILE
+
+
+def programs(linear_form: LinearForm, num_rows: int, num_parts: int, tile: int) -> int:
     """Return how many programs the kernel has."""
-    return sum(_programs(linear_form, job, num_rows, num_parts) for job in jobs(linear_form))
+    return sum(_programs(linear_form, job, num_rows, num_parts, tile) for job in jobs(linear_form))
 
 
-def _programs(linear_form: LinearForm, job: Job, num_rows: int, num_parts: int) -> int:
+def _programs(linear_form: LinearForm, job: Job, num_rows: int, num_parts: int, tile: int) -> int:
     operand = linear_form.outputs[job.output]
     if isinstance(operand, Weights):
-        tiles = -(-operand.shape[-1] // _tile(operand.shape[-1], TILE))
+        tiles = -(-operand.shape[-1] // _tile(operand.shape[-1], tile))
         if len(operand.shape) == 2:
-            tiles *= -(-operand.shape[0] // _tile(operand.shape[0], TILE))
+            tiles *= -(-operand.shape[0] // _tile(operand.shape[0], tile))
         return tiles * max(linear_form.num_sets, 1) * num_parts
     block = operand.blocks[job.block]
     if linear_form.num_sets:
         return num_rows * -(-block.mul // _tile(block.mul, WIDE_TILE))
-    return -(-num_rows * block.dim // TILE) * -(-block.mul // _tile(block.mul, TILE))
+    return -(-num_rows * block.dim // tile) * -(-block.mul // _tile(block.mul, tile))
 
 
-def generate(linear_form: LinearForm, dtype: str, partial: bool) -> KernelSpec:
-    """Return the kernel of a linear form.
+def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TILE) -> KernelSpec:
+    """Return the kernel of a linear form, with tiles of at most so many rows and columns.
 
     Called with the inputs, the index of the sets of weights if there are several, the scalars
     num_rows and num_parts, and the outputs; with `partial`, weights are [num_parts, ...] sums in
@@ -81,7 +91,7 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool) -> KernelSpec:
     text.emit("program = tl.program_id(0)")
     text.emit("first = program * 0")
     for job in jobs(linear_form):
-        writer = _Job(linear_form, job, text)
+        writer = _Job(linear_form, job, text, tile)
         operand = linear_form.outputs[job.output]
         (writer.weights if isinstance(operand, Weights) else writer.rows)(operand)
     inputs = [f"a{n}" for n in range(len(linear_form.inputs))]
@@ -99,8 +109,8 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool) -> KernelSpec:
 class _Job:
     """Writes one job."""
 
-    def __init__(self, linear_form: LinearForm, job: Job, text: DenseWriter):
-        self.linear_form, self.job, self.text = linear_form, job, text
+    def __init__(self, linear_form: LinearForm, job: Job, text: DenseWriter, tile: int):
+        self.linear_form, self.job, self.text, self.tile = linear_form, job, text, tile
 
     def _mine(self, count: str):
         """Return lines for the programs of this job only; `number` counts them from zero."""
@@ -112,10 +122,11 @@ class _Job:
     def rows(self, operand: Rows):
         linear_form, t, block = self.linear_form, self.text, operand.blocks[self.job.block]
         indexed = bool(linear_form.num_sets)
-        width = _tile(block.mul, WIDE_TILE if indexed else TILE)
+        width = _tile(block.mul, WIDE_TILE if indexed else self.tile)
         across = -(-block.mul // width)
-        height = power_of_two(block.dim) if indexed else TILE
-        down = "num_rows" if indexed else f"((num_rows * {block.dim} + {TILE - 1}) // {TILE})"
+        height = power_of_two(block.dim) if indexed else self.tile
+        down = f"((num_rows * {block.dim} + {height - 1}) // {height})"
+        down = "num_rows" if indexed else down
         with self._mine(f"{down} * {across}"):
             t.emit(f"down = (number // {across}).to(tl.int64)")
             if indexed:
@@ -156,16 +167,19 @@ class _Job:
             place = f"row * {rows.size} + {block.offset} + u[None, :] * {block.dim} + k"
             x = t.load(f"a{source.operand}_ptr + {place}", f"inside & (u[None, :] < {block.mul})")
             u = "u[:, None]"
-            place = f"{u} * {shape[1]} + v" if forward else f"v * {shape[1]} + {u}"
+            # of a transposed matrix, columns side by side: rows side by side, as coalescing would
+            # have them, meet in one bank of shared memory
+            transposed = f"tl.max_contiguous(v * {shape[1]} + {u}, [1, 1])"
+            place = f"{u} * {shape[1]} + v" if forward else transposed
             matrix = t.load(f"{w} + {place}", f"({u} < {block.mul}) & (v < {mul})")
             t.emit(f"total += {t.dot(x, matrix, term.scale)}")
 
     def weights(self, operand: Weights):
         linear_form, t = self.linear_form, self.text
         shape, sets = operand.shape, max(linear_form.num_sets, 1)
-        width = _tile(shape[-1], TILE)
+        width = _tile(shape[-1], self.tile)
         across = -(-shape[-1] // width)
-        height = _tile(shape[0], TILE) if len(shape) == 2 else 1
+        height = _tile(shape[0], self.tile) if len(shape) == 2 else 1
         down = -(-shape[0] // height) if len(shape) == 2 else 1
         with self._mine(f"{across * down * sets} * num_parts"):
             t.emit("part = number % num_parts")
@@ -200,19 +214,23 @@ class _Job:
                 t.emit(
                     "inside = inside & (tl.load(set_index_ptr + row, mask=inside, other=-1) == set)"
                 )
-            z = self._factor(term.z, "v", "[:, None]", shape[-1])
+            z = self._factor(term.z, "v", shape[-1])
             if term.x is None:
                 t.emit(f"total += {_scaled(term.scale, f'tl.sum({z}, axis=0, keep_dims=True)')}")
             else:
-                x = self._factor(term.x, "u", "[None, :]", shape[0])
-                t.emit(f"total += {t.dot(x, z, term.scale)}")
+                # loaded as z is, and turned: fewer conflicts of banks of shared memory
+                x = self._factor(term.x, "tl.trans(u)", shape[0])
+                t.emit(f"total += {t.dot(f'tl.trans({x})', z, term.scale)}")
             t.emit(f"at += {SLICE}")
 
-    def _factor(self, slot: BlockRef, channel: str, axis: str, mul: int) -> str:
+    def _factor(self, slot: BlockRef, channel: str, mul: int) -> str:
+        """Return rows and components by channels [1, ...], of a slice of rows."""
         rows = self.linear_form.inputs[slot.operand]
         block = rows.blocks[slot.block]
-        place = f"row{axis} * {rows.size} + {block.offset} + {channel} * {block.dim} + k{axis}"
-        mask = f"inside{axis} & ({channel} < {mul})"
+        place = (
+            f"row[:, None] * {rows.size} + {block.offset} + {channel} * {block.dim} + k[:, None]"
+        )
+        mask = f"inside[:, None] & ({channel} < {mul})"
         return self.text.load(f"a{slot.operand}_ptr + {place}", mask)
 
 

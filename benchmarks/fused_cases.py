@@ -123,9 +123,7 @@ MANY_ROWS = 160_000
 
 
 def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
-    """Return the kernels of an op by order, each of all operands: of the Linear of many rows, and of
-    the product.
-    """
+    """Return the kernels of an op by order: of the Linear, of many rows, and of the product."""
     product, linear = (derivatives(f) for f in (fused.form, fused.linear.linear_form))
     tile = linear_kernel.tile(fused.linear.linear_form, dtype, MANY_ROWS, 1)
     return {

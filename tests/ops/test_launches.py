@@ -41,13 +41,17 @@ def test_the_graph_product_is_one_launch_each_way(gpu, order, launches):
 
 @pytest.mark.parametrize(
     ("case", "forward", "backward"),
-    [("graph of 135 nodes, 2700 edges", 1, 3), ("2700 rows", 1, 2)],
+    [("graph of 135 nodes, 2700 edges", (3, 2), (5, 4)), ("2700 rows", (2, 2), (4, 4))],
 )
 @pytest.mark.parametrize(
     "channels", [pytest.param(64, id="64 channels", marks=pytest.mark.slow), None]
 )
 def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, channels, monkeypatch):
-    """On a graph, the backward follows the forward, which gives it the row before the gate."""
+    """Of all, and of them our kernels: the product, the Linear, and on a graph the gate, by XLA.
+
+    The backward follows the forward as far as it needs it: the product, on a graph the row before
+    the gate too.
+    """
     from benchmarks import fused_launches
     from benchmarks.launches import count
 
@@ -57,12 +61,11 @@ def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, chann
         monkeypatch.setattr(fused_launches, "HARMONICS", "0e+1o")
     cases = fused_launches.CASES
     found = count(*cases[f"forward, {case}, eqfuse"](), gpu)
-    assert (found.launches, found.custom_calls) == (forward, forward)
+    assert (found.launches, found.custom_calls) == forward
     found = count(*cases[f"backward, {case}, eqfuse"](), gpu)
-    launches = backward + ("graph" in case)
-    assert (found.launches, found.custom_calls) == (launches, launches)
-    # far less than the product of every edge, 53 MB
-    assert found.temp_bytes < 17e6
+    assert (found.launches, found.custom_calls) == backward
+    if "graph" in case:  # far less than the product of every edge, 53 MB
+        assert found.temp_bytes < 17e6
 
 
 def test_launches_of_a_training_step_of_the_tetris_network(gpu):
@@ -78,8 +81,8 @@ def test_launches_of_a_training_step_of_the_tetris_network(gpu):
     assert {"layer/linear_pre", "layer/LinearSum", "optimizer"} < set(told)
     assert not {NOT_ATTRIBUTED, NOT_SCHEDULED} & set(told)
     if jax.__version_info__ < (0, 12):
-        pytest.xfail("XLA of jax 0.10 copies every parameter that a kernel reads: 53 launches")
-    assert found.launches.launches <= 40
+        pytest.xfail("XLA of jax 0.10 copies every parameter that a kernel reads: 59 launches")
+    assert found.launches.launches <= 46
 
 
 def test_the_edges_of_both_ends_are_ordered_in_the_launches_of_one(gpu):

@@ -8,11 +8,9 @@ from jax.interpreters import mlir
 from eqfuse.ops.algebra.form import Form, Index
 from eqfuse.ops.algebra.linear_form import LinearForm, Rows, Weights
 from eqfuse.ops.algebra.sequence import StepSequence
-from eqfuse.ops.algebra.steps import Steps
 from eqfuse.ops.llvm.codegen import linear_form as native_linear
 from eqfuse.ops.llvm.codegen import sequence as native_sequence
 from eqfuse.ops.llvm.codegen import sequence_arrays
-from eqfuse.ops.llvm.codegen import steps as native_steps
 from eqfuse.ops.llvm.codegen.form import generate
 from eqfuse.ops.llvm.codegen.linear_layouts import is_wide, transposed, width_of
 from eqfuse.ops.llvm.runtime import machine
@@ -117,28 +115,9 @@ def sequence(
     return [r.reshape(shape) for r, shape in zip(results, final, strict=False)]
 
 
-def steps(steps: Steps, arrays, dtype: str) -> list[jax.Array]:
-    """Return the outputs of steps, flat, computed by one native kernel.
-
-    Args:
-      steps: what to compute, its forms of one dtype.
-      arrays: an array for each input, of any shape.
-      dtype: of the forms.
-    """
-    module = native_steps.generate(steps, dtype, machine.machine())
-    indices = {n for n, _, _ in steps.indices}
-    shaped = [
-        a.reshape(-1) if n in indices else a.reshape(1, -1)
-        for n, a in zip(steps.inputs, arrays, strict=True)
-    ]
-    shapes = tuple((1, steps.arrays[n].size) for n in steps.outputs)
-    dtypes = tuple(steps.arrays[n].dtype for n in steps.outputs)
-    return native_p.bind(*shaped, module=module, shapes=shapes, dtypes=dtypes)
-
-
 @native_p.def_abstract_eval
-def _abstract(*args, module, shapes, dtypes=()):
-    dtypes = dtypes or (args[0].dtype,) * len(shapes)
+def _abstract(*args, module, shapes, dtypes=None):
+    dtypes = dtypes or (args[0].dtype,) * len(shapes)  # one dtype, if none are given
     return [
         args[0].update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)
         for shape, dtype in zip(shapes, dtypes, strict=True)

@@ -7,11 +7,9 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from eqfuse.ops.algebra.steps import Copy, Number, Steps
-from eqfuse.ops.primitives import native
 from eqfuse.ops.primitives.rewriting.program import Node, Program, needed_values
 from eqfuse.ops.primitives.rules import definitions
 from eqfuse.ops.primitives.sequencing.conversion import (
@@ -132,26 +130,6 @@ class Segments:
         )
         return Segment(tuple(nodes), steps, tuple(converter.inputs.values()), outputs)
 
-    def evaluate(self, arrays) -> list:
-        """Return the outputs of the function."""
-        env = dict(self.program.given) | dict(zip(self.program.inputs, arrays, strict=True))
-        for segment in self.segments:
-            if segment.steps is None:
-                for node in segment.nodes:
-                    found = _bind(node, [env[v] for v in node.inputs])
-                    env.update(zip(node.outputs, found, strict=True))
-                continue
-            results = native.steps(
-                segment.steps, [_given(env, k) for k in segment.inputs], self.dtype
-            )
-            for node in segment.nodes:
-                for v in node.outputs:
-                    if not self.program.avals[v].size:
-                        env[v] = jnp.zeros(self.program.avals[v].shape, self.program.avals[v].dtype)
-            for value, result in zip(segment.outputs, results, strict=True):
-                env[value] = result.reshape(self.program.avals[value].shape)
-        return [env[v] for v in self.program.outputs]
-
 
 def _reason(program: Program, node: Node, dtype: str) -> str:
     """Return why a node is no step, or ""."""
@@ -162,28 +140,6 @@ def _reason(program: Program, node: Node, dtype: str) -> str:
     except NoStepError as error:
         return str(error)
     return ""
-
-
-def _given(env, key):
-    """Return an input of a kernel."""
-    if isinstance(key, int):
-        return env[key]
-    what, value, *rest = key
-    index = env[value].astype(jnp.int32)
-    if what == "index":
-        return index
-    [num_sets] = rest
-    if what == "order":
-        return jnp.argsort(index).astype(jnp.int32)
-    counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
-    return jnp.cumsum(counts, dtype=jnp.int32)
-
-
-def _bind(node: Node, arrays) -> list:
-    primitive = node.eqn.primitive
-    with node.eqn.ctx.manager:
-        found = primitive.bind(*arrays, **primitive.get_bind_params(dict(node.params)))
-    return list(found) if primitive.multiple_results else [found]
 
 
 def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -214,13 +170,19 @@ CALLS |= {"checkpoint": "jaxpr", "remat": "jaxpr"}
 
 def _expand(eqn, arrays, evaluate) -> list:
     primitive = eqn.primitive
-    if primitive in definitions and primitive.name != "eqfuse_sequence":
+    if primitive in definitions:
         return list(definitions[primitive](*arrays, **eqn.params))
     if primitive.name in CALLS:
         inner = eqn.params[CALLS[primitive.name]]
         if isinstance(inner, ClosedJaxpr):
             return evaluate(inner.jaxpr, inner.consts, arrays)
         return evaluate(inner, (), arrays)
+    return bind(eqn, arrays)
+
+
+def bind(eqn, arrays) -> list:
+    """Return the outputs of an equation, as JAX computes it."""
     with eqn.ctx.manager:
-        found = primitive.bind(*arrays, **primitive.get_bind_params(dict(eqn.params)))
-    return list(found) if primitive.multiple_results else [found]
+        params = eqn.primitive.get_bind_params(dict(eqn.params))
+        found = eqn.primitive.bind(*arrays, **params)
+    return list(found) if eqn.primitive.multiple_results else [found]

@@ -1,6 +1,7 @@
-"""Steps as one native kernel: one function that takes them one after the other, on one thread.
+"""Steps as one native kernel, which takes them one after the other, on one thread.
 
-Arrays between them lie in scratch memory, which an array leaves to others after its last use. Steps
+Only those passes of forms and linear forms are shared out over threads that are worth it. Arrays
+between the steps lie in scratch memory, which an array leaves to others after its last use. Steps
 of equal text are one function, so that code does not grow with the number of equal layers.
 """
 
@@ -11,7 +12,6 @@ import hashlib
 from eqfuse.ops.algebra.form import Form
 from eqfuse.ops.algebra.linear_form import LinearForm
 from eqfuse.ops.algebra.steps import (
-    ALIGNMENT,
     Array,
     Copy,
     Gather,
@@ -31,12 +31,16 @@ from eqfuse.ops.llvm.codegen.linear_layouts import transposed
 from eqfuse.ops.llvm.codegen.module import SIGNATURE, Module, Pass, Written, assembled
 from eqfuse.ops.llvm.codegen.plan import Machine
 
+WORK_OF_A_THREAD = 30_000
+"""Vector operations of a pass from which on it is shared out, as in `runtime.threads`."""
+
 
 @functools.lru_cache(maxsize=64)
 def generate(steps: Steps, dtype: str, machine: Machine) -> Module:
     """Return the module that computes steps whose forms are of one dtype.
 
-    Arguments: the inputs, [1, size], index arrays [size]. Results: the outputs, [1, size].
+    Arguments: the inputs, [1, size], index arrays [size]. Results: the outputs, [1, size], and
+    scratch memory.
     """
     return _Generator(steps, dtype, machine).module()
 
@@ -47,7 +51,7 @@ def cost(steps: Steps, dtype: str, machine: Machine) -> int:
     for step in steps.steps:
         if isinstance(step, Kernel):
             for p in _written(step.what, dtype, machine).passes:
-                total += p.row_cost * step.num_rows + p.node_cost * step.num_nodes
+                total += _cost(p, step)
     return total
 
 
@@ -99,39 +103,32 @@ class _Generator:
         self.steps = prepared(steps, dtype, machine).in_loops
         self.arrays = self.steps.arrays
         self.widest = machine.vector_bytes // ir.BYTES[dtype]
-        self.places, self.scratch = self.steps.places()
         self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
         self.kernels: dict[Form | LinearForm, str] = {}
+        self.passes: list[Pass] = []
+        self.places, self.scratch = self.steps.places()
+        self.arguments = self._arguments()
 
     def module(self) -> Module:
-        arguments = self._arguments()
-        self.table = self._allocate(
-            8 * max((len(s.reads) + len(s.writes) for s in self.steps.steps), default=0)
-        )
-        self.of_kernels = self._allocate(0)
-        self.most = 0
-        f = Function(f"define internal void @steps{SIGNATURE}", self.dtype)
-        self.pointers = {n: arguments.load(f, "in", n) for n in self.steps.inputs}
-        self.pointers |= {n: arguments.load(f, "out", n) for n in self.steps.outputs}
-        self.pointers |= {n: f.at("%scratch", place) for n, place in self.places.items()}
+        """Return the kernel; its passes are the steps, but for those that are shared out."""
+        self._begin()
         for step in self.steps.steps:
             if isinstance(step, Kernel):
-                self._kernel(f, step)
+                self._kernel(step)
             else:
-                self._step(f, step)
-        scratch = self.of_kernels + self.most
-        main = Pass("steps", f.text(), 1, 0, 0, scratch, units=1)
+                self._step(step)
+        self._end()
         own = ir.declarations(self.dtype)
         declared = sorted(d for d in self.declared if d not in own.splitlines())
         memcpy = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
-        texts = [own, memcpy, *declared, *self.texts.values(), main.text]
-        text, name = assembled(texts, arguments, [main])
-        return Module(name, text, (), ())
-
-    def _allocate(self, size: int) -> int:
-        place, self.scratch = self.scratch, self.scratch + -(-size // ALIGNMENT) * ALIGNMENT
-        return place
+        texts = [own, memcpy, *declared, *self.texts.values(), *(p.text for p in self.passes)]
+        # its scratch memory is that of all threads, and so a result
+        elements = max(1, self.scratch // ir.BYTES[self.dtype])
+        scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
+        self.arguments.entries.append(scratch)
+        text, name = assembled(texts, self.arguments, self.passes)
+        return Module(name, text, (), (elements,))
 
     def _arguments(self) -> Arguments:
         arguments = Arguments(self.dtype)
@@ -148,12 +145,37 @@ class _Generator:
                     arguments.entries.append(Entry(code, 2, -1, array.size, DATA, name))
             if side == "in":
                 arguments.end()
+        arguments.add_word(("scratch", 0))
         return arguments
 
-    def _step(self, main: Function, step):
+    def _begin(self):
+        """Begin a function that takes the next steps, one after the other."""
+        name = f"steps{len(self.passes)}"
+        self.main = Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
+        self.name, self.most, self.pointers = name, 0, {}
+        self.memory = self.arguments.load(self.main, "scratch", 0)
+
+    def _end(self):
+        self.passes.append(Pass(self.name, self.main.text(), 1, 0, 0, self.most, units=1))
+
+    def _pointer(self, n: int) -> str:
+        """Return where an array lies."""
+        if n not in self.pointers:
+            if n in self.places:
+                found = self.main.at(self.memory, self.places[n])
+            else:
+                side = "in" if ("in", n) in self.arguments.numbers else "out"
+                found = self.arguments.load(self.main, side, n)
+            self.pointers[n] = found
+        return self.pointers[n]
+
+    def _is_stored(self, n: int) -> bool:
+        return n in self.places or any((s, n) in self.arguments.numbers for s in ("in", "out"))
+
+    def _step(self, step):
         """Call the function of a step that is no kernel, which equal ones share."""
         numbers = dict.fromkeys(n for n in (*step.reads, *step.writes) if not isinstance(n, Number))
-        given = [n for n in numbers if n in self.pointers]
+        given = [n for n in numbers if self._is_stored(n)]
         names = {n: f"%a{k}" for k, n in enumerate(given)}
         parameters = ", ".join(f"ptr {name}" for name in names.values())
         f = Function(f"define internal void @NAME({parameters})", self.dtype)
@@ -170,12 +192,12 @@ class _Generator:
         text = f.text()
         name = f"step_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         self.texts[name] = text.replace("@NAME(", f"@{name}(", 1)
-        arguments = ", ".join(f"ptr {self.pointers[n]}" for n in given)
-        main.do(f"call void @{name}({arguments})")
+        arguments = ", ".join(f"ptr {self._pointer(n)}" for n in given)
+        self.main.do(f"call void @{name}({arguments})")
 
-    def _kernel(self, main: Function, step: Kernel):
+    def _kernel(self, step: Kernel):
         """Call the passes of a form or a linear form, with a table of its arrays."""
-        what = step.what
+        what, main = step.what, self.main
         written = _written(what, self.dtype, self.machine)
         if what not in self.kernels:
             self.kernels[what] = f"kernel{len(self.kernels)}"
@@ -183,16 +205,33 @@ class _Generator:
             for p in written.passes:
                 name = f"{self.kernels[what]}_{p.name}"
                 self.texts[name] = p.text.replace(f"@{p.name}(", f"@{name}(")
-        table = main.at("%scratch", self.table)
-        for k, n in enumerate((*step.operands, *step.writes)):
-            main.do(f"store ptr {self.pointers[n]}, ptr {main.at(table, 8 * k)}, align 8")
-        scratch = main.at("%scratch", self.of_kernels)
+        numbers = (*step.operands, *step.writes)
+        place, self.scratch = self.scratch, self.scratch + 8 * len(numbers)
+        table = main.at(self.memory, place)
+        for k, n in enumerate(numbers):
+            main.do(f"store ptr {self._pointer(n)}, ptr {main.at(table, 8 * k)}, align 8")
         for p in written.passes:
-            self.most = max(self.most, p.scratch)
-            units = _units(p, step)
             name = f"{self.kernels[what]}_{p.name}"
-            values = f"i64 0, i64 {units}, i64 {step.num_rows}"
-            main.do(f"call void @{name}(ptr {table}, {values}, ptr {scratch})")
+            units, work = _units(p, step), _cost(p, step)
+            if work < WORK_OF_A_THREAD:
+                self.most = max(self.most, p.scratch)
+                table = self.main.at(self.memory, place)
+                values = f"i64 0, i64 {units}, i64 {step.num_rows}"
+                self.main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
+                continue
+            self._end()
+            self._begin()
+            table = self.main.at(self.memory, place)
+            values = f"i64 %begin, i64 %end, i64 {step.num_rows}"
+            self.main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
+            shared = Pass(self.name, self.main.text(), 1, work, 0, p.scratch, units=units)
+            self.passes.append(shared)
+            self._begin()
+
+
+def _cost(p: Pass, step: Kernel) -> int:
+    """Return about how many vector operations a pass is."""
+    return p.row_cost * step.num_rows + p.node_cost * step.num_nodes
 
 
 def _units(p: Pass, step: Kernel) -> int:

@@ -250,9 +250,9 @@ class Runtime:
         units = b.word(entry, 5)
         is_fixed = b.icmp_signed(">", units, b.number(0))
         count = b.select(is_fixed, units, count)
-        work = b.mul(
-            b.word(entry, 2), b.select(b.icmp_signed("<", rows, b.number(0)), b.number(0), rows)
-        )
+        # where a call has no rows, the work is that of the whole pass
+        none = b.icmp_signed("<", rows, b.number(0))
+        work = b.mul(b.word(entry, 2), b.select(none, b.number(1), rows))
         work = b.add(work, b.select(by_node, b.mul(b.word(entry, 3), nodes), b.number(0)))
         of_nodes = b.and_(is_fixed, b.icmp_signed("==", block, b.number(0)))
         size = b.select(of_nodes, nodes, rows)

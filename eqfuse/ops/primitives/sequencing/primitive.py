@@ -104,7 +104,10 @@ def _call(steps: Steps, arrays, dtype: str) -> list[jax.Array]:
     ]
     shapes = tuple((1, steps.arrays[n].size) for n in steps.outputs)
     dtypes = tuple(steps.arrays[n].dtype for n in steps.outputs)
-    return native_p.bind(*shaped, module=module, shapes=shapes, dtypes=dtypes)
+    shapes += tuple((1, width) for width in module.copies)
+    dtypes += (dtype,) * len(module.copies)
+    results = native_p.bind(*shaped, module=module, shapes=shapes, dtypes=dtypes)
+    return results[: len(steps.outputs)]
 
 
 def _given(env, key):

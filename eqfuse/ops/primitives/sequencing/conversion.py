@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax
 import numpy as np
 from jax.lax import GatherScatterMode
 
@@ -12,7 +13,7 @@ from eqfuse.ops.algebra.form import INDEX_ARRAYS, Index
 from eqfuse.ops.algebra.linear_form import Weights
 from eqfuse.ops.algebra.steps import Array, Copy, Kernel, Map, Number, Reduce
 from eqfuse.ops.llvm.codegen.linear_layouts import is_wide
-from eqfuse.ops.primitives.rewriting.program import Node, Program
+from eqfuse.ops.primitives.rewriting.program import LARGEST_CONSTANT, Node, Program
 
 FORM, LINEAR_FORM = "eqfuse_form", "eqfuse_linear_form"
 NAMES = {"add_any": "add", "select_n": "select", "convert_element_type": "convert"}
@@ -77,11 +78,11 @@ class Converter:
         if value not in self.numbers:
             aval = self.aval(value)
             dtype = _dtype(aval)
-            number = self.program.uniform(value) if aval.size else None
+            number = _number(self.program, value) if aval.size else None
             if not aval.size:
                 self.numbers[value] = None
             elif number is not None:
-                self.numbers[value] = Number(number.item())
+                self.numbers[value] = Number(number)
             else:
                 self.numbers[value] = self._input(value, aval.size, dtype)
         return self.numbers[value]
@@ -373,6 +374,29 @@ class Converter:
         writes = tuple(self.result(v) for v in node.outputs)
         nodes = max(1, form.num_sets)
         self.steps.append(Kernel(form, operands, tuple(indices), writes, rows, nodes))
+
+
+SAME_NUMBERS = VIEWS | {"broadcast_in_dim", "copy", "copy_p", "stop_gradient"}
+
+
+def _number(program: Program, value: int):
+    """Return the number that a value is everywhere, if it is written so; None otherwise.
+
+    Nothing is computed for it, as `Program.uniform` does: each operation would be compiled.
+    """
+    if value in program.given:
+        found = program.given[value]
+        if isinstance(found, jax.core.Tracer) or np.size(found) > LARGEST_CONSTANT:
+            return None
+        found = np.asarray(found)
+        return found.flat[0].item() if (found == found.flat[0]).all() else None
+    node = program.node(value)
+    if node is None or node.name not in SAME_NUMBERS | {"convert_element_type"}:
+        return None
+    number = _number(program, node.inputs[0])
+    if number is None or node.name in SAME_NUMBERS:
+        return number
+    return np.asarray(number).astype(program.avals[value].dtype).item()
 
 
 RULES = {

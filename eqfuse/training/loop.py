@@ -26,6 +26,7 @@ from eqfuse.training.profiling import profile
 from eqfuse.training.progress import Progress, duration
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.saving import Checkpoints
+from eqfuse.training.sequences import compiled_step
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
 
 DEFAULT_EPOCHS = 100
@@ -136,7 +137,6 @@ class Fit:
             sums = errors(params, batch)
             return loss(sums), sums
 
-        @jax.jit
         def train_step(state: TrainState, batch: Batch, learning_rate):
             gradient_of = jax.value_and_grad(loss_of, has_aux=True)
             (value, sums), gradient = gradient_of(state.params, batch)
@@ -146,7 +146,9 @@ class Fit:
             state = apply_gradient(state, gradient, learning_rate, optimizer, decay)
             return state, value, sums
 
-        self._train_step = train_step
+        self._choices: list[str] = []  # of sequences, to be said when the display allows it
+        sequence = config.sequence if devices.count == 1 else "off"
+        self._train_step = compiled_step(train_step, sequence, self._choices.append)
         self._errors = jax.jit(errors)
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
@@ -259,6 +261,8 @@ class Fit:
             start = time.monotonic()
             rate = self._learning_rate(step, limits.fraction(step))
             new_state, value, sums = self._train_step(state, batch, rate)
+            while self._choices:
+                progress.say(self._choices.pop(0))
             value = float(value)
             if not math.isfinite(value):
                 raise TrainingFailed(self._not_finite(value, at, step))

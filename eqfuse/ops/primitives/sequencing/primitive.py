@@ -20,6 +20,9 @@ from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.native import native_p
 from eqfuse.ops.primitives.sequencing.segments import Segments, bind
 
+LANES = 16
+"""Elements that a vector operation computes, at most."""
+
 
 class Traced:
     """A traced function and its segments. Each is one of its own: equal only to itself.
@@ -51,10 +54,44 @@ class Traced:
         dtype = self.segments.dtype
         return sum(cost(s.steps, dtype) for s in self.segments.native)
 
+    @functools.cached_property
+    def reason(self) -> str:
+        """Return why no kernel computes it, or ""."""
+        if self.closed.effects:
+            return "it has effects, such as a debug print"
+        elements, native = _looked_through(self.closed.jaxpr)
+        if not native:
+            return 'no product and no Linear on backend "llvm"'
+        most = f"more vector operations than {self.most:,.0f}"
+        if elements // LANES > self.most:  # nothing has to be looked for
+            return most
+        if not self.segments.native:
+            return "no product and no Linear that is a step"
+        return most if self.operations > self.most else ""
+
     @property
-    def is_sequence(self) -> bool:
-        """Return whether kernels compute it."""
-        return bool(self.segments.native) and self.operations <= self.most
+    def choice(self) -> str:
+        """Return a line that says what computes it."""
+        if self.reason:
+            return f"as written: {self.reason}"
+        steps = [len(s.steps.in_loops.steps) for s in self.segments.native]
+        calls = "one native call" if len(steps) == 1 else f"{len(steps)} native calls"
+        return f"{calls} of {sum(steps)} steps"
+
+
+def _looked_through(jaxpr) -> tuple[int, bool]:
+    """Return how many elements all equations of a trace write, and whether any is a native op."""
+    total, native = 0, False
+    for eqn in jaxpr.eqns:
+        call = eqn.params.get("call")
+        native = native or "llvm" in (eqn.params.get("backend"), getattr(call, "backend", None))
+        inner = [p for p in eqn.params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
+        for part in inner:
+            elements, has_native = _looked_through(getattr(part, "jaxpr", part))
+            total, native = total + elements, native or has_native
+        if not inner:
+            total += sum(v.aval.size for v in eqn.outvars if hasattr(v.aval, "size"))
+    return total, native
 
 
 def cost(steps: Steps, dtype: str) -> int:
@@ -126,7 +163,7 @@ def _given(env, key):
 
 
 def _run(*arrays, call: Traced) -> list:
-    return _evaluate(call.segments, arrays) if call.is_sequence else _definition(*arrays, call=call)
+    return _evaluate(call.segments, arrays)
 
 
 def _lower_cpu(ctx, *operands, call: Traced):

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+from jax.extend.core import jaxpr_as_fun
 
 from eqfuse.ops.primitives.sequencing.primitive import Traced, sequence_p
 
@@ -17,7 +18,7 @@ def sequence(
     function: Callable | None = None,
     *,
     most: float = MOST,
-    report: bool = False,
+    report: bool | Callable[[str], None] = False,
     **options,
 ) -> Callable:
     """Compile a function, as `jax.jit` does, into one native call where it is small.
@@ -38,7 +39,7 @@ def sequence(
       most: vector operations, about, beyond which the function is computed as it is written: then
         it is worth more to share each operation out over threads.
       report: print, whenever the function is traced, a table of what is computed how, and why not
-        otherwise.
+        otherwise. A function in its place is given one line that says what was chosen.
       options: of `jax.jit`.
     Returns:
       The compiled function. Without a `function`, a decorator.
@@ -46,12 +47,13 @@ def sequence(
     if function is None:
         return functools.partial(sequence, most=most, report=report, **options)
 
+    tell = report if callable(report) else print if report else lambda text: None
+
     @functools.wraps(function)
     def sequenced(*args, **kwargs):
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.explicit_axes or mesh.manual_axes:
-            if report:
-                print("as written: inside shard_map, or on a mesh of explicit axes")
+            tell("as written: inside shard_map, or on a mesh of explicit axes")
             return function(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
@@ -68,9 +70,9 @@ def sequence(
 
         traced = Traced(jax.make_jaxpr(flat)(*arrays), most)
         if report:
-            print(table(traced))
-        if traced.closed.effects:  # of debug prints and the like, which a kernel has none of
-            outputs = flat(*arrays)
+            tell(traced.choice if callable(report) else table(traced))
+        if traced.reason:
+            outputs = jaxpr_as_fun(traced.closed)(*traced.tracers, *arrays)
         else:
             outputs = sequence_p.bind(*traced.tracers, *arrays, call=traced)
         return jax.tree.unflatten(structure[0], outputs)
@@ -80,21 +82,13 @@ def sequence(
 
 def table(traced: Traced) -> str:
     """Return the report: a line for each native call, and for each reason why others are none."""
+    if traced.reason:
+        return traced.choice
     lines = [("operations", "computed by", "why not")]
-    segments = traced.segments
-    if traced.closed.effects:
-        lines.append(("all", "as written", "it has effects, such as a debug print"))
-    for segment in segments.native:
+    for segment in traced.segments.native:
         found = f"{len(segment.nodes)}, {segment.steps.num_kernels} of them products and Linears"
-        by = f"a native call of {len(segment.steps.in_loops.steps)} steps"
-        reason = ""
-        if not traced.is_sequence:
-            by, reason = (
-                "as written",
-                f"{traced.operations} vector operations, at most {traced.most:.0f}",
-            )
-        lines.append((found, by, reason))
-    for reason, count in sorted(segments.reasons.items()):
+        lines.append((found, f"a native call of {len(segment.steps.in_loops.steps)} steps", ""))
+    for reason, count in sorted(traced.segments.reasons.items()):
         if reason:
             lines.append((str(count), "XLA", reason))
     widths = [max(len(line[n]) for line in lines) for n in range(3)]

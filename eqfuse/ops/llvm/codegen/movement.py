@@ -47,10 +47,11 @@ def nested(f: Function, axes, pointers: list[str], widths: list[int], body):
 
 
 def write_copy(f: Function, step: Copy, arrays: tuple[Array, ...], pointers: dict[int, str]):
+    """Write a copy between the first elements that it reads and writes, where `pointers` are."""
     dtype = arrays[step.write].dtype
     width, stored = BYTES[dtype], STORED[dtype]
     axes = joined(step.sizes, step.strides_in, step.strides_out)
-    target = f.at(pointers[step.write], step.first_out * width)
+    target = pointers[step.write]
     [read] = step.reads
     if isinstance(read, Number):
         value = literal(read.value, dtype)
@@ -58,7 +59,7 @@ def write_copy(f: Function, step: Copy, arrays: tuple[Array, ...], pointers: dic
         axes = [(size, out) for size, _, out in axes]
         nested(f, axes, [target], [width], lambda p: _store(f, value, stored, p[0], width))
         return
-    source = f.at(pointers[read], step.first_in * width)
+    source = pointers[read]
     block = 0
     if axes and axes[-1][1:] == (1, 1) and axes[-1][0] * width > 8:
         block = axes.pop()[0] * width

@@ -12,6 +12,7 @@ import hashlib
 from eqfuse.ops.algebra.form import Form
 from eqfuse.ops.algebra.linear_form import LinearForm
 from eqfuse.ops.algebra.steps import (
+    BYTES,
     Array,
     Copy,
     Gather,
@@ -192,7 +193,14 @@ class _Generator:
         text = f.text()
         name = f"step_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         self.texts[name] = text.replace("@NAME(", f"@{name}(", 1)
-        arguments = ", ".join(f"ptr {self._pointer(n)}" for n in given)
+        pointers = {n: self._pointer(n) for n in given}
+        if isinstance(step, Copy):  # where it starts is no part of its function
+            width = BYTES[self.arrays[step.write].dtype]
+            starts = [(step.write, step.first_out), *((n, step.first_in) for n in step.reads)]
+            for n, first in starts:
+                if n in pointers:
+                    pointers[n] = self.main.at(pointers[n], first * width)
+        arguments = ", ".join(f"ptr {pointer}" for pointer in pointers.values())
         self.main.do(f"call void @{name}({arguments})")
 
     def _kernel(self, step: Kernel):

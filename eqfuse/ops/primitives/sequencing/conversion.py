@@ -266,19 +266,26 @@ class Converter:
 
     def _pad(self, node: Node):
         value, padding = node.inputs
-        [out], config = node.outputs, node.params["padding_config"]
-        if any(low < 0 or high < 0 for low, high, _ in config):
-            raise NoStepError("pad that cuts off")
-        fill, read = self.read(padding), self.read(value)
-        shape, size = self.aval(value).shape, self.aval(out).size
-        write, strides = self.result(out), strides_of(self.aval(out).shape)
-        self.steps.append(Copy((fill,), write, (size,), (0,), (1,)))
-        if read is None:
-            return
-        first = sum(low * s for (low, _, _), s in zip(config, strides, strict=True))
-        apart = tuple((1 + inner) * s for (_, _, inner), s in zip(config, strides, strict=True))
-        own = (0,) * len(shape) if isinstance(read, Number) else strides_of(shape)
-        self.steps.append(Copy((read,), write, tuple(shape), own, apart, 0, first))
+        [out], fill, read = node.outputs, self.read(padding), self.read(value)
+        shape, own = self.aval(value).shape, strides_of(self.aval(value).shape)
+        size, strides = self.aval(out).shape, strides_of(self.aval(out).shape)
+        write = self.result(out)
+        self.steps.append(Copy((fill,), write, (math.prod(size),), (0,), (1,)))
+        first_in = first_out = 0
+        sizes, apart = [], []
+        for axis, (low, _, inner) in enumerate(node.params["padding_config"]):
+            step = 1 + inner
+            cut = max(0, -(low // step))  # elements before the first that stays
+            stop = min(shape[axis], -((low - size[axis]) // step))
+            first_in += cut * own[axis]
+            first_out += (low + cut * step) * strides[axis]
+            sizes.append(max(0, stop - cut))
+            apart.append(step * strides[axis])
+        if read is not None and math.prod(sizes):
+            own = (0,) * len(shape) if isinstance(read, Number) else own
+            first_in = 0 if isinstance(read, Number) else first_in
+            copied = tuple(sizes), own, tuple(apart), first_in, first_out
+            self.steps.append(Copy((read,), write, *copied))
 
     def _reduce(self, node: Node):
         [value], [out] = node.inputs, node.outputs

@@ -10,7 +10,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from eqfuse.ops.primitives.sequencing.primitive import Traced, sequence_p
 
-MOST = 4_000_000
+MOST = 1_500_000
 """Vector operations from which on threads gain more than one call for all: see `sequence`."""
 
 

@@ -221,7 +221,7 @@ def _fit(config, module, params, graph, labels, folder, checkpoints, limit):
     """Train until all shapes are told apart, or for `limit` steps."""
     flat = Flat.of(params)
     step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
-    step, params = compiled_step(step, config.sequence), flat.flatten(params)
+    step, params = compiled_step(step, config, print), flat.flatten(params)
     state = optimizer.init(params)
     if config.profile:
         print(profile(step, (params, state, graph), folder.profile), flush=True)

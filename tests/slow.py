@@ -9,9 +9,7 @@ SLOW = {
         r"test_a_sample",
         r"test_what_is_no_clear_line\[.*-[12]\]",
     ),
-    "benchmarks/test_compile_time.py": (
-        r"test_rows\[gfx942",
-    ),
+    "benchmarks/test_compile_time.py": (r"test_rows\[gfx942",),
     "benchmarks/test_gpu.py": (
         r"test_every_order_is_timed_where_parity_is_green",
         r"test_the_command_writes_all_of_its_results",
@@ -20,9 +18,7 @@ SLOW = {
         r"test_three_and_six_layers_have_the_same_number_of_native_kernels",
         r"test_three_and_six_layers_have_the_same_triton_kernels",
     ),
-    "convert/test_fine_tuning.py": (
-        r"test_it_learns_with_fewer_elements",
-    ),
+    "convert/test_fine_tuning.py": (r"test_it_learns_with_fewer_elements",),
     "convert/test_mace_parity.py": (
         r"test_a_file_of_float32_is_as_exact_as_its_couplings",
         r"test_energies_forces_and_stress_are_those_of_mace\[(medium|large|small)",
@@ -30,9 +26,7 @@ SLOW = {
         r"test_energies_forces_and_stress_are_those_of_mace\[density-float32",
         r"test_energies_forces_and_stress_are_those_of_mace\[three_layers",
     ),
-    "models/test_allegro.py": (
-        r"test_an_atom_feels_those_within_its_cutoff_and_no_others",
-    ),
+    "models/test_allegro.py": (r"test_an_atom_feels_those_within_its_cutoff_and_no_others",),
     "models/test_backends.py": (
         r"test_float32_is_as_good_as_that_of_e3nn\[.*xla",
         r"test_float32_is_as_good_as_that_of_e3nn\[nequip-llvm\]",
@@ -74,6 +68,7 @@ SLOW = {
         r"test_energy_is_invariant_and_forces_turn\[allegro-False-False\]",
         r"test_energy_is_invariant_and_forces_turn\[mace-False-False\]",
         r"test_energy_is_invariant_and_forces_turn\[nequip-False-False\]",
+        r"test_forces_are_minus_the_gradient\[allegro-False",
         r"test_gradients_for_training_are_finite_and_blind_to_padding",
         r"test_molecules_far_apart_do_not_see_each_other",
         r"test_padding_is_neutral\[(mace|allegro)",
@@ -108,17 +103,13 @@ SLOW = {
         r"test_value_and_derivatives\[(.*-xla|.*float32|l3|graph-mul)",
         r"test_value_and_derivatives\[not-sorted",
     ),
-    "ops/test_compile_counts.py": (
-        r"test_ten_layers",
-    ),
+    "ops/test_compile_counts.py": (r"test_ten_layers",),
     "ops/test_compiled_kernels.py": (
         r"test_a_contraction_compiles_without_spilling\[double",
         r"test_edges_side_by_side_do_not_spill\[.*(gfx942|sm_80)",
         r"test_nequip_compiles_without_spilling\[(double|forward-sm_80)",
     ),
-    "ops/test_complex.py": (
-        r"test_gradients",
-    ),
+    "ops/test_complex.py": (r"test_gradients",),
     "ops/test_control_flow.py": (
         r"test_loops_are_those_of_python\[.*(xla|(linear|contraction|fused).*llvm)",
         r"test_loops_are_those_of_python\[rows-scan-llvm\]",
@@ -126,20 +117,19 @@ SLOW = {
     "ops/test_e3nn_arguments.py": (
         r"TestNegativeIndex::test_fused\[e3nn\]",
         r"TestNegativeIndex::test_fused\[xla\]",
-        r"TestNegativeIndex::test_linear\[xla-array0\]",
+        r"TestNegativeIndex::test_linear\[xla",
         r"test_parameters_of_another_width_promote\[.*(xla|gate)",
         r"test_parameters_of_another_width_promote\[.*-e3nn",
         r"test_parameters_of_another_width_promote\[linear-True-llvm\]",
+        r"test_parameters_widen_half_precision_features\[.*-e3nn",
         r"test_parameters_widen_half_precision_features\[.*bfloat16",
-        r"test_parameters_widen_half_precision_features\[.*e3nn0",
         r"test_skip_promotes\[wide-skip-e3nn\]",
         r"test_without_jit",
     ),
     "ops/test_e3nn_names.py": (
         r"test_channelwise\[False-xla",
         r"test_irreps_of_the_product_that_nobody_reads_are_counted",
-        r"test_multiplicities_of_both_operands_on_a_graph\[False-llvm",
-        r"test_multiplicities_of_both_operands_on_a_graph\[False-xla\]",
+        r"test_multiplicities_of_both_operands_on_a_graph\[False-",
         r"test_random_irreps\[1-.*xla",
         r"test_random_irreps\[[2-9]",
         r"test_weights_of_the_kept_irreps\[None-xla",
@@ -170,6 +160,7 @@ SLOW = {
     ),
     "ops/test_fuse_dropped_edges.py": (
         r"test_a_node_for_dropped_edges_is_added_on_a_cpu_alone",
+        r"test_indices_out_of_range_mean_the_same\[llvm-.*-senders(0-receivers1|1-receivers0)",
         r"test_indices_out_of_range_mean_the_same\[xla",
     ),
     "ops/test_fuse_layers.py": (
@@ -271,9 +262,7 @@ SLOW = {
         r"test_graphs_of_all_kinds\[whole blocks\]",
         r"test_third_derivatives_are_composed",
     ),
-    "ops/test_not_finite_operands.py": (
-        r"test_where_they_arrive",
-    ),
+    "ops/test_not_finite_operands.py": (r"test_where_they_arrive",),
     "ops/test_primitive.py": (
         r"test_checkpoint\[.*(one-w|one-y)",
         r"test_hessian\[.*(one-w|one-y)",
@@ -286,12 +275,8 @@ SLOW = {
         r"test_vmap_of_vmap_of_gradients\[.*(one-w|one-y)",
         r"test_vmap_of_vmap_of_gradients\[.*xla",
     ),
-    "ops/test_shard_map_gradients.py": (
-        r"test_two_host_devices",
-    ),
-    "ops/test_sharding.py": (
-        r"test_four_host_devices",
-    ),
+    "ops/test_shard_map_gradients.py": (r"test_two_host_devices",),
+    "ops/test_sharding.py": (r"test_four_host_devices",),
     "ops/test_symmetric_contraction.py": (
         r"test_the_backend_e3nn_is_the_definition\[(axes|no-axes|one-index|one-factor|no-rows)",
         r"test_the_backend_e3nn_is_the_definition\[(three|two|channels)",
@@ -330,15 +315,16 @@ SLOW = {
         r"test_all_orders_equal_e3nn\[rows-indexed-bias-llvm\]",
         r"test_all_orders_equal_e3nn\[rows-split-triton-interpret\]",
         r"test_gradients_of_many_rows_are_sums_of_parts",
-        r"test_kernels_are_bitwise_repeatable\[rows-indexed",
+        r"test_kernels_are_bitwise_repeatable\[rows-",
         r"test_launches_of_forward_and_backward\[(?!rows-gate|graph-gate)",
         r"test_launches_of_forward_and_backward\[rows-gate\]",
         r"test_low_precision_errs_as_e3nn_does\[(float32-llvm|bfloat16-llvm-rows-(indexed|channelwise)|bfloat16-triton-interpret-rows-indexed)",
         r"test_low_precision_errs_as_e3nn_does\[.*-xla",
         r"test_low_precision_errs_as_e3nn_does\[.*triton-interpret-graph-gate",
+        r"test_low_precision_errs_as_e3nn_does\[.*triton-interpret-rows-channelwise",
         r"test_low_precision_errs_as_e3nn_does\[bfloat16-llvm-graph-gate-skip\]",
         r"test_low_precision_errs_as_e3nn_does\[float32-llvm-graph-gate-skip\]",
-        r"test_low_precision_errs_as_e3nn_does\[float32-triton-interpret-rows-indexed-bias\]",
+        r"test_low_precision_errs_as_e3nn_does\[float32-triton-interpret-rows",
         r"test_normalizations_filters_and_broadcasting\[component-xla\]",
         r"test_parameters_are_e3nns\[graph-(channelwise|indexed|scalar-first)",
         r"test_parameters_are_e3nns\[rows",
@@ -354,9 +340,7 @@ SLOW = {
         r"test_equivariance\[xla\]",
         r"test_value_and_derivatives\[.*float32",
     ),
-    "test_startup.py": (
-        r"test_nothing_is_said_and_the_plugin_compiles_without_a_gpu",
-    ),
+    "test_startup.py": (r"test_nothing_is_said_and_the_plugin_compiles_without_a_gpu",),
     "training/test_bad_input.py": (
         r"test_a_file_that_val",
         r"test_a_name_that_is_too_long\[run=runs/xxxxxxx\]",
@@ -370,12 +354,8 @@ SLOW = {
         r"test_atoms_that_come",
         r"test_evaluation_of_atoms_that_left_their_cell_loses_no_precision",
     ),
-    "training/test_command.py": (
-        r"test_an_interrupted_run_leaves_a_loadable_checkpoint\[2\]",
-    ),
-    "training/test_compilations.py": (
-        r"test_as_many_programs",
-    ),
+    "training/test_command.py": (r"test_an_interrupted_run_leaves_a_loadable_checkpoint\[2\]",),
+    "training/test_compilations.py": (r"test_as_many_programs",),
     "training/test_damaged_run.py": (
         r"test_a_run_goes_on_from_the_older_checkpoint",
         r"test_a_run_with_a_damaged_log_goes_on",
@@ -435,9 +415,7 @@ SLOW = {
         r"test_programs_are_kept_whatever_the_umask",
         r"test_programs_in_a_folder_of_others_are_not_run",
     ),
-    "training/test_public_data.py": (
-        r"test_md22_is_read_in_its_own_layout",
-    ),
+    "training/test_public_data.py": (r"test_md22_is_read_in_its_own_layout",),
     "training/test_resume.py": (
         r"test_a_finished_run_can",
         r"test_a_run_interrupted_at_the_end_of_an_epoch_can_be_profiled",

@@ -4,122 +4,31 @@ from __future__ import annotations
 
 import math
 
-import jax
-import numpy as np
 from jax.lax import GatherScatterMode
 
 from eqfuse.ops.algebra import steps
 from eqfuse.ops.algebra.form import INDEX_ARRAYS, Index
 from eqfuse.ops.algebra.linear_form import Weights
-from eqfuse.ops.algebra.steps import Array, Copy, Kernel, Map, Number, Reduce
+from eqfuse.ops.algebra.steps import Copy, Kernel, Map, Number, Reduce
 from eqfuse.ops.llvm.codegen.linear_layouts import is_wide
-from eqfuse.ops.primitives.rewriting.program import LARGEST_CONSTANT, Node, Program
+from eqfuse.ops.primitives.rewriting.program import Node
+from eqfuse.ops.primitives.sequencing.values import (
+    VIEWS,
+    NoStepError,
+    Values,
+    dtype_of,
+    strides_of,
+)
 
 FORM, LINEAR_FORM = "eqfuse_form", "eqfuse_linear_form"
 NAMES = {"add_any": "add", "select_n": "select", "convert_element_type": "convert"}
 NAMES |= {"stop_gradient": "identity", "copy": "identity", "copy_p": "identity"}
-VIEWS = frozenset(("reshape", "squeeze", "expand_dims"))
 REDUCTIONS = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
 REDUCTIONS |= {"reduce_or": "or", "reduce_and": "and"}
 
 
-class NoStepError(Exception):
-    """An equation that is no step, and why."""
-
-
-def strides_of(shape) -> tuple[int, ...]:
-    """Return the elements between neighbours of each axis of an array that lies in order."""
-    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
-
-
-class Converter:
-    """Turns nodes of a program into steps, one after the other.
-
-    Attributes:
-      dtype: of the forms.
-      arrays, steps, indices: as in `Steps`, of what was turned so far.
-      inputs: what is read from outside, by the number of its array: a value of the program, or
-        ("order" or "offsets", value of an index, sets of weights).
-      numbers: of the values, an array, a `Number`, or None where it has no elements.
-    """
-
-    def __init__(self, program: Program, dtype: str):
-        self.program, self.dtype = program, dtype
-        self.arrays: list[Array] = []
-        self.steps: list = []
-        self.indices: list[tuple[int, str, int]] = []
-        self.inputs: dict[int, object] = {}
-        self.numbers: dict[int, int | Number | None] = {}
-        self._of_inputs: dict[object, int] = {}
-
-    # values
-
-    def aval(self, value: int):
-        return self.program.avals[value]
-
-    def new(self, size: int, dtype: str) -> int:
-        self.arrays.append(Array(size, dtype))
-        return len(self.arrays) - 1
-
-    def result(self, value: int) -> int:
-        """Return a new array for a value."""
-        aval = self.aval(value)
-        self.numbers[value] = self.new(aval.size, _dtype(aval))
-        return self.numbers[value]
-
-    def _input(self, key, size: int, dtype: str) -> int:
-        if key not in self._of_inputs:
-            self._of_inputs[key] = self.new(size, dtype)
-            self.inputs[self._of_inputs[key]] = key
-        return self._of_inputs[key]
-
-    def read(self, value: int) -> int | Number | None:
-        """Return what a value is: an array, or the number that it is everywhere."""
-        if value not in self.numbers:
-            aval = self.aval(value)
-            dtype = _dtype(aval)
-            number = _number(self.program, value) if aval.size else None
-            if not aval.size:
-                self.numbers[value] = None
-            elif number is not None:
-                self.numbers[value] = Number(number)
-            else:
-                self.numbers[value] = self._input(value, aval.size, dtype)
-        return self.numbers[value]
-
-    def array(self, value: int) -> int:
-        """Return the array of a value, filled if it is a number."""
-        found = self.read(value)
-        if isinstance(found, Number):
-            aval = self.aval(value)
-            array = self.new(aval.size, _dtype(aval))
-            self.steps.append(Copy((found,), array, (aval.size,), (0,), (1,)))
-            return array
-        if found is None:
-            raise NoStepError("an array without elements")
-        return found
-
-    def index_array(self, value: int, name: str, limit: int) -> int:
-        """Return an index array that the runtime looks through before the kernel runs."""
-        key = ("index", value, name, limit)
-        known = key in self._of_inputs
-        array = self._input(key, self.aval(value).size, "int32")
-        if not known:
-            self.indices.append((array, name, limit))
-        return array
-
-    def _sorted_index(self, what: str, value: int, num_sets: int) -> int:
-        """Return the order of rows by their set of weights, or where each set starts in it."""
-        rows = self.aval(value).size
-        size, limit = (rows, rows) if what == "order" else (num_sets + 1, rows)
-        key = (what, value, num_sets)
-        known = key in self._of_inputs
-        array = self._input(key, size, "int32")
-        if not known:
-            self.indices.append((array, what, limit))
-        return array
-
-    # nodes
+class Converter(Values):
+    """Turns nodes of a program into steps, one after the other."""
 
     def convert(self, node: Node):
         """Add the steps of a node.
@@ -148,7 +57,7 @@ class Converter:
     def _map(self, node: Node, name: str):
         out = self.aval(node.outputs[0])
         reads = [self._broadcast(v, out.shape) for v in node.inputs]
-        dtypes = [_dtype(self.aval(v)) for v in node.inputs]
+        dtypes = [dtype_of(self.aval(v)) for v in node.inputs]
         if name == "pow" and dtypes[1] != dtypes[0]:
             reads[1] = self._converted(reads[1], dtypes[0])
             dtypes[1] = dtypes[0]
@@ -181,9 +90,9 @@ class Converter:
     def _clamp(self, node: Node):
         low, x, high = node.inputs
         out = self.aval(node.outputs[0])
-        if _dtype(out) == "bool":
+        if dtype_of(out) == "bool":
             raise NoStepError("clamp of bool")
-        middle = self.new(out.size, _dtype(out))
+        middle = self.new(out.size, dtype_of(out))
         low, x, high = (self._broadcast(v, out.shape) for v in (low, x, high))
         self.steps.append(Map("max", (low, x), middle))
         self.steps.append(Map("min", (middle, high), self.result(node.outputs[0])))
@@ -290,7 +199,7 @@ class Converter:
     def _reduce(self, node: Node):
         [value], [out] = node.inputs, node.outputs
         shape, axes = self.aval(value).shape, node.params["axes"]
-        dtype, name = _dtype(self.aval(value)), REDUCTIONS[node.name]
+        dtype, name = dtype_of(self.aval(value)), REDUCTIONS[node.name]
         if (dtype == "bool") != (name in ("or", "and")):
             raise NoStepError(f"{node.name} of {dtype}")
         read, strides = self.array(value), strides_of(shape)
@@ -308,13 +217,13 @@ class Converter:
         plain = dims.collapsed_slice_dims == (0,) == dims.start_index_map
         plain = plain and not dims.operand_batching_dims and tuple(sizes[1:]) == shape[1:]
         own = self.aval(index).shape
-        plain = plain and own[-1:] == (1,) and _dtype(self.aval(index)) == "int32"
+        plain = plain and own[-1:] == (1,) and dtype_of(self.aval(index)) == "int32"
         if not plain or dims.offset_dims != tuple(len(own) - 1 + n for n in range(len(rest))):
             raise NoStepError("gather of something else than rows")
         fill = None
         if node.params["mode"] == GatherScatterMode.FILL_OR_DROP:
             fill = node.params["fill_value"]
-            if fill is None and _dtype(self.aval(source)) not in ("float32", "float64"):
+            if fill is None and dtype_of(self.aval(source)) not in ("float32", "float64"):
                 raise NoStepError("gather that fills integers")
             fill = math.nan if fill is None else float(fill)
         width = math.prod(shape[1:])
@@ -329,9 +238,9 @@ class Converter:
         rest = tuple(range(len(own) - 1, len(own) - 1 + len(shape) - 1))
         plain = dims.inserted_window_dims == (0,) == dims.scatter_dims_to_operand_dims
         plain = plain and not dims.operand_batching_dims and dims.update_window_dims == rest
-        plain = plain and own[-1:] == (1,) and _dtype(self.aval(index)) == "int32"
+        plain = plain and own[-1:] == (1,) and dtype_of(self.aval(index)) == "int32"
         plain = plain and self.aval(updates).shape[len(own) - 1 :] == shape[1:]
-        if not plain or _dtype(self.aval(start)) == "bool":
+        if not plain or dtype_of(self.aval(start)) == "bool":
             raise NoStepError("scatter of something else than rows")
         clipped = node.params["mode"] == GatherScatterMode.CLIP
         reads = tuple(self.array(v) for v in (start, index, updates))
@@ -349,7 +258,7 @@ class Converter:
     def _form(self, node: Node):
         form, rows = node.params["form"], node.params["num_rows"]
         nodes, n = node.params["num_nodes"], len(form.inputs)
-        self._check_kernel(node, _dtype(self.aval(node.inputs[0])))
+        self._check_kernel(node, dtype_of(self.aval(node.inputs[0])))
         if not rows or not form.paths:
             raise NoStepError("nothing to compute")
         if any(o.index is Index.SHARED for o in form.outputs):
@@ -365,7 +274,7 @@ class Converter:
     def _linear_form(self, node: Node):
         form, rows = node.params["linear_form"], node.params["num_rows"]
         n = len(form.inputs)
-        self._check_kernel(node, _dtype(self.aval(node.inputs[0])))
+        self._check_kernel(node, dtype_of(self.aval(node.inputs[0])))
         if not rows or not form.terms:
             raise NoStepError("nothing to compute")
         if is_wide(form):
@@ -383,29 +292,6 @@ class Converter:
         self.steps.append(Kernel(form, operands, tuple(indices), writes, rows, nodes))
 
 
-SAME_NUMBERS = VIEWS | {"broadcast_in_dim", "copy", "copy_p", "stop_gradient"}
-
-
-def _number(program: Program, value: int):
-    """Return the number that a value is everywhere, if it is written so; None otherwise.
-
-    Nothing is computed for it, as `Program.uniform` does: each operation would be compiled.
-    """
-    if value in program.given:
-        found = program.given[value]
-        if isinstance(found, jax.core.Tracer) or np.size(found) > LARGEST_CONSTANT:
-            return None
-        found = np.asarray(found)
-        return found.flat[0].item() if (found == found.flat[0]).all() else None
-    node = program.node(value)
-    if node is None or node.name not in SAME_NUMBERS | {"convert_element_type"}:
-        return None
-    number = _number(program, node.inputs[0])
-    if number is None or node.name in SAME_NUMBERS:
-        return number
-    return np.asarray(number).astype(program.avals[value].dtype).item()
-
-
 RULES = {
     "clamp": Converter._clamp,
     "broadcast_in_dim": Converter._broadcast_in_dim,
@@ -419,14 +305,3 @@ RULES = {
     "gather": Converter._gather,
     "scatter-add": Converter._scatter_add,
 }
-
-
-def _dtype(aval) -> str:
-    name = np.dtype(aval.dtype).name if not _is_key(aval) else str(aval.dtype)
-    if name not in steps.BYTES:
-        raise NoStepError(f"arrays of {name}")
-    return name
-
-
-def _is_key(aval) -> bool:
-    return not isinstance(aval.dtype, np.dtype)

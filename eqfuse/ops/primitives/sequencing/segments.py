@@ -12,12 +12,8 @@ from jax.extend.core import ClosedJaxpr
 from eqfuse.ops.algebra.steps import Copy, Number, Steps
 from eqfuse.ops.primitives.rewriting.program import Node, Program, needed_values
 from eqfuse.ops.primitives.rules import definitions
-from eqfuse.ops.primitives.sequencing.conversion import (
-    FORM,
-    LINEAR_FORM,
-    Converter,
-    NoStepError,
-)
+from eqfuse.ops.primitives.sequencing.conversion import FORM, LINEAR_FORM, Converter
+from eqfuse.ops.primitives.sequencing.values import NoStepError
 
 KERNELS = (FORM, LINEAR_FORM)
 

@@ -1,5 +1,7 @@
 """Each kind of step of `ops.sequence`, compared with JAX; nothing of it may be left to XLA."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
+from eqfuse.ops.algebra.steps import Array, Copy, Map, Maps, Steps
 from eqfuse.ops.primitives.sequencing.primitive import Traced
 
 ROWS = 50  # neither a multiple of a vector nor less than one
@@ -161,3 +164,39 @@ def test_float64():
         for a, b in zip(found, function(x), strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_allclose(a, b, rtol=1e-14 if a.dtype == np.float64 else 1e-5)
+
+
+def random_steps(seed: int) -> Steps:
+    """Element-wise functions and copies of arrays of two sizes, in a random order of use."""
+    rng = np.random.default_rng(seed)
+    arrays, steps = [Array(16, "float32"), Array(700, "float32")], []
+    for n in range(2, 40):
+        read = int(rng.integers(max(0, n - 8), n))
+        arrays.append(Array(int(rng.choice([16, 700])), "float32"))
+        same = arrays[read].size == arrays[n].size
+        sizes = min(arrays[read].size, arrays[n].size), 1, 1
+        copy = Copy((read,), n, *((size,) for size in sizes))
+        steps.append(Map("sin", (read,), n) if same else copy)
+    return Steps(tuple(arrays), (0, 1), (39,), tuple(steps))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_arrays_that_are_used_at_the_same_time_lie_apart(seed):
+    steps = random_steps(seed).in_loops
+    places, total = steps.places()
+    assert total < sum(steps.arrays[n].bytes for n in places)  # memory is used again
+    for a, b in itertools.combinations(places, 2):
+        (first, last), (begin, end) = steps.uses[a], steps.uses[b]
+        ends = places[a] + steps.arrays[a].bytes, places[b] + steps.arrays[b].bytes
+        assert last < begin or end < first or ends[0] <= places[b] or ends[1] <= places[a]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_functions_in_one_loop_come_after_what_they_read(seed):
+    steps = random_steps(seed).in_loops
+    assert len(steps.steps) < len(random_steps(seed).steps)
+    known = set(steps.inputs)
+    for step in steps.steps:
+        for one in step.maps if isinstance(step, Maps) else (step,):
+            assert known.issuperset(one.reads)
+            known.add(one.write)

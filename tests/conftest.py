@@ -59,10 +59,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give the tests of a file to one process, which computes what they share once."""
-    from xdist.scheduler import LoadFileScheduling
+    """Give each process a row of files, whose tests share much, and half of what another one has
+    left when it is done.
+    """
+    from xdist.scheduler import WorkStealingScheduling
 
-    return LoadFileScheduling(config, log) if config.option.dist == "load" else None
+    return WorkStealingScheduling(config, log) if config.option.dist == "load" else None
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProduct
 from eqfuse.ops._tensor_square import tensor_square
 from eqfuse.ops._weighted_channels import weighted_channels
 from eqfuse.ops.primitives.ahead import compile_ahead
+from eqfuse.ops.primitives.sequencing.sequence import sequence
 
 __all__ = [
     "BACKENDS",
@@ -55,6 +56,7 @@ __all__ = [
     "resolve",
     "resolve_apart",
     "resolve_here",
+    "sequence",
     "symmetric_contraction",
     "symmetric_contraction_paths",
     "tensor_product",

@@ -93,14 +93,13 @@ def tensor_product(
     """
     op = "" if are_irreps(input1, input2) else "tensor_product"
     backend = resolve(backend, op, input1, input2)
+    options = {
+        "filter_ir_out": filter_ir_out,
+        "irrep_normalization": irrep_normalization,
+        "regroup_output": regroup_output,
+    }
     if backend == "e3nn":
-        return e3nn.tensor_product(
-            input1,
-            input2,
-            filter_ir_out=filter_ir_out,
-            irrep_normalization=irrep_normalization,
-            regroup_output=regroup_output,
-        )
+        return e3nn.tensor_product(input1, input2, **options)
     build = functools.partial(
         products.tensor_product,
         filter_ir_out=irreps_filter(filter_ir_out),
@@ -112,7 +111,24 @@ def tensor_product(
         return build(e3nn.Irreps(input1), e3nn.Irreps(input2)).irreps_out
     x, y = operands("tensor_product", input1, input2)
     product = build(x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags)
+    if backend == "xla" and _repeats_more_than_it_writes(product):
+        return _by_einsum(x, y, options)
     return evaluate_rows(product, x, y, backend)
+
+
+def _repeats_more_than_it_writes(product: products.Product) -> bool:
+    """Return whether operands whose irreps are repeated, one of each for every one of the other,
+    are larger than the product: their gradients are then written for every pair and summed.
+    """
+    columns = product.channel_columns or ()
+    return sum(c.size for operand in columns for c in operand) > product.irreps_out.dim
+
+
+def _by_einsum(x, y, options: dict) -> e3nn.IrrepsArray:
+    """Return e3nn-jax's product, an einsum for each path, accumulated in float32 or better."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    with jax.default_matmul_precision("highest"):
+        return e3nn.tensor_product(x.astype(wide), y.astype(wide), **options).astype(x.dtype)
 
 
 def elementwise_tensor_product(

@@ -229,6 +229,11 @@ class Config:
         "of the matmuls in float32: highest, or tf32x3, three products of TF32 with the errors of "
         "float32, on NVIDIA GPUs; auto: tf32x3 where it can be had",
     )
+    sequence: str = setting(
+        "auto",
+        "a training step in one native call, on a CPU: on, off, or auto: for small networks, "
+        "without profile=",
+    )
     steps: int | None = setting(None, "stop after so many steps; null: 100 for tetris")
     epochs: int | None = setting(
         None, "stop after so many epochs; null: 100, unless steps or max_minutes is given"
@@ -254,6 +259,7 @@ class Config:
                 nul = isinstance(value, str) and "\0" in value
                 require(not nul, f"{prefix}{name}", repr(value), "without NUL characters")
         one_of("dtype", self.dtype, ["float32", "float64"])
+        one_of("sequence", self.sequence, ["auto", "on", "off"])
         one_of("precision", self.precision, ["auto", "highest", "tf32x3"])
         fits = self.precision != "tf32x3" or self.dtype == "float32"
         require(fits, "precision", "tf32x3", "left out with dtype=float64: it is for float32")

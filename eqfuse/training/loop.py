@@ -26,6 +26,7 @@ from eqfuse.training.profiling import profile
 from eqfuse.training.progress import Progress, duration
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.saving import Checkpoints
+from eqfuse.training.sequences import compiled_step, may_be_sequence
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
 
 DEFAULT_EPOCHS = 100
@@ -136,7 +137,6 @@ class Fit:
             sums = errors(params, batch)
             return loss(sums), sums
 
-        @jax.jit
         def train_step(state: TrainState, batch: Batch, learning_rate):
             gradient_of = jax.value_and_grad(loss_of, has_aux=True)
             (value, sums), gradient = gradient_of(state.params, batch)
@@ -146,7 +146,10 @@ class Fit:
             state = apply_gradient(state, gradient, learning_rate, optimizer, decay)
             return state, value, sums
 
-        self._train_step = train_step
+        self._choices: list[str] = []  # of sequences, to be said when the display allows it
+        self._is_sequence = devices.count == 1 and may_be_sequence(config)
+        say = self._choices.append
+        self._train_step = compiled_step(train_step, config, say, one_device=devices.count == 1)
         self._errors = jax.jit(errors)
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
@@ -171,6 +174,7 @@ class Fit:
         state = self._devices.replicated(state)
         if self._config.profile:
             self._profile(state, at)
+        self._say_choice(state, at)
         limits = Limits(self._config, len(self._train), at.elapsed)
         if resume is None:
             self._keep(state, at, limits)
@@ -203,14 +207,24 @@ class Fit:
             )
         return state
 
-    def _profile(self, state: TrainState, at: Position):
-        """Trace the step on the next batch, and print what it launched; nothing is trained."""
+    def _next(self, state: TrainState, at: Position) -> tuple:
+        """Return the arguments of the step on the next batch."""
         start = at.batch % len(self._train)  # none is left of an epoch that is to be validated
         batch = next(self._train.batches(at.epoch, shuffle=True, start=start))
-        args = state, self._devices.spread(batch), self._learning_rate(int(state.step), 0.0)
-        writes = self._devices.is_main
+        return state, self._devices.spread(batch), self._learning_rate(int(state.step), 0.0)
+
+    def _profile(self, state: TrainState, at: Position):
+        """Trace the step on the next batch, and print what it launched; nothing is trained."""
+        args, writes = self._next(state, at), self._devices.is_main
         with self._devices.together():
             print(profile(self._train_step, args, self._folder.profile, writes), flush=True)
+
+    def _say_choice(self, state: TrainState, at: Position):
+        """Print whether the step is a native call; it is traced for that, and then not again."""
+        if self._is_sequence:
+            self._train_step.trace(*self._next(state, at))
+            print("\n".join(self._choices), flush=True)
+            self._choices.clear()
 
     def _signal(self, stop: StopRequest, limits: Limits) -> int | None:
         """Return the signal to stop at, if there was one; sets the time too, for all processes
@@ -259,6 +273,8 @@ class Fit:
             start = time.monotonic()
             rate = self._learning_rate(step, limits.fraction(step))
             new_state, value, sums = self._train_step(state, batch, rate)
+            while self._choices:  # of a batch of another shape than the first
+                progress.say(self._choices.pop(0))
             value = float(value)
             if not math.isfinite(value):
                 raise TrainingFailed(self._not_finite(value, at, step))

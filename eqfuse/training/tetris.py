@@ -19,6 +19,7 @@ from eqfuse.training.parallel import Devices
 from eqfuse.training.profiling import profile
 from eqfuse.training.runs import RunFolder
 from eqfuse.training.saving import Checkpoints
+from eqfuse.training.sequences import compiled_step
 from eqfuse.training.stopping import Interrupted, StopRequest, TrainingFailed
 
 DEFAULT_STEPS = 100
@@ -220,7 +221,7 @@ def _fit(config, module, params, graph, labels, folder, checkpoints, limit):
     """Train until all shapes are told apart, or for `limit` steps."""
     flat = Flat.of(params)
     step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
-    step, params = jax.jit(step), flat.flatten(params)
+    step, params = compiled_step(step, config, print), flat.flatten(params)
     state = optimizer.init(params)
     if config.profile:
         print(profile(step, (params, state, graph), folder.profile), flush=True)

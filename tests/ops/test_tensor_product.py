@@ -233,3 +233,19 @@ def test_many_channels_on_both_sides_are_repeated_without_a_gather(backend):
     assert "eqfuse_form" in text
     assert "gather" not in text
     assert "scatter" not in text
+
+
+@pytest.mark.parametrize(
+    ("irreps", "keep", "is_einsum"),
+    [("8x0e", None, True), ("5x0e+5x1o", "0e", True), ("5x0e+5x1o", None, False)],
+)
+def test_xla_repeats_no_operand_beyond_the_size_of_the_product(irreps, keep, is_einsum):
+    x, y = (e3nn.normal(irreps, jax.random.key(n), (3,)) for n in range(2))
+
+    def product(x, y, backend="xla"):
+        return ops.tensor_product(x, y, filter_ir_out=keep, backend=backend)
+
+    assert ("eqfuse_form" not in str(jax.make_jaxpr(product)(x, y))) == is_einsum
+    np.testing.assert_allclose(
+        product(x, y).array, product(x, y, "triton-interpret").array, atol=1e-5
+    )

@@ -17,22 +17,31 @@ SETTINGS = [*TINY, "training.schedule=constant", "training.checkpoint_seconds=0"
 
 
 @pytest.fixture(scope="module")
-def runs(water, tmp_path_factory):
-    """Folders of the same run after two epochs and after three."""
-    folders = tmp_path_factory.mktemp("runs")
-    for epochs in (2, 3):
-        data = ["data=extxyz", f"data.path={water}", f"epochs={epochs}"]
-        assert main([*data, *SETTINGS, f"run={folders / str(epochs)}"]) == 0
-    return folders
+def two_epochs(water, tmp_path_factory):
+    """The folder of a run after two epochs."""
+    return trained(water, tmp_path_factory, 2)
+
+
+@pytest.fixture(scope="module")
+def three_epochs(water, tmp_path_factory):
+    """That of the same run after three."""
+    return trained(water, tmp_path_factory, 3)
+
+
+def trained(water, tmp_path_factory, epochs: int) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / str(epochs)
+    data = ["data=extxyz", f"data.path={water}", f"epochs={epochs}"]
+    assert main([*data, *SETTINGS, f"run={folder}"]) == 0
+    return folder
 
 
 @pytest.fixture
-def folder(runs, tmp_path):
-    return Path(shutil.copytree(runs / "2", tmp_path / "run"))
+def folder(two_epochs, tmp_path):
+    return Path(shutil.copytree(two_epochs, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("damage", ["zeros", "gone"])
-def test_a_run_goes_on_from_the_older_checkpoint(runs, folder, damage, capsys):
+def test_a_run_goes_on_from_the_older_checkpoint(three_epochs, folder, damage, capsys):
     """As a power loss leaves the newer one; the damaged one is kept, and does not count."""
     last = folder / "checkpoints" / "last"
     older, newer = sorted(last.iterdir(), key=lambda path: int(path.name))
@@ -48,17 +57,17 @@ def test_a_run_goes_on_from_the_older_checkpoint(runs, folder, damage, capsys):
     assert f"the one before it, {older}, is taken" in warnings[0]
     assert (folder / "checkpoints" / f"last-{newer.name}.damaged").is_dir()
     assert len(list(last.iterdir())) == 2
-    assert_same(runs / "3", folder)
+    assert_same(three_epochs, folder)
 
 
-def test_a_run_with_one_last_checkpoint_goes_on(runs, folder, capsys):
+def test_a_run_with_one_last_checkpoint_goes_on(three_epochs, folder, capsys):
     """As older versions kept it."""
     last = folder / "checkpoints" / "last"
     older, _ = sorted(last.iterdir(), key=lambda path: int(path.name))
     shutil.rmtree(older)
     assert main([f"resume={folder}", "epochs=3"]) == 0
     assert capsys.readouterr().err == ""
-    assert_same(runs / "3", folder)
+    assert_same(three_epochs, folder)
 
 
 def to_folder(path):
@@ -136,13 +145,13 @@ def test_a_log_that_lost_lines_of_finished_epochs_says_so(folder, capsys, end):
     assert [line["epoch"] for line in history(folder)] == ["1"]
 
 
-def test_a_run_with_a_damaged_log_goes_on(runs, folder, capsys):
+def test_a_run_with_a_damaged_log_goes_on(three_epochs, folder, capsys):
     log = folder / "metrics.csv"
     log.write_bytes(b"\xff" + log.read_bytes())
     assert main([f"resume={folder}", "epochs=3"]) == 0
     [warning] = capsys.readouterr().err.splitlines()
     assert warning.endswith("it is now metrics.csv.damaged, and a new one begins here")
-    assert history(folder) == history(runs / "3")[2:]
+    assert history(folder) == history(three_epochs)[2:]
 
 
 def test_a_tetris_run_with_a_folder_for_a_log_begins_again(tmp_path, capsys):

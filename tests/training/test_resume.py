@@ -75,11 +75,12 @@ def start(arguments):
     )
 
 
-def test_a_killed_run_ends_like_one_that_was_not(settings, whole, tmp_path):
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_run_ends_like_one_that_was_not(settings, whole, tmp_path, kills):
     folder = tmp_path / "killed"
     rng = np.random.default_rng(time.time_ns())  # other moments in every run of the test
     process = start([*settings, f"epochs={EPOCHS}", f"run={folder}"])
-    for _ in range(2):
+    for _ in range(kills):
         while process.poll() is None and not (folder / "checkpoints" / "last").exists():
             time.sleep(0.01)
         time.sleep(rng.uniform(0.0, 1.5))

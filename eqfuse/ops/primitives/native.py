@@ -116,16 +116,20 @@ def sequence(
 
 
 @native_p.def_abstract_eval
-def _abstract(*args, module, shapes):
-    return [args[0].update(shape=shape, weak_type=False) for shape in shapes]
+def _abstract(*args, module, shapes, dtypes=None):
+    dtypes = dtypes or (args[0].dtype,) * len(shapes)  # one dtype, if none are given
+    return [
+        args[0].update(shape=shape, dtype=jnp.dtype(dtype), weak_type=False)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
 
 
-def _lower(ctx, *operands, module, shapes):
+def _lower(ctx, *operands, module, **params):
     machine.register(module.name, module.text)
     return jax.ffi.ffi_lowering(module.name)(ctx, *operands)
 
 
-def _refuse(ctx, *operands, module, shapes):
+def _refuse(ctx, *operands, module, **params):
     raise ValueError(
         "backend='llvm' runs on CPUs, and this computation is lowered for another device; use "
         "backend='triton' or backend='xla' there"

@@ -4,7 +4,7 @@ import dataclasses
 
 from eqfuse.ops.llvm.codegen.ir import Function
 
-DTYPES = {"float32": 11, "float64": 12, "int32": 4}  # XLA_FFI_DataType
+DTYPES = {"bool": 1, "float32": 11, "float64": 12, "int32": 4}  # XLA_FFI_DataType
 DATA, NODE_INDEX, ROW_INDEX, OFFSETS = 0, 1, 2, 3  # as in runtime.py
 ROWS, NODES, NODES_AND_ONE = 0, 1, 2
 INDEX_ROLES = {
@@ -27,7 +27,8 @@ class Entry:
     Attributes:
       dtype, rank: of the array.
       rows: what its rows are; -n where there are n, whatever the call.
-      width: elements of a row.
+      width: elements of a row; of an index array of n rows, what its indices are less than, or
+        where its offsets end.
       role: what it holds.
       name: for errors.
     """
@@ -43,6 +44,11 @@ class Entry:
     def of_index(cls, name: str) -> "Entry":
         rows, role = INDEX_ROLES[name]
         return cls(DTYPES["int32"], 1, rows, 0, role, name)
+
+    @classmethod
+    def of_known_index(cls, name: str, size: int, limit: int) -> "Entry":
+        """Return that of an index array whose size and limit are known; see `Entry.width`."""
+        return cls(DTYPES["int32"], 1, -size, limit, INDEX_ROLES[name][1], name)
 
 
 class Arguments:

@@ -8,13 +8,18 @@ from eqfuse.ops.llvm.codegen import ir
 from eqfuse.ops.llvm.codegen.arguments import INDEX_ROLES, NODE_INDEX, NODES, ROWS, Arguments
 from eqfuse.ops.llvm.codegen.kernel import write_pass
 from eqfuse.ops.llvm.codegen.layout import Copies, Layout
-from eqfuse.ops.llvm.codegen.module import SIGNATURE, Module, Pass, assembled
+from eqfuse.ops.llvm.codegen.module import SIGNATURE, Module, Pass, Written
 from eqfuse.ops.llvm.codegen.plan import Machine, Plan
 
 
 @functools.lru_cache(maxsize=1024)
 def generate(form: Form, dtype: str, machine: Machine) -> Module:
     """Return the module that computes a form on operands of one dtype, "float32" or "float64"."""
+    return write(form, dtype, machine).module(dtype)
+
+
+def write(form: Form, dtype: str, machine: Machine) -> Written:
+    """Return the passes that compute a form."""
     widest = machine.vector_bytes // ir.BYTES[dtype]
     copies = Copies(dtype, widest)
     passes = reductions(form)
@@ -29,11 +34,8 @@ def generate(form: Form, dtype: str, machine: Machine) -> Module:
     arguments = _arguments(form, dtype, index_arrays, copied)
     written = [_copy_pass(form, copied, arguments, copies)] if copied else []
     written += [write_pass(p, arguments, copies, f"pass_{p.reduce_over.value}") for p in plans]
-
-    texts = [ir.declarations(dtype), *copies.functions.values(), *(p.text for p in written)]
-    text, name = assembled(texts, arguments, written)
     widths = tuple(layout.size for layout in copied.values())
-    return Module(name, text, index_arrays, widths)
+    return Written(arguments, copies.functions, written, index_arrays, widths)
 
 
 def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:

@@ -9,25 +9,28 @@ only results are transposed, in registers. `linear_rows` and `linear_weights` wr
 import functools
 
 from eqfuse.ops.algebra.linear_form import LinearForm, Rows
-from eqfuse.ops.llvm.codegen import ir, linear_rows, linear_weights
+from eqfuse.ops.llvm.codegen import linear_rows, linear_weights
 from eqfuse.ops.llvm.codegen.linear_layouts import Layouts, write_copies
-from eqfuse.ops.llvm.codegen.module import Module, Pass, assembled
+from eqfuse.ops.llvm.codegen.module import Module, Pass, Written
 from eqfuse.ops.llvm.codegen.plan import Machine
 
 
 @functools.lru_cache(maxsize=1024)
 def generate(linear_form: LinearForm, dtype: str, machine: Machine) -> Module:
     """Return the module that computes a linear form in one dtype, "float32" or "float64"."""
+    return write(linear_form, dtype, machine).module(dtype)
+
+
+def write(linear_form: LinearForm, dtype: str, machine: Machine) -> Written:
+    """Return the passes that compute a linear form."""
     layouts = Layouts(linear_form, dtype, machine)
     passes = [_copy_pass(layouts)] if layouts.packed else []
     if any(isinstance(o, Rows) for o in linear_form.outputs):
         passes.append(linear_rows.write_pass(layouts))
     passes += [linear_weights.write_pass(layouts, o) for o in layouts.gradients]
-    texts = [ir.declarations(dtype), *layouts.copies.functions.values()]
-    texts += [p.text for p in passes]
-    text, name = assembled(texts, layouts.arguments, passes)
     widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
-    return Module(name, text, layouts.index_arrays, widths)
+    functions = layouts.copies.functions
+    return Written(layouts.arguments, functions, passes, layouts.index_arrays, widths)
 
 
 def _copy_pass(layouts: Layouts) -> Pass:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 
+from eqfuse.ops.llvm.codegen import ir
 from eqfuse.ops.llvm.codegen.arguments import Arguments
 
 VERSION = 2
@@ -45,6 +46,30 @@ class Module:
     text: str
     index_arrays: tuple[str, ...]
     copies: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """The passes of a kernel, before they are put together.
+
+    Attributes:
+      arguments: the arrays that they are called with.
+      functions: the texts of functions that they call, by name.
+      passes: in the order in which they run.
+      index_arrays, copies: see `Module`.
+    """
+
+    arguments: Arguments
+    functions: dict[str, str]
+    passes: list[Pass]
+    index_arrays: tuple[str, ...]
+    copies: tuple[int, ...]
+
+    def module(self, dtype: str) -> Module:
+        """Return the kernel."""
+        texts = [ir.declarations(dtype), *self.functions.values(), *(p.text for p in self.passes)]
+        text, name = assembled(texts, self.arguments, self.passes)
+        return Module(name, text, self.index_arrays, self.copies)
 
 
 def assembled(texts, arguments: Arguments, passes) -> tuple[str, str]:

@@ -180,6 +180,13 @@ class Runtime:
     def _check_indices(self, b: Builder, frame, entry, data, rows, nodes):
         """Return every index in range, orders permutations; offsets in order and over all rows."""
         role, name = b.word(entry, 4), b.pointer(entry, 5)
+        # of an array of a size of its own: its rows, and where its indices or offsets end
+        own, limit = b.neg(b.word(entry, 2)), b.word(entry, 3)
+        is_own = b.icmp_signed(">", own, b.number(0))
+        is_offsets = b.icmp_signed("==", role, b.number(OFFSETS))
+        rows = b.select(is_own, b.select(is_offsets, limit, own), rows)
+        own_nodes = b.select(is_offsets, b.sub(own, b.number(1)), limit)
+        nodes = b.select(is_own, own_nodes, nodes)
 
         def item(k):
             return b.sext(b.load(b.gep(data, [k], source_etype=I32), typ=I32, align=4), I64)
@@ -195,7 +202,7 @@ class Runtime:
                     self._fail(b, frame, OUT_OF_RANGE, text, name, k, item(k), limit)
         with b.if_then(is_order):
             self._check_permutation(b, frame, name, item, rows)
-        with b.if_then(b.icmp_signed("==", role, b.number(OFFSETS))):
+        with b.if_then(is_offsets):
             self._check_offsets(b, frame, name, item, rows, nodes)
 
     def _check_permutation(self, b: Builder, frame, name, item, rows):
@@ -243,9 +250,9 @@ class Runtime:
         units = b.word(entry, 5)
         is_fixed = b.icmp_signed(">", units, b.number(0))
         count = b.select(is_fixed, units, count)
-        work = b.mul(
-            b.word(entry, 2), b.select(b.icmp_signed("<", rows, b.number(0)), b.number(0), rows)
-        )
+        # where a call has no rows, the work is that of the whole pass
+        none = b.icmp_signed("<", rows, b.number(0))
+        work = b.mul(b.word(entry, 2), b.select(none, b.number(1), rows))
         work = b.add(work, b.select(by_node, b.mul(b.word(entry, 3), nodes), b.number(0)))
         of_nodes = b.and_(is_fixed, b.icmp_signed("==", block, b.number(0)))
         size = b.select(of_nodes, nodes, rows)

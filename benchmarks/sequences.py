@@ -1,0 +1,185 @@
+"""Small networks in one native call: `ops.sequence` beside the same step as it is written.
+
+    python -m benchmarks.sequences [--only TEXT] [--turns 20] [--layers 1 2 4 8] [--json FILE]
+
+The first table is the time of a training step. Each is called `CALLS` times in a row, each call
+waited for as a training loop does, in turns with the others; results are compared first (1e-4 of
+the largest element of each array). "e3nn-jax" and "llvm" are under `jax.jit` alone. With --layers
+there is a second table: seconds to compile, calls of native kernels and functions in them, by the
+number of layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import record
+from benchmarks.cpu_cases import normal, random_graph, step_on
+from eqfuse import data, models, ops
+from eqfuse.ops.llvm.runtime import machine
+from eqfuse.training.flat import Flat
+from eqfuse.training.memory import keep_freed_memory
+from eqfuse.training.tetris import training_step
+
+CALLS, FEW_CALLS, LONG, WARM_UP = 50, 3, 0.02, 3
+"""Calls in a row, of steps that take more than `LONG` seconds on e3nn-jax too; turns before."""
+EDGES = 300
+"""Of a network of which the layers grow, as in `benchmarks.growth`."""
+
+
+def tetris(backend: str):
+    """Return a step of Adam on the Tetris network, as train.py runs it, and its arguments."""
+    graph, labels = data.tetris()
+    graph = jax.tree.map(jnp.asarray, graph)
+    module = models.build("tetris", irreps_out="0o + 7x0e", backend=backend)
+    arguments = graph.vectors, graph.species, graph.edges
+    shapes = jax.eval_shape(module.init, jax.random.key(0), *arguments)
+    flat, rng = Flat.of(shapes), np.random.default_rng(0)
+    step, optimizer = training_step(module, flat, labels, lr=0.01)
+    params = normal(rng, flat.size)
+    return step, (params, optimizer.init(params), graph)
+
+
+def potential(name: str, edges: int = EDGES, **fields):
+    """Return a case: the gradient of a loss on energy and forces."""
+    return lambda backend: (
+        (timed := step_on(random_graph(edges), name, **fields)).function(backend),
+        timed.args,
+    )
+
+
+CASES = {"Tetris network, Adam": tetris}
+CASES |= {
+    f"{title}, {channels} channels, {layers} layer{'s' if layers > 1 else ''}, l <= {lmax}, "
+    f"{edges} edges": potential(
+        title.lower(), edges=edges, channels=channels, layers=layers, lmax=lmax
+    )
+    for title, channels, layers, lmax, edges in (
+        ("NequIP", 8, 1, 1, 300),
+        ("NequIP", 8, 3, 1, 300),
+        ("NequIP", 32, 2, 2, 300),
+        ("NequIP", 64, 3, 2, 2700),
+        ("MACE", 8, 1, 1, 300),
+        ("MACE", 16, 2, 2, 300),
+        ("MACE", 64, 3, 2, 2700),
+        ("Allegro", 8, 1, 1, 300),
+    )
+}
+
+
+def sides(case) -> tuple[dict, tuple, bool]:
+    """Return the compiled steps of a case, by name, their arguments, and what auto chooses."""
+    functions = {}
+    for name, backend in (("e3nn-jax", "e3nn"), ("llvm", "llvm")):
+        step, args = case(backend)
+        functions[name] = jax.jit(step).lower(*args).compile()
+    functions["sequence"] = ops.sequence(step, most=math.inf).lower(*args).compile()
+    chosen: list[str] = []
+    ops.sequence(step, report=chosen.append).trace(*args)
+    return functions, args, "native" in chosen[0]
+
+
+def measure(name: str, turns: int) -> dict:
+    """Return milliseconds of a step by side, or an error where results differ."""
+    functions, args, chosen = sides(CASES[name])
+    expected, *others = (function(*args) for function in functions.values())
+    try:
+        differences = [record.parity(expected, other, tolerance=1e-4) for other in others]
+    except record.ParityError as error:
+        return {"case": name, "error": str(error)}
+    times = {side: [] for side in functions}
+    start = time.perf_counter()
+    jax.block_until_ready(functions["e3nn-jax"](*args))
+    calls = CALLS if time.perf_counter() - start < LONG else FEW_CALLS
+    for _ in range(WARM_UP + turns):
+        for side, function in functions.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                jax.block_until_ready(function(*args))
+            times[side].append(1e3 * (time.perf_counter() - start) / calls)
+    spreads = {side: record.Spread.of(t, WARM_UP) for side, t in times.items()}
+    least = {side: min(t) for side, t in times.items()}
+    return {
+        "case": name,
+        "parity": max(differences),
+        "ms": spreads,
+        "least_ms": least,
+        "chosen": chosen,
+    }
+
+
+def row(result: dict) -> str:
+    """Return a line of the first table."""
+    if "error" in result:
+        return f"| {result['case']} | {result['error']} | | | | | |"
+    ms, least = result["ms"], result["least_ms"]
+    cells = " | ".join(f"{s.median:.3g} ({least[side]:.3g})" for side, s in ms.items())
+    ratios = [ms[side].median / ms["sequence"].median for side in ("e3nn-jax", "llvm")]
+    return (
+        f"| {result['case']} | {cells} | {ratios[0]:.1f} | {ratios[1]:.2f} "
+        f"| {'yes' if result['chosen'] else 'no'} |"
+    )
+
+
+def growth(layers: int) -> dict:
+    """Return what it takes to compile a NequIP of so many layers, by side."""
+    case, found = potential("nequip", channels=8, layers=layers, lmax=1), {}
+    for name, backend in (("e3nn-jax", "e3nn"), ("llvm", "llvm"), ("sequence", "llvm")):
+        step, args = case(backend)
+        jax.clear_caches()
+        compiled = jax.jit(step) if name != "sequence" else ops.sequence(step, most=math.inf)
+        start = time.perf_counter()
+        text = compiled.lower(*args).compile().as_text()
+        machine.finish()  # native kernels, which a thread compiles
+        seconds = time.perf_counter() - start
+        calls = re.findall(r'custom_call_target="(eqfuse_\w+)"', text)
+        found[name] = {"seconds": seconds, "calls": len(calls), "kernels": len(set(calls))}
+    return {"layers": layers, **found}
+
+
+def growth_row(result: dict) -> str:
+    """Return a line of the second table."""
+    cells = [f"{result[side]['seconds']:.1f}" for side in ("e3nn-jax", "llvm", "sequence")]
+    cells += [f"{result['llvm'][what]}" for what in ("calls", "kernels")]
+    return f"| {result['layers']} | {' | '.join(cells)} | {result['sequence']['calls']} |"
+
+
+def main() -> None:
+    """Measure and print tables in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="cases whose name has this text")
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--layers", type=int, nargs="*", default=[])
+    record.add_json_option(parser)
+    options = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    keep_freed_memory()
+    kept = record.Record(options.json)
+    print(
+        "| training step, ms: median (least) | e3nn-jax | llvm | sequence | e3nn-jax by sequence ",
+        end="",
+    )
+    print("| llvm by sequence | auto takes it |\n|---|---|---|---|---|---|---|")
+    for name in CASES:
+        if options.only in name:
+            kept.add(measure(name, options.turns))
+            print(row(kept.results[-1]), flush=True)
+    if options.layers:
+        print("\n| layers | compile, s: e3nn-jax | llvm | sequence | llvm: native calls ", end="")
+        print("| distinct | sequence: native calls |\n|---|---|---|---|---|---|---|")
+    for layers in options.layers:
+        kept.add(growth(layers))
+        print(growth_row(kept.results[-1]), flush=True)
+    kept.finish()
+
+
+if __name__ == "__main__":
+    main()

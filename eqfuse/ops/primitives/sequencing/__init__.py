@@ -1,0 +1,1 @@
+"""A traced function as steps of native kernels."""

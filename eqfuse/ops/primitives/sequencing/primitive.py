@@ -1,0 +1,177 @@
+"""The sequence as a JAX primitive: a traced function that native kernels compute where they can.
+
+Its derivatives and `vmap` are those of the function.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax._src.sharding_impls import ShardingContext
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters import mlir
+
+from eqfuse.ops.algebra.steps import Steps
+from eqfuse.ops.llvm.codegen import steps as native_steps
+from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.primitives import rules
+from eqfuse.ops.primitives.native import native_p
+from eqfuse.ops.primitives.sequencing.segments import Segments, bind
+
+LANES = 16
+"""Elements that a vector operation computes, at most."""
+
+
+class Traced:
+    """A traced function and its segments. Each is one of its own: equal only to itself.
+
+    Attributes:
+      closed: the trace; `tracers` of its constants are operands instead.
+      most: vector operations from which on it is computed as it is written.
+    """
+
+    def __init__(self, closed: ClosedJaxpr, most: float):
+        consts = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        traced = [(v, c) for v, c in consts if isinstance(c, jax.core.Tracer)]
+        kept = [(v, c) for v, c in consts if not isinstance(c, jax.core.Tracer)]
+        jaxpr = closed.jaxpr.replace(
+            constvars=[v for v, _ in kept],
+            invars=[*(v for v, _ in traced), *closed.jaxpr.invars],
+            debug_info=closed.jaxpr.debug_info.with_unknown_names(),
+        )
+        self.tracers = [c for _, c in traced]
+        self.closed, self.most = ClosedJaxpr(jaxpr, [c for _, c in kept]), most
+
+    @functools.cached_property
+    def segments(self) -> Segments:
+        return Segments(self.closed)
+
+    @functools.cached_property
+    def operations(self) -> int:
+        """Return about how many vector operations its native kernels run."""
+        dtype = self.segments.dtype
+        return sum(cost(s.steps, dtype) for s in self.segments.native)
+
+    @functools.cached_property
+    def reason(self) -> str:
+        """Return why no kernel computes it, or ""."""
+        if self.closed.effects:
+            return "it has effects, such as a debug print"
+        elements, native = _looked_through(self.closed.jaxpr)
+        if not native:
+            return 'no product and no Linear on backend "llvm"'
+        most = f"more vector operations than {self.most:,.0f}"
+        if elements // LANES > self.most:  # nothing has to be looked for
+            return most
+        if not self.segments.native:
+            return "no product and no Linear that is a step"
+        return most if self.operations > self.most else ""
+
+    @property
+    def choice(self) -> str:
+        """Return a line that says what computes it."""
+        if self.reason:
+            return f"as written: {self.reason}"
+        steps = [len(s.steps.in_loops.steps) for s in self.segments.native]
+        calls = "one native call" if len(steps) == 1 else f"{len(steps)} native calls"
+        return f"{calls} of {sum(steps)} steps"
+
+
+def _looked_through(jaxpr) -> tuple[int, bool]:
+    """Return how many elements all equations of a trace write, and whether any is a native op."""
+    total, native = 0, False
+    for eqn in jaxpr.eqns:
+        call = eqn.params.get("call")
+        native = native or "llvm" in (eqn.params.get("backend"), getattr(call, "backend", None))
+        inner = [p for p in eqn.params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
+        for part in inner:
+            elements, has_native = _looked_through(getattr(part, "jaxpr", part))
+            total, native = total + elements, native or has_native
+        if not inner:
+            total += sum(v.aval.size for v in eqn.outvars if hasattr(v.aval, "size"))
+    return total, native
+
+
+def cost(steps: Steps, dtype: str) -> int:
+    """Return about how many vector operations steps are on this machine."""
+    return native_steps.cost(steps, dtype, machine.machine())
+
+
+def _definition(*arrays, call: Traced) -> list:
+    return jaxpr_as_fun(call.closed)(*arrays)
+
+
+def _abstract(*arrays, call: Traced):
+    return [aval.update(weak_type=False) for aval in call.closed.out_avals]
+
+
+sequence_p = rules.defined_primitive("eqfuse_sequence", _definition, _abstract)
+
+
+def _evaluate(segments: Segments, arrays) -> list:
+    """Return the outputs of a function, segment by segment."""
+    program = segments.program
+    env = dict(program.given) | dict(zip(program.inputs, arrays, strict=True))
+    for segment in segments.segments:
+        if segment.steps is None:
+            for node in segment.nodes:
+                found = bind(node.eqn, [env[v] for v in node.inputs])
+                env.update(zip(node.outputs, found, strict=True))
+            continue
+        given = [_given(env, key) for key in segment.inputs]
+        results = _call(segment.steps, given, segments.dtype)
+        for node in segment.nodes:
+            for v in node.outputs:
+                if not program.avals[v].size:
+                    env[v] = jnp.zeros(program.avals[v].shape, program.avals[v].dtype)
+        for value, result in zip(segment.outputs, results, strict=True):
+            env[value] = result.reshape(program.avals[value].shape)
+    return [env[v] for v in program.outputs]
+
+
+def _call(steps: Steps, arrays, dtype: str) -> list[jax.Array]:
+    """Return the outputs of steps, flat, from one native call."""
+    module = native_steps.generate(steps, dtype, machine.machine())
+    indices = {n for n, _, _ in steps.indices}
+    shaped = [
+        a.reshape(-1) if n in indices else a.reshape(1, -1)
+        for n, a in zip(steps.inputs, arrays, strict=True)
+    ]
+    shapes = tuple((1, steps.arrays[n].size) for n in steps.outputs)
+    dtypes = tuple(steps.arrays[n].dtype for n in steps.outputs)
+    shapes += tuple((1, width) for width in module.copies)
+    dtypes += (dtype,) * len(module.copies)
+    results = native_p.bind(*shaped, module=module, shapes=shapes, dtypes=dtypes)
+    return results[: len(steps.outputs)]
+
+
+def _given(env, key):
+    """Return an input of a kernel."""
+    if isinstance(key, int):
+        return env[key]
+    what, value, *rest = key
+    index = env[value].astype(jnp.int32)
+    if what == "index":
+        return index
+    [num_sets] = rest
+    if what == "order":
+        return jnp.argsort(index).astype(jnp.int32)
+    counts = jnp.zeros(num_sets + 1, jnp.int32).at[index + 1].add(1)
+    return jnp.cumsum(counts, dtype=jnp.int32)
+
+
+def _run(*arrays, call: Traced) -> list:
+    return _evaluate(call.segments, arrays)
+
+
+def _lower_cpu(ctx, *operands, call: Traced):
+    context = ctx.module_context.axis_context
+    alone = isinstance(context, ShardingContext) and context.num_devices == 1
+    function = _run if alone else _definition
+    return mlir.lower_fun(function, multiple_results=True)(ctx, *operands, call=call)
+
+
+mlir.register_lowering(sequence_p, mlir.lower_fun(_definition, multiple_results=True))
+mlir.register_lowering(sequence_p, _lower_cpu, platform="cpu")

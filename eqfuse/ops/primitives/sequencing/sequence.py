@@ -1,0 +1,96 @@
+"""`sequence`: a whole small computation, say a training step, in one native call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from eqfuse.ops.primitives.sequencing.primitive import Traced, sequence_p
+
+MOST = 1_500_000
+"""Vector operations from which on threads gain more than one call for all: see `sequence`."""
+
+
+def sequence(
+    function: Callable | None = None,
+    *,
+    most: float = MOST,
+    report: bool | Callable[[str], None] = False,
+    **options,
+) -> Callable:
+    """Compile a function, as `jax.jit` does, into one native call where it is small.
+
+    A network of few channels, on few atoms, spends most of its time on beginning operations. On a
+    CPU the function is traced, and its products, Linears and fused ops of backend "llvm" with what
+    is between them (element-wise functions, changes of shape, sums, rows gathered and added) become
+    one kernel, which runs them one after the other. What it does not know, XLA computes: before it,
+    after it, or between several such kernels. On other devices, on several, on a mesh of explicit
+    axes and inside `shard_map`, the function is computed as it is written.
+
+    Pass a function that takes its gradients itself, such as `jax.value_and_grad(loss)` or a whole
+    training step. What is returned can be differentiated and mapped too: its derivatives are those
+    of `function`, computed as they are without `sequence`.
+
+    Args:
+      function: of any arguments that `jax.jit` takes.
+      most: vector operations, about, beyond which the function is computed as it is written: then
+        it is worth more to share each operation out over threads.
+      report: print, whenever the function is traced, a table of what is computed how, and why not
+        otherwise. A function in its place is given one line that says what was chosen.
+      options: of `jax.jit`.
+    Returns:
+      The compiled function. Without a `function`, a decorator.
+    """
+    if function is None:
+        return functools.partial(sequence, most=most, report=report, **options)
+
+    tell = report if callable(report) else print if report else lambda text: None
+
+    @functools.wraps(function)
+    def sequenced(*args, **kwargs):
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.explicit_axes or mesh.manual_axes:
+            tell("as written: inside shard_map, or on a mesh of explicit axes")
+            return function(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+        arrays, structure = [leaves[n] for n in places], []
+
+        def flat(*arrays):
+            full = list(leaves)
+            for n, array in zip(places, arrays, strict=True):
+                full[n] = array
+            args, kwargs = jax.tree.unflatten(tree, full)
+            outputs, tree_out = jax.tree.flatten(function(*args, **kwargs))
+            structure.append(tree_out)
+            return outputs
+
+        traced = Traced(jax.make_jaxpr(flat)(*arrays), most)
+        if report:
+            tell(traced.choice if callable(report) else table(traced))
+        if traced.reason:
+            outputs = jaxpr_as_fun(traced.closed)(*traced.tracers, *arrays)
+        else:
+            outputs = sequence_p.bind(*traced.tracers, *arrays, call=traced)
+        return jax.tree.unflatten(structure[0], outputs)
+
+    return jax.jit(sequenced, **options)
+
+
+def table(traced: Traced) -> str:
+    """Return the report: a line for each native call, and for each reason why others are none."""
+    if traced.reason:
+        return traced.choice
+    lines = [("operations", "computed by", "why not")]
+    for segment in traced.segments.native:
+        found = f"{len(segment.nodes)}, {segment.steps.num_kernels} of them products and Linears"
+        lines.append((found, f"a native call of {len(segment.steps.in_loops.steps)} steps", ""))
+    for reason, count in sorted(traced.segments.reasons.items()):
+        if reason:
+            lines.append((str(count), "XLA", reason))
+    widths = [max(len(line[n]) for line in lines) for n in range(3)]
+    rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(row.rstrip() for row in rows)

@@ -26,7 +26,10 @@ SLOW = {
         r"test_energies_forces_and_stress_are_those_of_mace\[density-float32",
         r"test_energies_forces_and_stress_are_those_of_mace\[three_layers",
     ),
-    "models/test_allegro.py": (r"test_an_atom_feels_those_within_its_cutoff_and_no_others",),
+    "models/test_allegro.py": (
+        r"test_an_atom_feels_those_within_its_cutoff_and_no_others",
+        r"test_the_energy_is_its_definition\[True",
+    ),
     "models/test_backends.py": (
         r"test_float32_is_as_good_as_that_of_e3nn\[.*xla",
         r"test_float32_is_as_good_as_that_of_e3nn\[nequip-llvm\]",
@@ -181,6 +184,7 @@ SLOW = {
     ),
     "ops/test_fused_compiled.py": (
         r"test_fused_kernels_compile_without_spilling\[(nequip-16-l1-sm_90|rows-16-l1-sm_80|rows-16-l1-gfx)",
+        r"test_fused_kernels_compile_without_spilling\[rows-16-l1",
         r"test_fused_kernels_compile_without_spilling\[rows-64-l1-sm_90\]",
         r"test_kernels_of_linear_compile_without_spilling\[(.-sm_80|3-)",
         r"test_kernels_of_linear_load_several_elements_at_once",
@@ -280,7 +284,8 @@ SLOW = {
         r"test_vmap_of_vmap_of_gradients\[.*xla",
     ),
     "ops/test_sequence.py": (
-        r"test_potentials_are_one_native_call_with_the_gradients_of_e3nn\[allegro",
+        r"test_gradients_of_a_sequence",
+        r"test_potentials_are_one_native_call_with_the_gradients_of_e3nn\[(allegro|mace)",
     ),
     "ops/test_shard_map_gradients.py": (r"test_two_host_devices",),
     "ops/test_sharding.py": (r"test_four_host_devices",),
@@ -426,6 +431,7 @@ SLOW = {
     "training/test_public_data.py": (
         r"test_3bpa_with_its_isolated_atoms",
         r"test_md22_is_read_in_its_own_layout",
+        r"test_rmd17_takes_the_frames_of_its_split",
     ),
     "training/test_resume.py": (
         r"test_a_finished_run_can",
@@ -437,6 +443,7 @@ SLOW = {
         r"test_changed_stress_is_refused",
         r"test_the_best_of_a_run_that_ended_within_an_epoch_stays",
     ),
+    "training/test_sequences.py": (r"test_the_tetris_run_is_the_same_in_one_native_call",),
     "training/test_start.py": (
         r"test_an_interrupted_one_ends_like_one_that_was_not",
         r"test_reference_energies_are_moved_to_data_of_another_method",

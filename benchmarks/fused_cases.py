@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from eqfuse.ops.algebra import channelwise as _channelwise
 from eqfuse.ops.algebra import linears, products
 from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.primitives.fused import second_op
 from eqfuse.ops.show import derivatives
-from eqfuse.ops.triton.codegen import linear_kernel, plan
+from eqfuse.ops.triton.codegen import fused_backward, fused_forward, linear_kernel, plan
 from eqfuse.ops.triton.spec import KernelSpec
 from eqfuse.ops.xla import gates
 
@@ -89,6 +90,13 @@ SPECS = {
         "out": _times(16, "0e+0o+1e+1o"),
         "on_graph": False,
     },
+    "rows-gate-16-l1": {
+        "x": _times(16, "0e+0o+1e+1o"),
+        "y": "0e+1o",
+        "out": "16x0e+16x0o+32x0e+16x1e+16x1o",
+        "on_graph": False,
+        "gated": True,
+    },
     "tetris-2": {
         "x": TETRIS,
         "y": "0e+1o+2e+3o",
@@ -123,7 +131,12 @@ MANY_ROWS = 160_000
 
 
 def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
-    """Return the kernels of an op by order: of the Linear, of many rows, and of the product."""
+    """Return the kernels of an op by order.
+
+    On a graph those of the product and of the Linear, of many rows; over rows the fused ones.
+    """
+    if not fused.summed:
+        return _over_rows(fused, dtype)
     product, linear = (derivatives(f) for f in (fused.form, fused.linear.linear_form))
     tile = linear_kernel.tile(fused.linear.linear_form, dtype, MANY_ROWS, 1)
     return {
@@ -133,6 +146,22 @@ def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
         ]
         for order in product
     }
+
+
+def _over_rows(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
+    found = {"forward": [fused_forward.forward(fused, dtype).spec]}
+    found["backward"] = [_backward(fused, (True,) * len(fused.form.inputs), dtype)]
+    if fused.gate is None:
+        other, _, asked = second_op(fused, [True] * len(fused.form.inputs))
+        asked = asked[: len(other.form.inputs)]
+        found["double"] = [fused_forward.forward(other, dtype).spec]
+        found["double"] += [_backward(other, asked, dtype)]
+    return found
+
+
+def _backward(fused: Fused, wanted, dtype: str) -> KernelSpec:
+    given, gated = (True,) * len(fused.sizes), fused.gate is not None
+    return fused_backward.backward(fused, wanted, given, dtype, gated).spec
 
 
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str) -> list[KernelSpec]:

@@ -75,14 +75,14 @@ def empty_cache():
 
 
 def kernels_of(name: str, dtype: str):
-    """Return (order, terms of the product, kernels) of a case."""
+    """Return (order, terms of the product, kernels) of a case; over rows, the fused ones."""
     if name in CASES:
         forms = CASES[name].forms()
         specs = {o: [k.spec for k in plan.kernels(form, dtype)] for o, form in forms.items()}
     else:
         fused = FUSED[name.removeprefix("fused ")]
         forms, specs = derivatives(fused.form), fused_kernels(fused, dtype)
-    return [(order, form.num_terms, specs[order]) for order, form in forms.items()]
+    return [(order, forms[order].num_terms, found) for order, found in specs.items()]
 
 
 def measure(names, target: str, processes: int) -> list[Row]:

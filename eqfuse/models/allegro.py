@@ -87,7 +87,7 @@ class AllegroLayer(nn.Module):
         V_ij <- Linear(T_ij)
 
     The first matrix of the MLP is one of x, and one of the scalars, which is part of the Linear: so
-    T itself is not in memory on a CPU.
+    T itself is not in memory on a CPU, nor on a GPU where it is large.
 
     Attributes:
       paths: irreps of V, env and T.

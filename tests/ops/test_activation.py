@@ -16,6 +16,7 @@ from eqfuse.ops.xla import activations
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, only
 
+# 0.4 is where the kernels' tanh changes from a fraction to exponentials
 POINTS = np.array([0.0, 1e-6, 0.05, 0.39, 0.41, 1.0, 20.0])
 POINTS = np.concatenate([POINTS, -POINTS])[:, None] * (1 + 1e-3 * np.arange(-2, 3))
 STEP = Decimal("1e-40")  # of the differences that derivatives are taken as

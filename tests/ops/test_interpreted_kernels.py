@@ -175,3 +175,15 @@ def test_a_form_in_several_kernels_is_written_too(monkeypatch):
     for a, b in zip(found, expected, strict=True):
         # the same sums of at most 33 terms, begun elsewhere
         np.testing.assert_allclose(a, b, rtol=0, atol=33 * np.finfo(np.float32).eps * abs(b).max())
+
+
+def test_warps_have_read_in_place_before_one_of_them_writes():
+    """A kernel that goes on with the sums of another reads them in all warps, and writes in one."""
+    form = BENCHMARKS["mixed"].forms()["backward"]
+    texts = [k.spec.source for k in plan.kernels(form, "float64")]
+    lines = [line.strip() for text in texts for line in text.splitlines()]
+    reads = [n for n, line in enumerate(lines) if "tl.load(" in line and "_before_row +" in line]
+    assert reads
+    for read in reads:
+        following = (line for line in lines[read:] if not line.startswith("before_"))
+        assert next(following) == "tl.debug_barrier()"

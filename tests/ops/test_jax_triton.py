@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from benchmarks.cases import Case
-from benchmarks.fused_cases import mixing_kernels
+from benchmarks.fused_cases import fused, mixing_kernels
 from eqfuse.ops.primitives.launch import launch
-from eqfuse.ops.triton.codegen import linear_kernel, plan
+from eqfuse.ops.triton.codegen import fused_backward, fused_forward, plan
 from eqfuse.ops.triton.spec import TRITON_TYPES
 from tests.ops.test_handover import fields
 
@@ -34,12 +34,14 @@ def kinds():
     """Return a kernel of each kind that is generated."""
     form = Case("16x0e+16x1o", "0e+1o", "0e+1o").forms()["backward"]
     [product] = plan.kernels(form, "float32")
-    linear, backward = mixing_kernels(e3nn.Irreps("16x0e+16x1o"), 1, "float32")
+    linear, _ = mixing_kernels(e3nn.Irreps("16x0e+16x1o"), 1, "float32")
+    layer = fused("16x0e+16x1o", "0e+1o", "32x0e+16x1o", on_graph=False, gated=True)
+    everything = (True,) * len(layer.form.inputs), (True,) * len(layer.sizes)
     return {
         "form": product.spec,
         "linear": linear,
-        "linear backward": backward,
-        "reduction": linear_kernel.reduction((256, 48), "float32"),
+        "fused forward": fused_forward.forward(layer, "float32").spec,
+        "fused backward": fused_backward.backward(layer, *everything, "float32").spec,
     }
 
 
@@ -75,7 +77,7 @@ def lowered(function, args):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_launch_is_as_ours(jax_triton, monkeypatch, kind):
     spec = KINDS[kind]
-    if not spec.coalesce:  # the pass that we leave out, which changes nothing in a form
+    if kind.startswith("fused"):  # the pass that we leave out, which changes nothing in a form
         from triton.backends.nvidia.compiler import CUDABackend
 
         make_ttgir = pipeline._without_coalesce(CUDABackend.make_ttgir)

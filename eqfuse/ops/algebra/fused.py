@@ -61,6 +61,23 @@ class Fused:
         gated = () if self.gate is None else (self.gate.irreps_out.dim,)
         return (*gated, *(rows.size for rows in self.linear.linear_form.outputs))
 
+    @property
+    def arrays(self) -> list[str]:
+        """Return names of the arrays that the pre-activation consists of."""
+        count = len(self.linear.linear_form.outputs)
+        return ["z"] if count == 1 else [f"z{n}" for n in range(count)]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Return names of the outputs."""
+        return [*([] if self.gate is None else ["out"]), *self.arrays]
+
+    def cotangents(self, given) -> list[str]:
+        """Return names of the cotangents of the outputs that are given, in their order."""
+        return [
+            f"ct_{name}" for name, is_given in zip(self.outputs, given, strict=True) if is_given
+        ]
+
     def operands(self, floats):
         """Return (inputs of the form, parameters of the Linear, skip or None)."""
         n = len(self.form.inputs)

@@ -40,6 +40,12 @@ class Part:
     first: int
     mul: int
 
+    def cut(self, most: int) -> list["Part"]:
+        """Return parts of at most so many channels."""
+        stop = self.first + self.mul
+        starts = range(self.first, stop, most)
+        return [Part(self.block, start, min(most, stop - start)) for start in starts]
+
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
@@ -51,6 +57,15 @@ class Tile:
     offset: int
     act: Activation
     gate: Part | None = None
+
+    def cut(self, dim: int, most: int) -> list["Tile"]:
+        """Return tiles of at most so many channels, of `dim` components."""
+        parts = self.part.cut(most)
+        gates = self.gate.cut(most) if self.gate else [None] * len(parts)
+        return [
+            Tile(part, self.offset + (part.first - self.part.first) * dim, self.act, gate)
+            for part, gate in zip(parts, gates, strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)

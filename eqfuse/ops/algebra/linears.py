@@ -1,7 +1,9 @@
 """e3nn's Linear as a `LinearForm`: which matrices, with e3nn's names, normalisation and order."""
 
+import bisect
 import dataclasses
 import functools
+import itertools
 
 import e3nn_jax as e3nn
 import numpy as np
@@ -40,6 +42,21 @@ class Linear:
     def blocks_out(self) -> tuple[Block, ...]:
         return tuple(block for rows in self.linear_form.outputs for block in rows.blocks)
 
+    @functools.cached_property
+    def _first_blocks(self) -> list[int]:
+        """Return the number of the first block of each array of the pre-activation, then that of
+        all blocks.
+        """
+        return [0, *itertools.accumulate(len(rows.blocks) for rows in self.linear_form.outputs)]
+
+    def array_of(self, block: int) -> int:
+        """Return which array of the pre-activation a block of it is in."""
+        return bisect.bisect_right(self._first_blocks, block) - 1
+
+    def block_of(self, term: Term) -> int:
+        """Return the number of the block of the pre-activation that a matrix or a bias adds to."""
+        return self._first_blocks[term.z.operand - len(self.linear_form.inputs)] + term.z.block
+
     @property
     def size_out(self) -> int:
         return self.irreps_out.dim
@@ -47,6 +64,14 @@ class Linear:
     def reads(self, block: int) -> bool:
         """Return whether any matrix reads a block of the row."""
         return any(t.x is not None and t.x.block == block for t in self.linear_form.terms)
+
+    def into(self, block: int) -> list[Term]:
+        """Return the matrices into a block of the pre-activation."""
+        return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is not None]
+
+    def biases(self, block: int) -> list[Term]:
+        """Return the biases of a block of the pre-activation."""
+        return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is None]
 
 
 @dataclasses.dataclass(frozen=True)

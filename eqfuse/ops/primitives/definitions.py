@@ -1,7 +1,7 @@
 """The definition of a fused op and of its derivatives.
 
 They are composed of the kernels of the product, of the linear form, and of the gate in
-jax.numpy. On a GPU that is what runs; `primitives.fused` says where one kernel takes their place.
+jax.numpy; `primitives.fused` says where one kernel takes their place.
 """
 
 import dataclasses

@@ -2,11 +2,13 @@
 
 Five primitives, each a derivative of the one before: the op; its tangent, linear in the tangents;
 its backward, the transpose of the tangent; the tangent of the backward; and the transpose of that.
-On a CPU, over rows and without a gate, all but the tangents are one kernel each. Everything else is
-composed by JAX itself from `definitions`, so that no derivative is missing at any order.
+Over rows, without a gate, all but the tangents are one kernel each on a CPU. On a GPU, over rows
+whose product would fill the memory, the op and its backward are fused kernels, and so are, without
+a gate, the derivatives of the backward. Everything else is composed by JAX itself from
+`definitions`, so that no derivative is missing at any order.
 
-On a GPU there is no such kernel, and the op is its definition from the start: JAX keeps the product
-for the backward, which reads it for the gradients of the parameters.
+Any other op on a GPU is its definition from the start, kernels of the product and of the Linear,
+which take less time: JAX keeps the product for the backward.
 """
 
 import dataclasses
@@ -26,6 +28,15 @@ from eqfuse.ops.primitives.definitions import (
 )
 
 
+LARGE = 2**32
+"""Bytes of a product over rows from which on it is not written to the memory of a GPU."""
+
+
+def _is_large(call: Call, dtype) -> bool:
+    [product] = call.fused.form.outputs
+    return not call.fused.summed and call.num_rows * product.size * dtype.itemsize >= LARGE
+
+
 def evaluate(call: Call, floats, integers):
     """Return the output of a fused op: the gated row, or the arrays of the pre-activation without a
     gate.
@@ -36,8 +47,8 @@ def evaluate(call: Call, floats, integers):
 
     def bound(*arrays):
         arrays = rules.vary_alike(arrays)
-        if call.backend.startswith("triton"):
-            return _fused(*arrays, call=call)  # kernels of the product and of the Linear
+        if call.backend.startswith("triton") and not _is_large(call, arrays[0].dtype):
+            return _fused(*arrays, call=call)
         return fused_p.bind(*arrays, call=call)
 
     out = "nodes" if call.fused.summed else "rows"

@@ -17,6 +17,7 @@ from eqfuse.ops.primitives import (
     form_kernels,
     forms,
     fused,
+    fused_kernels,
     linear_forms,
     linear_kernels,
     native,
@@ -100,26 +101,37 @@ def _linear_form(*arrays, linear_form, num_rows, backend):
 # fused ops
 
 
-def _fused(primitive: Primitive):
-    """Return what lowers a primitive of fused ops: its definition, as one native kernel where there
-    is one.
-    """
+def _defined(primitive: Primitive, arrays, call: Call, **params):
+    """Return what a primitive is by definition, as one native kernel where there is one."""
+    function = functools.partial(definitions[primitive], call=call, **params)
+    return sequences.run(function, arrays, call)
 
-    def lowered(*arrays, call: Call, **params):
-        function = functools.partial(definitions[primitive], call=call, **params)
-        return sequences.run(function, arrays, call)
 
-    return lowered
+def _fused(*arrays, call):
+    if not call.backend.startswith("triton") or not fused_kernels.has_kernels(call):
+        return _defined(fused.fused_p, arrays, call)
+    return fused_kernels.forward(call, *fused.split(arrays, call.fused.num_floats))
+
+
+def _backward(*arrays, call, wanted, given):
+    if not call.backend.startswith("triton") or not fused_kernels.has_kernels(call):
+        return _defined(fused.backward_p, arrays, call, wanted=wanted, given=given)
+    floats, [z], *others = fused.split(arrays, call.fused.num_floats, 1, sum(given))
+    return fused_kernels.backward(call, wanted, given, floats, z, *others)
+
+
+def _double(*arrays, call, **params):
+    return _defined(fused.double_p, arrays, call, **params)
 
 
 lowerings: dict[Primitive, Callable] = {
     forms.form_p: _form,
     linear_forms.linear_form_p: _linear_form,
-    fused.fused_p: _fused(fused.fused_p),
+    fused.fused_p: _fused,
     fused.tangent_p: definitions[fused.tangent_p],
-    fused.backward_p: _fused(fused.backward_p),
+    fused.backward_p: _backward,
     fused.second_p: definitions[fused.second_p],
-    fused.double_p: _fused(fused.double_p),
+    fused.double_p: _double,
 }
 for _primitive, _function in lowerings.items():
     mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True))

@@ -20,7 +20,7 @@ LOAD = r"ld\.global\.b32 \{ (%r\d+) \}, \[ (%rd\d+) \+ 0 \]"
 STORE = r"st\.global\.b32 \[ %rd\d+ \+ 0 \], \{ %r\d+ \};"
 PRODUCT = "tetris-1", "backward"
 """A block for each sender, which stores gradients of its edges, and one of its node."""
-MATMUL = "linear 16-l1", "forward"
+MATMUL = "fused rows-16-l1", "forward"
 """A kernel whose four warps exchange values in shared memory."""
 
 

@@ -1,1 +1,1 @@
-"""Writers of Triton kernels: from a form or a Linear to source text."""
+"""Writers of Triton kernels: from a form, a Linear or a fused op to source text."""

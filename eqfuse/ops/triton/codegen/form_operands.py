@@ -160,6 +160,12 @@ class OperandWriter(LineWriter):
     def _store(self, o: int, number: int, has_value: bool = True):
         operand = self.form.outputs[o]
         segment = operand.segments[number]
+        is_continued = (o, number) in self.task.accumulated
+        if is_continued:  # all warps read in place what one of them writes
+            for component in range(segment.dim):
+                row = f"{operand.name}_before_row"
+                self._load(operand, segment, component, f"before_{component}", row)
+            self.emit("tl.debug_barrier()")
         for component in range(segment.dim):
             name = component_name(operand, number, component)
             place, mask = self._place(operand, segment, component)
@@ -174,8 +180,7 @@ class OperandWriter(LineWriter):
             else:
                 by_lane = self.edges > 1 and self._owned(operand) and operand.channels
                 value = f"{name}[None, :]" if by_lane else name
-            if (o, number) in self.task.accumulated:
-                self._load(operand, segment, component, "before", f"{operand.name}_before_row")
-                value = f"before + {value}"
+            if is_continued:
+                value = f"before_{component} + {value}"
             mask = f", mask={mask}" if mask else ""
             self.emit(f"tl.store({operand.name}_row + {place}, {value}{mask})")

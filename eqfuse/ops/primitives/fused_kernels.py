@@ -1,0 +1,99 @@
+"""The kernels of fused ops over rows inside a JAX computation."""
+
+import dataclasses
+import functools
+
+from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.primitives import definitions
+from eqfuse.ops.primitives.definitions import Call, product
+from eqfuse.ops.primitives.launch import launch
+from eqfuse.ops.triton.codegen import fused_backward, fused_forward
+
+forward_kernel = functools.lru_cache(maxsize=256)(fused_forward.forward)
+backward_kernel = functools.lru_cache(maxsize=256)(fused_backward.backward)
+
+
+def has_kernels(call: Call) -> bool:
+    """Return whether there are kernels, over rows, and work for them: matrices to multiply by."""
+    fused = call.fused
+    indices = {o.index for o in fused.form.inputs}
+    matrices = any(term.x is not None for term in fused.linear.linear_form.terms)
+    over_rows = not fused.summed and Index.SENDER not in indices
+    return bool(over_rows and call.num_rows and fused.form.paths and matrices)
+
+
+def _arrays(fused: Fused, floats, integers) -> dict:
+    """Return the operands of a call by the names that kernels use."""
+    inputs, parameters, skip = fused.operands(floats)
+    index, arrays = fused.split(integers)
+    named = dict(zip([o.name for o in fused.form.inputs], inputs, strict=True))
+    named |= {f"p{n}": p for n, p in enumerate(parameters)}
+    return named | {"skip": skip, "set_index": index} | arrays
+
+
+def _of_nodes(call: Call, operand: Operand, rows, integers):
+    """Return a gradient that the kernel wrote for each row, summed over the rows of a node if need
+    be.
+    """
+    if operand.index is Index.ROW:
+        return rows
+    segment = (Segment(0, operand.size, 1, 1),)
+    identity = (Path((SegmentRef(0, 0),), SegmentRef(0, 0), (((0, 0), 1.0),)),)
+    source = Operand("rows", operand.size, segment, True)
+    total = Operand("total", operand.size, segment, True, operand.index)
+    return product(call, Form((source,), (total,), identity), [rows], integers)[0]
+
+
+def _launch(call: Call, kernel, named: dict, sizes) -> list:
+    return launch(
+        kernel.spec,
+        [named[name] for name in kernel.inputs],
+        [(call.num_rows, size) for size in sizes],
+        (call.num_rows,),
+        (-(-call.num_rows // kernel.rows),),
+        call.backend,
+    )
+
+
+def forward(call: Call, floats, integers):
+    """Return the outputs, from one kernel."""
+    kernel = forward_kernel(call.fused, floats[0].dtype.name)
+    return _launch(call, kernel, _arrays(call.fused, floats, integers), call.fused.sizes)
+
+
+def backward(call: Call, wanted, given, floats, z, cotangents, integers):
+    """Return cotangents of the wanted operands.
+
+    One kernel for those of the product's inputs. Those of nodes it writes for each row, and another
+    sums them. The gradients of parameters are the Linear's, from the product, computed again.
+    """
+    fused = call.fused
+    of_inputs, of_parameters, of_skip = fused.operands(wanted)
+    if not any(of_inputs):
+        return definitions.backward(call, wanted, given, floats, z, cotangents, integers)
+    writes_dz = fused.gate is not None and bool(any(of_parameters) or of_skip)
+    of_inputs = tuple(of_inputs)
+    kernel = backward_kernel(fused, of_inputs, given, floats[0].dtype.name, writes_dz)
+    named = _arrays(fused, floats, integers)
+    named |= {"z": z} | dict(zip(fused.cotangents(given), cotangents, strict=True))
+    form = fused_backward.backward_form(fused.form, of_inputs)
+    sizes = [o.size for o in form.outputs] + [fused.linear.size_out] * writes_dz
+    results = _launch(call, kernel, named, sizes)
+    dz = results[len(form.outputs) :] if writes_dz else cotangents
+    dinputs = [
+        _of_nodes(call, o, rows, integers) for o, rows in zip(form.outputs, results, strict=False)
+    ]
+    gradients = _gradients(call, of_parameters, floats, dz, integers) if any(of_parameters) else []
+    return [*dinputs, *gradients, *(dz if of_skip else [])]
+
+
+def _gradients(call: Call, wanted, floats, dz, integers):
+    """Return the gradients of the wanted parameters, from the cotangent of the pre-activation."""
+    fused = call.fused
+    plain = Fused.build(fused.form, fused.linear, None, False)
+    inputs, parameters, _ = fused.operands(floats)
+    wanted = (*(False for _ in inputs), *wanted)
+    call = dataclasses.replace(call, fused=plain)
+    given = (True,) * len(dz)
+    return definitions.backward(call, wanted, given, [*inputs, *parameters], dz[0], dz, integers)

@@ -38,10 +38,10 @@ class TensorProductLinear(nn.Module):
     """`e3nn.flax.Linear` of a tensor product.
 
     On a GPU product and Linear are a kernel each, forward and backward, and the product is kept for
-    the backward: [rows, size], or [num_nodes, size] on a graph. Over rows with a product of 4 GB and
-    more they are one kernel, which does not write it. On a CPU they are one over rows, whose product
-    is never in memory. On a graph where x and y both have several channels, the
-    products of edges are in memory on both.
+    the backward: [rows, size], or [num_nodes, size] on a graph. Over rows with a product of 4 GB
+    and more they are one kernel, which does not write it. On a CPU they are one over rows, whose
+    product is never in memory. On a graph where x and y both have several channels, the products of
+    edges are in memory on both.
 
     Over rows: Linear(x (x) y). On a graph, with `edges`: Linear(sum over the edges of a node of
     weights * (x[senders] (x) y)). The parameters are those of `e3nn.flax.Linear` in its place.

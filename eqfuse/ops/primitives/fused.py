@@ -27,7 +27,6 @@ from eqfuse.ops.primitives.definitions import (
     is_plain,
 )
 
-
 LARGE = 2**32
 """Bytes of a product over rows from which on it is not written to the memory of a GPU."""
 

@@ -123,17 +123,11 @@ def training_step(
     return step_on(graph, name, counted, channels=channels, layers=layers)
 
 
-def step_on(graph: Graph, name: str, counted: bool = False, **fields) -> Timed:
-    """Return the gradient of a loss on energies and forces.
+def potential_on(graph: Graph, name: str, **fields):
+    """Return a model for a batch, as a function of the backend, and parameters of it.
 
     Parameters are normal numbers, as most of e3nn-jax's are, for which nothing is compiled.
-
-    Args:
-      graph: a batch.
-      counted: whether its work is counted, by `step_work`.
-      name, fields: of the model.
     """
-    targets = normal(np.random.default_rng(1), graph.positions.shape[0], 3)
 
     def potential(backend):
         neighbours = graph.edges.num_edges / graph.positions.shape[0]
@@ -144,7 +138,19 @@ def step_on(graph: Graph, name: str, counted: bool = False, **fields) -> Timed:
     arguments = (graph.vectors, graph.species, graph.edges)
     shapes = jax.eval_shape(potential("e3nn").init, jax.random.key(0), *arguments)
     rng = np.random.default_rng(2)
-    params = jax.tree.map(lambda s: normal(rng, *s.shape), shapes)
+    return potential, jax.tree.map(lambda s: normal(rng, *s.shape), shapes)
+
+
+def step_on(graph: Graph, name: str, counted: bool = False, **fields) -> Timed:
+    """Return the gradient of a loss on energies and forces.
+
+    Args:
+      graph: a batch.
+      counted: whether its work is counted, by `step_work`.
+      name, fields: of the model.
+    """
+    targets = normal(np.random.default_rng(1), graph.positions.shape[0], 3)
+    potential, params = potential_on(graph, name, **fields)
 
     def function(backend):
         def loss(params, graph, targets):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import record
-from benchmarks.cpu_cases import normal, random_graph, step_on
+from benchmarks.cpu_cases import normal, potential_on, random_graph, step_on
 from eqfuse import data, models, ops
 from eqfuse.ops.llvm.runtime import machine
 from eqfuse.training.flat import Flat
@@ -55,12 +55,25 @@ def potential(name: str, edges: int = EDGES, **fields):
     )
 
 
+def prediction(name: str, edges: int = EDGES, **fields):
+    """Return a case: energies and forces."""
+
+    def case(backend):
+        graph = random_graph(edges)
+        build, params = potential_on(graph, name, **fields)
+        model = build(backend)
+        return (lambda p, graph: models.predict(model, p, graph)), (params, graph)
+
+    return case
+
+
 CASES = {"Tetris network, Adam": tetris}
 CASES |= {
     f"{title}, {channels} channels, {layers} layer{'s' if layers > 1 else ''}, l <= {lmax}, "
-    f"{edges} edges": potential(
+    f"{edges} edges{what}": make(
         title.lower(), edges=edges, channels=channels, layers=layers, lmax=lmax
     )
+    for what, make in (("", potential), ("; energies and forces alone", prediction))
     for title, channels, layers, lmax, edges in (
         ("NequIP", 8, 1, 1, 300),
         ("NequIP", 8, 3, 1, 300),

@@ -13,7 +13,7 @@ from eqfuse.data.dataset import species_index
 from eqfuse.data.errors import FlownApartError
 from eqfuse.data.neighbors import gathering_offsets
 from eqfuse.data.ordering import renumbered, spatial_order
-from eqfuse.models import predict
+from eqfuse.models import compile_predict
 from eqfuse.training import load_run, read_metadata
 
 _EDGE_MULTIPLE, _NODE_MULTIPLE = 64, 4
@@ -70,7 +70,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._neighbors = None
         self._shapes = []
         self._potential, self._params = potential, params
-        self._evaluated = _compiled(potential)
+        self._evaluated = compile_predict(potential, stress=True)
 
     def __getstate__(self):
         # A copy, or one for another process, compiles for itself.
@@ -79,7 +79,7 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self._evaluated = _compiled(self._potential)
+        self._evaluated = compile_predict(self._potential, stress=True)
 
     @property
     def num_compilations(self) -> int:
@@ -190,14 +190,6 @@ class Calculator(ase.calculators.calculator.Calculator):
         # TF32 would cost three digits of the forces on a GPU.
         with jax.enable_x64(self._dtype == "float64"), jax.default_matmul_precision("highest"):
             yield
-
-
-def _compiled(potential):
-    @jax.jit
-    def evaluated(params, graph):
-        return predict(potential, params, graph, stress=True)
-
-    return evaluated
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ase.data import chemical_symbols
 from eqfuse.data import Batcher, DataError, Structure, prefetched
 from eqfuse.data.dataset import prepare_samples
 from eqfuse.data.structures import names_of
-from eqfuse.models import predict
+from eqfuse.models import compile_predict
 from eqfuse.training import CheckpointError, load_run, read_metadata
 
 _BATCH_SIZE = 16
@@ -67,10 +67,7 @@ def _evaluated(folder, structures, backend) -> list[Predicted]:
     batcher = Batcher(samples, _BATCH_SIZE, dtype=metadata["config"]["dtype"])
     with_stress = any(s.volume for s in structures)
 
-    @jax.jit
-    def predicted(params, graph):
-        return predict(potential, params, graph, stress=with_stress)
-
+    predicted = compile_predict(potential, stress=with_stress)
     out = []
     for batch, group in zip(
         prefetched(batcher.batches(shuffle=False)), batcher.groups(shuffle=False), strict=True

@@ -13,7 +13,7 @@ from eqfuse.models.allegro import Allegro
 from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
 from eqfuse.models.pairs import ZBL
-from eqfuse.models.potential import Potential, Prediction, predict
+from eqfuse.models.potential import Potential, Prediction, compile_predict, predict
 from eqfuse.models.tetris_head import tetris_logits
 from eqfuse.models.tetris_net import TetrisNet
 
@@ -27,6 +27,7 @@ __all__ = [
     "Prediction",
     "TetrisNet",
     "build",
+    "compile_predict",
     "ops_summary",
     "predict",
     "summary",

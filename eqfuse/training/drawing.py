@@ -8,7 +8,7 @@ import numpy as np
 
 from eqfuse import pictures
 from eqfuse.data import Batcher, Dataset
-from eqfuse.models import Potential, predict
+from eqfuse.models import Potential, compile_predict
 from eqfuse.training.checkpoint import read_checkpoint
 from eqfuse.training.config import Config
 from eqfuse.training.runs import RunFolder, read_log
@@ -48,10 +48,7 @@ def parity_data(potential: Potential, params, batcher: Batcher):
     """
     with_stress = any(sample.stress is not None for sample in batcher.samples)
 
-    @jax.jit
-    def predicted(params, graph):
-        return predict(potential, params, graph, stress=with_stress)
-
+    predicted = compile_predict(potential, stress=with_stress)
     energies, forces, stresses = ([], []), ([], []), ([], [])
     for batch in batcher.batches(shuffle=False):
         prediction, labels = jax.device_get(predicted(params, batch.graph)), batch.labels

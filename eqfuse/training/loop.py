@@ -150,7 +150,9 @@ class Fit:
         self._is_sequence = devices.count == 1 and may_be_sequence(config)
         say = self._choices.append
         self._train_step = compiled_step(train_step, config, say, one_device=devices.count == 1)
-        self._errors = jax.jit(errors)
+        self._errors = compiled_step(
+            errors, config, lambda choice: None, one_device=devices.count == 1
+        )
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
         """Train until a limit is reached.

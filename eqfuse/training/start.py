@@ -10,7 +10,7 @@ from ase.data import chemical_symbols
 from eqfuse import models
 from eqfuse.data import Batcher, Dataset, Structure
 from eqfuse.data.references import fit_energies_of_atoms
-from eqfuse.models import predict
+from eqfuse.models import compile_predict
 from eqfuse.training.checkpoint import has_checkpoint, module_of, read_checkpoint
 from eqfuse.training.config import Config, ConfigError
 from eqfuse.training.data_config import FIT
@@ -129,13 +129,13 @@ class Start:
         potential, _ = self.potential(config.backend)
         params = jax.tree.map(lambda p: jnp.asarray(p, config.dtype), self.params)
 
-        @jax.jit
-        def energies(params, graph):
-            return predict(potential, params, graph).energy
-
+        predict = compile_predict(potential)
         batches = reference_batcher(config, dataset).batches(shuffle=False)
         predicted = np.concatenate(
-            [energies(params, batch.graph)[np.asarray(batch.graph.graph_mask)] for batch in batches]
+            [
+                predict(params, batch.graph).energy[np.asarray(batch.graph.graph_mask)]
+                for batch in batches
+            ]
         )
         missing = [s.energy - float(e) for s, e in zip(dataset.train, predicted, strict=True)]
         species = np.array(dataset.species)

@@ -1,6 +1,7 @@
 """Energies, forces and stress of random networks, in float64: energies are of the order of 1 eV."""
 
 import functools
+import re
 
 import ase
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from ase.build import make_supercell
 
-from eqfuse.models import Allegro, NequIP, Potential, predict
+from eqfuse.models import Allegro, NequIP, Potential, compile_predict, predict
 from tests.models.conftest import CUTOFF, SMALL
 
 # Fields that a symmetry or a split of the sum over edges leaves exact: a few thousand float64
@@ -61,6 +62,16 @@ def test_energy_is_invariant_and_forces_turn(
     np.testing.assert_allclose(after.energy, before.energy, rtol=0, atol=1e-10)
     np.testing.assert_allclose(after.forces, before.forces @ matrix.T, rtol=0, atol=1e-10)
     np.testing.assert_allclose(after.stress, matrix @ before.stress @ matrix.T, rtol=0, atol=1e-10)
+
+
+def test_compiled_predictions_are_one_native_call(potential, variables, run, make_graph):
+    """Of a small network, with the results of what is written."""
+    graph = make_graph([crystal()], CUTOFF)
+    compiled = compile_predict(potential, stress=True)
+    for found, expected in zip(compiled(variables, graph), run(graph), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+    text = compiled.lower(variables, graph).compile().as_text()
+    assert len(re.findall(r'custom_call_target="eqfuse_\w+"', text)) == 1
 
 
 def test_permutation_and_translation(run, make_graph, molecule):

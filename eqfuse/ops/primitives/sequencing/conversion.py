@@ -250,7 +250,7 @@ class Converter(Values):
     # kernels
 
     def _check_kernel(self, node: Node, dtype: str):
-        if node.params["backend"] != "llvm":
+        if node.params["backend"] != self.backend:
             raise NoStepError(f"on backend {node.params['backend']}")
         if dtype != self.dtype:
             raise NoStepError(f"of {dtype}, where others are of {self.dtype}")
@@ -277,13 +277,13 @@ class Converter(Values):
         self._check_kernel(node, dtype_of(self.aval(node.inputs[0])))
         if not rows or not form.terms:
             raise NoStepError("nothing to compute")
-        if is_wide(form):
+        if self.backend == "llvm" and is_wide(form):
             raise NoStepError("matrices so large that they are XLA's")
         indices = []
         if form.num_sets:
             [value] = node.inputs[n:]
             indices.append(("index", self.index_array(value, "index", form.num_sets)))
-            if any(isinstance(o, Weights) for o in form.outputs):
+            if self.backend == "llvm" and any(isinstance(o, Weights) for o in form.outputs):
                 for what in ("order", "offsets"):
                     indices.append((what, self._sorted_index(what, value, form.num_sets)))
         operands = tuple(self.array(v) for v in node.inputs[:n])

@@ -10,14 +10,14 @@ from jax.extend.core import jaxpr_as_fun
 
 from eqfuse.ops.primitives.sequencing.primitive import Traced, sequence_p
 
-MOST = 1_500_000
-"""Vector operations from which on threads gain more than one call for all: see `sequence`."""
+MOST = {"llvm": 1_500_000, "triton": 10_000_000, "triton-interpret": 10_000_000}
+"""Operations from which on it is worth more to share each step out, by backend: see `sequence`."""
 
 
 def sequence(
     function: Callable | None = None,
     *,
-    most: float = MOST,
+    most: float | None = None,
     report: bool | Callable[[str], None] = False,
     **options,
 ) -> Callable:
@@ -68,7 +68,7 @@ def sequence(
             structure.append(tree_out)
             return outputs
 
-        traced = Traced(jax.make_jaxpr(flat)(*arrays), most)
+        traced = Traced(jax.make_jaxpr(flat)(*arrays), MOST if most is None else most)
         if report:
             tell(traced.choice if callable(report) else table(traced))
         if traced.reason:

@@ -73,24 +73,40 @@ def _store(t: LineWriter, pointer: str, at: str, value: str, dtype: str, mask: s
     t.emit(f"tl.store({pointer} + {at}, {value}, mask={mask})")
 
 
-def write_copy(t: LineWriter, step: Copy, arrays, names: dict[int, str], threads: int):
-    """Write a copy."""
+def write_copy(t: LineWriter, step: Copy, arrays, names: dict[int, str], threads: int) -> list[int]:
+    """Write a copy, with sizes and strides as arguments, so that one function serves many.
+
+    Returns:
+      The numbers that it is called with behind the pointers: `n0`, `n1`, ...
+    """
     dtype = arrays[step.write].dtype
-    axes = joined(step.sizes, step.strides_in, step.strides_out)
-    loop, head = elements(t, math.prod(step.sizes), threads)
+    axes = joined(step.sizes, step.strides_in, step.strides_out) or [(1, 1, 1)]
     [read] = step.reads
-    with loop:
-        for line in head:
-            t.emit(line)
-        if isinstance(read, Number):
-            stored = "int32" if dtype == "bool" else dtype
-            value = literal(int(read.value) if dtype == "bool" else read.value, stored)
-        else:
-            address = f"{names[read]} + {place('i', axes, 0, step.first_in)}"
-            t.emit(f"value = tl.load({address}, mask=inside, other=0)")
-            value = "value"
-        at = place("i", axes, 1, step.first_out)
-        t.emit(f"tl.store({names[step.write]} + {at}, {value}, mask=inside)")
+    numbers = [math.prod(step.sizes), step.first_in, step.first_out]
+    t.emit(f"for begin in tl.range(0, n0, {threads}, num_stages=1):")
+    t.indent += 1
+    t.emit(f"i = begin + tl.arange(0, {threads})")
+    t.emit("inside = i < n0")
+    t.emit("rest, source, target = i, n1, n2")
+    for k, (size, stride_in, stride_out) in enumerate(reversed(axes)):
+        index = "rest"
+        if k < len(axes) - 1:
+            t.emit(f"index{k} = rest % n{len(numbers)}")
+            t.emit(f"rest = rest // n{len(numbers)}")
+            numbers.append(size)
+            index = f"index{k}"
+        t.emit(f"source += {index} * n{len(numbers)}")
+        t.emit(f"target += {index} * n{len(numbers) + 1}")
+        numbers += [stride_in, stride_out]
+    if isinstance(read, Number):
+        stored = STORED[dtype]
+        value = literal(int(read.value) if dtype == "bool" else read.value, stored)
+    else:
+        t.emit(f"value = tl.load({names[read]} + source, mask=inside, other=0)")
+        value = "value"
+    t.emit(f"tl.store({names[step.write]} + target, {value}, mask=inside)")
+    t.indent -= 1
+    return numbers
 
 
 FIRST = {"add": 0.0, "max": -math.inf, "min": math.inf, "or": 0, "and": 1}

@@ -142,6 +142,7 @@ class _Generator:
         self.functions: dict[str, list[str]] = {}  # by text
         self.main = LineWriter()
         self.pointers: dict[int, str] = {}
+        self.numbers: dict[int, str] = {}
         for side, numbers in (("in", steps.inputs), ("out", steps.outputs)):
             self.pointers |= {n: f"{side}{k}_ptr" for k, n in enumerate(numbers)}
 
@@ -181,6 +182,13 @@ class _Generator:
             self.pointers[n] = f"p{n}"
         return self.pointers[n]
 
+    def _number(self, n: int) -> str:
+        """Return a number that is no constant of the function that it is given to."""
+        if n not in self.numbers:
+            self.main.emit(f"c{len(self.numbers)} = tl.full([], {n}, tl.int32)")
+            self.numbers[n] = f"c{len(self.numbers)}"
+        return self.numbers[n]
+
     def _call(self, names: dict[str, str], lines: list[str]):
         """Call the function of a body, which equal ones share."""
         text = "\n".join([*names, *lines])
@@ -199,7 +207,9 @@ class _Generator:
         if isinstance(step, Maps):
             movement.write_maps(t, step, arrays, given, self.threads)
         elif isinstance(step, Copy):
-            movement.write_copy(t, step, arrays, given, self.threads)
+            found = movement.write_copy(t, step, arrays, given, self.threads)
+            names = {name: self._pointer(n) for n, name in given.items()}
+            return names | {f"n{k}": self._number(n) for k, n in enumerate(found)}, t.lines
         elif isinstance(step, Reduce):
             movement.write_reduce(t, step, arrays, given, self.threads)
         elif isinstance(step, Gather):

@@ -183,14 +183,15 @@ def _given(env, key):
     return jnp.cumsum(counts, dtype=jnp.int32)
 
 
-def _run(*arrays, call: Traced) -> list:
+def run_sequence(*arrays, call: Traced) -> list:
+    """Return the outputs of a function, by its kernels."""
     return _evaluate(call.segments, arrays)
 
 
 def _lower(ctx, *operands, call: Traced):
     context = ctx.module_context.axis_context
     alone = isinstance(context, ShardingContext) and context.num_devices == 1
-    function = _run if alone else _definition
+    function = run_sequence if alone else _definition
     return mlir.lower_fun(function, multiple_results=True)(ctx, *operands, call=call)
 
 

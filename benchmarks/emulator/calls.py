@@ -12,6 +12,14 @@ _CALL = re.compile(
 _ARGUMENT = re.compile(r"st\.param\.\w+\s+\[(param\d+)\],\s*([^;]+);")
 _REGISTER = re.compile(r"%([a-z]+)(?=\d|<)")
 
+_MOVES = (
+    ("b32", "%rd", "cvt.u64.u32"),
+    ("b32", "%r", "mov.b32"),
+    ("b64", "%rd", "mov.b64"),
+    ("b16", "%rs", "cvt.u16.u32"),
+)
+"""What takes the place of a load of an argument: its type, the register, the instruction."""
+
 
 def inlined(text: str) -> str:
     """Return a text of one kernel without functions: what their calls do, in their place.
@@ -63,8 +71,8 @@ def _written(body: str, arguments: dict[str, str], number: int) -> str:
     body = _REGISTER.sub(lambda m: m[0] if m[1] in ("tid", "ctaid") else f"%{m[1]}{number}_", body)
     body = re.sub(r"\$L_\w+", lambda m: f"{m[0]}_{number}", body)
     for name, value in arguments.items():
-        body = re.sub(
-            rf"ld\.param(\.\w+)(\s+)([^,]+), \[{re.escape(name)}\]", rf"mov\1\2\3, {value}", body
-        )
+        for size, target, move in _MOVES:
+            load = rf"ld\.param\.{size}(\s+)({target}\d+\w*), \[{re.escape(name)}\]"
+            body = re.sub(load, rf"{move}\1\2, {value}", body)
     body = re.sub(r"\bret;", f"bra $L__back_{number};", body)
     return f"{body}\n$L__back_{number}:\n"

@@ -146,9 +146,8 @@ def _launch(steps: Steps, arrays, segments: Segments) -> list[jax.Array]:
     kernel = triton_steps.generate(steps, segments.dtype)
     shapes = [(steps.arrays[n].size,) for n in steps.outputs] + [(kernel.scratch,)]
     flat = [a.reshape(-1) for a in arrays]
-    flat = [a.astype(jnp.int32) if a.dtype == bool else a for a in flat]
     *results, _ = launch(kernel.spec, flat, shapes, (), (1,), segments.backend)
-    return [r.astype(steps.arrays[n].dtype) for n, r in zip(steps.outputs, results, strict=True)]
+    return results
 
 
 def _call(steps: Steps, arrays, segments: Segments) -> list[jax.Array]:

@@ -189,6 +189,9 @@ def _expand(eqn, arrays, evaluate) -> list:
 
 def bind(eqn, arrays) -> list:
     """Return the outputs of an equation, as JAX computes it."""
+    if not arrays and eqn.primitive.name == "iota":  # a constant, and no operation
+        with jax.ensure_compile_time_eval():
+            return [eqn.primitive.bind(**eqn.params)]
     with eqn.ctx.manager:
         params = eqn.primitive.get_bind_params(dict(eqn.params))
         found = eqn.primitive.bind(*arrays, **params)

@@ -11,7 +11,8 @@ from eqfuse.ops.algebra import steps
 from eqfuse.ops.algebra.steps import Array, Copy, Number
 from eqfuse.ops.primitives.rewriting.program import LARGEST_CONSTANT, Program
 
-VIEWS = frozenset(("reshape", "squeeze", "expand_dims"))
+VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard"))
+"""What changes no element; on one device a reshard does not."""
 
 
 class NoStepError(Exception):

@@ -73,6 +73,12 @@ def _store(t: LineWriter, pointer: str, at: str, value: str, dtype: str, mask: s
     t.emit(f"tl.store({pointer} + {at}, {value}, mask={mask})")
 
 
+def _loaded(address: str, dtype: str, other: str = "0") -> str:
+    """Return the text of a load, as what is stored between steps."""
+    text = f"tl.load({address}, mask=inside, other={other})"
+    return f"{text}.to(tl.int32)" if dtype == "bool" else text
+
+
 def write_copy(t: LineWriter, step: Copy, arrays, names: dict[int, str], threads: int) -> list[int]:
     """Write a copy, with sizes and strides as arguments, so that one function serves many.
 
@@ -102,7 +108,7 @@ def write_copy(t: LineWriter, step: Copy, arrays, names: dict[int, str], threads
         stored = STORED[dtype]
         value = literal(int(read.value) if dtype == "bool" else read.value, stored)
     else:
-        t.emit(f"value = tl.load({names[read]} + source, mask=inside, other=0)")
+        t.emit(f"value = {_loaded(f'{names[read]} + source', dtype)}")
         value = "value"
     t.emit(f"tl.store({names[step.write]} + target, {value}, mask=inside)")
     t.indent -= 1
@@ -131,7 +137,7 @@ def write_reduce(t: LineWriter, step: Reduce, arrays, names: dict[int, str], thr
             t.emit(f"r = over + tl.arange(0, {across})[None, :]")
             t.emit(f"inside = (k < {count}) & (r < {length})")
             at = f"{place('k', kept, 0)} + {place('r', over, 0)}"
-            t.emit(f"value = tl.load({names[read]} + {at}, mask=inside, other={first})")
+            t.emit(f"value = {_loaded(f'{names[read]} + {at}', dtype, first)}")
             t.emit(f"total = {_combined(step.function, 'total', 'value', dtype)}")
         t.emit(f"whole = {_over_axis(step.function, dtype)}")
         t.emit(f"tl.store({names[step.write]} + k, whole, mask=k < {count})")
@@ -171,7 +177,7 @@ def write_gather(t: LineWriter, step: Gather, arrays, names: dict[int, str], thr
         t.emit(f"chosen = tl.load({names[index]} + row, mask=inside, other=0)")
         t.emit(f"nearest = tl.minimum(tl.maximum(chosen, 0), {rows - 1})")
         address = f"{names[source]} + nearest * {step.width} + column"
-        t.emit(f"value = tl.load({address}, mask=inside, other=0)")
+        t.emit(f"value = {_loaded(address, arrays[source].dtype)}")
         if step.fill is not None:
             fill = literal(step.fill, STORED[arrays[source].dtype])
             t.emit(f"value = tl.where(chosen == nearest, value, {fill})")

@@ -127,9 +127,13 @@ def unguarded(steps: Steps, guarded) -> list[tuple[int, int]]:
 # text
 
 
-@functools.lru_cache(maxsize=64)
-def generate(steps: Steps, dtype: str, warps: int = WARPS) -> StepsKernel:
+def generate(steps: Steps, dtype: str) -> StepsKernel:
     """Return the kernel of steps whose forms are of one dtype."""
+    return _generate(steps, dtype, WARPS)
+
+
+@functools.lru_cache(maxsize=64)
+def _generate(steps: Steps, dtype: str, warps: int) -> StepsKernel:
     return _Generator(steps, dtype, warps).kernel()
 
 
@@ -166,7 +170,7 @@ class _Generator:
         head = f"def KERNEL({', '.join([*names, *outputs, 'scratch_ptr'])}):"
         source += ["", "", "@triton.jit", head, *self.main.lines, ""]
         types = [
-            [pointer_type(self.steps.arrays[n].dtype) for n in side]
+            [pointer_type(self.meant.arrays[n].dtype) for n in side]
             for side in (self.steps.inputs, self.steps.outputs)
         ]
         types[1].append(pointer_type(self.dtype))

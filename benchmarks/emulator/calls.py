@@ -13,12 +13,13 @@ _ARGUMENT = re.compile(r"st\.param\.\w+\s+\[(param\d+)\],\s*([^;]+);")
 _REGISTER = re.compile(r"%([a-z]+)(?=\d|<)")
 
 _MOVES = (
-    ("b32", "%rd", "cvt.u64.u32"),
-    ("b32", "%r", "mov.b32"),
-    ("b64", "%rd", "mov.b64"),
-    ("b16", "%rs", "cvt.u16.u32"),
+    ("b64", "%rd", r"mov.b64 \1, {value}"),
+    ("b32", "%rd", r"cvt.u64.u32 \1, {value}"),
+    ("b32", "%r", r"mov.b32 \1, {value}"),
+    ("b16", "%rs", r"cvt.u16.u32 \1, {value}"),
+    ("b8", "%rs", r"cvt.u16.u32 \1, {value};\n\tand.b16 \1, \1, 255"),
 )
-"""What takes the place of a load of an argument: its type, the register, the instruction."""
+"""What takes the place of a load of an argument: its type, the register, the instructions."""
 
 
 def inlined(text: str) -> str:
@@ -71,8 +72,8 @@ def _written(body: str, arguments: dict[str, str], number: int) -> str:
     body = _REGISTER.sub(lambda m: m[0] if m[1] in ("tid", "ctaid") else f"%{m[1]}{number}_", body)
     body = re.sub(r"\$L_\w+", lambda m: f"{m[0]}_{number}", body)
     for name, value in arguments.items():
-        for size, target, move in _MOVES:
-            load = rf"ld\.param\.{size}(\s+)({target}\d+\w*), \[{re.escape(name)}\]"
-            body = re.sub(load, rf"{move}\1\2, {value}", body)
+        for size, register, moves in _MOVES:
+            load = rf"ld\.param\.{size}\s+({register}\d+\w*), \[{re.escape(name)}\]"
+            body = re.sub(load, moves.format(value=value), body)
     body = re.sub(r"\bret;", f"bra $L__back_{number};", body)
     return f"{body}\n$L__back_{number}:\n"

@@ -38,7 +38,7 @@ def with_numbers(function, args, target: str) -> dict:
 
 
 def predict(function, args, device):
-    """Return (items of `steps.items`, `launches.Compiled`, counts by kernel)."""
+    """Return what a function launches, as `steps.items` has it, and how many launches they are."""
     by_name = with_numbers(function, args, device.target)
     found = {}
 
@@ -53,7 +53,7 @@ def predict(function, args, device):
         return found[kernel]
 
     compiled = compiled_launches.compiled(function, args)
-    return steps.items(compiled.text, counted, device), compiled, found
+    return steps.items(compiled.text, counted, device), compiled.launches.launches
 
 
 def main() -> None:
@@ -65,9 +65,7 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     device = DEVICES[options.device]
     step, args = tetris("triton")
-    print(
-        "| Tetris network, Adam | launches | kernels of ours | predicted, µs | host, µs | bound |"
-    )
+    print("| Tetris step, Adam | launches | kernels of ours | predicted, µs | host, µs | bound |")
     print("|---|---|---|---|---|---|")
     row("as it is written", step, args, device)
     for warps in options.warps:
@@ -77,13 +75,13 @@ def main() -> None:
 
 def row(label: str, function, args, device) -> None:
     """Print a line."""
-    items, compiled, found = predict(function, args, device)
+    items, launches = predict(function, args, device)
     ours = [item for item in items if item.kind == "eqfuse"]
     total, own = (1e6 * sum(item.seconds for item in part) for part in (items, ours))
-    host = 1e6 * device.host_launch * compiled.launches.launches
+    host = 1e6 * device.host_launch * launches
     bounds = ", ".join(sorted({item.bound for item in ours}))
     print(
-        f"| {label} | {compiled.launches.launches} | {len(ours)}, {own:.0f} µs "
+        f"| {label} | {launches} | {len(ours)}, {own:.0f} µs "
         f"| {total:.0f} | {host:.0f} | {bounds} |",
         flush=True,
     )

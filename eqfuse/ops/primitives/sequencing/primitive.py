@@ -65,6 +65,8 @@ class Traced:
         if not known:
             return 'no product and no Linear on backend "llvm" or "triton"'
         most = self.most[known[0]] if isinstance(self.most, dict) else self.most
+        if not most:
+            return "on a GPU one block is predicted to take longer than a launch of each step"
         beyond = f"more {'vector ' * (known[0] == 'llvm')}operations than {most:,.0f}"
         if elements // LANES[known[0]] > most:  # nothing has to be looked for
             return beyond

@@ -10,7 +10,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from eqfuse.ops.primitives.sequencing.primitive import Traced, sequence_p
 
-MOST = {"llvm": 1_500_000, "triton": 10_000_000, "triton-interpret": 10_000_000}
+MOST = {"llvm": 1_500_000, "triton": 0, "triton-interpret": 0}
 """Operations from which on it is worth more to share each step out, by backend: see `sequence`."""
 
 

@@ -62,7 +62,7 @@ class FunctionWriter:
         elif function == "select":
             text = f"tl.where({a}, {values[2]}, {b})"
         elif function == "convert":
-            text = f"{a} != 0" if out == "bool" else f"{a}.to(tl.{out})"
+            text = self._converted(a, dtype, out)
         elif function == "integer_pow":
             return self._power(a, step.power, dtype)
         elif function == "div":
@@ -80,6 +80,16 @@ class FunctionWriter:
         else:
             return getattr(self, f"_{function}")(*values, dtype)
         return self.name(text)
+
+    def _converted(self, a: str, dtype: str, out: str) -> str:
+        if out == "bool":
+            return f"{a} != 0"
+        if out != "int32" or dtype not in ("float32", "float64"):
+            return f"{a}.to(tl.{out})"
+        # beyond the largest integers the largest ones, zero for NaN
+        inside = f"tl.where({a} == {a}, tl.maximum({a}, -2147483648.0), 0.0)"
+        inside = f"tl.where({a} < 2147483648.0, {inside}, 0.0).to(tl.int32)"
+        return f"tl.where({a} >= 2147483648.0, 2147483647, {inside})"
 
     def _quotient(self, a: str, b: str, dtype: str) -> str:
         # of two numbers in float32, "/" may be wrong by two units in the last place

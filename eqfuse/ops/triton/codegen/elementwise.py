@@ -23,6 +23,13 @@ def literal(value: float, dtype: str) -> str:
     return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
+def constant(value: float, dtype: str, shape: str = "[1]") -> str:
+    """Return a number as text where Triton would take it for one of float32."""
+    if dtype == "bool":
+        return literal(value, dtype)
+    return f"tl.full({shape}, {literal(value, dtype)}, tl.{dtype})"
+
+
 def larger(a: str, b: str, dtype: str, function: str = "max") -> str:
     """Return the larger (or smaller) of two numbers, NaN where one is."""
     name = {"max": "tl.maximum", "min": "tl.minimum"}[function]
@@ -189,10 +196,10 @@ def operands(step: Map, arrays, read) -> tuple[list[str], str]:
     for place, n in enumerate(step.reads):
         if not isinstance(n, Number):
             found.append(read(n))
-        elif step.function == "select":
-            found.append(literal(n.value, out if place else "bool"))
         elif step.function in BETWEEN:
             found.append(literal(n.value, dtype))
+        elif step.function == "select":
+            found.append(constant(n.value, out) if place else literal(n.value, "bool"))
         else:
-            found.append(f"tl.full([1], {literal(n.value, dtype)}, tl.{dtype})")
+            found.append(constant(n.value, dtype))
     return found, dtype

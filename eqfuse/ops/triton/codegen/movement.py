@@ -7,7 +7,13 @@ element is written by one thread, and sums are in a fixed order: repeatable bit 
 import math
 
 from eqfuse.ops.algebra.steps import Copy, Gather, Maps, Number, Reduce, ScatterAdd, joined
-from eqfuse.ops.triton.codegen.elementwise import FunctionWriter, larger, literal, operands
+from eqfuse.ops.triton.codegen.elementwise import (
+    FunctionWriter,
+    constant,
+    larger,
+    literal,
+    operands,
+)
 from eqfuse.ops.triton.codegen.lines import LineWriter, power_of_two
 
 REDUCED = 64
@@ -106,7 +112,7 @@ def write_copy(t: LineWriter, step: Copy, arrays, names: dict[int, str], threads
         numbers += [stride_in, stride_out]
     if isinstance(read, Number):
         stored = STORED[dtype]
-        value = literal(int(read.value) if dtype == "bool" else read.value, stored)
+        value = constant(int(read.value) if dtype == "bool" else read.value, stored, "[]")
     else:
         t.emit(f"value = {_loaded(f'{names[read]} + source', dtype)}")
         value = "value"
@@ -179,7 +185,7 @@ def write_gather(t: LineWriter, step: Gather, arrays, names: dict[int, str], thr
         address = f"{names[source]} + nearest * {step.width} + column"
         t.emit(f"value = {_loaded(address, arrays[source].dtype)}")
         if step.fill is not None:
-            fill = literal(step.fill, STORED[arrays[source].dtype])
+            fill = constant(step.fill, STORED[arrays[source].dtype])
             t.emit(f"value = tl.where(chosen == nearest, value, {fill})")
         t.emit(f"tl.store({names[step.write]} + i, value, mask=inside)")
 

@@ -97,6 +97,14 @@ class Converter(Values):
         self.steps.append(Map("max", (low, x), middle))
         self.steps.append(Map("min", (middle, high), self.result(node.outputs[0])))
 
+    def _one_minus_square(self, node: Node):
+        """Add (1 - x)(1 + x), which JAX 0.12 has for the slope of tanh."""
+        out, read = self.aval(node.outputs[0]), self.array(node.inputs[0])
+        less, more = (self.new(out.size, dtype_of(out)) for _ in range(2))
+        self.steps.append(Map("sub", (Number(1.0), read), less))
+        self.steps.append(Map("add", (Number(1.0), read), more))
+        self.steps.append(Map("mul", (less, more), self.result(node.outputs[0])))
+
     # changes of shape
 
     def _copy_of(self, node: Node, strides_in, first_in: int = 0):
@@ -294,6 +302,7 @@ class Converter(Values):
 
 RULES = {
     "clamp": Converter._clamp,
+    "one_minus_square": Converter._one_minus_square,
     "broadcast_in_dim": Converter._broadcast_in_dim,
     "transpose": Converter._transpose,
     "slice": Converter._slice,

@@ -4,6 +4,7 @@ Each of `CASES` runs on arrays of a shape drawn at random, in dtypes whose arith
 """
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from jax import lax
 
 from eqfuse import ops
 from eqfuse.ops.algebra.steps import Number
+from eqfuse.ops.llvm.codegen.steps import generate
+from eqfuse.ops.llvm.runtime.machine import machine
 from eqfuse.ops.primitives.sequencing.primitive import Traced
 
 INT = np.iinfo(np.int32)
@@ -95,10 +98,9 @@ CASES = {
     "compared": ("float32 float64 int32 bool", compared),
     "clamp": (
         "float32 float64 int32",
-        lambda x: [
-            lax.clamp(low, x, high) for low, high in zip(x.ravel(), x.ravel()[1:], strict=False)
-        ],
+        lambda x: [lax.clamp(x.ravel()[n], x, x.ravel()[n - 1]) for n in range(min(x.size, 8))],
     ),
+    "clamp by arrays": ("float32 int32", lambda x: lax.clamp(x[::-1], x, x[:, ::-1])),
     "signs": ("float32 float64", lambda x: (jnp.sign(x), jnp.abs(x), -x, jnp.isfinite(x))),
     "roots": ("float32 float64", lambda x: (jnp.sqrt(x), lax.integer_pow(x, 0), x * x)),
     "powers": (
@@ -259,3 +261,41 @@ def test_what_is_refused_is_what_jax_computes(name):
     assert found.dtype == expected.dtype
     kind = np.complex64 if expected.dtype.kind == "c" else np.float32  # of which NaN compare
     np.testing.assert_array_equal(np.asarray(found, kind), np.asarray(expected, kind))
+
+
+def calls(function) -> int:
+    """Return how many calls of Python functions a function makes."""
+    count = 0
+
+    def counted(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_the_work_of_compiling_grows_with_the_layers():
+    def work(layers: int) -> np.ndarray:
+        """Return calls to cut a chain of layers, to write its kernel, and to lay out its memory."""
+
+        def function(x):
+            kept = [x]
+            for _ in range(layers):
+                y = ops.grouped_dense(kept[-1], [kept[-1]], scale=0.5, backend="llvm")
+                kept.append(jnp.sin(y).T)
+            return sum(k.T.sum(0) for k in kept)  # all of them are used again, at the end
+
+        traced = Traced(jax.make_jaxpr(function)(np.eye(4, dtype=np.float32)), 1e9)
+        cut = calls(lambda: traced.segments)
+        [segment] = traced.segments.native
+        written = calls(lambda: generate(segment.steps, "float32", machine()))
+        return np.array([cut, written, calls(segment.steps.in_loops.places)])
+
+    work(3)  # what is kept for the next time
+    first, second, third = work(20), work(40), work(80)
+    assert (third - second <= 2.2 * (second - first)).all()

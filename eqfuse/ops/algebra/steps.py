@@ -8,8 +8,10 @@ Arrays are numbered and flat; shapes are in the steps. Pure Python, hashable.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import heapq
 import math
 
 from eqfuse.ops.algebra.form import Form
@@ -55,11 +57,17 @@ class Array:
         return self.size * BYTES[self.dtype]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Number:
-    """An operand that is the same number everywhere."""
+    """An operand that is the same number everywhere. -0 is another one than 0."""
 
     value: float
+
+    def __eq__(self, other):
+        return isinstance(other, Number) and repr(self.value) == repr(other.value)
+
+    def __hash__(self):
+        return hash(repr(self.value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +143,7 @@ class Gather:
     reads: tuple[int, int]
     write: int
     width: int
-    fill: float | None
+    fill: Number | None
 
     @property
     def writes(self) -> tuple[int, ...]:
@@ -278,19 +286,26 @@ class Steps:
 
         An array takes the first gap between those that are used at the same time.
         """
-        live: list[tuple[int, int, int]] = []  # begin, end, last step
+        gaps: list[tuple[int, float]] = [(0, math.inf)]  # begin, end, in order
+        live: list[tuple[int, int, int]] = []  # a heap: last step, begin, end
         found, total = {}, 0
         for n in sorted(self.stored(), key=lambda n: self.uses[n][0]):
             first, last = self.uses[n]
-            live = sorted(entry for entry in live if entry[2] >= first)
+            while live and live[0][0] < first:
+                _, begin, end = heapq.heappop(live)
+                k = bisect.bisect(gaps, (begin,))
+                if gaps[k][0] == end:
+                    end = gaps.pop(k)[1]
+                if k and gaps[k - 1][1] == begin:
+                    k -= 1
+                    begin = gaps.pop(k)[0]
+                gaps.insert(k, (begin, end))
             size = -(-self.arrays[n].bytes // ALIGNMENT) * ALIGNMENT
-            place = 0
-            for begin, end, _ in live:
-                if place + size <= begin:
-                    break
-                place = max(place, end)
-            live.append((place, place + size, last))
-            found[n], total = place, max(total, place + size)
+            k = next(k for k, (begin, end) in enumerate(gaps) if end - begin >= size)
+            begin, end = gaps[k]
+            gaps[k : k + 1] = [(begin + size, end)] if begin + size < end else []
+            heapq.heappush(live, (last, begin, begin + size))
+            found[n], total = begin, max(total, begin + size)
         return found, total
 
     @property

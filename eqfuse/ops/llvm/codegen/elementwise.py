@@ -16,6 +16,8 @@ SUFFIX = {"float32": "f32", "float64": "f64"}
 
 COMPARED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 ARITHMETIC = {"add": "add", "sub": "sub", "mul": "mul", "div": "div"}
+INTRINSICS = {"abs": "fabs", "sqrt": "sqrt", "max": "maximum", "min": "minimum"}
+"""LLVM's own functions. Of those of two numbers, NaN where either is, and -0 is less than 0."""
 LIBRARY = ("exp", "log", "log1p", "expm1", "tanh", "sin", "cos", "pow")
 """Functions of the C library, in float32 with an f behind the name."""
 
@@ -149,10 +151,8 @@ class Writer:
             return self.binary(name, a, values[1], dtype)
         if name == "neg":
             return self.f.value(f"fneg {self.type(dtype)} {a}")
-        if name in ("max", "min"):
-            return self._extreme(name, a, values[1], dtype)
-        if name in ("abs", "sqrt"):
-            return self._intrinsic("fabs" if name == "abs" else name, [a], dtype)
+        if name in INTRINSICS:
+            return self._intrinsic(INTRINSICS[name], values, dtype)
         if name == "rsqrt":
             return self.binary("div", one, self._intrinsic("sqrt", [a], dtype), dtype)
         if name == "square":
@@ -182,14 +182,6 @@ class Writer:
     def combine(self, function: str, a: str, b: str, dtype: str) -> str:
         """Return two numbers added, or the larger of them, and so on; see `Reduce`."""
         return self.apply(Map(function, (), 0), [a, b], dtype, dtype)
-
-    def _extreme(self, name: str, a: str, b: str, dtype: str) -> str:
-        """Return the larger or smaller; NaN where either is."""
-        t, f = self.type(dtype), self.f
-        first = f.value(f"fcmp {'ogt' if name == 'max' else 'olt'} {t} {a}, {b}")
-        nan = f.value(f"fcmp uno {t} {a}, {a}")
-        first = f.value(f"or {self.type('bool')} {first}, {nan}")
-        return f.value(f"select {self.type('bool')} {first}, {t} {a}, {t} {b}")
 
     def _power(self, a: str, power: int, dtype: str) -> str:
         result, square, rest = None, a, abs(power)

@@ -48,8 +48,7 @@ def write_copy(f: Function, step: Copy, arrays: tuple[Array, ...], pointers: dic
     target = pointers[step.write]
     [read] = step.reads
     if isinstance(read, Number):
-        value = literal(read.value, dtype)
-        value = str(int(read.value)) if dtype == "bool" else value
+        value = _stored_literal(read, dtype)
         axes = [(size, out) for size, _, out in axes]
         nested(f, axes, [target], [width], lambda p: _store(f, value, stored, p[0], width))
         return
@@ -66,6 +65,11 @@ def write_copy(f: Function, step: Copy, arrays: tuple[Array, ...], pointers: dic
         _store(f, value, stored, places[1], width)
 
     nested(f, axes, [source, target], [width, width], body)
+
+
+def _stored_literal(number: Number, dtype: str) -> str:
+    """Return a constant as it lies in memory."""
+    return str(int(number.value)) if dtype == "bool" else literal(number.value, dtype)
 
 
 def _store(f: Function, value: str, stored: str, place: str, width: int):
@@ -155,7 +159,8 @@ def write_gather(f: Function, step: Gather, arrays: tuple[Array, ...], pointers:
         turns = f.times(f.value(f"zext i1 {outside} to i64"), step.width)
         with f.loop(turns) as elements:
             element = f.at(target, elements.index, BYTES[dtype])
-            _store(f, literal(step.fill, dtype), STORED[dtype], element, BYTES[dtype])
+            value = _stored_literal(step.fill, dtype)
+            _store(f, value, STORED[dtype], element, BYTES[dtype])
 
 
 def write_scatter_add(f: Function, step: ScatterAdd, arrays, pointers: dict[int, str]):

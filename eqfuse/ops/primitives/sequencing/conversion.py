@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from jax.lax import GatherScatterMode
 
 from eqfuse.ops.algebra import steps
@@ -67,6 +68,10 @@ class Converter(Values):
             raise NoStepError("a choice of more than two")
         if name in ("max", "min", "add", "mul") and "bool" in dtypes:
             raise NoStepError(f"{node.name} of bool")
+        if all(isinstance(read, Number) for read in reads):  # of which dtype, an array says
+            first = self.new(1, dtypes[0])
+            self.steps.append(Copy((reads[0],), first, (1,), (0,), (1,)))
+            reads[0] = first
         power = node.params["y"] if name == "integer_pow" else 0
         self.steps.append(Map(name, tuple(reads), self.result(node.outputs[0]), power))
 
@@ -233,7 +238,7 @@ class Converter(Values):
             fill = node.params["fill_value"]
             if fill is None and dtype_of(self.aval(source)) not in ("float32", "float64"):
                 raise NoStepError("gather that fills integers")
-            fill = math.nan if fill is None else float(fill)
+            fill = Number(math.nan if fill is None else np.asarray(fill).item())
         width = math.prod(shape[1:])
         reads = self.array(source), self.array(index)
         assert count == self.aval(node.outputs[0]).size // width

@@ -125,20 +125,23 @@ class Segments:
         converter = self._converter()
         for node in nodes:
             converter.convert(node)
-        later = {v for n in self._nodes for v in n.inputs if n not in nodes}
+        own = set(map(id, nodes))
+        later = {v for n in self._nodes if id(n) not in own for v in n.inputs}
         later |= set(self.program.outputs)
         made = [v for n in nodes for v in n.outputs if v in later]
         outputs = tuple(v for v in made if self.program.avals[v].size)
         results: list[int] = []
+        known: set[int] = set()
         for value in outputs:
             read = converter.numbers[value]
-            if isinstance(read, Number) or read in converter.inputs or read in results:
+            if isinstance(read, Number) or read in converter.inputs or read in known:
                 aval = self.program.avals[value]
                 array = converter.new(aval.size, str(aval.dtype))
                 stride = 0 if isinstance(read, Number) else 1
                 converter.steps.append(Copy((read,), array, (aval.size,), (stride,), (1,)))
                 read = array
             results.append(read)
+            known.add(read)
         steps = Steps(
             tuple(converter.arrays),
             tuple(converter.inputs),

@@ -124,8 +124,9 @@ def _number(program: Program, value: int):
         found = program.given[value]
         if isinstance(found, jax.core.Tracer) or np.size(found) > LARGEST_CONSTANT:
             return None
-        found = np.asarray(found)
-        return found.flat[0].item() if (found == found.flat[0]).all() else None
+        found = np.ravel(found)
+        same = found.tobytes() == found[:1].tobytes() * found.size  # -0 is another number than 0
+        return found[0].item() if same else None
     node = program.node(value)
     if node is None or node.name not in SAME_NUMBERS | {"convert_element_type"}:
         return None

@@ -79,6 +79,12 @@ def _store(t: LineWriter, pointer: str, at: str, value: str, dtype: str, mask: s
     t.emit(f"tl.store({pointer} + {at}, {value}, mask={mask})")
 
 
+def _constant(number: Number, dtype: str, shape: str) -> str:
+    """Return a number as what is stored between steps."""
+    value = int(number.value) if dtype == "bool" else number.value
+    return constant(value, STORED[dtype], shape)
+
+
 def _loaded(address: str, dtype: str, other: str = "0") -> str:
     """Return the text of a load, as what is stored between steps."""
     text = f"tl.load({address}, mask=inside, other={other})"
@@ -111,8 +117,7 @@ def write_copy(t: LineWriter, step: Copy, arrays, names: dict[int, str], threads
         t.emit(f"target += {index} * n{len(numbers) + 1}")
         numbers += [stride_in, stride_out]
     if isinstance(read, Number):
-        stored = STORED[dtype]
-        value = constant(int(read.value) if dtype == "bool" else read.value, stored, "[]")
+        value = _constant(read, dtype, "[]")
     else:
         t.emit(f"value = {_loaded(f'{names[read]} + source', dtype)}")
         value = "value"
@@ -185,7 +190,7 @@ def write_gather(t: LineWriter, step: Gather, arrays, names: dict[int, str], thr
         address = f"{names[source]} + nearest * {step.width} + column"
         t.emit(f"value = {_loaded(address, arrays[source].dtype)}")
         if step.fill is not None:
-            fill = constant(step.fill, STORED[arrays[source].dtype])
+            fill = _constant(step.fill, arrays[source].dtype, "[1]")
             t.emit(f"value = tl.where(chosen == nearest, value, {fill})")
         t.emit(f"tl.store({names[step.write]} + i, value, mask=inside)")
 

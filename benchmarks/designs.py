@@ -1,7 +1,8 @@
-"""Count what three designs of kernels that are not written would do, on paper.
+"""Count what the order of nodes does, and what three designs that are not written would do.
 
     python -m benchmarks.designs [--size small|large] [NAME ...]
 
+order          Nodes in a random order, and along the space-filling curve of the batcher.
 second-order   The second order by receivers: of what it gives, the rows of edges (dy, dw) go along
                with the sums over receivers, and only dx is summed over senders. Counted: the
                kernels that our generator makes of the parts, by a run of a sample of blocks.
@@ -23,23 +24,28 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks import launches as compiled_launches
 from benchmarks.cases import CASES
-from benchmarks.predict import cases, devices, graphs, model
+from benchmarks.predict import cases, counts, devices, graphs, model
 from benchmarks.predict.__main__ import SIZES
 from benchmarks.predict.launches import launches_of
+from eqfuse import ops
+from eqfuse.data.ordering import spatial_order
 from eqfuse.ops.algebra.form import Form, Index, Operand, Segment
 from eqfuse.ops.primitives import forms
 
 H100 = next(d for d in devices.DEVICES if d.name.startswith("H100"))
+CUTOFF = 5.0
+"""Å, by which the batcher finds the cells of its curve."""
 HIDDEN = 64
 """Channels of the radial network before its last layer."""
 
 
-def counted(form: Form, size) -> list:
-    """Return the counts of the kernels of a form on a real structure."""
-    edges = graphs.edges(size)
+def counted(form: Form, size, edges=None) -> list:
+    """Return the counts of the kernels of a form on a real structure, or on other edges."""
+    edges = graphs.edges(size) if edges is None else edges
     nodes, rows = size[0], edges.num_edges
     count = {Index.ROW: rows, Index.SENDER: nodes, Index.RECEIVER: nodes, Index.SHARED: 1}
     shapes = [jax.ShapeDtypeStruct((count[o.index], o.size), jnp.float32) for o in form.inputs]
@@ -47,7 +53,11 @@ def counted(form: Form, size) -> list:
     def function(edges, *arrays):
         return forms.evaluate(form, arrays, edges, backend="triton")
 
-    return [cases.counted(launch, size, H100) for launch in launches_of(function, edges, *shapes)]
+    def resident(kernel, warps):
+        return H100.processors * model.resident_blocks(H100, kernel, warps)
+
+    found = launches_of(function, edges, *shapes)
+    return [counts.count(launch, H100.target, H100.cache, resident, edges) for launch in found]
 
 
 def component_major(form: Form) -> Form:
@@ -140,8 +150,29 @@ def radial(_, size) -> None:
     print(f"\nTo compute each of them once more takes {1e-9 * again:.1f} GFLOP.")
 
 
-DESIGNS = {"second-order": second_order, "layout": layout, "radial": radial}
-OF = {"second-order": "nequip-64-l2", "layout": "mace-large", "radial": ""}
+def renumbered(edges, number) -> ops.Edges:
+    """Return edges between nodes that have other numbers, in the order of a batch."""
+    senders, receivers = (number[np.asarray(side)] for side in (edges.senders, edges.receivers))
+    order = np.lexsort((senders, receivers))
+    return ops.Edges.from_arrays(senders[order], receivers[order], len(number))
+
+
+def order(name: str, size) -> None:
+    """Print what a case takes with nodes in a random order, and along a space-filling curve."""
+    atoms = graphs.solid()
+    nodes = len(atoms)
+    random = np.random.default_rng(0).permutation(nodes)
+    along = np.empty(nodes, int)
+    along[spatial_order(atoms.positions, atoms.cell.array, atoms.pbc, CUTOFF)] = np.arange(nodes)
+    edges = graphs.edges(size)
+    for case, form in CASES[name].forms().items():
+        print(f"\n{name}, {case}\n\n{HEAD}\n{RULE}")
+        for label, number in (("random order", random), ("along the curve", along)):
+            print(line(label, counted(form, size, renumbered(edges, number))), flush=True)
+
+
+DESIGNS = {"order": order, "second-order": second_order, "layout": layout, "radial": radial}
+OF = {"order": "nequip-64-l2", "second-order": "nequip-64-l2", "layout": "mace-large", "radial": ""}
 
 
 def main() -> None:

@@ -36,11 +36,11 @@ def _molecules() -> list[ase.Atoms]:
     return ase.io.read(data_folder() / "3bpa" / "train_300K.xyz", index=":5")
 
 
-def _solid() -> list[ase.Atoms]:
+def solid() -> ase.Atoms:
     """Return 3,000 atoms of silicon, 5 by 5 by 15 cells, moved by 0.05 Å."""
     atoms = ase.build.bulk("Si", "diamond", a=5.43, cubic=True) * (5, 5, 15)
     atoms.rattle(0.05, seed=0)
-    return [atoms]
+    return atoms
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def edges(size: tuple[int, int]) -> ops.Edges:
     """
     if size not in SIZES:
         raise ValueError(f"there are structures of {SIZES} (nodes, edges), not of {size}")
-    structures = _molecules() if size == SMALL else _solid()
+    structures = _molecules() if size == SMALL else [solid()]
     wanted, parts, first = size[1] // len(structures), [], 0
     for atoms in structures:
         i, j, distance = ase_neighbor_list("ijd", atoms, 7.5)

@@ -39,7 +39,9 @@ def sequence(
       most: vector operations, about, beyond which the function is computed as it is written: then
         it is worth more to share each operation out over threads.
       report: print, whenever the function is traced, a table of what is computed how, and why not
-        otherwise. A function in its place is given one line that says what was chosen.
+        otherwise. A function in its place is given one line that says what was chosen. Another
+        line follows where it is computed as it is written after all, for what becomes known later:
+        several devices, another device than a CPU, derivatives, `vmap`.
       options: of `jax.jit`.
     Returns:
       The compiled function. Without a `function`, a decorator.
@@ -68,7 +70,7 @@ def sequence(
             structure.append(tree_out)
             return outputs
 
-        traced = Traced(jax.make_jaxpr(flat)(*arrays), most)
+        traced = Traced(jax.make_jaxpr(flat)(*arrays), most, tell)
         if report:
             tell(traced.choice if callable(report) else table(traced))
         if traced.reason:

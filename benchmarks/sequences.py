@@ -1,12 +1,13 @@
 """Small networks in one native call: `ops.sequence` beside the same step as it is written.
 
-    python -m benchmarks.sequences [--only TEXT] [--turns 20] [--layers 1 2 4 8] [--json FILE]
+    python -m benchmarks.sequences [--only TEXT] [--turns 20] [--json FILE]
+                                   [--layers 1 2 4 8] [--sides sequence]
 
 The first table is the time of a training step. Each is called `CALLS` times in a row, each call
 waited for as a training loop does, in turns with the others; results are compared first (1e-4 of
 the largest element of each array). "e3nn-jax" and "llvm" are under `jax.jit` alone. With --layers
 there is a second table: seconds to compile, calls of native kernels and functions in them, by the
-number of layers.
+number of layers; with --sides, of some of the sides.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import numpy as np
 from benchmarks import record
 from benchmarks.cpu_cases import normal, potential_on, random_graph, step_on
 from eqfuse import data, models, ops
+from eqfuse.ops.llvm.codegen.steps import generate
 from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.primitives.sequencing.primitive import Traced
 from eqfuse.training.flat import Flat
 from eqfuse.training.memory import keep_freed_memory
 from eqfuse.training.tetris import training_step
@@ -141,11 +144,14 @@ def row(result: dict) -> str:
     )
 
 
-def growth(layers: int) -> dict:
+SIDES = {"e3nn-jax": "e3nn", "llvm": "llvm", "sequence": "llvm"}
+
+
+def growth(layers: int, names) -> dict:
     """Return what it takes to compile a NequIP of so many layers, by side."""
     case, found = potential("nequip", channels=8, layers=layers, lmax=1), {}
-    for name, backend in (("e3nn-jax", "e3nn"), ("llvm", "llvm"), ("sequence", "llvm")):
-        step, args = case(backend)
+    for name in names:
+        step, args = case(SIDES[name])
         jax.clear_caches()
         compiled = jax.jit(step) if name != "sequence" else ops.sequence(step, most=math.inf)
         start = time.perf_counter()
@@ -154,14 +160,31 @@ def growth(layers: int) -> dict:
         seconds = time.perf_counter() - start
         calls = re.findall(r'custom_call_target="(eqfuse_\w+)"', text)
         found[name] = {"seconds": seconds, "calls": len(calls), "kernels": len(set(calls))}
+    if "sequence" in names:
+        found["sequence"] |= functions(step, args)
     return {"layers": layers, **found}
+
+
+def functions(step, args) -> dict:
+    """Return how many bodies of steps the native call of a sequence has, and how many lists of
+    calls of these; a pass that threads share ends one.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    closed = jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*leaves)
+    [segment] = Traced(closed, math.inf).segments.native
+    text = generate(segment.steps, "float32", machine.machine()).text
+    names = re.findall(r"define internal void @(\w+)", text)
+    lists = sum(bool(re.fullmatch(r"steps\d+", name)) for name in names)
+    return {"bodies": len(names) - lists, "lists": lists}
 
 
 def growth_row(result: dict) -> str:
     """Return a line of the second table."""
-    cells = [f"{result[side]['seconds']:.1f}" for side in ("e3nn-jax", "llvm", "sequence")]
-    cells += [f"{result['llvm'][what]}" for what in ("calls", "kernels")]
-    return f"| {result['layers']} | {' | '.join(cells)} | {result['sequence']['calls']} |"
+    columns = [(side, "seconds", ".1f") for side in SIDES]
+    columns += [("llvm", "calls", ""), ("llvm", "kernels", "")]
+    columns += [("sequence", what, "") for what in ("calls", "bodies", "lists")]
+    cells = [format(result[s][w], f) if s in result else "" for s, w, f in columns]
+    return f"| {result['layers']} | {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -170,6 +193,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--layers", type=int, nargs="*", default=[])
+    parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES))
     record.add_json_option(parser)
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
@@ -187,9 +211,10 @@ def main() -> None:
             print(row(kept.results[-1]), flush=True)
     if options.layers:
         print("\n| layers | compile, s: e3nn-jax | llvm | sequence | llvm: native calls ", end="")
-        print("| distinct | sequence: native calls |\n|---|---|---|---|---|---|---|")
+        print("| distinct | sequence: native calls | bodies | lists of calls |")
+        print("|---" * 9 + "|")
     for layers in options.layers:
-        kept.add(growth(layers))
+        kept.add(growth(layers, options.sides))
         print(growth_row(kept.results[-1]), flush=True)
     kept.finish()
 

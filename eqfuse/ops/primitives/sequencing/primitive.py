@@ -6,6 +6,7 @@ Its derivatives and `vmap` are those of the function.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +33,12 @@ class Traced:
     Attributes:
       closed: the trace; `tracers` of its constants are operands instead.
       most: vector operations from which on it is computed as it is written.
+      tell: is given a line where it turns out later that it is computed as it is written.
     """
 
-    def __init__(self, closed: ClosedJaxpr, most: float):
+    def __init__(
+        self, closed: ClosedJaxpr, most: float, tell: Callable[[str], None] = lambda line: None
+    ):
         consts = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         traced = [(v, c) for v, c in consts if isinstance(c, jax.core.Tracer)]
         kept = [(v, c) for v, c in consts if not isinstance(c, jax.core.Tracer)]
@@ -45,6 +49,7 @@ class Traced:
         )
         self.tracers = [c for _, c in traced]
         self.closed, self.most = ClosedJaxpr(jaxpr, [c for _, c in kept]), most
+        self.tell = tell
 
     @functools.cached_property
     def segments(self) -> Segments:
@@ -60,7 +65,9 @@ class Traced:
         """Return why no kernel computes it, or ""."""
         if self.closed.effects:
             return "it has effects, such as a debug print"
-        elements, backends = _looked_through(self.closed.jaxpr)
+        elements, backends, placed = _looked_through(self.closed.jaxpr)
+        if placed:  # jit has to see it, to know the devices that it compiles for
+            return f"it says where arrays lie ({', '.join(sorted(placed))})"
         known = [b for b in BACKENDS if b in backends]
         if not known:
             return 'no product and no Linear on backend "llvm" or "triton"'
@@ -87,20 +94,26 @@ class Traced:
 
 CALLS = ("launch", "launches"), ("native call", "native calls")
 
+PLACED = frozenset(("shard_map", "sharding_constraint"))
+"""Primitives by which `jit` finds the devices that it compiles for."""
 
-def _looked_through(jaxpr) -> tuple[int, set]:
-    """Return how many elements all equations of a trace write, and the backends of its ops."""
-    total, backends = 0, set()
+
+def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
+    """Return how many elements all equations of a trace write, the backends of its ops, and which
+    primitives name devices.
+    """
+    total, backends, placed = 0, set(), set()
     for eqn in jaxpr.eqns:
         call = eqn.params.get("call")
         backends |= {eqn.params.get("backend"), getattr(call, "backend", None)}
+        placed |= PLACED & {eqn.primitive.name}
         inner = [p for p in eqn.params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
         for part in inner:
-            elements, others = _looked_through(getattr(part, "jaxpr", part))
-            total, backends = total + elements, backends | others
+            elements, others, has_placed = _looked_through(getattr(part, "jaxpr", part))
+            total, backends, placed = total + elements, backends | others, placed | has_placed
         if not inner:
             total += sum(v.aval.size for v in eqn.outvars if hasattr(v.aval, "size"))
-    return total, backends
+    return total, backends, placed
 
 
 def cost(steps: Steps, segments: Segments) -> int:
@@ -114,11 +127,16 @@ def _definition(*arrays, call: Traced) -> list:
     return jaxpr_as_fun(call.closed)(*arrays)
 
 
+def _transformed(*arrays, call: Traced) -> list:
+    call.tell("as written: differentiated, mapped, or part of another sequence")
+    return _definition(*arrays, call=call)
+
+
 def _abstract(*arrays, call: Traced):
     return [aval.update(weak_type=False) for aval in call.closed.out_avals]
 
 
-sequence_p = rules.defined_primitive("eqfuse_sequence", _definition, _abstract)
+sequence_p = rules.defined_primitive("eqfuse_sequence", _transformed, _abstract)
 
 
 def _evaluate(segments: Segments, arrays) -> list:
@@ -191,11 +209,16 @@ def run_sequence(*arrays, call: Traced) -> list:
 
 def _lower(ctx, *operands, call: Traced):
     context = ctx.module_context.axis_context
-    alone = isinstance(context, ShardingContext) and context.num_devices == 1
-    function = run_sequence if alone else _definition
-    return mlir.lower_fun(function, multiple_results=True)(ctx, *operands, call=call)
+    if isinstance(context, ShardingContext) and context.num_devices == 1:
+        return mlir.lower_fun(run_sequence, multiple_results=True)(ctx, *operands, call=call)
+    return _lower_as_written(ctx, *operands, call=call, where="on several devices")
 
 
-mlir.register_lowering(sequence_p, mlir.lower_fun(_definition, multiple_results=True))
+def _lower_as_written(ctx, *operands, call: Traced, where: str = "on another device"):
+    call.tell(f"as written: {where}")
+    return mlir.lower_fun(_definition, multiple_results=True)(ctx, *operands, call=call)
+
+
+mlir.register_lowering(sequence_p, _lower_as_written)
 for _platform in ("cpu", "cuda", "rocm"):
     mlir.register_lowering(sequence_p, _lower, platform=_platform)

@@ -44,7 +44,9 @@ def sequence(
         worth more to share each one out. On a CPU they are of vectors. None is 1.5 million on a
         CPU, and none on a GPU.
       report: print, whenever the function is traced, a table of what is computed how, and why not
-        otherwise. A function in its place is given one line that says what was chosen.
+        otherwise. A function in its place is given one line that says what was chosen. Another
+        line follows where it is computed as it is written after all, for what becomes known later:
+        several devices, another device than a CPU or a GPU, derivatives, `vmap`.
       options: of `jax.jit`.
     Returns:
       The compiled function. Without a `function`, a decorator.
@@ -73,7 +75,7 @@ def sequence(
             structure.append(tree_out)
             return outputs
 
-        traced = Traced(jax.make_jaxpr(flat)(*arrays), MOST if most is None else most)
+        traced = Traced(jax.make_jaxpr(flat)(*arrays), MOST if most is None else most, tell)
         if report:
             tell(traced.choice if callable(report) else table(traced))
         if traced.reason:

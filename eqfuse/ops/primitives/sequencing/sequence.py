@@ -28,7 +28,8 @@ def sequence(
     is between them (element-wise functions, changes of shape, sums, rows gathered and added) become
     one kernel, which runs them one after the other. What it does not know, XLA computes: before it,
     after it, or between several such kernels. On other devices, on several, on a mesh of explicit
-    axes and inside `shard_map`, the function is computed as it is written.
+    axes, inside `shard_map`, and with one in it or with a sharding constraint, the function is
+    computed as it is written.
 
     Pass a function that takes its gradients itself, such as `jax.value_and_grad(loss)` or a whole
     training step. What is returned can be differentiated and mapped too: its derivatives are those

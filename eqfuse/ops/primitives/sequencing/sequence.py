@@ -23,22 +23,13 @@ def sequence(
 ) -> Callable:
     """Compile a function, as `jax.jit` does, into one native call where it is small.
 
-<<<<<<< HEAD
     A network of few channels, on few atoms, spends most of its time on beginning operations. The
     function is traced, and its products, Linears and fused ops of backend "llvm" or "triton" with
     what is between them (element-wise functions, changes of shape, sums, rows gathered and added)
     become one kernel, which runs them one after the other. What it does not know, XLA computes:
     before it, after it, or between several such kernels. On several devices, on a mesh of explicit
-    axes and inside `shard_map`, the function is computed as it is written.
-=======
-    A network of few channels, on few atoms, spends most of its time on beginning operations. On a
-    CPU the function is traced, and its products, Linears and fused ops of backend "llvm" with what
-    is between them (element-wise functions, changes of shape, sums, rows gathered and added) become
-    one kernel, which runs them one after the other. What it does not know, XLA computes: before it,
-    after it, or between several such kernels. On other devices, on several, on a mesh of explicit
     axes, inside `shard_map`, and with one in it or with a sharding constraint, the function is
     computed as it is written.
->>>>>>> gseqb
 
     On a GPU one block is the kernel, on one multiprocessor. By prediction that takes longer than
     the launches of all steps, unless the host is what they wait for, so it has to be asked for,

@@ -5,7 +5,8 @@
 A GPU's tensor cores multiply TF32, float32 cut to 10 bits of the mantissa, and add in float32.
 `tf32x3` multiplies the parts of a float32 that are left over as well. Here the matmuls of radial
 networks and Linears are emulated, in energies, forces, and the gradient of a loss on both; tensor
-products stay in float32, in the kernels of our CPU backend. All are compared with float64. Needs no GPU.
+products stay in float32, in the kernels of our CPU backend. All are compared with float64. Needs no
+GPU.
 """
 
 from __future__ import annotations

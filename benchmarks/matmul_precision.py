@@ -5,7 +5,8 @@
 A GPU's tensor cores multiply TF32, float32 cut to 10 bits of the mantissa, and add in float32.
 `tf32x3` multiplies the parts of a float32 that are left over as well. Here the matmuls of radial
 networks and Linears are emulated, in energies, forces, and the gradient of a loss on both; tensor
-products stay in float32, as in our kernels. All are compared with float64. Needs no GPU.
+products stay in float32, in the kernels of our CPU backend. All are compared with float64. Needs no
+GPU.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from eqfuse.ops.primitives.rules import definitions
 from eqfuse.ops.xla import linear_forms as xla_linear_forms
 
 MODES = ("float32", "tf32x3", "tf32")
+PARTS = ("energy", "forces", "gradient")
 
 
 def to_tf32(x):
@@ -73,7 +75,7 @@ def _applied(equation, inputs, mode: str) -> list:
         dot = functools.partial(primitive.bind, **(params | {"precision": None}))
         return [multiplied(mode, dot, *inputs)]
     if primitive is forms.form_p:
-        return primitive.bind(*inputs, **(params | {"backend": "xla"}))
+        return primitive.bind(*inputs, **(params | {"backend": "llvm"}))
     if primitive is linear_forms.linear_form_p:
         form, rows = params["linear_form"], params["num_rows"]
         values, index = linear_forms.split(form, inputs)
@@ -90,10 +92,17 @@ def _applied(equation, inputs, mode: str) -> list:
     return results if primitive.multiple_results else [results]
 
 
-def problem(name: str, seed: int = 0):
-    """Return a function of a training step, and its arguments: parameters, graph and labels."""
-    potential = model_launches.potential_of(name, "triton")
-    graph, rng = molecules(1), np.random.default_rng(seed)
+def problem(name: str, seed: int = 0, atoms: int = 27, **fields):
+    """Return a function of a training step, and its arguments: parameters, graph and labels.
+
+    Args:
+      name: of a model.
+      seed: of parameters and labels.
+      atoms: of the molecule.
+      **fields: of the model, in the place of those of `model_launches.MODELS`.
+    """
+    potential = model_launches.potential_of(name, "triton", **fields)
+    graph, rng = molecules(1, atoms), np.random.default_rng(seed)
     params = jax.tree.map(
         lambda s: normal(rng, *s.shape), model_launches.shapes_of(potential, graph)
     )
@@ -106,33 +115,38 @@ def problem(name: str, seed: int = 0):
     return step, (params, graph, normal(rng, 1), normal(rng, *graph.positions.shape))
 
 
-def errors(name: str, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Return for each mode the largest error of energies, forces and gradient.
+def errors(name: str, seeds=(0,), atoms: int = 27, **fields) -> list[dict[str, dict[str, float]]]:
+    """Return for each seed and mode the largest error of energies, forces and gradient.
 
     An error is relative to the largest number of its array; a gradient has one array for each
-    parameter, of which the worst counts.
+    parameter, of which the worst counts. Other arguments are those of `problem`; each mode is
+    compiled once for all seeds.
     """
-    step, args = problem(name, seed)
+    step, _ = problem(name, atoms=atoms, **fields)
+    inputs = [problem(name, seed, atoms, **fields)[1] for seed in seeds]
 
-    def compute(mode):
-        return jax.device_get(jax.jit(emulated(step, mode))(*args))
+    def compute(mode, inputs):
+        compiled = jax.jit(emulated(step, mode))
+        return [jax.device_get(compiled(*args)) for args in inputs]
 
-    found = {mode: compute(mode) for mode in MODES}
+    found = {mode: compute(mode, inputs) for mode in MODES}
     with jax.enable_x64(True):
-        args = jax.tree.map(
-            lambda a: np.asarray(a, np.float64) if a.dtype == jnp.float32 else a, args
+        wide = jax.tree.map(
+            lambda a: np.asarray(a, np.float64) if a.dtype == jnp.float32 else a, inputs
         )
-        exact = compute("float32")
+        exact = compute("float32", wide)
 
     def worst(result, reference):
         pairs = zip(jax.tree.leaves(result), jax.tree.leaves(reference), strict=True)
         return max(float(np.abs(a - b).max() / (np.abs(b).max() or 1.0)) for a, b in pairs)
 
-    parts = ("energy", "forces", "gradient")
-    return {
-        mode: {part: worst(r, e) for part, r, e in zip(parts, result, exact, strict=True)}
-        for mode, result in found.items()
-    }
+    def compared(result, reference):
+        return {p: worst(r, e) for p, r, e in zip(PARTS, result, reference, strict=True)}
+
+    return [
+        {mode: compared(results[n], reference) for mode, results in found.items()}
+        for n, reference in enumerate(exact)
+    ]
 
 
 def main() -> None:
@@ -141,10 +155,10 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(model_launches.MODELS))
     print("| model | matmuls | energy | forces | gradient |\n|---|---|---|---|---|")
     for name in parser.parse_args().models:
-        found = [errors(name, seed) for seed in range(5)]
+        found = errors(name, seeds=range(5))
         for mode in MODES:
             cells = []
-            for part in ("energy", "forces", "gradient"):
+            for part in PARTS:
                 numbers = [e[mode][part] for e in found]
                 cells.append(f"{np.median(numbers):.1e} ({max(numbers):.1e})")
             print(f"| {name} | {mode} | {' | '.join(cells)} |", flush=True)

@@ -46,10 +46,10 @@ def batch(num_nodes: int, num_edges: int) -> Graph:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), graph)
 
 
-def potential_of(name: str, backend: str) -> models.Potential:
-    """Return a model with energies and forces."""
+def potential_of(name: str, backend: str, **others) -> models.Potential:
+    """Return a model with energies and forces, with other fields of the model where given."""
     fields = {"channels": 64, "num_species": NUM_SPECIES, "avg_num_neighbors": 20.0}
-    model = models.build(name, **fields, **MODELS[name], backend=backend)
+    model = models.build(name, **fields | MODELS[name] | others, backend=backend)
     return models.Potential(model, (1.0,) * NUM_SPECIES, (0.0,) * NUM_SPECIES)
 
 

@@ -30,13 +30,15 @@ def test_emulated_matmuls(rng, mode):
 
 
 def assert_errs_as_float32(found):
-    """Compare the largest errors of several random networks: that of one may be small by chance."""
+    """Compare the median errors of several random networks: that of one may be small by chance."""
     for part in matmul_precision.PARTS:
-        worst = {mode: max(e[mode][part] for e in found) for mode in matmul_precision.MODES}
-        assert worst["tf32x3"] < 2 * worst["float32"]
-        assert worst["tf32"] > 10 * worst["float32"]
+        errors = {mode: [e[mode][part] for e in found] for mode in matmul_precision.MODES}
+        median = {mode: np.median(numbers) for mode, numbers in errors.items()}
+        assert median["tf32x3"] < 2 * median["float32"]
+        assert median["tf32"] > 10 * median["float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nequip", "allegro", "mace"])
 def test_small_networks_err_as_in_float32(name):
     small = {"channels": 8, "layers": 1, "lmax": 1}

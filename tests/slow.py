@@ -293,6 +293,11 @@ SLOW = {
         r"test_gradients_of_a_sequence",
         r"test_potentials_are_one_native_call_with_the_gradients_of_e3nn\[(allegro|mace)",
     ),
+    "ops/test_sequence_triton.py": (
+        r"test_forces_and_gradients_are_those_of_e3nn\[(allegro|mace)",
+        r"test_launches_of_a_training_step_of_tetris",
+        r"test_the_emulated_step_of_tetris",
+    ),
     "ops/test_shard_map_gradients.py": (r"test_two_host_devices",),
     "ops/test_sharding.py": (r"test_four_host_devices",),
     "ops/test_symmetric_contraction.py": (

@@ -118,9 +118,10 @@ def _insert(a, b, start, length):
 
 def _high(a, b):
     """Return the upper half of a product."""
-    if a.itemsize == 4:
+    if a.itemsize <= 4:
         wide = np.int64 if a.dtype.kind == "i" else np.uint64
-        return (a.astype(wide) * b.astype(wide) >> np.array(32, wide)).astype(a.dtype)
+        bits = np.array(8 * a.itemsize, wide)
+        return (a.astype(wide) * b.astype(wide) >> bits).astype(a.dtype)
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     (a1, a0), (b1, b0) = ((v.view("u8") >> half, v.view("u8") & low) for v in (a, b))
     middle = a1 * b0 + (a0 * b0 >> half)
@@ -153,6 +154,7 @@ _INTEGER = {
     "shr": _shift_right,
     "bfe": _bits,
     "bfi": _insert,
+    "popc": lambda a: np.bitwise_count(a).astype(a.dtype),
 }
 _LOGICAL = {
     "and": np.logical_and,
@@ -246,7 +248,7 @@ def _widened(instruction: Instruction):
     """Return mul and mad of which the result is twice as wide, or its high half."""
     dtype = TYPES[instruction.type]
     if "hi" in instruction.opcode:
-        if dtype.itemsize < 4 or instruction.name != "mul":
+        if instruction.name != "mul":
             raise instruction.unknown()
         return _high, (dtype, dtype)
     wide = np.dtype(f"{dtype.kind}{2 * dtype.itemsize}")

@@ -15,6 +15,7 @@ from benchmarks.emulator.errors import NeverWrittenError
 from benchmarks.emulator.machine import Machine
 from eqfuse.ops.primitives.launch import launch_p
 from eqfuse.ops.primitives.lowering import lowerings
+from eqfuse.ops.primitives.sequencing.primitive import run_sequence, sequence_p
 from eqfuse.ops.triton.runtime.compile import compile_kernel
 from eqfuse.ops.triton.spec import KernelSpec
 
@@ -137,8 +138,9 @@ def _equation(equation, values, run):
     if primitive is launch_p:
         names = ("spec", "shapes", "scalars", "grid", "aliases")
         return run(Launch(arrays=tuple(values), **{name: params[name] for name in names}))
-    if primitive in lowerings:
-        lowered = jax.make_jaxpr(functools.partial(lowerings[primitive], **params))(*values)
+    if primitive in lowerings or primitive is sequence_p:
+        function = run_sequence if primitive is sequence_p else lowerings[primitive]
+        lowered = jax.make_jaxpr(functools.partial(function, **params))(*values)
         return evaluate(lowered.jaxpr, lowered.consts, values, run)
     if inner := call_of(params):
         return evaluate(inner.jaxpr, inner.consts, values, run)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 
+from benchmarks.emulator.calls import inlined
 from benchmarks.emulator.errors import UnknownInstructionError
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\{", re.DOTALL)
@@ -79,14 +80,15 @@ def parse(text: str) -> Program:
     """Return the one kernel of a PTX text.
 
     Raises:
-      UnknownInstructionError: a text that holds no kernel, several, or functions beside it.
+      UnknownInstructionError: a text that holds no kernel, or several.
     """
     text = re.sub(r"//.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    text = inlined(text)
     entries = list(_ENTRY.finditer(text))
-    if len(entries) != 1 or re.search(r"^\s*(?:\.\w+\s+)*\.func\b", text, re.MULTILINE):
+    if len(entries) != 1:
         raise UnknownInstructionError(
-            f"a text of one kernel without functions is wanted, this one has {len(entries)} kernels"
+            f"a text of one kernel is wanted, this one has {len(entries)} kernels"
         )
     entry = entries[0]
     name, parameters, directives = entry.groups()

@@ -10,9 +10,10 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.emulator.arrays import Array
+from benchmarks.emulator.arrays import Array, poison
 from benchmarks.emulator.functions import Launch
 from benchmarks.emulator.machine import Machine
 from benchmarks.predict import reuse, sass
@@ -118,7 +119,9 @@ def count(launch: Launch, target: str, cache: float, resident, edges=None) -> Co
     orders = frozenset(n for n, a in enumerate(arrays) if a.name == "order")
     samples: list[Sample] = []
     seen: list[Traffic] = []
-    machine = Machine(kernel.assembly, kernel.shared_bytes, lambda *a: seen[-1](*a), True)
+    # what is known altogether is run altogether, as branches may hang on any number
+    only = any(isinstance(a, jax.ShapeDtypeStruct) for a in launch.arrays)
+    machine = Machine(kernel.assembly, kernel.shared_bytes, lambda *a: seen[-1](*a), only)
     blocks, warps = math.prod(launch.grid), machine.program.warps
     weight = np.zeros(len(listing.codes))
     for chosen, scale in _samples(launch, graph):
@@ -224,22 +227,30 @@ def _arguments(launch: Launch, graph: reuse.Graph | None):
       ValueError: an index array whose numbers are not known.
     """
     aliased, spec = dict(launch.aliases), launch.spec
-    outputs = [
-        Array(f"output {n}", math.prod(shape), _SIZES[kind], None, writable=True, shape=shape)
-        for n, (shape, kind) in enumerate(zip(launch.shapes, spec.output_types, strict=True))
-    ]
+    whole = not any(isinstance(a, jax.ShapeDtypeStruct) for a in launch.arrays)
+    outputs = []
+    for n, (shape, kind) in enumerate(zip(launch.shapes, spec.output_types, strict=True)):
+        size = math.prod(shape)
+        found = Array(f"output {n}", size, _SIZES[kind], None, writable=True, shape=shape)
+        if whole:
+            values = poison((size,), jnp.dtype(spec.output_dtypes[n]))
+            found = Array.output(found.name, values, spec.num_warps)
+            found = dataclasses.replace(found, shape=shape)
+        outputs.append(found)
     inputs = []
     for n, (array, kind) in enumerate(zip(launch.arrays, spec.input_types, strict=True)):
         if n in aliased:
             inputs.append(outputs[aliased[n]])
-        elif kind not in ("*i32", "*i64"):
+        elif kind not in ("*i32", "*i64") and not whole:
             size = math.prod(array.shape)
             inputs.append(Array(f"input {n}", size, _SIZES[kind], None, shape=array.shape))
         elif isinstance(array, jax.ShapeDtypeStruct):
             raise ValueError(f"the numbers of index array {n} of {spec.name} are not known")
         else:
             order = graph is not None and _same(array, graph.order)
-            inputs.append(Array.input("order" if order else f"index {n}", np.asarray(array)))
+            name = "order" if order else f"input {n}"
+            found = Array.input(name, np.asarray(array))
+            inputs.append(dataclasses.replace(found, shape=np.shape(array)))
     arguments = [*inputs, *launch.scalars, *outputs]
     return list({id(a): a for a in arguments if isinstance(a, Array)}.values()), arguments
 

@@ -108,13 +108,24 @@ def predict(name: str, size: tuple[int, int], device: Device) -> list[Item]:
       size: of `graphs.SIZES`.
       device: an H100 or an H200: the schedule is that of an H100.
     """
-    by_name, program, shapes = _schedule(name, size)
+    by_name, text = _schedule(name, size)
+    return items(text, lambda kernel: cases.counted(by_name[kernel], size, device), device)
+
+
+def items(text: str, counted, device: Device) -> list[Item]:
+    """Return what a program launches on a device, in the order of the schedule.
+
+    Args:
+      text: of the program that XLA made.
+      counted: name of a kernel of ours -> its `counts.Counts`.
+    """
+    program, shapes = Program(text), Shapes(text)
     found = []
     for instruction in program.entry:
         kind = account.kind(program, instruction)
         if kind == "eqfuse":
             kernel = kernel_name(shapes.lines[instruction.name][1])
-            prediction = model.predict(cases.counted(by_name[kernel], size, device), device)
+            prediction = model.predict(counted(kernel), device)
             source = f"{program.source(instruction)}: {kernel.rpartition('_')[0]}"
             found.append(Item(kind, source, prediction.seconds, prediction.bound))
             continue
@@ -124,13 +135,12 @@ def predict(name: str, size: tuple[int, int], device: Device) -> list[Item]:
 
 @functools.lru_cache(maxsize=1)
 def _schedule(name: str, size: tuple[int, int]):
-    """Return the launches by kernel, and the program that XLA makes for an H100."""
+    """Return the launches by kernel, and the text of the program that XLA makes for an H100."""
     function, args = cases.step(name, size)
     by_name: dict = {}
     for launch in launches_of(function, *args):
         by_name.setdefault(launch.spec.name, launch)
-    text = compiled_launches.compiled(function, args).text
-    return by_name, Program(text), Shapes(text)
+    return by_name, compiled_launches.compiled(function, args).text
 
 
 def _other(program: Program, shapes: Shapes, instruction, kind: str, device: Device) -> Item:

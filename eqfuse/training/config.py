@@ -231,8 +231,8 @@ class Config:
     )
     sequence: str = setting(
         "auto",
-        "a training step in one native call, on a CPU: on, off, or auto: for small networks, "
-        "without profile=",
+        "a training step in one native call or launch: on, off, or auto: for small networks on a "
+        "CPU, without profile=",
     )
     steps: int | None = setting(None, "stop after so many steps; null: 100 for tetris")
     epochs: int | None = setting(

@@ -53,6 +53,15 @@ def test_all_sums_over_channels_are_one_reduction():
     assert compiled.assembly.count("bar.sync") <= 17
 
 
+@pytest.mark.slow
+def test_the_largest_walk_does_not_spill():
+    """Of 2,118 terms in one kernel, which is why it is cut (`plan.TERMS_OF_A_WALK`)."""
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
+
+    first, *_ = plan.kernels(CASES["mixed"].forms()["double"], "float32")
+    assert compile_kernel(first.spec, "sm_90").spilled_bytes == 0
+
+
 @pytest.mark.parametrize(("mul", "dtype"), [(256, "float32"), (512, "float64")])
 def test_threads_of_many_channels_find_their_registers(mul, dtype):
     """All threads of a program run on one processor, which has 65,536 registers."""

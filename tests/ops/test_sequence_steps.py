@@ -12,6 +12,9 @@ from eqfuse import ops
 from eqfuse.ops.algebra.steps import Array, Copy, Map, Maps, Steps
 from eqfuse.ops.primitives.sequencing.primitive import Traced
 
+# Triton's interpreter computes what is masked too
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
+
 ROWS = 50  # neither a multiple of a vector nor less than one
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(ROWS, 3)).astype(np.float32)
@@ -22,6 +25,18 @@ INDEX = RNG.integers(-1, 9, 20).astype(np.int32)  # some are below 0, some beyon
 TABLE = RNG.normal(size=(6, 3)).astype(np.float32)
 
 
+BACKENDS = ["llvm"]
+"""Where steps run: the fixture `on` changes it."""
+
+
+@pytest.fixture(params=["llvm", "triton-interpret"], autouse=True)
+def on(request, monkeypatch):
+    if request.param != "llvm":
+        pytest.importorskip("triton", reason="the interpreter is part of triton")
+    monkeypatch.setattr(f"{__name__}.BACKENDS", [request.param])
+    return request.param
+
+
 def computed(function, *args, dtype=jnp.float32):
     """`function(*args)` by a sequence, of which nothing is XLA's.
 
@@ -29,13 +44,13 @@ def computed(function, *args, dtype=jnp.float32):
     """
 
     def beside(z, *args):
-        return function(*args), ops.grouped_dense(z, [z], scale=1.0, backend="llvm")
+        return function(*args), ops.grouped_dense(z, [z], scale=1.0, backend=BACKENDS[0])
 
     z = jnp.eye(4, dtype=dtype)
     traced = Traced(jax.make_jaxpr(beside)(z, *args), 1e9)
     assert set(traced.segments.reasons) == {""}, traced.segments.reasons
     assert len(traced.segments.native) == 1
-    return ops.sequence(beside)(z, *args)[0]
+    return ops.sequence(beside, most=1e9)(z, *args)[0]
 
 
 def are_same(found, expected) -> bool:

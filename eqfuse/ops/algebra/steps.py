@@ -30,6 +30,21 @@ FUNCTIONS |= {"and", "or", "not", "select", "convert", "identity"}
 ALIGNMENT = 64
 
 
+def joined(*axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return axes (size, stride, ...) without those of size 1, neighbours as one where they can
+    be.
+    """
+    found: list[tuple[int, ...]] = []
+    for size, *strides in zip(*axes, strict=True):
+        if size == 1:
+            continue
+        if found and all(a == size * b for a, b in zip(found[-1][1:], strides, strict=True)):
+            found[-1] = (found[-1][0] * size, *strides)
+        else:
+            found.append((size, *strides))
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Array:
     """A flat array of `size` elements, at least one."""

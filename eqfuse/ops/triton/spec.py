@@ -8,6 +8,7 @@ import json
 
 # numpy names of the array types that kernels read and write, and what triton calls them
 TRITON_TYPES = {
+    "bool": "*i1",
     "bfloat16": "*bf16",
     "float16": "*fp16",
     "float32": "*fp32",

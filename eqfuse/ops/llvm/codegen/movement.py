@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import math
 
-from eqfuse.ops.algebra.steps import BYTES, Array, Copy, Gather, Number, Reduce, ScatterAdd
+from eqfuse.ops.algebra.steps import (
+    BYTES,
+    Array,
+    Copy,
+    Gather,
+    Number,
+    Reduce,
+    ScatterAdd,
+    joined,
+)
 from eqfuse.ops.llvm.codegen.elementwise import STORED, Writer, kind, literal
 from eqfuse.ops.llvm.codegen.ir import Function
 
 UNROLLED = 8
 """Turns of an inner loop that are written out."""
-
-
-def joined(*axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return axes (size, stride, ...) without those of size 1, neighbours as one where they can
-    be.
-    """
-    found: list[tuple[int, ...]] = []
-    for size, *strides in zip(*axes, strict=True):
-        if size == 1:
-            continue
-        if found and all(a == size * b for a, b in zip(found[-1][1:], strides, strict=True)):
-            found[-1] = (found[-1][0] * size, *strides)
-        else:
-            found.append((size, *strides))
-    return found
 
 
 def nested(f: Function, axes, pointers: list[str], widths: list[int], body):

@@ -102,6 +102,14 @@ class Converter(Values):
         self.steps.append(Map("max", (low, x), middle))
         self.steps.append(Map("min", (middle, high), self.result(node.outputs[0])))
 
+    def _one_minus_square(self, node: Node):
+        """Add (1 - x)(1 + x), which JAX 0.12 has for the slope of tanh."""
+        out, read = self.aval(node.outputs[0]), self.array(node.inputs[0])
+        less, more = (self.new(out.size, dtype_of(out)) for _ in range(2))
+        self.steps.append(Map("sub", (Number(1.0), read), less))
+        self.steps.append(Map("add", (Number(1.0), read), more))
+        self.steps.append(Map("mul", (less, more), self.result(node.outputs[0])))
+
     # changes of shape
 
     def _copy_of(self, node: Node, strides_in, first_in: int = 0):
@@ -255,7 +263,7 @@ class Converter(Values):
     # kernels
 
     def _check_kernel(self, node: Node, dtype: str):
-        if node.params["backend"] != "llvm":
+        if node.params["backend"] != self.backend:
             raise NoStepError(f"on backend {node.params['backend']}")
         if dtype != self.dtype:
             raise NoStepError(f"of {dtype}, where others are of {self.dtype}")
@@ -282,13 +290,13 @@ class Converter(Values):
         self._check_kernel(node, dtype_of(self.aval(node.inputs[0])))
         if not rows or not form.terms:
             raise NoStepError("nothing to compute")
-        if is_wide(form):
+        if self.backend == "llvm" and is_wide(form):
             raise NoStepError("matrices so large that they are XLA's")
         indices = []
         if form.num_sets:
             [value] = node.inputs[n:]
             indices.append(("index", self.index_array(value, "index", form.num_sets)))
-            if any(isinstance(o, Weights) for o in form.outputs):
+            if self.backend == "llvm" and any(isinstance(o, Weights) for o in form.outputs):
                 for what in ("order", "offsets"):
                     indices.append((what, self._sorted_index(what, value, form.num_sets)))
         operands = tuple(self.array(v) for v in node.inputs[:n])
@@ -299,6 +307,7 @@ class Converter(Values):
 
 RULES = {
     "clamp": Converter._clamp,
+    "one_minus_square": Converter._one_minus_square,
     "broadcast_in_dim": Converter._broadcast_in_dim,
     "transpose": Converter._transpose,
     "slice": Converter._slice,

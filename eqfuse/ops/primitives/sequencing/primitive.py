@@ -18,11 +18,13 @@ from eqfuse.ops.algebra.steps import Steps
 from eqfuse.ops.llvm.codegen import steps as native_steps
 from eqfuse.ops.llvm.runtime import machine
 from eqfuse.ops.primitives import rules
+from eqfuse.ops.primitives.launch import launch
 from eqfuse.ops.primitives.native import native_p
-from eqfuse.ops.primitives.sequencing.segments import Segments, bind
+from eqfuse.ops.primitives.sequencing.segments import BACKENDS, Segments, bind
+from eqfuse.ops.triton.codegen import steps as triton_steps
 
-LANES = 16
-"""Elements that a vector operation computes, at most."""
+LANES = {"llvm": 16, "triton": 1, "triton-interpret": 1}
+"""Elements that an operation of `most` computes, at most, by backend."""
 
 
 class Traced:
@@ -55,26 +57,29 @@ class Traced:
 
     @functools.cached_property
     def operations(self) -> int:
-        """Return about how many vector operations its native kernels run."""
-        dtype = self.segments.dtype
-        return sum(cost(s.steps, dtype) for s in self.segments.native)
+        """Return about how many operations its kernels run: on a CPU, of vectors."""
+        return sum(cost(s.steps, self.segments) for s in self.segments.native)
 
     @functools.cached_property
     def reason(self) -> str:
         """Return why no kernel computes it, or ""."""
         if self.closed.effects:
             return "it has effects, such as a debug print"
-        elements, native, placed = _looked_through(self.closed.jaxpr)
+        elements, backends, placed = _looked_through(self.closed.jaxpr)
         if placed:  # jit has to see it, to know the devices that it compiles for
             return f"it says where arrays lie ({', '.join(sorted(placed))})"
-        if not native:
-            return 'no product and no Linear on backend "llvm"'
-        most = f"more vector operations than {self.most:,.0f}"
-        if elements // LANES > self.most:  # nothing has to be looked for
-            return most
+        known = [b for b in BACKENDS if b in backends]
+        if not known:
+            return 'no product and no Linear on backend "llvm" or "triton"'
+        most = self.most[known[0]] if isinstance(self.most, dict) else self.most
+        if not most:
+            return "on a GPU one block is predicted to take longer than a launch of each step"
+        beyond = f"more {'vector ' * (known[0] == 'llvm')}operations than {most:,.0f}"
+        if elements // LANES[known[0]] > most:  # nothing has to be looked for
+            return beyond
         if not self.segments.native:
             return "no product and no Linear that is a step"
-        return most if self.operations > self.most else ""
+        return beyond if self.operations > most else ""
 
     @property
     def choice(self) -> str:
@@ -82,35 +87,41 @@ class Traced:
         if self.reason:
             return f"as written: {self.reason}"
         steps = [len(s.steps.in_loops.steps) for s in self.segments.native]
-        calls = "one native call" if len(steps) == 1 else f"{len(steps)} native calls"
+        one, several = CALLS[self.segments.backend == "llvm"]
+        calls = f"one {one}" if len(steps) == 1 else f"{len(steps)} {several}"
         return f"{calls} of {sum(steps)} steps"
+
+
+CALLS = ("launch", "launches"), ("native call", "native calls")
 
 
 PLACED = frozenset(("shard_map", "sharding_constraint"))
 """Primitives by which `jit` finds the devices that it compiles for."""
 
 
-def _looked_through(jaxpr) -> tuple[int, bool, set[str]]:
-    """Return how many elements all equations of a trace write, whether any is a native op, and
-    which name devices.
+def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
+    """Return how many elements all equations of a trace write, the backends of its ops, and which
+    of its primitives name devices.
     """
-    total, native, placed = 0, False, set()
+    total, backends, placed = 0, set(), set()
     for eqn in jaxpr.eqns:
         call = eqn.params.get("call")
-        native = native or "llvm" in (eqn.params.get("backend"), getattr(call, "backend", None))
+        backends |= {eqn.params.get("backend"), getattr(call, "backend", None)}
         placed |= PLACED & {eqn.primitive.name}
         inner = [p for p in eqn.params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
         for part in inner:
-            elements, has_native, has_placed = _looked_through(getattr(part, "jaxpr", part))
-            total, native, placed = total + elements, native or has_native, placed | has_placed
+            elements, others, places = _looked_through(getattr(part, "jaxpr", part))
+            total, backends, placed = total + elements, backends | others, placed | places
         if not inner:
             total += sum(v.aval.size for v in eqn.outvars if hasattr(v.aval, "size"))
-    return total, native, placed
+    return total, backends, placed
 
 
-def cost(steps: Steps, dtype: str) -> int:
-    """Return about how many vector operations steps are on this machine."""
-    return native_steps.cost(steps, dtype, machine.machine())
+def cost(steps: Steps, segments: Segments) -> int:
+    """Return about how many operations steps are: on a CPU, of vectors of this machine."""
+    if segments.backend == "llvm":
+        return native_steps.cost(steps, segments.dtype, machine.machine())
+    return triton_steps.cost(steps)
 
 
 def _definition(*arrays, call: Traced) -> list:
@@ -140,7 +151,8 @@ def _evaluate(segments: Segments, arrays) -> list:
                 env.update(zip(node.outputs, found, strict=True))
             continue
         given = [_given(env, key) for key in segment.inputs]
-        results = _call(segment.steps, given, segments.dtype)
+        call = _call if segments.backend == "llvm" else _launch
+        results = call(segment.steps, given, segments)
         for node in segment.nodes:
             for v in node.outputs:
                 if not program.avals[v].size:
@@ -150,8 +162,18 @@ def _evaluate(segments: Segments, arrays) -> list:
     return [env[v] for v in program.outputs]
 
 
-def _call(steps: Steps, arrays, dtype: str) -> list[jax.Array]:
+def _launch(steps: Steps, arrays, segments: Segments) -> list[jax.Array]:
+    """Return the outputs of steps, flat, from one launch."""
+    kernel = triton_steps.generate(steps, segments.dtype)
+    shapes = [(steps.arrays[n].size,) for n in steps.outputs] + [(kernel.scratch,)]
+    flat = [a.reshape(-1) for a in arrays]
+    *results, _ = launch(kernel.spec, flat, shapes, (), (1,), segments.backend)
+    return results
+
+
+def _call(steps: Steps, arrays, segments: Segments) -> list[jax.Array]:
     """Return the outputs of steps, flat, from one native call."""
+    dtype = segments.dtype
     module = native_steps.generate(steps, dtype, machine.machine())
     indices = {n for n, _, _ in steps.indices}
     shaped = [
@@ -181,21 +203,23 @@ def _given(env, key):
     return jnp.cumsum(counts, dtype=jnp.int32)
 
 
-def _run(*arrays, call: Traced) -> list:
+def run_sequence(*arrays, call: Traced) -> list:
+    """Return the outputs of a function, by its kernels."""
     return _evaluate(call.segments, arrays)
 
 
-def _lower_cpu(ctx, *operands, call: Traced):
+def _lower(ctx, *operands, call: Traced):
     context = ctx.module_context.axis_context
     if isinstance(context, ShardingContext) and context.num_devices == 1:
-        return mlir.lower_fun(_run, multiple_results=True)(ctx, *operands, call=call)
+        return mlir.lower_fun(run_sequence, multiple_results=True)(ctx, *operands, call=call)
     return _lower_as_written(ctx, *operands, call=call, where="on several devices")
 
 
-def _lower_as_written(ctx, *operands, call: Traced, where: str = "not on a CPU"):
+def _lower_as_written(ctx, *operands, call: Traced, where: str = "not on a CPU or a GPU"):
     call.tell(f"as written: {where}")
     return mlir.lower_fun(_definition, multiple_results=True)(ctx, *operands, call=call)
 
 
 mlir.register_lowering(sequence_p, _lower_as_written)
-mlir.register_lowering(sequence_p, _lower_cpu, platform="cpu")
+for _platform in ("cpu", "cuda", "rocm"):
+    mlir.register_lowering(sequence_p, _lower, platform=_platform)

@@ -14,8 +14,10 @@ from eqfuse.ops.primitives.rewriting.program import Node, Program, needed_values
 from eqfuse.ops.primitives.rules import definitions
 from eqfuse.ops.primitives.sequencing.conversion import FORM, LINEAR_FORM, Converter
 from eqfuse.ops.primitives.sequencing.values import NoStepError
+from eqfuse.ops.triton.codegen import steps as triton_steps
 
 KERNELS = (FORM, LINEAR_FORM)
+BACKENDS = ("llvm", "triton", "triton-interpret")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Segments:
       program: its nodes.
       segments: in the order in which they run.
       reasons: why nodes are no steps, with how many.
+      backend: of the forms, one of `BACKENDS`; "" where there is none.
       dtype: of the forms; "" where there is none.
     """
 
@@ -50,6 +53,9 @@ class Segments:
         needed = needed_values(self.program, {})
         self._nodes = [n for k, n in enumerate(self.program.nodes) if k in needed.nodes]
         of_kernels = [n for n in self._nodes if n.name in KERNELS]
+        backends = [n.params["backend"] for n in of_kernels]
+        self.backend = next((b for b in BACKENDS if b in backends), "")
+        of_kernels = [n for n in of_kernels if n.params["backend"] == self.backend]
         dtypes = {str(self.program.avals[n.inputs[0]].dtype) for n in of_kernels}
         self.dtype = next((d for d in ("float32", "float64") if d in dtypes), "")
         self.reasons: collections.Counter[str] = collections.Counter()
@@ -71,7 +77,7 @@ class Segments:
         for node in self._nodes:
             reason = "" if self.dtype else "no product and no Linear"
             reason = reason or ("indices of edges" if node in outside else "")
-            reason = reason or _reason(self.program, node, self.dtype)
+            reason = reason or self._reason(node)
             self.reasons[reason] += 1
             level = max((levels.get(v, 0) for v in node.inputs), default=0)
             level += level % 2 != (not reason)
@@ -96,11 +102,27 @@ class Segments:
                 todo += node.inputs
         return found
 
+    def _converter(self) -> Converter:
+        return Converter(self.program, self.dtype, self.backend)
+
+    def _reason(self, node: Node) -> str:
+        """Return why a node is no step, or ""."""
+        if node.eqn.effects:
+            return f"{node.name} has effects"
+        converter = self._converter()
+        try:
+            converter.convert(node)
+        except NoStepError as error:
+            return str(error)
+        if self.backend == "llvm":
+            return ""
+        return next(filter(None, map(triton_steps.left_out, converter.steps)), "")
+
     def _segment(self, parts, level: int) -> Segment:
         nodes = parts[level]
         if level % 2 == 0 or not any(n.name in KERNELS for n in nodes):
             return Segment(tuple(nodes))
-        converter = Converter(self.program, self.dtype)
+        converter = self._converter()
         for node in nodes:
             converter.convert(node)
         own = set(map(id, nodes))
@@ -128,17 +150,6 @@ class Segments:
             tuple(converter.indices),
         )
         return Segment(tuple(nodes), steps, tuple(converter.inputs.values()), outputs)
-
-
-def _reason(program: Program, node: Node, dtype: str) -> str:
-    """Return why a node is no step, or ""."""
-    if node.eqn.effects:
-        return f"{node.name} has effects"
-    try:
-        Converter(program, dtype).convert(node)
-    except NoStepError as error:
-        return str(error)
-    return ""
 
 
 def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -181,6 +192,9 @@ def _expand(eqn, arrays, evaluate) -> list:
 
 def bind(eqn, arrays) -> list:
     """Return the outputs of an equation, as JAX computes it."""
+    if not arrays and eqn.primitive.name == "iota":  # a constant, and no operation
+        with jax.ensure_compile_time_eval():
+            return [eqn.primitive.bind(**eqn.params)]
     with eqn.ctx.manager:
         params = eqn.primitive.get_bind_params(dict(eqn.params))
         found = eqn.primitive.bind(*arrays, **params)

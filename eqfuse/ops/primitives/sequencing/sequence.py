@@ -10,26 +10,30 @@ from jax.extend.core import jaxpr_as_fun
 
 from eqfuse.ops.primitives.sequencing.primitive import Traced, sequence_p
 
-MOST = 1_500_000
-"""Vector operations from which on threads gain more than one call for all: see `sequence`."""
+MOST = {"llvm": 1_500_000, "triton": 0, "triton-interpret": 0}
+"""Operations from which on it is worth more to share each step out, by backend: see `sequence`."""
 
 
 def sequence(
     function: Callable | None = None,
     *,
-    most: float = MOST,
+    most: float | None = None,
     report: bool | Callable[[str], None] = False,
     **options,
 ) -> Callable:
     """Compile a function, as `jax.jit` does, into one native call where it is small.
 
-    A network of few channels, on few atoms, spends most of its time on beginning operations. On a
-    CPU the function is traced, and its products, Linears and fused ops of backend "llvm" with what
-    is between them (element-wise functions, changes of shape, sums, rows gathered and added) become
-    one kernel, which runs them one after the other. What it does not know, XLA computes: before it,
-    after it, or between several such kernels. On other devices, on several, on a mesh of explicit
+    A network of few channels, on few atoms, spends most of its time on beginning operations. The
+    function is traced, and its products, Linears and fused ops of backend "llvm" or "triton" with
+    what is between them (element-wise functions, changes of shape, sums, rows gathered and added)
+    become one kernel, which runs them one after the other. What it does not know, XLA computes:
+    before it, after it, or between several such kernels. On several devices, on a mesh of explicit
     axes, inside `shard_map`, and with one in it or with a sharding constraint, the function is
     computed as it is written.
+
+    On a GPU one block is the kernel, on one multiprocessor. By prediction that takes longer than
+    the launches of all steps, unless the host is what they wait for, so it has to be asked for,
+    with `most=math.inf`.
 
     Pass a function that takes its gradients itself, such as `jax.value_and_grad(loss)` or a whole
     training step. What is returned can be differentiated and mapped too: its derivatives are those
@@ -37,12 +41,13 @@ def sequence(
 
     Args:
       function: of any arguments that `jax.jit` takes.
-      most: vector operations, about, beyond which the function is computed as it is written: then
-        it is worth more to share each operation out over threads.
+      most: operations, about, beyond which the function is computed as it is written: then it is
+        worth more to share each one out. On a CPU they are of vectors. None is 1.5 million on a
+        CPU, and none on a GPU.
       report: print, whenever the function is traced, a table of what is computed how, and why not
         otherwise. A function in its place is given one line that says what was chosen. Another
         line follows where it is computed as it is written after all, for what becomes known later:
-        several devices, another device than a CPU, derivatives, `vmap`.
+        several devices, another kind of device, derivatives, `vmap`.
       options: of `jax.jit`.
     Returns:
       The compiled function. Without a `function`, a decorator.
@@ -71,7 +76,7 @@ def sequence(
             structure.append(tree_out)
             return outputs
 
-        traced = Traced(jax.make_jaxpr(flat)(*arrays), most, tell)
+        traced = Traced(jax.make_jaxpr(flat)(*arrays), MOST if most is None else most, tell)
         if report:
             tell(traced.choice if callable(report) else table(traced))
         if traced.reason:

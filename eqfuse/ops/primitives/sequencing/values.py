@@ -11,7 +11,8 @@ from eqfuse.ops.algebra import steps
 from eqfuse.ops.algebra.steps import Array, Copy, Number
 from eqfuse.ops.primitives.rewriting.program import LARGEST_CONSTANT, Program
 
-VIEWS = frozenset(("reshape", "squeeze", "expand_dims"))
+VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard"))
+"""What changes no element; on one device a reshard does not."""
 
 
 class NoStepError(Exception):
@@ -27,15 +28,15 @@ class Values:
     """The values of a program as arrays of steps.
 
     Attributes:
-      dtype: of the forms.
+      dtype, backend: of the forms.
       arrays, steps, indices: as in `Steps`, of what was turned so far.
       inputs: what is read from outside, by the number of its array: a value of the program, or
         ("order" or "offsets", value of an index, sets of weights).
       numbers: of the values, an array, a `Number`, or None where it has no elements.
     """
 
-    def __init__(self, program: Program, dtype: str):
-        self.program, self.dtype = program, dtype
+    def __init__(self, program: Program, dtype: str, backend: str):
+        self.program, self.dtype, self.backend = program, dtype, backend
         self.arrays: list[Array] = []
         self.steps: list = []
         self.indices: list[tuple[int, str, int]] = []

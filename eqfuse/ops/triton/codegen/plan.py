@@ -22,6 +22,9 @@ The estimate leaves out addresses, and in float64 the coefficients, which take r
 TERMS = {"float32": 2600, "bfloat16": 2600, "float16": 2600, "float64": 450}
 """Terms of one kernel at most: beyond this, compiling takes long or, in float64, kernels spill."""
 
+TERMS_OF_A_WALK = 2100
+"""Terms of a kernel that walks edges, at most: one of 2,118 spills on sm_90."""
+
 SIDE_BY_SIDE = 1700
 """Terms of a kernel that has several edges at a time, at most: of 2,358, some spill."""
 
@@ -80,12 +83,13 @@ def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Kernel, ...]:
 def _chunks(form: Form, reduce_over: Index, groups, dtype: str):
     """Return groups of paths in runs that fit one kernel."""
     width = 2 if dtype == "float64" else 1
+    most = min(TERMS[dtype], TERMS_OF_A_WALK) if reduce_over.is_node else TERMS[dtype]
     chunks, current = [], []
-    for group in _within(groups, TERMS[dtype]):
+    for group in _within(groups, most):
         longer = [*current, tuple(group)]
         terms = sum(len(path.terms) for g in longer for path in g)
         registers = _registers(form, reduce_over, longer) * width
-        if current and (registers > REGISTERS[dtype] or terms > TERMS[dtype]):
+        if current and (registers > REGISTERS[dtype] or terms > most):
             chunks.append(tuple(current))
             longer = [tuple(group)]
         current = longer

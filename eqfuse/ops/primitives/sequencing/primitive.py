@@ -94,13 +94,14 @@ class Traced:
 
 CALLS = ("launch", "launches"), ("native call", "native calls")
 
+
 PLACED = frozenset(("shard_map", "sharding_constraint"))
 """Primitives by which `jit` finds the devices that it compiles for."""
 
 
 def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
     """Return how many elements all equations of a trace write, the backends of its ops, and which
-    primitives name devices.
+    of its primitives name devices.
     """
     total, backends, placed = 0, set(), set()
     for eqn in jaxpr.eqns:
@@ -109,8 +110,8 @@ def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
         placed |= PLACED & {eqn.primitive.name}
         inner = [p for p in eqn.params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
         for part in inner:
-            elements, others, has_placed = _looked_through(getattr(part, "jaxpr", part))
-            total, backends, placed = total + elements, backends | others, placed | has_placed
+            elements, others, places = _looked_through(getattr(part, "jaxpr", part))
+            total, backends, placed = total + elements, backends | others, placed | places
         if not inner:
             total += sum(v.aval.size for v in eqn.outvars if hasattr(v.aval, "size"))
     return total, backends, placed
@@ -214,7 +215,7 @@ def _lower(ctx, *operands, call: Traced):
     return _lower_as_written(ctx, *operands, call=call, where="on several devices")
 
 
-def _lower_as_written(ctx, *operands, call: Traced, where: str = "on another device"):
+def _lower_as_written(ctx, *operands, call: Traced, where: str = "not on a CPU or a GPU"):
     call.tell(f"as written: {where}")
     return mlir.lower_fun(_definition, multiple_results=True)(ctx, *operands, call=call)
 

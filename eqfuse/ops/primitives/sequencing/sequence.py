@@ -47,7 +47,7 @@ def sequence(
       report: print, whenever the function is traced, a table of what is computed how, and why not
         otherwise. A function in its place is given one line that says what was chosen. Another
         line follows where it is computed as it is written after all, for what becomes known later:
-        several devices, another device than a CPU or a GPU, derivatives, `vmap`.
+        several devices, another kind of device, derivatives, `vmap`.
       options: of `jax.jit`.
     Returns:
       The compiled function. Without a `function`, a decorator.

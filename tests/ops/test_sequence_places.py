@@ -136,6 +136,7 @@ def test_four_host_devices():
         env={
             **os.environ,
             "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(HERE.parents[1]),
             "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
         },
         timeout=600,

@@ -231,6 +231,7 @@ SLOW = {
         r"test_edges_side_by_side_have_the_same_sums\[graph, (zero|filtered|unweighted)",
     ),
     "ops/test_launches.py": (
+        r"test_a_fused_layer_launches",
         r"test_launches_of_product_linear_and_gate\[None-2700 rows",
         r"test_the_graph_product_is_one_launch_each_way\[backward-1",
         r"test_launches_of_a_training_step",
@@ -399,11 +400,13 @@ SLOW = {
     ),
     "training/test_compilations.py": (r"test_as_many_programs",),
     "training/test_damaged_run.py": (
+        r"test_a_damaged_log_is_set_aside\[header",
         r"test_a_run_goes_on_from_the_older_checkpoint",
         r"test_a_run_with_a_damaged_log_goes_on",
         r"test_a_run_with_one_last_checkpoint",
     ),
     "training/test_elements.py": (
+        r"test_impossible_settings_are_refused",
         r"test_only_the_elements_of_the_data_are_kept\[nequip",
         r"test_frozen_parameters_keep_their_values",
         r"test_new_elements_are_refused_with_what_to_do",
@@ -441,7 +444,9 @@ SLOW = {
         r"test_the_best_checkpoint_is_that_of_the_lowest_validation_loss",
         r"test_the_same_seed_gives_the_same_run",
     ),
+    "training/test_optimizer.py": (r"test_padding_changes_no_update_of_muon",),
     "training/test_parallel.py": (
+        r"test_gradients_are_those_of_one_device\[nequip-llvm",
         r"test_a_signal_to_one_process",
         r"test_gradients_are_those_of_one_device\[mace",
         r"test_one_process_needs_no_other",
@@ -464,6 +469,7 @@ SLOW = {
         r"test_rmd17_takes_the_frames_of_its_split",
     ),
     "training/test_resume.py": (
+        r"test_a_killed_run_ends_like_one_that_was_not\[1\]",
         r"test_a_finished_run_can",
         r"test_a_run_interrupted_at_the_end_of_an_epoch_can_be_profiled",
         r"test_a_run_killed_before_its_first_checkpoint_begins_again",
@@ -474,10 +480,12 @@ SLOW = {
         r"test_the_best_of_a_run_that_ended_within_an_epoch_stays",
     ),
     "training/test_sequences.py": (
+        r"test_a_molecule_run_says_its_choice",
         r"test_a_profile_is_of_the_step",
         r"test_the_tetris_run_is_the_same_in_one_native_call",
     ),
     "training/test_start.py": (
+        r"test_it_starts_from_the_network_and_learns",
         r"test_an_interrupted_one_ends_like_one_that_was_not",
         r"test_reference_energies_are_moved_to_data_of_another_method",
         r"test_reference_energies_that_are_given_win",

@@ -150,18 +150,21 @@ def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
 
 def _over_rows(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
     found = {"forward": [fused_forward.forward(fused, dtype).spec]}
-    found["backward"] = [_backward(fused, (True,) * len(fused.form.inputs), dtype)]
+    found["backward"] = _backward(fused, (True,) * len(fused.form.inputs), dtype)
     if fused.gate is None:
         other, _, asked = second_op(fused, [True] * len(fused.form.inputs))
         asked = asked[: len(other.form.inputs)]
         found["double"] = [fused_forward.forward(other, dtype).spec]
-        found["double"] += [_backward(other, asked, dtype)]
+        found["double"] += _backward(other, asked, dtype)
     return found
 
 
-def _backward(fused: Fused, wanted, dtype: str) -> KernelSpec:
+def _backward(fused: Fused, wanted, dtype: str) -> list[KernelSpec]:
     given, gated = (True,) * len(fused.sizes), fused.gate is not None
-    return fused_backward.backward(fused, wanted, given, dtype, gated).spec
+    return [
+        fused_backward.backward(fused, some, given, dtype, gated and not n).spec
+        for n, some in enumerate(fused_backward.together(fused.form, tuple(wanted)))
+    ]
 
 
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str) -> list[KernelSpec]:

@@ -32,6 +32,18 @@ def test_fused_kernels_compile_without_spilling(case, target):
         assert compiled.spilled_bytes == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_the_widest_case_does_not_spill(target):
+    """Its addresses would fill the registers if a program had all channels in a loop."""
+    from eqfuse.ops.triton.runtime.compile import compile_kernel
+
+    for spec in [
+        spec for specs in kernels(CASES["allegro-128-l3"], "float32").values() for spec in specs
+    ]:
+        assert compile_kernel(spec, target).spilled_bytes == 0
+
+
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_other_dtypes_compile_without_spilling(dtype):
     from eqfuse.ops.triton.runtime.compile import compile_kernel

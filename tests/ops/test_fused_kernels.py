@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqfuse.ops import TensorProductLinear
 from eqfuse.ops.algebra.form import Form
 from eqfuse.ops.algebra.linear_form import LinearForm
 from eqfuse.ops.primitives import fused
 from tests.ops import tiers
-from tests.ops.linear_cases import CASES, Problem
+from tests.ops.linear_cases import CASES, Case, Problem
 from tests.ops.parity import only
 from tests.ops.test_tensor_product_linear import (
     gradients,
@@ -21,8 +22,12 @@ from tests.ops.test_tensor_product_linear import (
 
 pytest.importorskip("triton", reason="the interpreter is part of triton")
 
-CORE = ("rows-linear", "rows-gate", "rows-indexed-bias", "graph-channelwise-split")
+CORE = ("rows-linear", "rows-gate", "rows-indexed-bias")
 ROWS = {n: c for n, c in CASES.items() if not c.graph or dict(c.options).get("channelwise")}
+WIDE = "33x0e+33x1o+33x2e+33x3o+33x4e"
+SHARED = Case(TensorProductLinear, False, WIDE, WIDE, "3x0e", options=(("channelwise", True),))
+"""Channels that two programs share, and more cotangents than one thread has."""
+ROWS["rows-shared"] = SHARED
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +47,15 @@ def test_all_orders_equal_e3nn(name):
             assert worst(a, b) < 1e-12, order
 
 
+@pytest.mark.parametrize("name", tiers.slow_unless([*CORE, "rows-shared"], *ROWS))
+def test_gradients_equal_e3nn(name):
+    """Float64, 1e-12; a backward that nothing differentiates is the fused kernel."""
+    with jax.enable_x64(True):
+        problem = Problem(ROWS[name])
+        expected = gradients(problem, "e3nn")
+        assert worst(gradients(problem, "triton-interpret"), expected) < 1e-12
+
+
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", tiers.slow_unless(["rows-linear"], *ROWS))
 def test_low_precision_errs_as_e3nn_does(name, dtype):
@@ -55,9 +69,13 @@ def test_low_precision_errs_as_e3nn_does(name, dtype):
         assert np.abs(a - c).max(initial=0) <= allowed
 
 
-@pytest.mark.parametrize("name", ["rows-linear", "rows-gate"])
-def test_one_kernel_each_way(name):
-    """Gradients of parameters are the Linear's: of the product, which is computed again."""
+@pytest.mark.parametrize(
+    ("name", "backward"), [("rows-linear", 1), ("rows-gate", 1), ("rows-shared", 2)]
+)
+def test_one_kernel_each_way(name, backward):
+    """Gradients of parameters are the Linear's: of the product, which is computed again. Wide
+    operands have a kernel each.
+    """
     from eqfuse.ops.triton.runtime.interpret import interpret_count
 
     problem = Problem(ROWS[name], np.float32)
@@ -72,9 +90,9 @@ def test_one_kernel_each_way(name):
 
     assert launches(apply, problem.params, problem.arrays) == 1
     value, pullback = jax.vjp(lambda a: apply(problem.params, a), problem.arrays)
-    assert launches(pullback, value) == 1
+    assert launches(pullback, value) == backward
     value, pullback = jax.vjp(apply, problem.params, problem.arrays)
-    assert launches(pullback, value) == 3
+    assert launches(pullback, value) == backward + 2
 
 
 def test_where_fused_kernels_begin(monkeypatch):

@@ -51,7 +51,7 @@ def _launch(call: Call, kernel, named: dict, sizes) -> list:
         [named[name] for name in kernel.inputs],
         [(call.num_rows, size) for size in sizes],
         (call.num_rows,),
-        (-(-call.num_rows // kernel.rows),),
+        (-(-call.num_rows // kernel.rows) * kernel.shares,),
         call.backend,
     )
 
@@ -65,25 +65,27 @@ def forward(call: Call, floats, integers):
 def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     """Return cotangents of the wanted operands.
 
-    One kernel for those of the product's inputs. Those of nodes it writes for each row, and another
-    sums them. The gradients of parameters are the Linear's, from the product, computed again.
+    One kernel for those of the product's inputs, or one for each where they are many. Those of
+    nodes it writes for each row, and another sums them. The gradients of parameters are the
+    Linear's, from the product, computed again.
     """
     fused = call.fused
     of_inputs, of_parameters, of_skip = fused.operands(wanted)
     if not any(of_inputs):
         return definitions.backward(call, wanted, given, floats, z, cotangents, integers)
     writes_dz = fused.gate is not None and bool(any(of_parameters) or of_skip)
-    of_inputs = tuple(of_inputs)
-    kernel = backward_kernel(fused, of_inputs, given, floats[0].dtype.name, writes_dz)
     named = _arrays(fused, floats, integers)
     named |= {"z": z} | dict(zip(fused.cotangents(given), cotangents, strict=True))
-    form = fused_backward.backward_form(fused.form, of_inputs)
-    sizes = [o.size for o in form.outputs] + [fused.linear.size_out] * writes_dz
-    results = _launch(call, kernel, named, sizes)
-    dz = results[len(form.outputs) :] if writes_dz else cotangents
-    dinputs = [
-        _of_nodes(call, o, rows, integers) for o, rows in zip(form.outputs, results, strict=False)
-    ]
+    dinputs, dz = [], [] if writes_dz else cotangents
+    for some in fused_backward.together(fused.form, tuple(of_inputs)):
+        writes_now = writes_dz and not dz
+        kernel = backward_kernel(fused, some, given, floats[0].dtype.name, writes_now)
+        outputs = fused_backward.backward_form(fused.form, some).outputs
+        sizes = [o.size for o in outputs] + [fused.linear.size_out] * writes_now
+        results = _launch(call, kernel, named, sizes)
+        pairs = zip(outputs, results, strict=False)
+        dinputs += [_of_nodes(call, operand, rows, integers) for operand, rows in pairs]
+        dz = dz or results[len(outputs) :]
     gradients = _gradients(call, of_parameters, floats, dz, integers) if any(of_parameters) else []
     return [*dinputs, *gradients, *(dz if of_skip else [])]
 

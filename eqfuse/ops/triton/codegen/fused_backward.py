@@ -12,7 +12,7 @@ from eqfuse.ops.algebra.gates import Part
 from eqfuse.ops.algebra.schedule import ordered_groups
 from eqfuse.ops.triton.codegen.arithmetic import ArithmeticWriter, component_name
 from eqfuse.ops.triton.codegen.fused_forward import FusedKernel, activated, gate_value
-from eqfuse.ops.triton.codegen.fused_lines import FusedWriter
+from eqfuse.ops.triton.codegen.fused_lines import COMPONENTS, FusedWriter
 from eqfuse.ops.triton.codegen.lines import SLICE
 
 
@@ -27,6 +27,17 @@ def backward(fused: Fused, wanted, given, dtype: str, writes_dz: bool = False) -
     return _Backward(fused, wanted, given, dtype, writes_dz).kernel()
 
 
+def together(form: Form, wanted: tuple[bool, ...]) -> list[tuple[bool, ...]]:
+    """Return which inputs' cotangents one kernel sums: all that are wanted, or one each where a
+    thread would have more than `COMPONENTS` of them.
+    """
+    outputs = backward_form(form, wanted).outputs
+    if sum(s.dim for o in outputs for s in o.segments) <= COMPONENTS:
+        return [wanted]
+    each = [n for n, is_wanted in enumerate(wanted) if is_wanted]
+    return [tuple(n == one for n in range(len(wanted))) for one in each]
+
+
 def backward_form(form: Form, wanted: tuple[bool, ...]) -> Form:
     """Return the form of the cotangents of the wanted inputs; its last input is dout."""
     linear = (False,) * len(form.inputs) + (True,) * sum(wanted)
@@ -39,10 +50,13 @@ class _Backward(FusedWriter):
         self.cotangents = backward_form(fused.form, wanted)
         self.given = fused.cotangents(given)
         self.writes_dz = writes_dz
+        if fused.gate is None and not self._shared():
+            # not a loop: compilers move the addresses of all matmuls out of it, and spill them
+            self.shares = self.chunks
 
     def kernel(self) -> FusedKernel:
         """Return the whole text."""
-        self.row_prologue("tl.program_id(0)")
+        self.row_prologue()
         dz = self._cotangents()
         for part, cotangent in dz.items() if self.writes_dz else ():
             shape = (self.rows, self.padded(self.dim(part)), self.width(part))
@@ -55,7 +69,7 @@ class _Backward(FusedWriter):
         note = f"backward of\n{self.form!r}\nmixed to {self.linear.irreps_out}"
         outputs = dict.fromkeys(names, self.dtype)
         spec = self.spec("fused_backward", note, inputs, self.integers(), ("num_rows",), outputs)
-        return FusedKernel(spec, tuple(inputs), tuple(outputs), self.rows)
+        return FusedKernel(spec, tuple(inputs), tuple(outputs), self.rows, self.shares)
 
     def parts(self) -> list[Part]:
         """Return parts that are whole where they are read from memory, some columns at a time."""

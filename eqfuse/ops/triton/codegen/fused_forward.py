@@ -22,12 +22,14 @@ class FusedKernel:
       inputs: names of its inputs: operands of the op and index arrays.
       outputs: names of its outputs.
       rows: how many one program has.
+      shares: how many programs have the same rows, some of the channels each.
     """
 
     spec: KernelSpec
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     rows: int
+    shares: int = 1
 
 
 def forward(fused: Fused, dtype: str) -> FusedKernel:
@@ -35,7 +37,7 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
     it.
     """
     t = FusedWriter(fused, dtype, least=1)
-    t.row_prologue("tl.program_id(0)")
+    t.row_prologue()
     z: dict[Part, str] = {}
     finished: set[Part] = set()
     waiting = list(t.tiles)

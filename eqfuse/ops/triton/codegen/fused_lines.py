@@ -15,7 +15,7 @@ from eqfuse.ops.triton.codegen.lines import SLICE, power_of_two
 from eqfuse.ops.triton.codegen.preactivation import THREADS, PreactivationWriter
 
 COMPONENTS = 40
-"""Components of a product that a thread sums at a time, at most."""
+"""Components that a thread sums at a time, at most: of a product, or of cotangents."""
 LANES = 32
 """Channels at a time of a kernel with several threads for each: few, so that it has many rows."""
 
@@ -36,7 +36,7 @@ class FusedWriter(PreactivationWriter):
         self.by_receiver = self.form.on_graph
         most = THREADS if threads == 1 else LANES
         self.channels = min(max(power_of_two(self.form.max_mul), SLICE), most)
-        self.chunks = -(-self.form.max_mul // self.channels)
+        self.chunks, self.shares = -(-self.form.max_mul // self.channels), 1
         threads *= 2 if dtype == "float64" else 1  # whose values take two registers
         self.rows = 1 if fused.num_sets else max(1, THREADS // (threads * self.channels))
         blocks = self.linear.blocks_out
@@ -68,9 +68,12 @@ class FusedWriter(PreactivationWriter):
 
     # rows and channels
 
-    def row_prologue(self, block: str):
-        """Find the rows of block number `block`, as [ROWS, 1] and [ROWS, 1, 1]."""
-        r = self.rows
+    def row_prologue(self):
+        """Find the rows of this program, as [ROWS, 1] and [ROWS, 1, 1]."""
+        r, block = self.rows, "tl.program_id(0)"
+        if self.shares > 1:
+            self.emit(f"chunk = {block} % {self.shares}")
+            block = f"{block} // {self.shares}"
         self.emit(f"row = (({block}).to(tl.int64) * {r} + tl.arange(0, {r}))[:, None]")
         self.emit("present = row < num_rows")
         self.emit(f"row3 = tl.reshape(row, ({r}, 1, 1))")
@@ -85,9 +88,12 @@ class FusedWriter(PreactivationWriter):
 
     @contextlib.contextmanager
     def channel_chunks(self):
-        """Once for each chunk of channels; `lane` is [1, CHANNELS]."""
+        """Once for each chunk of channels that this program has; `lane` is [1, CHANNELS]."""
         lane = f"tl.arange(0, {self.channels})"
-        if self.chunks == 1:
+        if self.shares > 1:
+            self.emit(f"lane = (chunk * {self.channels} + {lane})[None, :]")
+            yield
+        elif self.chunks == 1:
             self.emit("chunk = 0")
             self.emit(f"lane = {lane}[None, :]")
             yield

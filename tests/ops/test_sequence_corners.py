@@ -126,6 +126,7 @@ CASES = {
         "float32 float64 int32 bool",
         lambda x: (jnp.concatenate([x, x[:0], x], 0), jnp.stack([x, x], 2), jnp.split(x, len(x))),
     ),
+    "barrier": ("float32 int32", lambda x: lax.optimization_barrier((x, x[::-1], -x))),
     "sums of integers": ("int32", lambda x: (x.sum(0), x.sum((1, 2)), x.sum())),
     "any and all": ("bool", lambda x: (x.any(0), x.all(1), x.any((0, 2)), x.all())),
 }

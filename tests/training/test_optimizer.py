@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optax import contrib
 
 from eqfuse.training.config import MoleculeTraining
 from eqfuse.training.flat import Flat
@@ -126,6 +127,45 @@ def test_padding_changes_no_update_of_muon(monkeypatch):
         muon(Flat.of(params))
 
 
+@pytest.mark.parametrize("spared", [0.0, 1e9])
+def test_muon_is_that_of_optax(spared):
+    """Which takes each matrix by itself; 1e-4 of the largest update, after 15 matmuls."""
+    rng = np.random.default_rng(2)
+    shapes = {"w[0]": (6, 4), "w[1]": (5, 9), "w[2]": (2, 3, 8), "w[3]": (7, 7), "b": (3,)}
+    dimensions = {
+        name: contrib.MuonDimensionNumbers(len(shape) - 2, len(shape) - 1)
+        if is_matrix(name, shape)
+        else None
+        for name, shape in shapes.items()
+    }
+    reference = contrib.muon(1.0, consistent_rms=RMS, muon_weight_dimension_numbers=dimensions)
+    params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    flat = Flat.of(params, place)
+    optimizer = muon(flat, spared)
+    state, expected_state = optimizer.init(flat.flatten(params)), reference.init(params)
+    for _ in range(3):
+        gradient = {name: jnp.float32(rng.normal(size=shape)) for name, shape in shapes.items()}
+        expected, expected_state = reference.update(gradient, expected_state, params)
+        found, state = optimizer.update(flat.flatten(gradient), state)
+        for a, b in zip(
+            jax.tree.leaves(flat.unflatten(found)), jax.tree.leaves(expected), strict=True
+        ):
+            np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
+
+
+def test_muon_keeps_its_state_as_optax_does():
+    """Runs of before, whose optimizer was optax's, go on."""
+    flat = Flat.of({f"w[{n}]": jnp.zeros((4, 4 + 8 * n)) for n in range(3)}, place)
+    stacks = _Stacks.of(flat)
+    dimensions = dict.fromkeys(stacks.names, contrib.MuonDimensionNumbers(1, 2))
+    of_optax = contrib.muon(1.0, muon_weight_dimension_numbers=dimensions | {"others": None})
+    params = jnp.zeros(flat.size)
+    expected = of_optax.init(stacks.split(params))
+    found = muon(flat).init(params)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_muon_without_matrices_is_adam():
     params = {"embedding": jnp.ones((4, 8)), "scale": jnp.ones(3)}
     flat, optimizer = flat_training(MoleculeTraining(optimizer="muon", clip_norm=None), params)
@@ -150,6 +190,10 @@ def test_which_shapes_are_padded_to_one():
     stacks = merged({(8, 64): 2, (64, 64): 14, (64, 640): 1})
     assert stacks == {(64, 64): [(8, 64), (64, 64)], (64, 640): [(64, 640)]}
     assert merged({}) == {}
+    # the first with the second costs 16 MFLOP, and both with the third 9.4 GFLOP
+    shapes = {(8, 64): 2, (64, 64): 14, (192, 704): 4}
+    assert merged(shapes, spared=5e7) == {(64, 64): [(8, 64), (64, 64)], (192, 704): [(192, 704)]}
+    assert len(merged(shapes, spared=1e6)) == 3
 
 
 def test_what_muon_takes_for_a_matrix():

@@ -47,7 +47,8 @@ class Converter(Values):
         elif name in VIEWS:
             if node.params.get("dimensions") is not None and name == "reshape":
                 raise NoStepError("reshape of a permutation")
-            self.numbers[node.outputs[0]] = self.read(node.inputs[0])
+            for value, out in zip(node.inputs, node.outputs, strict=True):
+                self.numbers[out] = self.read(value)
         elif node.name in REDUCTIONS:
             self._reduce(node)
         elif name in RULES:

@@ -11,7 +11,7 @@ from eqfuse.ops.algebra import steps
 from eqfuse.ops.algebra.steps import Array, Copy, Number
 from eqfuse.ops.primitives.rewriting.program import LARGEST_CONSTANT, Program
 
-VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard"))
+VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard", "optimization_barrier"))
 """What changes no element; on one device a reshard does not."""
 
 
@@ -130,7 +130,7 @@ def _number(program: Program, value: int):
     node = program.node(value)
     if node is None or node.name not in SAME_NUMBERS | {"convert_element_type"}:
         return None
-    number = _number(program, node.inputs[0])
+    number = _number(program, node.inputs[node.outputs.index(value)])
     if number is None or node.name in SAME_NUMBERS:
         return number
     return np.asarray(number).astype(program.avals[value].dtype).item()

@@ -1,6 +1,7 @@
-"""What an optimizer does of a training step, alone, for `benchmarks.launches`.
+"""What an optimizer does of a training step, alone: launches, and a prediction of their time.
 
-    python -m benchmarks.launches benchmarks/optimizer_launches.py [NAME ...]
+    python -m benchmarks.optimizer_launches
+    python -m benchmarks.launches benchmarks/optimizer_launches.py [NAME ...] --account
 
 Gradient to parameters and their average, for the networks of `benchmarks.model_launches`: Adam,
 Muon as `train.py` has it on a GPU, and optax's Muon, which takes the matrices of each shape by
@@ -13,7 +14,10 @@ import jax
 import optax
 from optax import contrib
 
+from benchmarks import launches
 from benchmarks.model_launches import MODELS, batch, potential_of, shapes_of
+from benchmarks.predict import steps
+from benchmarks.predict.devices import DEVICES
 from eqfuse.training import muon, optimizer
 from eqfuse.training.flat import Flat
 
@@ -60,3 +64,17 @@ def update_of(name: str, side: str):
 CASES = {
     f"{name}, {side}": functools.partial(update_of, name, side) for name in MODELS for side in SIDES
 }
+
+
+def main() -> None:
+    """Print a table in Markdown; its times are predicted, not measured."""
+    [device] = (d for d in DEVICES if d.name.startswith("H100"))
+    print(f"| update, {device.name} | launches | predicted, µs |\n|---|---|---|")
+    for name, case in CASES.items():
+        compiled = launches.compiled(*case())
+        seconds = sum(item.seconds for item in steps.items(compiled.text, None, device))
+        print(f"| {name} | {compiled.launches.launches} | {1e6 * seconds:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -32,8 +32,12 @@ from eqfuse.ops.llvm.codegen.linear_layouts import transposed
 from eqfuse.ops.llvm.codegen.module import SIGNATURE, Module, Pass, Written, assembled
 from eqfuse.ops.llvm.codegen.plan import Machine
 
-WORK_OF_A_THREAD = 30_000
-"""Vector operations of a pass from which on it is shared out, as in `runtime.threads`."""
+WORK_OF_A_THREAD = 300_000
+"""Vector operations of a pass from which on it is shared out: about a tenth of a millisecond.
+
+That is more than in `runtime.threads`. There a pass is a call, and what it reads was written by all
+threads; here the next step, on one thread, would have to fetch what another has written.
+"""
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from eqfuse.ops.primitives.sequencing.primitive import Traced, sequence_p
 
-MOST = {"llvm": 1_500_000, "triton": 0, "triton-interpret": 0}
+MOST = {"llvm": 3_500_000, "triton": 0, "triton-interpret": 0}
 """Operations from which on it is worth more to share each step out, by backend: see `sequence`."""
 
 
@@ -42,7 +42,7 @@ def sequence(
     Args:
       function: of any arguments that `jax.jit` takes.
       most: operations, about, beyond which the function is computed as it is written: then it is
-        worth more to share each one out. On a CPU they are of vectors. None is 1.5 million on a
+        worth more to share each one out. On a CPU they are of vectors. None is 3.5 million on a
         CPU, and none on a GPU.
       report: print, whenever the function is traced, a table of what is computed how, and why not
         otherwise. A function in its place is given one line that says what was chosen. Another

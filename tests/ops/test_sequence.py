@@ -11,6 +11,8 @@ import pytest
 
 from eqfuse import data, models, ops
 from eqfuse.graph import Graph
+from eqfuse.ops.llvm.codegen import steps as native_steps
+from eqfuse.ops.llvm.codegen.module import Module
 from eqfuse.ops.llvm.codegen.steps import generate
 from eqfuse.ops.llvm.runtime.machine import machine
 from eqfuse.ops.primitives.sequencing.primitive import Traced
@@ -55,6 +57,25 @@ def test_tetris_is_one_native_call_with_the_gradients_of_e3nn(capsys):
     assert "of them products and Linears | a native call of" in capsys.readouterr().out
     # three layers, each with the roundings of its sums, as in benchmarks/tetris_launches.py
     assert difference(step(*args), jax.jit(jax.value_and_grad(reference))(*args)) <= 1e-4
+
+
+def test_passes_that_are_shared_out(monkeypatch):
+    """Here those of every product and Linear: the numbers are the same."""
+    loss, args = tetris("llvm")
+    alone = ops.sequence(jax.value_and_grad(loss))(*args)
+    monkeypatch.setattr(native_steps, "WORK_OF_A_THREAD", 1)
+    generate.cache_clear()
+    modules = []
+    monkeypatch.setattr(
+        native_steps, "Module", lambda *a: modules.append(Module(*a)) or modules[-1]
+    )
+    try:
+        shared = ops.sequence(jax.value_and_grad(lambda *a: loss(*a)))(*args)
+    finally:
+        generate.cache_clear()
+    [module] = modules
+    assert module.text.count("define internal void @steps") > 20
+    jax.tree.map(np.testing.assert_array_equal, shared, alone)
 
 
 def test_gradients_of_a_sequence_are_those_of_the_function():

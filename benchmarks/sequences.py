@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks import record
 from benchmarks.cpu_cases import normal, potential_on, random_graph, step_on
 from eqfuse import data, models, ops
+from eqfuse.graph import Graph
 from eqfuse.ops.llvm.codegen.steps import generate
 from eqfuse.ops.llvm.runtime import machine
 from eqfuse.ops.primitives.sequencing.primitive import Traced
@@ -37,17 +38,38 @@ EDGES = 300
 """Of a network of which the layers grow, as in `benchmarks.growth`."""
 
 
-def tetris(backend: str):
-    """Return a step of Adam on the Tetris network, as train.py runs it, and its arguments."""
-    graph, labels = data.tetris()
+def tetris(backend: str, shapes: int = 8):
+    """Return a step of Adam on the Tetris network, as train.py runs it, and its arguments.
+
+    Args:
+      shapes: how many of the eight there are.
+    """
+    graph, labels = _first(*data.tetris(), shapes)
     graph = jax.tree.map(jnp.asarray, graph)
     module = models.build("tetris", irreps_out="0o + 7x0e", backend=backend)
     arguments = graph.vectors, graph.species, graph.edges
-    shapes = jax.eval_shape(module.init, jax.random.key(0), *arguments)
-    flat, rng = Flat.of(shapes), np.random.default_rng(0)
+    params = jax.eval_shape(module.init, jax.random.key(0), *arguments)
+    flat, rng = Flat.of(params), np.random.default_rng(0)
     step, optimizer = training_step(module, flat, labels, lr=0.01)
     params = normal(rng, flat.size)
     return step, (params, optimizer.init(params), graph)
+
+
+def _first(graph: Graph, labels, count: int):
+    """Return the first graphs of a batch without padding, and their labels."""
+    nodes, rows = graph.graph_index < count, graph.graph_index[graph.edges.receivers] < count
+    ends = graph.edges.senders[rows], graph.edges.receivers[rows]
+    graph = Graph(
+        positions=graph.positions[nodes],
+        species=graph.species[nodes],
+        edges=ops.Edges.from_arrays(*ends, int(nodes.sum())),
+        shifts=graph.shifts[rows],
+        graph_index=graph.graph_index[nodes],
+        cells=graph.cells[:count],
+        node_mask=graph.node_mask[nodes],
+        graph_mask=graph.graph_mask[:count],
+    )
+    return graph, labels[:count]
 
 
 def potential(name: str, edges: int = EDGES, **fields):

@@ -1,6 +1,6 @@
 """Predict a training step of the Tetris network as it is written, and as a sequence.
 
-    python -m benchmarks.predict.sequences [--device H100] [--warps 4 8 16]
+    python -m benchmarks.predict.sequences [--device H100] [--warps 4 8 16] [--shapes 8]
 
 Launches are counted in what XLA compiles for an H100; times are predictions, as in
 `benchmarks.predict`. Kernels are emulated with all numbers. The functions of a sequence's kernel
@@ -61,10 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="H100", choices=DEVICES)
     parser.add_argument("--warps", type=int, nargs="+", default=[triton_steps.WARPS])
+    about = "of the eight; of one it bounds what a block for each could reach"
+    parser.add_argument("--shapes", type=int, default=8, help=about)
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     device = DEVICES[options.device]
-    step, args = tetris("triton")
+    step, args = tetris("triton", options.shapes)
     print("| Tetris step, Adam | launches | kernels of ours | predicted, µs | host, µs | bound |")
     print("|---|---|---|---|---|---|")
     row("as it is written", step, args, device)

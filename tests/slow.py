@@ -303,16 +303,14 @@ SLOW = {
     ),
     "ops/test_sequence.py": (
         r"test_a_potential_in_float32",
-        r"test_potentials_are_one_native_call_with_the_gradients_of_e3nn\[nequip",
+        r"test_potentials_are_one_native_call_with_the_gradients_of_e3nn",
         r"test_gradients_of_a_sequence",
-        r"test_potentials_are_one_native_call_with_the_gradients_of_e3nn\[(allegro|mace)",
     ),
     "ops/test_sequence_corners.py": (r"test_corners\[.*-1\]",),
     "ops/test_sequence_places.py": (r"test_four_host_devices",),
     "ops/test_sequence_triton.py": (
         r"test_a_training_step_of_tetris_is_one_kernel",
-        r"test_forces_and_gradients_are_those_of_e3nn\[nequip",
-        r"test_forces_and_gradients_are_those_of_e3nn\[(allegro|mace)",
+        r"test_forces_and_gradients_are_those_of_e3nn",
         r"test_launches_of_a_training_step_of_tetris",
         r"test_the_emulated_step_of_tetris",
     ),

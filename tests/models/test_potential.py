@@ -65,7 +65,7 @@ def test_energy_is_invariant_and_forces_turn(
 
 
 def test_compiled_predictions_are_one_native_call(potential, variables, run, make_graph):
-    """Of a small network, with the results of what is written."""
+    """Compare a small network's with the results of what is written."""
     graph = make_graph([crystal()], CUTOFF)
     compiled = compile_predict(potential, stress=True)
     for found, expected in zip(compiled(variables, graph), run(graph), strict=True):

@@ -55,7 +55,7 @@ def test_all_sums_over_channels_are_one_reduction():
 
 @pytest.mark.slow
 def test_the_largest_walk_does_not_spill():
-    """Of 2,118 terms in one kernel, which is why it is cut (`plan.TERMS_OF_A_WALK`)."""
+    """Its 2,118 terms did in one kernel, which is why it is cut (`plan.TERMS_OF_A_WALK`)."""
     from eqfuse.ops.triton.runtime.compile import compile_kernel
 
     first, *_ = plan.kernels(CASES["mixed"].forms()["double"], "float32")

@@ -47,7 +47,7 @@ def test_the_graph_product_is_one_launch_each_way(gpu, order, launches):
     "channels", [pytest.param(64, id="64 channels", marks=pytest.mark.slow), None]
 )
 def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, channels, monkeypatch):
-    """Of all, and of them our kernels: the product, the Linear, and on a graph the gate, by XLA.
+    """Count all, and our kernels among them: the product, the Linear; on a graph XLA has the gate.
 
     The backward follows the forward as far as it needs it: the product, on a graph the row before
     the gate too.

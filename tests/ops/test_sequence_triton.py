@@ -46,7 +46,7 @@ def test_a_training_step_of_tetris_is_one_kernel_that_equals_e3nns():
 
 @pytest.mark.parametrize("name", ["nequip", "mace", "allegro"])
 def test_forces_and_gradients_are_those_of_e3nn(name, x64):
-    """Of one layer of 4 channels, in float64: sums of some thousand products of 1e-16 each."""
+    """Compare one layer of 4 channels, in float64: sums of some thousand products of 1e-16 each."""
     timed = step_on(random_graph(40), name, channels=4, layers=1, lmax=1)
     args = jax.tree.map(lambda a: a.astype(float) if a.dtype == np.float32 else a, timed.args)
     expected = jax.jit(timed.function("e3nn"))(*args)

@@ -124,13 +124,19 @@ def items(text: str, counted, device: Device) -> list[Item]:
     for instruction in program.entry:
         kind = account.kind(program, instruction)
         if kind == "eqfuse":
-            kernel = kernel_name(shapes.lines[instruction.name][1])
+            kernel = kernel_name(shapes.lines[_call(program, instruction).name][1])
             prediction = model.predict(counted(kernel), device)
             source = f"{program.source(instruction)}: {kernel.rpartition('_')[0]}"
             found.append(Item(kind, source, prediction.seconds, prediction.bound))
             continue
         found.append(_other(program, shapes, instruction, kind, device))
     return found
+
+
+def _call(program: Program, instruction):
+    """Return the call of a kernel: the instruction, or in it, where XLA hands slices on in place."""
+    inner = program.computations.get(instruction.calls, ())
+    return next((i for i in inner if i.opcode == "custom-call"), instruction)
 
 
 @functools.lru_cache(maxsize=1)

@@ -16,7 +16,10 @@ TILE = 32
 WIDE_TILE = 64
 MANY_PROGRAMS = 264
 """Programs of wide tiles from which on tiles are wide: two for each multiprocessor of an H100."""
-REDUCED = 1024
+REDUCED = 128
+"""Sums of parts that a program of `reduction` has: few, such that there are many programs."""
+AT_ONCE = 8
+"""Parts that are on the way at the same time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,10 +259,16 @@ def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
             text.emit(f"place = number * {REDUCED} + tl.arange(0, {REDUCED})")
             text.emit(f"total = tl.zeros([{REDUCED}], {text.real})")
             text.emit(f"address = a{n}_ptr + place")
-            with text.block("for part in tl.range(0, num_parts, num_stages=1):"):
-                text.emit(f"total += tl.load(address, mask=place < {size}, other=0.0)")
-                text.emit(f"address += {size}")
-            text.emit(f"tl.store(o{n}_ptr + place, total, mask=place < {size})")
+            text.emit(f"inside = place < {size}")
+            with text.block(f"for part in tl.range(0, num_parts, {AT_ONCE}, num_stages=1):"):
+                parts = []
+                for k in range(AT_ONCE):
+                    mask = f"inside & (part + {k} < num_parts)" if k else "inside"
+                    parts.append(text.load(f"address + {k * size}", mask))
+                for part in parts:
+                    text.emit(f"total += {part}")
+                text.emit(f"address += {AT_ONCE * size}")
+            text.emit(f"tl.store(o{n}_ptr + place, total, mask=inside)")
     inputs = [f"a{n}" for n in range(len(sizes))]
     outputs = {f"o{n}": dtype for n in range(len(sizes))}
     return text.spec("reduction", "sums of parts", inputs, [], ("num_parts",), outputs)

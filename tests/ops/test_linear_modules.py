@@ -1,6 +1,7 @@
 """Linear, LinearSum and grouped_dense against e3nn.flax.Linear and jax.numpy."""
 
 import functools
+import math
 
 import e3nn_jax as e3nn
 import jax
@@ -88,18 +89,26 @@ def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
         assert_close(*(derivatives(m, params, args) for m in (ours, theirs)), 2e-6)
 
 
-def test_wide_tiles(monkeypatch):
-    """Those of many rows, of more channels and more rows than a tile has."""
+MANY_CHANNELS = {"wide": ({}, 1, 71), "narrow": ({}, math.inf, 71)}
+MANY_CHANNELS |= {"indexed": (OPTIONS["indexed"], math.inf, 17)}
+
+
+@pytest.mark.parametrize(("options", "programs", "rows"), MANY_CHANNELS.values(), ids=MANY_CHANNELS)
+def test_many_channels(options, programs, rows, monkeypatch):
+    """More channels and more rows than a tile has, so that transposed matrices are read several
+    slices at once; or are transposed beforehand, for the wide tiles of many rows.
+    """
     pytest.importorskip("triton", reason="the interpreter is part of triton")
     from eqfuse.ops.triton.codegen import linear_kernel
 
-    monkeypatch.setattr(linear_kernel, "MANY_PROGRAMS", 1)
-    irreps, out = e3nn.Irreps("70x0e+3x1o"), e3nn.Irreps("67x0e+40x1o")
-    x = e3nn.normal(irreps, jax.random.key(0), (71,))
-    modules = [ops.Linear(out, backend=name) for name in ("triton-interpret", "e3nn")]
-    params = modules[1].init(jax.random.key(1), x)
+    monkeypatch.setattr(linear_kernel, "MANY_PROGRAMS", programs)
+    irreps, out = e3nn.Irreps("70x0e+3x1o"), e3nn.Irreps("67x0e+30x1o")
+    x = e3nn.normal(irreps, jax.random.key(0), (rows,))
+    index = [jnp.arange(rows) % 3] if options else []
+    modules = [ops.Linear(out, backend=name, **options) for name in ("triton-interpret", "e3nn")]
+    params = modules[1].init(jax.random.key(1), *index, x)
     # sums of up to 213 products on both sides: 15 roundings of 6e-8 each, and those of a second sum
-    assert_close(*(derivatives(m, params, [x]) for m in modules), 4e-6)
+    assert_close(*(derivatives(m, params, [*index, x]) for m in modules), 4e-6)
 
 
 def test_one_launch_each_way():

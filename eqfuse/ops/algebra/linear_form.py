@@ -171,6 +171,28 @@ class LinearForm:
         kept = [i for i in range(n) if keep[i]]
         return self._with([*kept, *range(n, len(self.operands))], len(kept))
 
+    def turned(self) -> tuple[LinearForm, tuple[int, ...]]:
+        """Return the same linear form with no transposed matrix, and the numbers of the weights
+        whose transposes it reads, behind all inputs. There must be one set of weights.
+        """
+        n, found = len(self.inputs), {}
+        for term in self.terms:
+            if term.x is not None and term.x.operand >= n:
+                found.setdefault(term.w, n + len(found))
+
+        def place(j: int) -> int:
+            return j + len(found) * (j >= n)
+
+        terms = []
+        for term in self.terms:
+            new = term.replaced(place)
+            if term.x is not None and term.x.operand >= n:
+                new = Term(new.z, found[term.w], new.x, new.scale)
+            terms.append(new)
+        more = tuple(Weights(self.inputs[w].shape[::-1]) for w in found)
+        inputs = self.inputs + more
+        return dataclasses.replace(self, inputs=inputs, terms=tuple(terms)), tuple(found)
+
     def _with(self, order: list[int], num_inputs: int) -> LinearForm:
         """Return the operands of these numbers, inputs first, and the terms that have no others."""
         place = {j: new for new, j in enumerate(order)}

@@ -38,6 +38,9 @@ def run(linear_form: LinearForm, arrays, index, num_rows: int, backend: str):
         for o in linear_form.outputs
     ]
     tile = linear_kernel.tile(linear_form, dtype, num_rows, parts)
+    if tile == linear_kernel.WIDE_TILE and not linear_form.num_sets:
+        linear_form, turned = linear_form.turned()  # for many rows worth the launches
+        arrays = [*arrays, *(arrays[n].T for n in turned)]
     results = launch(
         kernel(linear_form, dtype, parts > 1, tile),
         [*arrays, *index],

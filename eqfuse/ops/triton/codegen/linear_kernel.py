@@ -9,11 +9,17 @@ of parts, whose sums `reduction` adds. Nothing is added atomically: repeatable b
 import dataclasses
 
 from eqfuse.ops.algebra.linear_form import BlockRef, LinearForm, Rows, Term, Weights
-from eqfuse.ops.triton.codegen.lines import SLICE, DenseWriter, power_of_two
+from eqfuse.ops.triton.codegen.lines import SLICE, WARPS, DenseWriter, power_of_two
 from eqfuse.ops.triton.spec import KernelSpec
 
 TILE = 32
+NARROW_WARPS = 2
+"""Warps of a program of such tiles: a thread has 16 elements, 4 by 4, and reads 8 for each term."""
 WIDE_TILE = 64
+TOGETHER = 2
+"""Slices at once in a narrow tile, at most: half as often its warps, which are few, wait."""
+TURNED = 4
+"""Slices of a transposed matrix at once, at most: a thread loads 16 bytes of a row."""
 MANY_PROGRAMS = 264
 """Programs of wide tiles from which on tiles are wide: two for each multiprocessor of an H100."""
 REDUCED = 128
@@ -105,7 +111,8 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TIL
     }
     note = f"{len(linear_form.terms)} matrices of a linear form"
     scalars = ("num_rows", "num_parts")
-    spec = text.spec("linear_form", note, inputs + integers, integers, scalars, outputs)
+    warps = WARPS if tile == WIDE_TILE else NARROW_WARPS
+    spec = text.spec("linear_form", note, inputs + integers, integers, scalars, outputs, warps)
     return dataclasses.replace(spec, coalesce=True)
 
 
@@ -114,6 +121,12 @@ class JobWriter:
 
     def __init__(self, linear_form: LinearForm, job: Job, text: DenseWriter, tile: int):
         self.linear_form, self.job, self.text, self.tile = linear_form, job, text, tile
+
+    def together(self, size: int, most: int) -> int:
+        """Return how many slices of `size` are loaded at once, at most so many."""
+        if self.tile == WIDE_TILE and most == TOGETHER:  # it has enough to do
+            return 1
+        return min(power_of_two(-(-size // SLICE)), most)
 
     def _mine(self, count: str):
         """Return lines for the programs of this job only; `number` counts them from zero."""
@@ -165,17 +178,40 @@ class JobWriter:
         source = term.x if forward else term.z
         rows = linear_form.inputs[source.operand]
         block = rows.blocks[source.block]
-        with t.slices(block.mul):
-            t.emit(f"u = at + tl.arange(0, {SLICE})")
-            place = f"row * {rows.size} + {block.offset} + u[None, :] * {block.dim} + k"
-            x = t.load(f"a{source.operand}_ptr + {place}", f"inside & (u[None, :] < {block.mul})")
+        x = f"a{source.operand}_ptr + row * {rows.size} + {block.offset} + k"
+        count = self.together(block.mul, TOGETHER if forward else TURNED)
+        with t.slices(block.mul, count):
+            if count > 1 and not forward:
+                self._add_turned(term, x, f"{w} + v * {shape[1]}", block, mul, count)
+                return
+            t.emit(f"u = at + tl.arange(0, {count * SLICE})")
+            inside = f"inside & (u[None, :] < {block.mul})"
+            left = t.load(f"{x} + u[None, :] * {block.dim}", inside)
             u = "u[:, None]"
             # of a transposed matrix, columns side by side: rows side by side, as coalescing would
             # have them, meet in one bank of shared memory
             transposed = f"tl.max_contiguous(v * {shape[1]} + {u}, [1, 1])"
             place = f"{u} * {shape[1]} + v" if forward else transposed
-            matrix = t.load(f"{w} + {place}", f"({u} < {block.mul}) & (v < {mul})")
-            t.emit(f"total += {t.dot(x, matrix, term.scale)}")
+            right = t.load(f"{w} + {place}", f"({u} < {block.mul}) & (v < {mul})")
+            t.emit(f"total += {t.dot(left, right, term.scale)}")
+
+    def _add_turned(self, term: Term, x: str, w: str, block, mul: int, count: int):
+        """Add z times w transposed, so many slices at once.
+
+        A thread loads neighbours of a row of w, and the threads beside it those of other rows.
+        There is a matmul for the first of them, one for the second, and so on, each of a matrix
+        that lies in shared memory as threads read it: in another bank for each.
+        """
+        t = self.text
+        u = f"at + {count} * tl.arange(0, {SLICE})" + "[{}] + " + f"tl.arange(0, {count})"
+        t.emit(f"u = {u.format('None, :, None')}[None, None, :]")
+        inside = f"inside[:, :, None] & (u < {block.mul})"
+        left = t.load(f"({x})[:, :, None] + u * {block.dim}", inside)
+        t.emit(f"u = {u.format(':, None, None')}[None, None, :]")
+        inside = f"(u < {block.mul}) & (v < {mul})[:, :, None]"
+        right = t.load(f"({w})[:, :, None] + u", inside)
+        for pair in zip(t.parts(left, count), t.parts(right, count), strict=True):
+            t.emit(f"total += {t.dot(*pair, term.scale)}")
 
     def weights(self, operand: Weights):
         linear_form, t = self.linear_form, self.text
@@ -207,9 +243,10 @@ class JobWriter:
         """Add the product of x and z, summed over rows and components, to `total`."""
         linear_form, t = self.linear_form, self.text
         dim = linear_form.inputs[term.z.operand].blocks[term.z.block].dim
+        size = self.together(2 * SLICE, TOGETHER) * SLICE
         t.emit(f"at = begin.to(tl.int64) * {dim}")
         with t.block(f"while at < end * {dim}:"):
-            t.emit(f"both = at + tl.arange(0, {SLICE})")
+            t.emit(f"both = at + tl.arange(0, {size})")
             t.emit(f"k = both % {dim}")
             t.emit(f"row = both // {dim}")
             t.emit("inside = row < end")
@@ -224,7 +261,7 @@ class JobWriter:
                 # loaded as z is, and turned: fewer conflicts of banks of shared memory
                 x = self._factor(term.x, "tl.trans(u)", shape[0])
                 t.emit(f"total += {t.dot(f'tl.trans({x})', z, term.scale)}")
-            t.emit(f"at += {SLICE}")
+            t.emit(f"at += {size}")
 
     def _factor(self, slot: BlockRef, channel: str, mul: int) -> str:
         """Return rows and components by channels [1, ...], of a slice of rows."""

@@ -89,10 +89,25 @@ class DenseWriter(LineWriter):
         self.emit(f"{name} = {text}")
         return name
 
-    def slices(self, size: int):
-        """Return a loop over slices of `size`; the variable `at` is where one starts."""
+    def slices(self, size: int, count: int = 1):
+        """Return a loop over slices of `size`, so many at once; the variable `at` is where they
+        start.
+        """
         # a pipeline of loads would copy the loop's body
-        return self.block(f"for at in tl.range(0, {size}, {SLICE}, num_stages=1):")
+        return self.block(f"for at in tl.range(0, {size}, {count * SLICE}, num_stages=1):")
+
+    def parts(self, tensor: str, count: int) -> list[str]:
+        """Return variables for tensor[..., k] of each k less than `count`, a power of two. Their
+        order is not that of k, but the same for all tensors.
+        """
+        if count == 1:
+            return [tensor]
+        shape = f"[{tensor}.shape[0], {tensor}.shape[1], {count // 2}, 2]"
+        pairs = tensor if count == 2 else f"tl.reshape({tensor}, {shape})"
+        halves = self.fresh(), self.fresh()
+        self.emit(f"{halves[0]}, {halves[1]} = tl.split({pairs})")
+        even, odd = (self.parts(half, count // 2) for half in halves)
+        return even + odd
 
     def loaded(self, address: str, mask: str) -> str:
         """Return the text of what lies there, zero where masked, in the precision of sums."""
@@ -111,7 +126,9 @@ class DenseWriter(LineWriter):
         )
         return product if scale == 1.0 else f"{scale!r} * {product}"
 
-    def spec(self, stem: str, note: str, inputs, integers, scalars, outputs) -> KernelSpec:
+    def spec(
+        self, stem: str, note: str, inputs, integers, scalars, outputs, warps: int = WARPS
+    ) -> KernelSpec:
         """Return the kernel with these parameters and the lines written so far.
 
         Args:
@@ -121,9 +138,10 @@ class DenseWriter(LineWriter):
           integers: those that are int32.
           scalars: names of scalars.
           outputs: the dtype of each output by its name.
+          warps: of a program.
         """
         names = [f"{n}_ptr" for n in inputs] + list(scalars) + [f"{n}_ptr" for n in outputs]
         source = program(note, names, self.lines)
         types = [pointer_type("int32" if n in integers else self.dtype) for n in inputs]
         results = [pointer_type(dtype) for dtype in outputs.values()]
-        return KernelSpec.build(stem, source, types, results, scalars, WARPS)
+        return KernelSpec.build(stem, source, types, results, scalars, warps)

@@ -9,7 +9,13 @@ from eqfuse.ops.algebra import linears, products
 from eqfuse.ops.algebra.fused import Fused
 from eqfuse.ops.primitives.fused import second_op
 from eqfuse.ops.show import derivatives
-from eqfuse.ops.triton.codegen import fused_backward, fused_forward, linear_kernel, plan
+from eqfuse.ops.triton.codegen import (
+    fused_backward,
+    fused_forward,
+    linear_kernel,
+    linear_plan,
+    plan,
+)
 from eqfuse.ops.triton.spec import KernelSpec
 from eqfuse.ops.xla import gates
 
@@ -138,7 +144,7 @@ def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
     if not fused.summed:
         return _over_rows(fused, dtype)
     product, linear = (derivatives(f) for f in (fused.form, fused.linear.linear_form))
-    tile = linear_kernel.tile(fused.linear.linear_form, dtype, MANY_ROWS, 1)
+    tile = linear_plan.tile(fused.linear.linear_form, dtype, MANY_ROWS, 1)
     return {
         order: [
             linear_kernel.generate(linear[order], dtype, order != "forward", tile),

@@ -134,7 +134,7 @@ def items(text: str, counted, device: Device) -> list[Item]:
 
 
 def _call(program: Program, instruction):
-    """Return the call of a kernel: the instruction, or in it, where XLA hands slices on in place."""
+    """Return the call of a kernel: the instruction, or inside one that hands slices on in place."""
     inner = program.computations.get(instruction.calls, ())
     return next((i for i in inner if i.opcode == "custom-call"), instruction)
 

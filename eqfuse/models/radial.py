@@ -171,16 +171,13 @@ class RadialNetworks(nn.Module):
             mlp.Kernels((*self.hidden, width), name=f"layer_{k}")(basis)
             for k, width in enumerate(self.outputs)
         ]
-        first = [kernels[:-1] for kernels in networks]
         few = len(basis) <= mlp.FEW_ROWS
-        if not self.hidden:
-            hidden = [basis] * len(networks)
-        elif few and ops.resolve(self.backend, "grouped_dense") not in ("xla", "e3nn"):
-            groups = [first[k : k + TOGETHER] for k in range(0, len(first), TOGETHER)]
-            hidden = [h for group in groups for h in _side_by_side(basis, group, self.backend)]
-        else:
-            one = _hidden_layers if few else jax.checkpoint(_hidden_layers)
-            hidden = [one(basis, kernels) for kernels in first]
+        chosen = ops.resolve(self.backend, "grouped_dense")
+        if few and chosen not in ("xla", "e3nn"):
+            groups = [networks[k : k + TOGETHER] for k in range(0, len(networks), TOGETHER)]
+            return [out for group in groups for out in _side_by_side(basis, group, self.backend)]
+        one = _hidden_layers if few else jax.checkpoint(_hidden_layers)
+        hidden = [one(basis, kernels[:-1]) for kernels in networks]
         last = [kernels[-1] for kernels in networks]
         return [mlp.dense(h, w, self.backend) for h, w in zip(hidden, last, strict=True)]
 
@@ -193,9 +190,10 @@ def _hidden_layers(x, kernels):
 
 
 def _side_by_side(x, networks, backend):
-    """Return `_hidden_layers` of each network, whose matrices have the same shapes."""
+    """Return the outputs of networks whose hidden layers have the same shapes."""
     act = mlp.normalized(jax.nn.silu)
-    for kernels in zip(*networks, strict=True):
+    *hidden, last = zip(*networks, strict=True)
+    for kernels in hidden:
         scale = mlp.scale(kernels[0])
         x = act(ops.grouped_dense(x, kernels, scale=scale, backend=backend))
-    return jnp.split(x, len(networks), axis=1)
+    return ops.grouped_dense(x, last, scale=mlp.scale(last[0]), split=True, backend=backend)

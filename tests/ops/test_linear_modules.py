@@ -99,9 +99,9 @@ def test_many_channels(options, programs, rows, monkeypatch):
     slices at once; or are transposed beforehand, for the wide tiles of many rows.
     """
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.triton.codegen import linear_kernel
+    from eqfuse.ops.triton.codegen import linear_plan
 
-    monkeypatch.setattr(linear_kernel, "MANY_PROGRAMS", programs)
+    monkeypatch.setattr(linear_plan, "MANY_PROGRAMS", programs)
     irreps, out = e3nn.Irreps("70x0e+3x1o"), e3nn.Irreps("67x0e+30x1o")
     x = e3nn.normal(irreps, jax.random.key(0), (rows,))
     index = [jnp.arange(rows) % 3] if options else []
@@ -148,20 +148,23 @@ def test_linear_sum_is_a_sum(backend):
         assert_close(ours.apply(params, x, y).array, expected.array, 1e-13)
 
 
+@pytest.mark.parametrize("split", [False, True], ids=["joined", "split"])
 @pytest.mark.parametrize("groups", [1, 3])
-def test_grouped_dense_is_a_matrix_product_of_each(groups, backend):
+def test_grouped_dense_is_a_matrix_product_of_each(groups, split, backend):
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         x = rng.normal(size=(ROWS, 5 * groups))
-        kernels = [rng.normal(size=(5, 4)) for _ in range(3)]
+        kernels = [rng.normal(size=(5, width)) for width in (4, 1, 7)]
         columns = np.split(x, 3, axis=1) if groups == 3 else [x] * 3
-        expected = np.concatenate(
-            [0.5 * c @ k for c, k in zip(columns, kernels, strict=True)], axis=1
-        )
+        expected = [0.5 * c @ k for c, k in zip(columns, kernels, strict=True)]
         with computed_by(backend):
-            dense = functools.partial(ops.grouped_dense, scale=0.5, backend=backend)
+            dense = functools.partial(ops.grouped_dense, scale=0.5, split=split, backend=backend)
             got = jax.jit(lambda *arrays: dense(*arrays))(jnp.asarray(x), kernels)
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-14)
+        assert isinstance(got, list) == split
+        for a, b in zip(
+            *((got, expected) if split else ([got], [np.hstack(expected)])), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-14)
 
 
 def test_leading_axes_and_vmap(backend):
@@ -193,8 +196,8 @@ def test_errors():
         ops.LinearSum("0e", ("a", "b")).init(key, x)
     with pytest.raises(ValueError, match="cannot be added up"):
         ops.LinearSum("0e", ("a", "b")).init(key, x, x[:2])
-    with pytest.raises(ValueError, match="kernels of one shape"):
-        ops.grouped_dense(jnp.zeros((2, 3)), [jnp.zeros((3, 2)), jnp.zeros((3, 1))])
+    with pytest.raises(ValueError, match=r"of one n_in are needed, got \[\(3, 2\), \(2, 2\)\]"):
+        ops.grouped_dense(jnp.zeros((2, 3)), [jnp.zeros((3, 2)), jnp.zeros((2, 2))])
     with pytest.raises(ValueError, match=r"x must be \[rows, 3\] or \[rows, 6\]"):
         ops.grouped_dense(jnp.zeros((2, 4)), [jnp.zeros((3, 2))] * 2)
 

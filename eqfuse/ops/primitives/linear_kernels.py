@@ -5,7 +5,7 @@ import math
 
 from eqfuse.ops.algebra.linear_form import LinearForm, Weights
 from eqfuse.ops.primitives.launch import launch
-from eqfuse.ops.triton.codegen import linear_kernel
+from eqfuse.ops.triton.codegen import linear_kernel, linear_plan
 
 ROWS_OF_A_PART = 128
 """Rows that a program walks, at least, for its sum of a gradient of weights."""
@@ -37,8 +37,8 @@ def run(linear_form: LinearForm, arrays, index, num_rows: int, backend: str):
         else linear_form.shape(o, num_rows)
         for o in linear_form.outputs
     ]
-    tile = linear_kernel.tile(linear_form, dtype, num_rows, parts)
-    if tile == linear_kernel.WIDE_TILE and not linear_form.num_sets:
+    tile = linear_plan.tile(linear_form, dtype, num_rows, parts)
+    if tile == linear_plan.WIDE_TILE and not linear_form.num_sets:
         linear_form, turned = linear_form.turned()  # for many rows worth the launches
         arrays = [*arrays, *(arrays[n].T for n in turned)]
     results = launch(
@@ -46,7 +46,7 @@ def run(linear_form: LinearForm, arrays, index, num_rows: int, backend: str):
         [*arrays, *index],
         shapes,
         (num_rows, parts),
-        (linear_kernel.programs(linear_form, num_rows, parts, tile),),
+        (linear_plan.programs(linear_form, num_rows, parts, tile),),
         backend,
     )
     if parts == 1:

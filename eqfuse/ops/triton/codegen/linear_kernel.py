@@ -1,92 +1,29 @@
 """A linear form as the text of one Triton kernel: a list of jobs, each with some of the programs.
 
-A job is a block of an output. For rows it is a matmul, of whose result a program computes
-a tile: rows times components down, channels across. For weights it is a product of rows with rows;
-a program computes a tile of the matrix and walks the rows in order, all of them or one of a number
-of parts, whose sums `reduction` adds. Nothing is added atomically: repeatable bit for bit.
+A job (`linear_plan`) is a block of an output. For rows it is a matmul, of whose result a program
+computes a tile: rows times components down, channels across. For weights it is a product of rows
+with rows; a program computes a tile of the matrix and walks the rows in order, all of them or one
+of a number of parts, whose sums `reduction` adds. Nothing is added atomically: repeatable bit for
+bit.
 """
 
 import dataclasses
 
 from eqfuse.ops.algebra.linear_form import BlockRef, LinearForm, Rows, Term, Weights
+from eqfuse.ops.triton.codegen.linear_plan import TILE, WIDE_TILE, Job, jobs, side
 from eqfuse.ops.triton.codegen.lines import SLICE, WARPS, DenseWriter, power_of_two
 from eqfuse.ops.triton.spec import KernelSpec
 
-TILE = 32
 NARROW_WARPS = 2
-"""Warps of a program of such tiles: a thread has 16 elements, 4 by 4, and reads 8 for each term."""
-WIDE_TILE = 64
+"""Warps of a program of narrow tiles: a thread has 4 by 4 elements, and reads 8 for a term."""
 TOGETHER = 2
 """Slices at once in a narrow tile, at most: half as often its warps, which are few, wait."""
 TURNED = 4
 """Slices of a transposed matrix at once, at most: a thread loads 16 bytes of a row."""
-MANY_PROGRAMS = 264
-"""Programs of wide tiles from which on tiles are wide: two for each multiprocessor of an H100."""
 REDUCED = 128
 """Sums of parts that a program of `reduction` has: few, such that there are many programs."""
 AT_ONCE = 8
 """Parts that are on the way at the same time."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A block of an output and the terms that add to it; for weights, block is 0."""
-
-    output: int
-    block: int
-    terms: tuple[Term, ...]
-
-
-def jobs(linear_form: LinearForm) -> list[Job]:
-    """Return what the programs of a kernel compute. Blocks that no term adds to are
-    jobs as well.
-    """
-    found: dict[tuple[int, int], list[Term]] = {}
-    for o, operand in enumerate(linear_form.outputs):
-        for b in range(len(operand.blocks) if isinstance(operand, Rows) else 1):
-            found[o, b] = []
-    for term in linear_form.terms:
-        o = linear_form.output_of(term)
-        found[o, _output_block(linear_form, term)].append(term)
-    return [Job(o, b, tuple(terms)) for (o, b), terms in found.items()]
-
-
-def _output_block(linear_form: LinearForm, term: Term) -> int:
-    n = len(linear_form.inputs)
-    for slot in (term.x, term.z):
-        if slot is not None and slot.operand >= n:
-            return slot.block
-    return 0
-
-
-def _tile(size: int, widest: int) -> int:
-    return min(max(power_of_two(size), SLICE), widest)
-
-
-def tile(linear_form: LinearForm, dtype: str, num_rows: int, num_parts: int) -> int:
-    """Return the rows and columns of a tile, at most: a wide one reads its factors less often."""
-    if dtype == "float64":  # whose values take two registers
-        return TILE
-    wide = programs(linear_form, num_rows, num_parts, WIDE_TILE)
-    return WIDE_TILE if wide >= MANY_PROGRAMS else TILE
-
-
-def programs(linear_form: LinearForm, num_rows: int, num_parts: int, tile: int) -> int:
-    """Return how many programs the kernel has."""
-    return sum(_programs(linear_form, job, num_rows, num_parts, tile) for job in jobs(linear_form))
-
-
-def _programs(linear_form: LinearForm, job: Job, num_rows: int, num_parts: int, tile: int) -> int:
-    operand = linear_form.outputs[job.output]
-    if isinstance(operand, Weights):
-        tiles = -(-operand.shape[-1] // _tile(operand.shape[-1], tile))
-        if len(operand.shape) == 2:
-            tiles *= -(-operand.shape[0] // _tile(operand.shape[0], tile))
-        return tiles * max(linear_form.num_sets, 1) * num_parts
-    block = operand.blocks[job.block]
-    if linear_form.num_sets:
-        return num_rows * -(-block.mul // _tile(block.mul, WIDE_TILE))
-    return -(-num_rows * block.dim // tile) * -(-block.mul // _tile(block.mul, tile))
 
 
 def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TILE) -> KernelSpec:
@@ -138,7 +75,7 @@ class JobWriter:
     def rows(self, operand: Rows):
         linear_form, t, block = self.linear_form, self.text, operand.blocks[self.job.block]
         indexed = bool(linear_form.num_sets)
-        width = _tile(block.mul, WIDE_TILE if indexed else self.tile)
+        width = side(block.mul, WIDE_TILE if indexed else self.tile)
         across = -(-block.mul // width)
         height = power_of_two(block.dim) if indexed else self.tile
         down = f"((num_rows * {block.dim} + {height - 1}) // {height})"
@@ -216,9 +153,9 @@ class JobWriter:
     def weights(self, operand: Weights):
         linear_form, t = self.linear_form, self.text
         shape, sets = operand.shape, max(linear_form.num_sets, 1)
-        width = _tile(shape[-1], self.tile)
+        width = side(shape[-1], self.tile)
         across = -(-shape[-1] // width)
-        height = _tile(shape[0], self.tile) if len(shape) == 2 else 1
+        height = side(shape[0], self.tile) if len(shape) == 2 else 1
         down = -(-shape[0] // height) if len(shape) == 2 else 1
         with self._mine(f"{across * down * sets} * num_parts"):
             t.emit("part = number % num_parts")

@@ -9,7 +9,7 @@ import contextlib
 from eqfuse.ops.algebra.form import Form, Index, Operand
 from eqfuse.ops.algebra.linear_form import LinearForm, Weights
 from eqfuse.ops.algebra.schedule import ordered_groups
-from eqfuse.ops.triton.codegen import linear_kernel
+from eqfuse.ops.triton.codegen import linear_kernel, linear_plan
 from eqfuse.ops.triton.codegen.arithmetic import ArithmeticWriter, component_name
 from eqfuse.ops.triton.codegen.lines import DenseWriter, power_of_two
 
@@ -153,8 +153,8 @@ def write_linear(form: LinearForm, dtype: str, num_rows: int) -> DenseWriter:
     text = DenseWriter(dtype, form.input_precision)
     text.emit(f"num_rows = {num_rows}")
     text.emit("num_parts = 1")
-    for job in linear_kernel.jobs(form):
+    for job in linear_plan.jobs(form):
         operand = form.outputs[job.output]
-        writer = _Job(form, job, text, TILE if dtype == "float32" else linear_kernel.TILE)
+        writer = _Job(form, job, text, TILE if dtype == "float32" else linear_plan.TILE)
         (writer.weights if isinstance(operand, Weights) else writer.rows)(operand)
     return text

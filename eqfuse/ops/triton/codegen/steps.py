@@ -11,9 +11,8 @@ import functools
 import hashlib
 
 from eqfuse.ops.algebra.form import Form
-from eqfuse.ops.algebra.linear_form import LinearForm
 from eqfuse.ops.algebra.steps import Copy, Gather, Kernel, Maps, Number, Reduce, Steps
-from eqfuse.ops.triton.codegen import movement
+from eqfuse.ops.triton.codegen import linear_plan, movement
 from eqfuse.ops.triton.codegen.lines import LineWriter
 from eqfuse.ops.triton.codegen.lockstep import MOST_CHANNELS, FormWriter, write_linear
 from eqfuse.ops.triton.codegen.movement import STORED
@@ -43,17 +42,7 @@ def cost(steps: Steps) -> int:
         if isinstance(step, Kernel) and isinstance(step.what, Form):
             total += step.num_rows * 2 * step.what.num_terms * step.what.max_mul
         elif isinstance(step, Kernel):
-            total += matmul_operations(step.what, step.num_rows)
-    return total
-
-
-def matmul_operations(form: LinearForm, num_rows: int) -> int:
-    """Return the operations of a linear form."""
-    total = 0
-    for term in form.terms:
-        z = form.operands[term.z.operand].blocks[term.z.block]
-        x = form.operands[term.x.operand].blocks[term.x.block].mul if term.x else 1
-        total += 2 * num_rows * z.dim * z.mul * x
+            total += linear_plan.operations(step.what, step.num_rows)
     return total
 
 

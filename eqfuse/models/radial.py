@@ -147,9 +147,9 @@ class RadialNetworks(nn.Module):
     """The radial network of every layer: from the basis to weights of tensor products.
 
     Each is an `e3nn.flax.MultiLayerPerceptron` with normalised silu, without bias, so that its
-    output vanishes with the basis, at the cutoff and for padding. For few edges, the kernels of
-    eqfuse compute the hidden layers of some of them side by side; for many, derivatives compute
-    them again instead of keeping them.
+    output vanishes with the basis, at the cutoff and for padding. On a GPU, and on a CPU for few
+    edges, the kernels of eqfuse compute some of them side by side; XLA, which computes the others,
+    has derivatives of many edges compute the hidden layers again instead of keeping them.
 
     Attributes:
       hidden: widths of the hidden layers.
@@ -173,7 +173,7 @@ class RadialNetworks(nn.Module):
         ]
         few = len(basis) <= mlp.FEW_ROWS
         chosen = ops.resolve(self.backend, "grouped_dense")
-        if few and chosen not in ("xla", "e3nn"):
+        if chosen not in ("xla", "e3nn", "llvm") or (chosen == "llvm" and few):
             groups = [networks[k : k + TOGETHER] for k in range(0, len(networks), TOGETHER)]
             return [out for group in groups for out in _side_by_side(basis, group, self.backend)]
         one = _hidden_layers if few else jax.checkpoint(_hidden_layers)

@@ -14,8 +14,11 @@ from eqfuse.ops.triton.codegen.linear_plan import TILE, WIDE_TILE, Job, jobs, si
 from eqfuse.ops.triton.codegen.lines import SLICE, WARPS, DenseWriter, power_of_two
 from eqfuse.ops.triton.spec import KernelSpec
 
-NARROW_WARPS = 2
-"""Warps of a program of narrow tiles: a thread has 4 by 4 elements, and reads 8 for a term."""
+FEW_WARPS = 2
+"""Warps of a program of narrow tiles: a thread has 4 by 4 elements, and reads 8 for a term. And of
+matmuls of TF32: with more, Triton takes instructions of an H100 that want both factors with their
+terms side by side, and what is stored for them in shared memory meets in one bank.
+"""
 TOGETHER = 2
 """Slices at once in a narrow tile, at most: half as often its warps, which are few, wait."""
 TURNED = 4
@@ -48,7 +51,7 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TIL
     }
     note = f"{len(linear_form.terms)} matrices of a linear form"
     scalars = ("num_rows", "num_parts")
-    warps = WARPS if tile == WIDE_TILE else NARROW_WARPS
+    warps = WARPS if tile == WIDE_TILE and text.input_precision == "ieee" else FEW_WARPS
     spec = text.spec("linear_form", note, inputs + integers, integers, scalars, outputs, warps)
     return dataclasses.replace(spec, coalesce=True)
 

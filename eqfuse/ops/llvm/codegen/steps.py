@@ -38,6 +38,8 @@ WORK_OF_A_THREAD = 300_000
 That is more than in `runtime.threads`. There a pass is a call, and what it reads was written by all
 threads; here the next step, on one thread, would have to fetch what another has written.
 """
+LONGEST = 256
+"""Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -118,7 +120,10 @@ class _Generator:
     def module(self) -> Module:
         """Return the kernel; its passes are the steps, but for those that are shared out."""
         self._begin()
-        for step in self.steps.steps:
+        for k, step in enumerate(self.steps.steps):
+            if k and k % LONGEST == 0:
+                self._end()
+                self._begin()
             if isinstance(step, Kernel):
                 self._kernel(step)
             else:

@@ -49,7 +49,9 @@ def test_a_broken_link_is_seen():
     ],
 )
 def test_tutorials_run(name, tmp_path):
-    module("execute").execute(ROOT / "docs" / "tutorials" / f"{name}.md", tmp_path)
+    page = ROOT / "docs" / "tutorials" / f"{name}.md"
+    module("execute").execute(page, tmp_path)
+    assert "```" in page.read_text(encoding="utf-8")  # had blocks; one that fails is an error
 
 
 def test_a_tutorial_that_fails_is_seen(tmp_path):

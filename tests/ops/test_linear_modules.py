@@ -76,10 +76,15 @@ def test_linear_is_e3nns(options, backend):
         assert_close(got, derivatives(theirs, params, args), 1e-13)
 
 
-def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
+@pytest.mark.parametrize("at_once", [2, 8])
+def test_gradients_of_many_rows_are_sums_of_parts(at_once, monkeypatch):
+    """Three parts, in two turns and in one."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
     from eqfuse.ops.primitives import linear_kernels
+    from eqfuse.ops.triton.codegen import linear_kernel
 
+    monkeypatch.setattr(linear_kernel, "AT_ONCE", at_once)
+    monkeypatch.setattr(linear_kernels, "reduction", linear_kernel.reduction)  # not cached
     monkeypatch.setattr(linear_kernels, "ROWS_OF_A_PART", 8)
     for options in OPTIONS.values():
         args = arguments(options, rows=29, dtype=jnp.float32)

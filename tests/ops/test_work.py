@@ -10,7 +10,7 @@ from jax.interpreters import partial_eval as pe
 from eqfuse.ops.algebra.form import Role
 from eqfuse.ops.primitives import forms as _forms
 from tests.ops.cases import Case, random_arrays
-from tests.ops.parity import NEEDS_TRITON, only
+from tests.ops.parity import NEEDS_TRITON, interpreted, only
 
 TINY = Case("graph_tensor_product", "2x0e+2x1o", "0e+1o", keep="0e+1o")
 
@@ -100,8 +100,10 @@ def test_launches(order, launches):
         "backward": (backward, (*operands, cotangent)),
         "double backward": (double_backward, (*operands, cotangent)),
     }[order]
+    before = interpreted()
     with only("triton-interpret", launches=launches):
         jax.block_until_ready(jax.jit(function)(*arguments))
+    assert interpreted() - before == launches
 
 
 def test_outside_jit_a_form_is_compiled_once():

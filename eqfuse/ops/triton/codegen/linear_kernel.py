@@ -237,14 +237,16 @@ def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
             text.emit(f"total = tl.zeros([{REDUCED}], {text.real})")
             text.emit(f"address = a{n}_ptr + place")
             text.emit(f"inside = place < {size}")
-            with text.block(f"for part in tl.range(0, num_parts, {AT_ONCE}, num_stages=1):"):
+            text.emit("part = program * 0")
+            with text.block("while part < num_parts:"):
                 parts = []
                 for k in range(AT_ONCE):
-                    mask = f"inside & (part + {k} < num_parts)" if k else "inside"
+                    mask = f"place < tl.where(part + {k} < num_parts, {size}, 0)"
                     parts.append(text.load(f"address + {k * size}", mask))
                 for part in parts:
                     text.emit(f"total += {part}")
                 text.emit(f"address += {AT_ONCE * size}")
+                text.emit(f"part += {AT_ONCE}")
             text.emit(f"tl.store(o{n}_ptr + place, total, mask=inside)")
     inputs = [f"a{n}" for n in range(len(sizes))]
     outputs = {f"o{n}": dtype for n in range(len(sizes))}

@@ -2,7 +2,7 @@
 
 import sys
 
-from eqfuse.training.main import main
+from eqfuse.train.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 
-from eqfuse.training.hlo import Program
+from eqfuse.train.device.hlo import Program
 
 KINDS = {
     "eqfuse": "kernels of eqfuse",

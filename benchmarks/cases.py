@@ -4,9 +4,9 @@ import dataclasses
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops.algebra import channelwise, products
-from eqfuse.ops.algebra.contraction import contraction
-from eqfuse.ops.algebra.form import Form
+from eqfuse.ops.ir import channelwise, products
+from eqfuse.ops.ir.contraction import contraction
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.show import derivatives
 
 SH2, SH3 = "0e+1o+2e", "0e+1o+2e+3o"

@@ -23,8 +23,8 @@ from triton.backends.nvidia.compiler import CUDABackend
 from benchmarks.fused_cases import CASES as FUSED
 from benchmarks.fused_cases import mixing_kernels
 from benchmarks.kernels import kernels_of
-from eqfuse.ops.triton.runtime import pipeline
-from eqfuse.ops.triton.spec import KernelSpec
+from eqfuse.ops.backends.triton.runtime import pipeline
+from eqfuse.ops.backends.triton.spec import KernelSpec
 
 LINEARS = (
     "16x0e+16x1o",

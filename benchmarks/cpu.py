@@ -21,7 +21,7 @@ import tempfile
 
 from benchmarks import record
 from benchmarks.record import ParityError, parity
-from eqfuse.training.memory import keep_freed_memory
+from eqfuse.train.device.memory import keep_freed_memory
 
 GROUPS = ("products", "steps", "large", "others")
 

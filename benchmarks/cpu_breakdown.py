@@ -19,7 +19,7 @@ import sys
 import tempfile
 
 from benchmarks import record
-from eqfuse.training.memory import keep_freed_memory
+from eqfuse.train.device.memory import keep_freed_memory
 
 BACKENDS = ("e3nn", "llvm")
 PARTS = {
@@ -38,7 +38,7 @@ def milliseconds(step, args, turns: int) -> dict[str, float]:
     """Return each instruction's shortest time, times how often it runs in a step."""
     import jax
 
-    from eqfuse.training.profiling import operations
+    from eqfuse.train.device.profiling import operations
 
     for _ in range(3):
         jax.block_until_ready(step(*args))
@@ -54,7 +54,7 @@ def milliseconds(step, args, turns: int) -> dict[str, float]:
 
 def breakdown(step, args, turns: int) -> dict[str, float]:
     """Return the milliseconds of a compiled step, by part."""
-    from eqfuse.training.hlo import Program
+    from eqfuse.train.device.hlo import Program
 
     instructions, parts = Program(step.as_text()).by_name, dict.fromkeys(PARTS, 0.0)
     for name, time in milliseconds(step, args, turns).items():

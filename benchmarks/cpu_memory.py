@@ -20,7 +20,7 @@ import sys
 import tempfile
 
 from benchmarks import record
-from eqfuse.training.memory import keep_freed_memory
+from eqfuse.train.device.memory import keep_freed_memory
 
 BACKENDS = ("e3nn", "llvm")
 MOMENTS = ("start", "compiled", "after five steps")

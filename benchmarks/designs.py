@@ -33,7 +33,7 @@ from benchmarks.predict.__main__ import SIZES
 from benchmarks.predict.launches import launches_of
 from eqfuse import ops
 from eqfuse.data.ordering import spatial_order
-from eqfuse.ops.algebra.form import Form, Index, Operand, Segment
+from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.primitives import forms
 
 H100 = next(d for d in devices.DEVICES if d.name.startswith("H100"))

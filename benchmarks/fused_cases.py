@@ -4,20 +4,20 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops.algebra import channelwise as _channelwise
-from eqfuse.ops.algebra import linears, products
-from eqfuse.ops.algebra.fused import Fused
-from eqfuse.ops.primitives.fused import second_op
-from eqfuse.ops.show import derivatives
-from eqfuse.ops.triton.codegen import (
+from eqfuse.ops.backends.triton.emit import (
     fused_backward,
     fused_forward,
     linear_kernel,
     linear_plan,
     plan,
 )
-from eqfuse.ops.triton.spec import KernelSpec
-from eqfuse.ops.xla import gates
+from eqfuse.ops.backends.triton.spec import KernelSpec
+from eqfuse.ops.backends.xla import gates
+from eqfuse.ops.ir import channelwise as _channelwise
+from eqfuse.ops.ir import linears, products
+from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.primitives.fused import second_op
+from eqfuse.ops.show import derivatives
 
 BOTH_L2 = "0e+0o+1e+1o+2e+2o"
 

@@ -18,10 +18,10 @@ from benchmarks.cpu_memory import peak
 from benchmarks.growth import BASE
 from benchmarks.launches import count
 from benchmarks.timing import LARGE, fits
-from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.primitives.ahead import _specs
-from eqfuse.training.hlo import Program
-from eqfuse.training.memory import keep_freed_memory
+from eqfuse.train.device.hlo import Program
+from eqfuse.train.device.memory import keep_freed_memory
 
 SECONDS, FEWEST, MOST = 3.0, 3, 50
 WARM_UP = 1

@@ -30,11 +30,11 @@ from eqfuse.graph import Graph
 from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict
 from eqfuse.ops import Edges, _processors
+from eqfuse.ops.backends.triton.emit import plan
+from eqfuse.ops.backends.triton.runtime import compile as compiler
+from eqfuse.ops.backends.triton.runtime.parallel import compile_many
 from eqfuse.ops.primitives.ahead import compile_ahead
 from eqfuse.ops.show import derivatives
-from eqfuse.ops.triton.codegen import plan
-from eqfuse.ops.triton.runtime import compile as compiler
-from eqfuse.ops.triton.runtime.parallel import compile_many
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 OTHER_DTYPES = dict.fromkeys(("nequip-64-l2", "fused nequip-64-l2"), ("float64", "bfloat16"))

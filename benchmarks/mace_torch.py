@@ -34,7 +34,7 @@ from benchmarks import mace_networks  # before mace itself: it sees to its warni
 from eqfuse.convert import convert_mace
 from eqfuse.data import Sample, Shape, collate, neighbor_list
 from eqfuse.models import predict
-from eqfuse.training import load_run
+from eqfuse.train import load_run
 
 THREADS = 2
 WARM = 3

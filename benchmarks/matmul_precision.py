@@ -22,9 +22,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from benchmarks import model_launches
 from benchmarks.cpu_cases import molecules, normal
 from eqfuse import models
+from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
 from eqfuse.ops.primitives import forms, linear_forms
 from eqfuse.ops.primitives.rules import definitions
-from eqfuse.ops.xla import linear_forms as xla_linear_forms
 
 MODES = ("float32", "tf32x3", "tf32")
 PARTS = ("energy", "forces", "gradient")

@@ -18,7 +18,7 @@ from benchmarks.cpu_cases import molecules, normal
 from eqfuse import models
 from eqfuse.graph import Graph
 from eqfuse.ops import Edges
-from eqfuse.training.flat import Flat
+from eqfuse.train.flat import Flat
 
 SIZES = ((135, 2_700), (3_000, 160_000))
 BACKENDS = {"e3nn-jax": "e3nn", "eqfuse": "triton"}

@@ -18,8 +18,8 @@ from benchmarks import launches
 from benchmarks.model_launches import MODELS, batch, potential_of, shapes_of
 from benchmarks.predict import steps
 from benchmarks.predict.devices import DEVICES
-from eqfuse.training import muon, optimizer
-from eqfuse.training.flat import Flat
+from eqfuse.train import muon, optimizer
+from eqfuse.train.flat import Flat
 
 SIDES = ("Adam", "Muon", "Muon of optax")
 

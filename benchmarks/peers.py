@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.cases import Case
 from benchmarks.problems import Problem
-from eqfuse.ops.algebra.form import Form, Operand
+from eqfuse.ops.ir.form import Form, Operand
 
 # for each order of derivative, what arguments and results are like: the floats, or the output
 ARGUMENTS = {"forward": "F", "backward": "FO", "double": "FOF"}

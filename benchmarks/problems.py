@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.cases import BOTH2, CASES, SH2, SH3, Case, Channelwise, Contraction, times
 from eqfuse import ops
-from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.ir.form import Form, Index
 
 ORDERS = ("forward", "backward", "double")
 SPECIES, CONTRACTION_MUL = 4, 128

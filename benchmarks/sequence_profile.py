@@ -25,10 +25,10 @@ from jax.profiler import ProfileData
 from benchmarks import record
 from benchmarks.cpu_cases import normal
 from benchmarks.sequences import CASES, WARM_UP, sides
-from eqfuse.ops.algebra.linear_form import LinearForm, Weights
-from eqfuse.ops.algebra.steps import Kernel
-from eqfuse.ops.primitives.sequencing.primitive import Traced
-from eqfuse.training.memory import keep_freed_memory
+from eqfuse.ops.ir.linear_form import LinearForm, Weights
+from eqfuse.ops.ir.steps import Kernel
+from eqfuse.ops.transforms.sequence.primitive import Traced
+from eqfuse.train.device.memory import keep_freed_memory
 
 CALLS, TURNS = 50, 20
 LARGE = 512

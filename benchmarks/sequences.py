@@ -25,12 +25,12 @@ from benchmarks import record
 from benchmarks.cpu_cases import normal, potential_on, random_graph, step_on
 from eqfuse import data, models, ops
 from eqfuse.graph import Graph
-from eqfuse.ops.llvm.codegen.steps import generate
-from eqfuse.ops.llvm.runtime import machine
-from eqfuse.ops.primitives.sequencing.primitive import Traced
-from eqfuse.training.flat import Flat
-from eqfuse.training.memory import keep_freed_memory
-from eqfuse.training.tetris import training_step
+from eqfuse.ops.backends.llvm.emit.steps import generate
+from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.transforms.sequence.primitive import Traced
+from eqfuse.train.device.memory import keep_freed_memory
+from eqfuse.train.flat import Flat
+from eqfuse.train.tetris import training_step
 
 CALLS, FEW_CALLS, LONG, WARM_UP = 50, 3, 0.02, 3
 """Calls in a row, of steps that take more than `LONG` seconds on e3nn-jax too; turns before."""

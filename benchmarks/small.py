@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import record
 from benchmarks.cpu_cases import OTHERS
 from eqfuse import ops
-from eqfuse.training.hlo import Program
+from eqfuse.train.device.hlo import Program
 
 TINY = tuple(name for name in OTHERS if "one row" in name or "tiny" in name)
 BACKENDS = ("e3nn", "xla", "llvm")

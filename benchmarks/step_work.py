@@ -8,7 +8,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.algebra.linear_form import LinearForm
+from eqfuse.ops.ir.linear_form import LinearForm
 from eqfuse.ops.primitives import forms, linear_forms
 from eqfuse.ops.primitives.rules import definitions
 

@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks import e3nn_tetris, record
 from benchmarks.cpu_cases import normal
 from eqfuse import data, models
-from eqfuse.training.flat import Flat
-from eqfuse.training.tetris import cross_entropy, logits, training_step
+from eqfuse.train.flat import Flat
+from eqfuse.train.tetris import cross_entropy, logits, training_step
 
 BACKENDS = {"e3nn-jax": "e3nn", "eqfuse": "triton"}
 

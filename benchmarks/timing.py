@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.record import Spread
-from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.backends.llvm.runtime import machine
 
 BATCH_S, MOST_CALLS, BATCH_WARM_UP = 0.01, 64, 3
 """Of `interleaved_batches`: seconds of a batch, its calls at most, and calls before the first."""

@@ -9,9 +9,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from eqfuse.training import usage
-from eqfuse.training.config import DEFAULTS, GROUPS, SHORTHANDS, Config
-from eqfuse.training.presets import PRESETS
+from eqfuse.train.settings import usage
+from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
+from eqfuse.train.settings.presets import PRESETS
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 _HEAD = """\

@@ -12,7 +12,7 @@ _startup.quiet_cuda_plugin()
 def __getattr__(name: str):
     # JAX takes seconds to import: not for `--help`.
     if name in __all__:
-        from eqfuse import calculator
+        from eqfuse.inference import calculator
 
         return getattr(calculator, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,13 +22,13 @@ eqfuse COMMAND --help says more of each; eqfuse --version prints the version."""
 
 # A command is imported when it is called: JAX takes seconds to import.
 def _train(arguments: list[str]) -> int:
-    from eqfuse.training.main import main
+    from eqfuse.train.main import main
 
     return main(arguments, "eqfuse train")
 
 
 def _evaluate(arguments: list[str]) -> int:
-    from eqfuse.evaluate import main
+    from eqfuse.inference.evaluate import main
 
     return main(arguments, "eqfuse evaluate")
 

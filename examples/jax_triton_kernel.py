@@ -17,12 +17,12 @@ import numpy as np
 from jax.interpreters import partial_eval
 
 from eqfuse import ops
-from eqfuse.ops.algebra import products
-from eqfuse.ops.triton.codegen import plan
-from eqfuse.ops.triton.runtime.interpret import interpret
-from eqfuse.ops.triton.runtime.pipeline import compile_options
-from eqfuse.ops.triton.runtime.source import load
-from eqfuse.ops.triton.spec import KernelSpec
+from eqfuse.ops.backends.triton.emit import plan
+from eqfuse.ops.backends.triton.runtime.interpret import interpret
+from eqfuse.ops.backends.triton.runtime.pipeline import compile_options
+from eqfuse.ops.backends.triton.runtime.source import load
+from eqfuse.ops.backends.triton.spec import KernelSpec
+from eqfuse.ops.ir import products
 
 X, Y = e3nn.Irreps("64x1o"), e3nn.Irreps("1o")
 

@@ -1,4 +1,4 @@
-"""Generate the data that ships in eqfuse/data/embedded: molecular dynamics with GFN2-xTB.
+"""Generate the data that ships in eqfuse/data/readers/embedded: molecular dynamics with GFN2-xTB.
 
     pip install tblite ase && python scripts/generate_data.py [FOLDER]
     python scripts/generate_data.py --check [FOLDER]
@@ -23,7 +23,7 @@ from tblite.ase import TBLite
 
 SEED = 20261121
 FRICTION = 0.02 / units.fs
-DEFAULT_FOLDER = pathlib.Path(__file__).parents[1] / "eqfuse" / "data" / "embedded"
+DEFAULT_FOLDER = pathlib.Path(__file__).parents[1] / "eqfuse" / "data" / "readers" / "embedded"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import model_launches, tetris_launches
 from benchmarks.cases import CASES
-from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.primitives import ahead
-from eqfuse.ops.triton.codegen import plan
 
 
 def show(case: str, name: str, text: str):

@@ -30,12 +30,15 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
+import ase.build
+import ase.io
 import jax
 import numpy as np
 import pytest
 
 from tests.quick import QUICK
 from tests.slow import SLOW
+from tests.small_runs import TINY, labelled
 
 # Python looks through all that JAX has ever traced, again and again: a seventh of the time.
 gc.set_threshold(100_000, 50, 100)
@@ -88,3 +91,37 @@ def _forget_what_was_compiled():
     """Thousands of small programs of JAX take gigabytes, which the next file does not need."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def tiny() -> list[str]:
+    return list(TINY)
+
+
+@pytest.fixture(scope="session")
+def water(tmp_path_factory):
+    """Path of 20 distorted water molecules."""
+    rng = np.random.default_rng(0)
+    frames = []
+    for _ in range(20):
+        atoms = ase.build.molecule("H2O")
+        atoms.positions += rng.normal(scale=0.05, size=(3, 3))
+        frames.append(labelled(atoms))
+    path = tmp_path_factory.mktemp("data") / "water.xyz"
+    ase.io.write(path, frames, format="extxyz")
+    return path
+
+
+@pytest.fixture(scope="session")
+def copper(tmp_path_factory):
+    """Path of 12 distorted periodic cells of copper with 4 atoms and stress."""
+    rng = np.random.default_rng(1)
+    frames = []
+    for _ in range(12):
+        atoms = ase.build.bulk("Cu", cubic=True)
+        atoms.set_cell(atoms.cell.array * (1 + rng.normal(scale=0.02)), scale_atoms=True)
+        atoms.positions += rng.normal(scale=0.05, size=(4, 3))
+        frames.append(labelled(atoms, ("energy", "forces", "stress")))
+    path = tmp_path_factory.mktemp("data") / "copper.xyz"
+    ase.io.write(path, frames, format="extxyz")
+    return path

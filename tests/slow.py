@@ -95,7 +95,7 @@ SLOW = {
         r"test_the_tetris_network_is_that_of_e3nn",
         r"test_the_tetris_network_needs_50_steps",
     ),
-    "ops/test_activation.py": (
+    "ops/backends/test_activation.py": (
         r"test_any_function_is_an_activation\[odd_act-llvm",
         r"test_activations_are_as_exact_as_e3nns\[(gelu|tanh|abs|relu|sigmoid)-",
         r"test_activations_are_as_exact_as_e3nns\[.*(xla|float64)",
@@ -110,8 +110,8 @@ SLOW = {
         r"test_value_and_derivatives\[(.*-xla|.*float32|l3|graph-mul)",
         r"test_value_and_derivatives\[not-sorted",
     ),
-    "ops/test_compile_counts.py": (r"test_ten_layers",),
-    "ops/test_compiled_kernels.py": (
+    "ops/backends/triton/test_compile_counts.py": (r"test_ten_layers",),
+    "ops/backends/triton/test_compiled_kernels.py": (
         r"test_a_contraction_compiles_without_spilling\[backward",
         r"test_a_contraction_compiles_without_spilling\[double",
         r"test_edges_side_by_side_do_not_spill\[.*(gfx942|sm_80)",
@@ -119,7 +119,7 @@ SLOW = {
         r"test_nequip_compiles_without_spilling\[(double|forward-sm_80)",
     ),
     "ops/test_complex.py": (r"test_gradients",),
-    "ops/test_control_flow.py": (
+    "ops/primitives/test_control_flow.py": (
         r"test_loops_are_those_of_python\[.*(xla|(linear|contraction|fused).*llvm)",
         r"test_loops_are_those_of_python\[rows-scan-llvm\]",
     ),
@@ -159,26 +159,26 @@ SLOW = {
         r"test_value_and_derivatives\[(?!mixed-).*-xla",
         r"test_value_and_derivatives\[(mixed|none|mul-1|filter)",
     ),
-    "ops/test_form.py": (r"test_coefficients_do_not_depend_on_the_precision",),
-    "ops/test_fuse.py": (
+    "ops/ir/test_form.py": (r"test_coefficients_do_not_depend_on_the_precision",),
+    "ops/transforms/fuse/test_fuse.py": (
         r"test_a_product_on_a_graph\[(constants\]|product|weights and|weights of all)",
         r"test_layers_share_the_orders_of_the_edges",
         r"test_other_backends\[e3nn",
         r"test_the_kernels_of_a_gpu",
     ),
-    "ops/test_fuse_a_layer.py": (
+    "ops/transforms/fuse/test_fuse_a_layer.py": (
         r"test_a_fused_layer_is_the_layer\[e3nn",
         r"test_a_fused_layer_is_the_layer\[triton-interpret\]",
         r"test_a_fused_layer_is_the_layer\[xla\]",
         r"test_functions_are_the_modules",
         r"test_the_example_runs",
     ),
-    "ops/test_fuse_dropped_edges.py": (
+    "ops/transforms/fuse/test_fuse_dropped_edges.py": (
         r"test_a_node_for_dropped_edges_is_added_on_a_cpu_alone",
         r"test_indices_out_of_range_mean_the_same\[llvm-.*-senders(0-receivers1|1-receivers0)",
         r"test_indices_out_of_range_mean_the_same\[xla",
     ),
-    "ops/test_fuse_layers.py": (
+    "ops/transforms/fuse/test_fuse_layers.py": (
         r"test_a_gate_behind_it\[skip of fewer",
         r"test_a_gate_behind_it\[gate\]",
         r"test_a_gate_behind_it\[not normalised",
@@ -191,7 +191,7 @@ SLOW = {
         r"test_other_linears_stay",
         r"test_vmap_and_scan_around_it",
     ),
-    "ops/test_fused_compiled.py": (
+    "ops/backends/triton/test_fused_compiled.py": (
         r"test_fused_kernels_compile_without_spilling\[(rows-gate-16-l1-sm_90|rows-16-l1-sm_80|rows-16-l1-gfx)",
         r"test_fused_kernels_compile_without_spilling\[rows-16-l1",
         r"test_fused_kernels_compile_without_spilling\[rows-64-l1-sm_90\]",
@@ -199,11 +199,11 @@ SLOW = {
         r"test_kernels_of_linear_load_several_elements_at_once",
         r"test_other_dtypes_compile_without_spilling",
     ),
-    "ops/test_fused_kernels.py": (
+    "ops/backends/test_fused_kernels.py": (
         r"test_all_orders_equal_e3nn\[rows-(gate|linear)",
         r"test_low_precision_errs_as_e3nn_does\[rows-linear-float32",
     ),
-    "ops/test_fused_second_order.py": (
+    "ops/backends/test_fused_second_order.py": (
         r"test_gradients_of_a_loss_on_forces_equal_e3nns\[(.*xla|skip-tri)",
         r"test_gradients_of_a_loss_on_forces_equal_e3nns\[indexed-triton-interpret\]",
         r"test_gradients_of_a_loss_on_forces_equal_e3nns\[skip-llvm",
@@ -222,7 +222,7 @@ SLOW = {
         r"test_value_and_derivatives\[zero-blocks-float64-llvm\]",
         r"test_weights_broadcast\[.*-xla",
     ),
-    "ops/test_interpreted_against_native.py": (
+    "ops/backends/triton/test_interpreted_against_native.py": (
         r"test_both_kernels_equal_the_definition\[NequIP l<=2",
         r"test_both_kernels_equal_the_definition\[MACE",
         r"test_both_kernels_equal_the_definition\[NequIP l<=2, backward\]",
@@ -230,10 +230,10 @@ SLOW = {
         r"test_both_kernels_equal_the_definition\[NequIP l<=3",
         r"test_both_kernels_equal_the_definition\[contraction",
     ),
-    "ops/test_interpreted_kernels.py": (
+    "ops/backends/triton/test_interpreted_kernels.py": (
         r"test_edges_side_by_side_have_the_same_sums\[graph, (zero|filtered|unweighted)",
     ),
-    "ops/test_launches.py": (
+    "ops/backends/test_launches.py": (
         r"test_a_fused_layer_launches",
         r"test_launches_of_product_linear_and_gate\[None-2700 rows",
         r"test_the_graph_product_is_one_launch_each_way\[backward-1",
@@ -256,20 +256,20 @@ SLOW = {
         r"test_linear_sum_is_a_sum\[llvm\]",
         r"test_linear_sum_is_a_sum\[xla",
     ),
-    "ops/test_llvm.py": (
+    "ops/backends/llvm/test_llvm.py": (
         r"test_random_forms_and_their_gradients\[.*-avx\]",
         r"test_random_forms_and_their_gradients\[1\d-",
     ),
-    "ops/test_llvm_fused.py": (
+    "ops/backends/llvm/test_llvm_fused.py": (
         r"test_all_orders_equal_e3nn\[(?!graph-gate-skip|rows-gate|rows-linear)",
         r"test_all_orders_equal_e3nn\[graph-gate-skip",
         r"test_all_orders_equal_e3nn\[rows-gate\]",
     ),
-    "ops/test_llvm_linear.py": (
+    "ops/backends/llvm/test_llvm_linear.py": (
         r"test_gradients_of_many_rows_are_as_exact_as_xla_computes_them",
         r"test_random_mixings_and_their_derivatives\[.*-avx\]",
     ),
-    "ops/test_llvm_machine.py": (
+    "ops/backends/llvm/test_llvm_machine.py": (
         r"test_a_fork_waits_for_kernels",
         r"test_jax_goes",
         r"test_kernels_are_found",
@@ -279,7 +279,7 @@ SLOW = {
         r"test_processes_that_fill",
         r"test_threads_of_the_affinity_mask",
     ),
-    "ops/test_llvm_sequence.py": (
+    "ops/backends/llvm/test_llvm_sequence.py": (
         r"test_float32_is_as_good_as_e3nn",
         r"test_graphs_of_all_kinds\[(sorted|one node has)",
         r"test_graphs_of_all_kinds\[many channels\]",
@@ -288,8 +288,8 @@ SLOW = {
         r"test_graphs_of_all_kinds\[whole blocks\]",
         r"test_third_derivatives_are_composed",
     ),
-    "ops/test_not_finite_operands.py": (r"test_where_they_arrive",),
-    "ops/test_primitive.py": (
+    "ops/primitives/test_not_finite_operands.py": (r"test_where_they_arrive",),
+    "ops/primitives/test_primitive.py": (
         r"test_checkpoint\[.*(one-w|one-y)",
         r"test_hessian\[.*(one-w|one-y)",
         r"test_hessian\[.*xla",
@@ -301,21 +301,21 @@ SLOW = {
         r"test_vmap_of_vmap_of_gradients\[.*(one-w|one-y)",
         r"test_vmap_of_vmap_of_gradients\[.*xla",
     ),
-    "ops/test_sequence.py": (
+    "ops/transforms/sequence/test_sequence.py": (
         r"test_a_potential_in_float32",
         r"test_potentials_are_one_native_call_with_the_gradients_of_e3nn",
         r"test_gradients_of_a_sequence",
     ),
-    "ops/test_sequence_corners.py": (r"test_corners\[.*-1\]",),
-    "ops/test_sequence_places.py": (r"test_four_host_devices",),
-    "ops/test_sequence_triton.py": (
+    "ops/transforms/sequence/test_sequence_corners.py": (r"test_corners\[.*-1\]",),
+    "ops/transforms/sequence/test_sequence_places.py": (r"test_four_host_devices",),
+    "ops/transforms/sequence/test_sequence_triton.py": (
         r"test_a_training_step_of_tetris_is_one_kernel",
         r"test_forces_and_gradients_are_those_of_e3nn",
         r"test_launches_of_a_training_step_of_tetris",
         r"test_the_emulated_step_of_tetris",
     ),
-    "ops/test_shard_map_gradients.py": (r"test_two_host_devices",),
-    "ops/test_sharding.py": (r"test_four_host_devices",),
+    "ops/primitives/test_shard_map_gradients.py": (r"test_two_host_devices",),
+    "ops/primitives/test_sharding.py": (r"test_four_host_devices",),
     "ops/test_symmetric_contraction.py": (
         r"test_the_backend_e3nn_is_the_definition\[(axes|no-axes|one-index|one-factor|no-rows)",
         r"test_the_backend_e3nn_is_the_definition\[(three|two|channels)",
@@ -384,31 +384,31 @@ SLOW = {
         r"test_value_and_derivatives\[.*float32",
     ),
     "test_startup.py": (r"test_nothing_is_said_and_the_plugin_compiles_without_a_gpu",),
-    "training/test_bad_input.py": (
+    "train/settings/test_bad_input.py": (
         r"test_a_file_that_val",
         r"test_a_name_that_is_too_long\[run=runs/xxxxxxx\]",
         r"test_atoms_without_neighbours_warn_and_give_finite_results",
         r"test_existing_run_folder_is_not_touched",
     ),
-    "training/test_calculator.py": (
+    "inference/test_calculator.py": (
         r"test_atoms_astride_faces_of_large_cells_lose_no_precision",
         r"test_atoms_far",
         r"test_atoms_of_large_structures_are_sorted_and_come_back",
         r"test_atoms_that_come",
         r"test_evaluation_of_atoms_that_left_their_cell_loses_no_precision",
     ),
-    "training/test_command.py": (
+    "train/settings/test_command.py": (
         r"test_an_interrupted_run_leaves_a_loadable_checkpoint\[15\]",
         r"test_an_interrupted_run_leaves_a_loadable_checkpoint\[2\]",
     ),
-    "training/test_compilations.py": (r"test_as_many_programs",),
-    "training/test_damaged_run.py": (
+    "train/device/test_compilations.py": (r"test_as_many_programs",),
+    "train/run/test_damaged_run.py": (
         r"test_a_damaged_log_is_set_aside\[header",
         r"test_a_run_goes_on_from_the_older_checkpoint",
         r"test_a_run_with_a_damaged_log_goes_on",
         r"test_a_run_with_one_last_checkpoint",
     ),
-    "training/test_elements.py": (
+    "train/test_elements.py": (
         r"test_impossible_settings_are_refused",
         r"test_only_the_elements_of_the_data_are_kept\[nequip",
         r"test_frozen_parameters_keep_their_values",
@@ -416,18 +416,18 @@ SLOW = {
         r"test_only_the_elements_of_the_data_are_kept\[allegro",
         r"test_only_the_elements_of_the_data_are_kept\[mace",
     ),
-    "training/test_evaluate.py": (
+    "inference/test_evaluate.py": (
         r"test_a_classification_is_refused",
         r"test_a_group_may_be_named_by_anything",
         r"test_labels_are_those_of_the_training",
         r"test_predictions_have",
         r"test_stress_errors",
     ),
-    "training/test_full_disk.py": (
+    "train/run/test_full_disk.py": (
         r"test_a_checkpoint_that_fails_at_any_file",
         r"test_a_run_on_a_full_disk_goes_on_when_there_is_room",
     ),
-    "training/test_molecule_run.py": (
+    "train/test_molecule_run.py": (
         r"test_100_000_frames",
         r"test_a_file_to_validate_with_and_isolated_atoms",
         r"test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint",
@@ -447,11 +447,11 @@ SLOW = {
         r"test_the_best_checkpoint_is_that_of_the_lowest_validation_loss",
         r"test_the_same_seed_gives_the_same_run",
     ),
-    "training/test_optimizer.py": (
+    "train/test_optimizer.py": (
         r"test_muon_is_that_of_optax\[0",
         r"test_padding_changes_no_update_of_muon",
     ),
-    "training/test_parallel.py": (
+    "train/device/test_parallel.py": (
         r"test_gradients_are_those_of_one_device\[nequip-llvm",
         r"test_a_signal_to_one_process",
         r"test_gradients_are_those_of_one_device\[mace",
@@ -460,7 +460,7 @@ SLOW = {
         r"test_two_devices_and_two_processes",
         r"test_what_fails_in_the_main_process_ends_the_others",
     ),
-    "training/test_programs.py": (
+    "train/device/test_programs.py": (
         r"test_a_damaged_one_is_compiled_and_kept_again",
         r"test_a_folder_that_cannot_be_made",
         r"test_a_planted_program_is_not_run",
@@ -469,12 +469,12 @@ SLOW = {
         r"test_programs_are_kept_whatever_the_umask",
         r"test_programs_in_a_folder_of_others_are_not_run",
     ),
-    "training/test_public_data.py": (
+    "data/readers/test_public_data.py": (
         r"test_3bpa_with_its_isolated_atoms",
         r"test_md22_is_read_in_its_own_layout",
         r"test_rmd17_takes_the_frames_of_its_split",
     ),
-    "training/test_resume.py": (
+    "train/run/test_resume.py": (
         r"test_a_killed_run_ends_like_one_that_was_not\[1\]",
         r"test_a_finished_run_can",
         r"test_a_run_interrupted_at_the_end_of_an_epoch_can_be_profiled",
@@ -485,28 +485,28 @@ SLOW = {
         r"test_changed_stress_is_refused",
         r"test_the_best_of_a_run_that_ended_within_an_epoch_stays",
     ),
-    "training/test_sequences.py": (
+    "train/device/test_sequences.py": (
         r"test_a_molecule_run_says_its_choice",
         r"test_a_profile_is_of_the_step",
         r"test_the_tetris_run_is_the_same_in_one_native_call",
     ),
-    "training/test_start.py": (
+    "train/test_start.py": (
         r"test_it_starts_from_the_network_and_learns",
         r"test_an_interrupted_one_ends_like_one_that_was_not",
         r"test_reference_energies_are_moved_to_data_of_another_method",
         r"test_reference_energies_that_are_given_win",
         r"test_the_start_is_the_best_if_training_makes_it_worse",
     ),
-    "training/test_stopping.py": (
+    "train/run/test_stopping.py": (
         r"test_a_run_whose_terminal",
         r"test_a_run_writes_a_checkpoint_at_a_signal\[SIGTERM\]",
     ),
-    "training/test_tetris_run.py": (
+    "train/test_tetris_run.py": (
         r"test_a_loss_that_is_not_finite_fails",
         r"test_a_resumed_run_begins_again_and_ends_alike",
         r"test_float64",
         r"test_seed_0_learns_all_shapes_within_100_steps\[tetris",
         r"test_the_demonstration_fails_for_a_network_that_is_not_equivariant",
     ),
-    "training/test_xtb_frames.py": (r"test_frames_have_their_own_labels",),
+    "train/test_xtb_frames.py": (r"test_frames_have_their_own_labels",),
 }

@@ -1,6 +1,6 @@
-"""Imports run one way: ops <- models <- training <- train.py, data <- training.
+"""Imports run one way: ops <- models <- train <- inference, data <- train.
 
-Inside of ops: algebra <- xla, triton, llvm <- primitives <- the public ops.
+Inside of ops: ir <- backends <- primitives <- transforms <- the public ops.
 """
 
 import ast
@@ -17,32 +17,29 @@ ALLOWED = {
     "graph": {"ops"},
     "models": {"ops", "graph", "models"},
     "data": {"ops", "graph", "data"},
-    "training": {"ops", "graph", "models", "data", "pictures", "training"},
-    "pictures": set(),
-    "evaluation": {"data", "models", "training"},
-    "evaluate": {"ops", "data", "training", "pictures", "evaluation"},
-    "cli": {"ops", "training", "evaluate", "convert"},
+    "plots": set(),
+    "train": {"ops", "graph", "models", "data", "plots", "train"},
+    "inference": {"graph", "ops", "data", "models", "train", "plots", "inference"},
+    "convert": {"ops", "graph", "data", "models", "train", "convert"},
+    "cli": {"ops", "train", "inference", "convert"},
     "_startup": set(),
-    "convert": {"ops", "graph", "data", "models", "training", "convert"},
-    "calculator": {"graph", "ops", "data", "models", "training"},
 }
 # The layers of ops: what each may import of the others; modules that are not listed are public ops,
-# which may import all.
+# which may import all. The backends do not import each other.
 LAYERS = {
-    "algebra": {"algebra"},
-    "xla": {"algebra", "xla"},
+    "ir": {"ir"},
     "_cache": set(),
     "_edges": set(),
     "_processors": set(),
-    "triton": {"algebra", "triton", "_cache", "_processors"},
-    "llvm": {"algebra", "llvm", "_cache", "_processors"},
-    "_backend": {"llvm"},
-    "primitives": {"algebra", "xla", "triton", "llvm", "primitives", "_backend", "_edges"},
-    "_reference": {"algebra"},
+    "backends": {"ir", "backends", "_cache", "_processors"},
+    "_backend": {"backends"},
+    "primitives": {"ir", "backends", "primitives", "_backend", "_edges"},
+    "transforms": {"ir", "backends", "primitives", "transforms", "_backend", "_edges"},
+    "_reference": {"ir"},
 }
 MOST_MODULES, LONGEST_CHAIN = 25, 11
 # The files that talk to Triton; each imports it when it is needed, not when it is imported.
-LAUNCHERS = {"eqfuse/ops/triton/runtime"}
+LAUNCHERS = {"eqfuse/ops/backends/triton/runtime"}
 
 
 def imports_of(source: str, module: str) -> list[str]:
@@ -168,9 +165,9 @@ def test_a_circle_is_found():
     assert longest_chain({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == ["a", "b", "c"]
 
 
-def test_the_algebra_is_pure_python():
+def test_the_ir_is_pure_python():
     """It imports neither JAX nor a compiler; of e3nn_jax only names that are data."""
-    for path in (PACKAGE / "ops" / "algebra").glob("*.py"):
+    for path in (PACKAGE / "ops" / "ir").glob("*.py"):
         names = {name.split(".")[0] for name in imports_of(path.read_text("utf-8"), "x")}
         assert not names & {"jax", "jaxlib", "flax", "triton", "llvmlite"}, path
 
@@ -185,13 +182,13 @@ def test_every_part_has_a_rule():
     [
         ("eqfuse.ops._x", "from eqfuse import models"),
         ("eqfuse.ops._x", "def f():\n    import eqfuse.graph"),
-        ("eqfuse.models.x", "from ..training import loop"),
+        ("eqfuse.models.x", "from ..train import loop"),
         ("eqfuse.data.x", "from eqfuse.models import build"),
-        ("eqfuse.training.x", "import train"),
-        ("eqfuse.ops.algebra.x", "from eqfuse.ops import xla"),
-        ("eqfuse.ops.algebra.x", "from eqfuse.ops.triton.codegen import plan"),
-        ("eqfuse.ops.triton.codegen.x", "from eqfuse.ops.primitives import fused"),
-        ("eqfuse.ops.xla.x", "from eqfuse.ops import _backend"),
+        ("eqfuse.train.x", "import train"),
+        ("eqfuse.ops.ir.x", "from eqfuse.ops import backends"),
+        ("eqfuse.ops.ir.x", "from eqfuse.ops.backends.triton.emit import plan"),
+        ("eqfuse.ops.backends.triton.emit.x", "from eqfuse.ops.primitives import fused"),
+        ("eqfuse.ops.backends.xla.x", "from eqfuse.ops import _backend"),
         ("eqfuse.ops.primitives.x", "def f():\n    from eqfuse.ops import _tensor_product"),
     ],
 )
@@ -212,4 +209,6 @@ def test_launchers_import_triton_lazily():
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.parse(path.read_text("utf-8")).body:
                 top = ast.unparse(node) if isinstance(node, ast.Import | ast.ImportFrom) else ""
-                assert "triton" not in top.replace("eqfuse.ops.triton", ""), f"{path}: {top}"
+                assert "triton" not in top.replace("eqfuse.ops.backends.triton", ""), (
+                    f"{path}: {top}"
+                )

@@ -22,7 +22,7 @@ DATA = sorted(
 def test_files_that_are_not_code_are_package_data():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = settings["tool"]["setuptools"]["package-data"]
-    assert Path("eqfuse/data/embedded/lif.npz") in DATA
+    assert Path("eqfuse/data/readers/embedded/lif.npz") in DATA
     for path in DATA:
         package = ".".join(path.parent.parts)
         assert any(path.match(pattern) for pattern in patterns.get(package, ())), path
@@ -49,7 +49,7 @@ def wheel(tmp_path_factory):
 def test_a_wheel_has_them(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {str(path) for path in DATA} <= set(names)
-    assert "eqfuse/ops/llvm/runtime/machine.py" in names
+    assert "eqfuse/ops/backends/llvm/runtime/machine.py" in names
 
 
 def test_the_command_of_a_wheel_runs(wheel, tmp_path):

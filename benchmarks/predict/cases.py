@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import model_launches
-from benchmarks.emulator.functions import Launch
 from benchmarks.predict import counts, devices, graphs, launches, model
 from benchmarks.predict.devices import Device
 from benchmarks.problems import ORDERS, PROBLEMS, derivative
 from eqfuse import ops
 from eqfuse.graph import Graph
+from tests.emulator.functions import Launch
 
 NAMES = tuple(PROBLEMS)
 

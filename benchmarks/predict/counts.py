@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.emulator.arrays import Array, poison
-from benchmarks.emulator.functions import Launch
-from benchmarks.emulator.machine import Machine
 from benchmarks.predict import reuse, sass
 from benchmarks.predict.traffic import SECTOR, Traffic
-from eqfuse.ops.triton.runtime.compile import CompiledKernel, compile_kernel
-from eqfuse.ops.triton.spec import TRITON_TYPES, KernelSpec
+from eqfuse.ops.backends.triton.runtime.compile import CompiledKernel, compile_kernel
+from eqfuse.ops.backends.triton.spec import TRITON_TYPES, KernelSpec
+from tests.emulator.arrays import Array, poison
+from tests.emulator.functions import Launch
+from tests.emulator.machine import Machine
 
 SAMPLE = 16
 """Blocks of a launch that are run, evenly spread over the grid; all of them if there are fewer."""

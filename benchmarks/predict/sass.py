@@ -12,7 +12,7 @@ import tempfile
 
 import numpy as np
 
-from benchmarks.emulator.calls import inlined
+from tests.emulator.calls import inlined
 
 _LINE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 _REGISTER = re.compile(r"(?<![\w.])(U?[RP])(\d+)\b(\.64)?")

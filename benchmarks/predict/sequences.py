@@ -15,11 +15,11 @@ import math
 import jax
 
 from benchmarks import launches as compiled_launches
-from benchmarks.emulator import functions
 from benchmarks.predict import counts, devices, model, steps
 from benchmarks.sequences import tetris
 from eqfuse import ops
-from eqfuse.ops.triton.codegen import steps as triton_steps
+from eqfuse.ops.backends.triton.emit import steps as triton_steps
+from tests.emulator import functions
 
 DEVICES = {device.name.split()[0]: device for device in devices.DEVICES}
 

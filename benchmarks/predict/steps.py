@@ -21,7 +21,7 @@ from benchmarks import launches as compiled_launches
 from benchmarks.predict import cases, model
 from benchmarks.predict.devices import Device
 from benchmarks.predict.launches import launches_of
-from eqfuse.training.hlo import Program
+from eqfuse.train.device.hlo import Program
 
 _SHAPE = re.compile(r"(pred|[a-z]+\d+)\[([\d,]*)\]")
 _DEFINED = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) [\w\-]+\(")

@@ -14,8 +14,8 @@ from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.export import export_mace
 from eqfuse.convert.mace_description import Description
 from eqfuse.convert.write import convert_mace
-from eqfuse.training import CheckpointError
-from eqfuse.training.settings import ConfigError
+from eqfuse.train import CheckpointError
+from eqfuse.train.settings.settings import ConfigError
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.convert") -> int:

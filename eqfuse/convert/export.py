@@ -12,7 +12,7 @@ from eqfuse import models
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.mace_parameters import activation_ratio
 from eqfuse.convert.product_basis import our_maps, symmetric_components
-from eqfuse.training.checkpoint import read_checkpoint
+from eqfuse.train.run.checkpoint import read_checkpoint
 
 
 def export_mace(run, path) -> None:

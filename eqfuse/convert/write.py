@@ -14,19 +14,19 @@ from eqfuse.convert.mace_description import Description, described
 from eqfuse.convert.mace_parameters import parameters
 from eqfuse.convert.pickled import read_module
 from eqfuse.data import Shape, collate
-from eqfuse.training.config import Config, MACEConfig, MoleculeTraining
-from eqfuse.training.data_config import ExtxyzData
-from eqfuse.training.molecule import UNITS
-from eqfuse.training.resume import CONVERTED
-from eqfuse.training.runs import RunFolder
-from eqfuse.training.saving import Checkpoints
+from eqfuse.train.molecule import UNITS
+from eqfuse.train.run.resume import CONVERTED
+from eqfuse.train.run.runs import RunFolder
+from eqfuse.train.run.saving import Checkpoints
+from eqfuse.train.settings.config import Config, MACEConfig, MoleculeTraining
+from eqfuse.train.settings.data_config import ExtxyzData
 
 
 def convert_mace(path, run, *, head: str | None = None) -> Description:
     """Write the network of a file of mace to the folder of a run.
 
     Neither torch nor mace is needed, and nothing in the file is executed. The folder can be given
-    to `eqfuse.Calculator`, `eqfuse.evaluate`, `load_run` and `start_from=`.
+    to `eqfuse.Calculator`, `eqfuse.inference.evaluate`, `load_run` and `start_from=`.
 
     Args:
       path: a file that mace has written by `torch.save(model, path)`.

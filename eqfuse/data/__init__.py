@@ -2,14 +2,14 @@
 
 from eqfuse.data.batching import Batch, Batcher, Labels, Sample, collate
 from eqfuse.data.dataset import Dataset
-from eqfuse.data.embedded import read_embedded
 from eqfuse.data.errors import DataError
-from eqfuse.data.extxyz import read_extxyz
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.prefetch import prefetched
-from eqfuse.data.public import fetch_public
+from eqfuse.data.readers.embedded import read_embedded
+from eqfuse.data.readers.extxyz import read_extxyz
+from eqfuse.data.readers.public import fetch_public
+from eqfuse.data.readers.rmd17 import read_rmd17
 from eqfuse.data.references import fit_reference_energies, isolated_atom_energies
-from eqfuse.data.rmd17 import read_rmd17
 from eqfuse.data.shapes import Shape
 from eqfuse.data.structures import Structure
 from eqfuse.data.tetris import tetris

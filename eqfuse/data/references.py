@@ -11,7 +11,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.errors import DataError
-from eqfuse.data.extxyz import read_extxyz
+from eqfuse.data.readers.extxyz import read_extxyz
 from eqfuse.data.structures import Structure
 
 TOLERANCE = 1e-6

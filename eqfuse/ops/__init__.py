@@ -33,7 +33,7 @@ from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProduct
 from eqfuse.ops._tensor_square import tensor_square
 from eqfuse.ops._weighted_channels import weighted_channels
 from eqfuse.ops.primitives.ahead import compile_ahead
-from eqfuse.ops.primitives.sequencing.sequence import sequence
+from eqfuse.ops.transforms.sequence.sequence import sequence
 
 __all__ = [
     "BACKENDS",

@@ -14,7 +14,7 @@ from eqfuse.ops._tensor_product import (
     normalization,
     operands,
 )
-from eqfuse.ops.algebra import channelwise
+from eqfuse.ops.ir import channelwise
 from eqfuse.ops.primitives import forms
 
 

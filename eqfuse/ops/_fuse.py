@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from eqfuse.ops.primitives.rewriting.rewrite import Entry, rewritten
+from eqfuse.ops.transforms.fuse.rewrite import Entry, rewritten
 
 
 def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:

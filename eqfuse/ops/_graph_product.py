@@ -15,7 +15,7 @@ from eqfuse.ops._tensor_product import (
     sharing,
     tensor_product,
 )
-from eqfuse.ops.algebra import products
+from eqfuse.ops.ir import products
 from eqfuse.ops.primitives import forms
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.ops._backend import matmul_precision, resolve
-from eqfuse.ops.algebra.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
 from eqfuse.ops.primitives import linear_forms
 
 

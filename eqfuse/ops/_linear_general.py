@@ -13,8 +13,8 @@ import math
 import e3nn_jax as e3nn
 import jax.numpy as jnp
 
-from eqfuse.ops.algebra.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
-from eqfuse.ops.algebra.linears import Linear, Parameter, blocks, functional
+from eqfuse.ops.ir.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.linears import Linear, Parameter, blocks, functional
 
 
 @dataclasses.dataclass(frozen=True)

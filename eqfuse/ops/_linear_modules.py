@@ -11,7 +11,7 @@ from eqfuse.ops import _linear_general
 from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops._edges import nearest
 from eqfuse.ops._linear_arguments import check_options, check_positional, index_or_weights
-from eqfuse.ops.algebra import linears as _linears
+from eqfuse.ops.ir import linears as _linears
 from eqfuse.ops.primitives import linear_forms
 from eqfuse.ops.primitives.batch_axes import BatchAxes
 

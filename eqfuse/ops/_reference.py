@@ -3,7 +3,7 @@
 import e3nn_jax as e3nn
 import jax.numpy as jnp
 
-from eqfuse.ops.algebra.contraction import symmetric_basis
+from eqfuse.ops.ir.contraction import symmetric_basis
 
 
 def tensor_product(x, y, *, scalar_first: bool = False, **options) -> e3nn.IrrepsArray:

@@ -11,7 +11,7 @@ from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import nearest
 from eqfuse.ops._tensor_product import operands, sharing
-from eqfuse.ops.algebra.contraction import basis, contraction
+from eqfuse.ops.ir.contraction import basis, contraction
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.batch_axes import BatchAxes
 from eqfuse.ops.primitives.rules import with_auto_axes

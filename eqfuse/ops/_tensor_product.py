@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops._backend import resolve
-from eqfuse.ops.algebra import channelwise, products
-from eqfuse.ops.algebra.form import Form, Index
+from eqfuse.ops.ir import channelwise, products
+from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.batch_axes import BatchAxes
 

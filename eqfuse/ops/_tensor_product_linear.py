@@ -23,15 +23,15 @@ from eqfuse.ops._tensor_product import (
     operands,
     taken,
 )
-from eqfuse.ops.algebra import channelwise as _channelwise
-from eqfuse.ops.algebra import linears, products
-from eqfuse.ops.algebra.form import INDEX_ARRAYS
-from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.backends.xla import gates
+from eqfuse.ops.backends.xla.activations import UnknownActivationError
+from eqfuse.ops.ir import channelwise as _channelwise
+from eqfuse.ops.ir import linears, products
+from eqfuse.ops.ir.form import INDEX_ARRAYS
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.batch_axes import BatchAxes
-from eqfuse.ops.xla import gates
-from eqfuse.ops.xla.activations import UnknownActivationError
 
 
 class TensorProductLinear(nn.Module):

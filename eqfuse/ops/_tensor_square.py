@@ -8,8 +8,8 @@ import numpy as np
 
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._tensor_product import are_irreps, evaluate_rows, normalization, operands
-from eqfuse.ops.algebra.form import Form, Index, Path, Segment
-from eqfuse.ops.algebra.products import (
+from eqfuse.ops.ir.form import Form, Index, Path, Segment
+from eqfuse.ops.ir.products import (
     OUT,
     Columns,
     Operands,

@@ -12,7 +12,7 @@ import jax
 
 from eqfuse.ops._backend import availability, resolve, resolve_apart
 from eqfuse.ops._cache import cache_folder
-from eqfuse.ops.triton.runtime import handover, launch, ptxas
+from eqfuse.ops.backends.triton.runtime import handover, launch, ptxas
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
 

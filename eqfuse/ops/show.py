@@ -13,10 +13,10 @@ import e3nn_jax as e3nn
 
 from eqfuse.ops._backend import explain
 from eqfuse.ops._tensor_product import irreps_filter, normalization
-from eqfuse.ops.algebra import products
-from eqfuse.ops.algebra.form import Form, Index
-from eqfuse.ops.triton.codegen import plan
-from eqfuse.ops.triton.codegen.form_kernel import Kernel
+from eqfuse.ops.backends.triton.emit import plan
+from eqfuse.ops.backends.triton.emit.form_kernel import Kernel
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import Form, Index
 
 ORDERS = ("forward", "backward", "double")
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}
@@ -82,7 +82,7 @@ def show(
     form = derivatives(product.form)[order]
     compiles = target != "none" and importlib.util.find_spec("triton") is not None
     if compiles:
-        from eqfuse.ops.triton.runtime.pipeline import gpu_target
+        from eqfuse.ops.backends.triton.runtime.pipeline import gpu_target
 
         gpu_target(target)  # an unknown one is found out before anything is made
     kernels = plan.kernels(form, dtype) if form.paths else ()
@@ -151,8 +151,8 @@ def _plan_lines(form: Form, kernels: tuple[Kernel, ...], num_edges, num_nodes, s
 
 
 def _report(kernels: tuple[Kernel, ...], target: str):
-    from eqfuse.ops.triton.runtime.parallel import compile_many
-    from eqfuse.ops.triton.runtime.source import source_file
+    from eqfuse.ops.backends.triton.runtime.parallel import compile_many
+    from eqfuse.ops.backends.triton.runtime.source import source_file
 
     yield f"compiled for {target}"
     for kernel in kernels:

@@ -13,7 +13,7 @@ import ase.io
 
 from tests.attack.bad_arrays import ARRAYS
 from tests.attack.bad_file import EITHER, FRAMES, READ, REFUSED, BadFile
-from tests.training.conftest import labelled
+from tests.small_runs import labelled
 
 
 def _frames(rng, periodic: bool) -> str:

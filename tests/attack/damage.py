@@ -16,10 +16,10 @@ import ase.build
 import jax
 import numpy as np
 
-from eqfuse.calculator import Calculator
-from eqfuse.training import CheckpointError, load_run
-from eqfuse.training.checkpoint import read_checkpoint
-from eqfuse.training.main import main
+from eqfuse.inference.calculator import Calculator
+from eqfuse.train import CheckpointError, load_run
+from eqfuse.train.main import main
+from eqfuse.train.run.checkpoint import read_checkpoint
 from tests.attack import samples
 from tests.attack.judge import FaultError, check_no_traceback, check_refusal, listen
 

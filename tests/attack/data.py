@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from eqfuse.training import molecule
-from eqfuse.training.main import main
+from eqfuse.train import molecule
+from eqfuse.train.main import main
 from tests.attack.bad_file import FRAMES, READ, REFUSED
 from tests.attack.bad_files import BAD_FILES
 from tests.attack.judge import FaultError, Said, check_refusal, listen
-from tests.training.conftest import TINY
+from tests.small_runs import TINY
 
 
 class ReadError(BaseException):

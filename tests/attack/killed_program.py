@@ -12,10 +12,10 @@ import sys
 import warnings
 from multiprocessing.connection import Connection
 
-from eqfuse.training.main import main
+from eqfuse.train.main import main
 
 # Imported here, once: the server that processes are forked from has all of it.
-from eqfuse.training.molecule import Checkpoints
+from eqfuse.train.molecule import Checkpoints
 
 ACKNOWLEDGED = "acknowledged step"
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink"}

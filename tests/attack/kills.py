@@ -21,7 +21,7 @@ from tests.attack import killed_program, samples
 from tests.attack.judge import FaultError
 from tests.attack.killed_program import ACKNOWLEDGED
 from tests.attack.table import FAULT, Row
-from tests.training.test_resume import assert_same
+from tests.train.run.test_resume import assert_same
 
 KIND = "kills"
 EPOCHS = 10

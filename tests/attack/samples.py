@@ -6,7 +6,7 @@ import ase.build
 import ase.io
 import numpy as np
 
-from tests.training.conftest import TINY, labelled
+from tests.small_runs import TINY, labelled
 
 FRAMES, STEPS_PER_EPOCH = 20, 4
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from eqfuse.training.config import SHORTHANDS, Config, MoleculeTraining, NequIPConfig
-from eqfuse.training.data_config import ExtxyzData
-from eqfuse.training.main import main
+from eqfuse.train.main import main
+from eqfuse.train.settings.config import SHORTHANDS, Config, MoleculeTraining, NequIPConfig
+from eqfuse.train.settings.data_config import ExtxyzData
 from tests.attack import samples
 from tests.attack.judge import FaultError, check_no_traceback, check_refusal, listen
 

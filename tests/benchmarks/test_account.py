@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.account import NOT_SCHEDULED, account, table
 from benchmarks.record import ParityError
-from eqfuse.training.hlo import NOT_ATTRIBUTED
+from eqfuse.train.device.hlo import NOT_ATTRIBUTED
 
 STEP = """HloModule jit_step, is_scheduled=true
 

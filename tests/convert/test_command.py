@@ -9,7 +9,7 @@ import pytest
 import eqfuse
 from eqfuse.convert.command import main
 from eqfuse.data import Structure
-from eqfuse.evaluation import evaluate
+from eqfuse.inference.evaluation import evaluate
 
 
 def test_it_prints_what_the_network_is(model_file, tmp_path, capsys):

@@ -7,11 +7,11 @@ import ase.io
 import numpy as np
 import pytest
 
-from eqfuse.training.checkpoint import read_checkpoint
-from eqfuse.training.main import main
-from eqfuse.training.options import parse
-from eqfuse.training.resume import TUNING_LR, started_config
-from tests.training.conftest import labelled
+from eqfuse.train.main import main
+from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.run.resume import TUNING_LR, started_config
+from eqfuse.train.settings.options import parse
+from tests.small_runs import labelled
 
 
 @pytest.fixture

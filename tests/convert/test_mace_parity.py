@@ -6,7 +6,7 @@ import pytest
 
 from eqfuse.data import Sample, Shape, collate, neighbor_list
 from eqfuse.models import predict
-from eqfuse.training import load_run
+from eqfuse.train import load_run
 from tests.convert.conftest import NAMES
 
 KINDS = ("periodic", "molecule")

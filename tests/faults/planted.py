@@ -39,13 +39,13 @@ class Fault:
 
 
 OPS, DATA = "eqfuse/ops", "eqfuse/data"
-MODELS, TRAINING = "eqfuse/models", "eqfuse/training"
+MODELS, TRAINING = "eqfuse/models", "eqfuse/train"
 
 FAULTS = (
     # the algebra
     Fault(
         "'norm' of Clebsch-Gordan coefficients",
-        f"{OPS}/algebra/products.py",
+        f"{OPS}/ir/products.py",
         '"norm": math.sqrt(ir1.dim * ir2.dim),',
         '"norm": math.sqrt(ir1.dim + ir2.dim),',
         (
@@ -55,35 +55,35 @@ FAULTS = (
     ),
     Fault(
         "no path weight in Linear",
-        f"{OPS}/algebra/linears.py",
+        f"{OPS}/ir/linears.py",
         "scale, std = float(i.path_weight), float(i.weight_std)",
         "scale, std = 1.0, float(i.weight_std)",
         ("tests/ops/test_linear_modules.py::test_linear_is_e3nns",),
     ),
     Fault(
         "a tangent of a form is dropped",
-        f"{OPS}/algebra/form.py",
+        f"{OPS}/ir/form.py",
         "return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths)).merged()",
         "return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths[:-1])).merged()",
-        ("tests/ops/test_form.py",),
+        ("tests/ops/ir/test_form.py",),
     ),
     Fault(
         "order of components in a transpose",
-        f"{OPS}/algebra/form.py",
+        f"{OPS}/ir/form.py",
         "((*c[:out], *c[out + 1 :], c[out]), value)",
         "((*c[out + 1 :], *c[:out], c[out]), value)",
-        ("tests/ops/test_form.py",),
+        ("tests/ops/ir/test_form.py",),
     ),
     Fault(
         "gates activated as scalars are",
-        f"{OPS}/algebra/gates.py",
+        f"{OPS}/ir/gates.py",
         'act = activations("gate_act", ir_gate.p)',
         'act = activations("act", ir_gate.p)',
         ("tests/ops/test_e3nn_names.py::test_gate_and_scalar_first",),
     ),
     Fault(
         "equal monomials of the contraction are not added",
-        f"{OPS}/algebra/contraction.py",
+        f"{OPS}/ir/contraction.py",
         "[key] += float(coefficients[*places, component])",
         "[key] = float(coefficients[*places, component])",
         ("tests/ops/test_symmetric_contraction.py::test_value_and_derivatives",),
@@ -91,38 +91,38 @@ FAULTS = (
     # the backends
     Fault(
         "sums in the dtype of the operands",
-        f"{OPS}/xla/forms.py",
+        f"{OPS}/backends/xla/forms.py",
         "wide = jnp.promote_types(dtype, jnp.float32)",
         "wide = jnp.dtype(dtype)",
         ("tests/ops/test_graph_tensor_product.py::test_half_precision_is_rounded_once",),
     ),
     Fault(
         "mask of channels off by one in a Triton kernel",
-        f"{OPS}/triton/codegen/form_operands.py",
+        f"{OPS}/backends/triton/emit/form_operands.py",
         "{present}(lane < {mul})",
         "{present}(lane < {mul - 1})",
-        ("tests/ops/test_interpreted_kernels.py",),
+        ("tests/ops/backends/triton/test_interpreted_kernels.py",),
     ),
     Fault(
         "last edge of a node lost in a Triton kernel",
-        f"{OPS}/triton/codegen/form_kernel.py",
+        f"{OPS}/backends/triton/emit/form_kernel.py",
         "while position < stop:",
         "while position + 1 < stop:",
         ("tests/ops/test_tensor_product_linear.py::test_all_orders_equal_e3nn",),
     ),
     Fault(
         "senders and receivers exchanged in native rows",
-        f"{OPS}/llvm/codegen/plan.py",
+        f"{OPS}/backends/llvm/emit/plan.py",
         '{Index.SENDER: "senders", Index.RECEIVER: "receivers"}',
         '{Index.SENDER: "receivers", Index.RECEIVER: "senders"}',
-        ("tests/ops/test_llvm.py::test_random_forms_and_their_gradients",),
+        ("tests/ops/backends/llvm/test_llvm.py::test_random_forms_and_their_gradients",),
     ),
     Fault(
         "rows left over by a native Linear",
-        f"{OPS}/llvm/codegen/linear_rows.py",
+        f"{OPS}/backends/llvm/emit/linear_rows.py",
         "with f.loop(stop, start=whole) as loop:",
         "with f.loop(whole, start=whole) as loop:",
-        ("tests/ops/test_llvm_linear.py",),
+        ("tests/ops/backends/llvm/test_llvm_linear.py",),
     ),
     Fault(
         "XLA computes in the place of kernels",
@@ -136,14 +136,14 @@ FAULTS = (
         f"{OPS}/primitives/forms.py",
         'step = num_rows if name.endswith("_order") else num_nodes',
         "step = num_nodes",
-        ("tests/ops/test_primitive.py::test_vmap",),
+        ("tests/ops/primitives/test_primitive.py::test_vmap",),
     ),
     Fault(
         "code that others wrote is run from the cache",
         f"{OPS}/_cache.py",
         "            if not fault:\n                return file.read()",
         "            if regular:\n                return file.read()",
-        ("tests/ops/test_cache_safety.py",),
+        ("tests/ops/backends/test_cache_safety.py",),
     ),
     # the models
     Fault(
@@ -191,10 +191,10 @@ FAULTS = (
     ),
     Fault(
         "forces of an npz file left in kcal/mol",
-        f"{DATA}/rmd17.py",
+        f"{DATA}/readers/rmd17.py",
         "forces=np.asarray(forces[frame], np.float64) * energy_unit",
         "forces=np.asarray(forces[frame], np.float64)",
-        ("tests/data/test_readers.py",),
+        ("tests/data/readers/test_readers.py",),
     ),
     # training and what comes after it
     Fault(
@@ -202,29 +202,29 @@ FAULTS = (
         f"{TRAINING}/metrics.py",
         "graph.node_mask[:, None]",
         "graph.node_mask[:, None] | True",
-        ("tests/training/test_metrics.py",),
+        ("tests/train/test_metrics.py",),
     ),
     Fault(
         "state of the optimiser not restored",
         f"{TRAINING}/loop.py",
         "state, at = resume[0], Position(**resume[1])",
         "state, at = resume[0].replace(optimizer=state.optimizer), Position(**resume[1])",
-        ("tests/training/test_resume.py::test_an_interrupted_run_ends_like_one_that_was_not",),
+        ("tests/train/run/test_resume.py::test_an_interrupted_run_ends_like_one_that_was_not",),
     ),
     Fault(
         "settings beside resume= ignored",
-        f"{TRAINING}/resume.py",
+        f"{TRAINING}/run/resume.py",
         'others = [name for name in given if name not in ("resume", *CHANGEABLE)]',
         "others = []",
-        ("tests/training/test_resume.py::test_what_cannot_be_resumed_is_refused",),
+        ("tests/train/run/test_resume.py::test_what_cannot_be_resumed_is_refused",),
     ),
     Fault(
         "Calculator without reference energies",
-        "eqfuse/calculator.py",
+        "eqfuse/inference/calculator.py",
         "of_atoms(prediction.node_energy) + isolated",
         "of_atoms(prediction.node_energy)",
         (
-            "tests/training/test_calculator.py::test_isolated_atoms_have_the_energies_that_were_given",
+            "tests/inference/test_calculator.py::test_isolated_atoms_have_the_energies_that_were_given",
         ),
     ),
 )

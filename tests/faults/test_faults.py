@@ -23,7 +23,7 @@ def test_every_fault_still_applies(fault):
 def test_there_are_enough_of_them():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 20
     parts = {Path(fault.path).parts[1] for fault in FAULTS}
-    assert parts >= {"ops", "models", "data", "training"}
+    assert parts >= {"ops", "models", "data", "train"}
 
 
 def test_a_fault_that_does_not_apply_is_refused(tmp_path):

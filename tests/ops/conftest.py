@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from eqfuse.ops.llvm.codegen import sequence_arrays
+from eqfuse.ops.backends.llvm.emit import sequence_arrays
 from tests.ops import parity
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import has_gpu
-from eqfuse.ops.llvm.codegen.linear_layouts import is_wide
-from eqfuse.ops.llvm.runtime import machine
+from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide
+from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.xla import forms
 from eqfuse.ops.primitives import native as _native
-from eqfuse.ops.xla import forms
 from tests.ops.cases import Case, random_arrays
 
 NEEDS_TRITON = pytest.mark.skipif(
@@ -209,7 +209,7 @@ def interpreted() -> int:
     """Return how many launches this process has interpreted; none where triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return 0
-    from eqfuse.ops.triton.runtime.interpret import interpret_count
+    from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
 
     return interpret_count()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.algebra.linear_form import LinearForm
+from eqfuse.ops.ir.linear_form import LinearForm
 from tests.ops.parity import only
 
 ROWS, CHANNELS, WEIGHTS = 5, 3, 4

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.algebra.linear_form import LinearForm
+from eqfuse.ops.ir.linear_form import LinearForm
 from tests.ops.parity import PORTABLE, interpreted, only
 
 IRREPS, OUT, OTHER = "5x0e+3x1o+2x0o+4x0e", "6x0e+2x1o+3x1e+4x0o+2x0e", "4x0e+2x1o"
@@ -80,8 +80,8 @@ def test_linear_is_e3nns(options, backend):
 def test_gradients_of_many_rows_are_sums_of_parts(at_once, monkeypatch):
     """Three parts, in two turns and in one."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
+    from eqfuse.ops.backends.triton.emit import linear_kernel
     from eqfuse.ops.primitives import linear_kernels
-    from eqfuse.ops.triton.codegen import linear_kernel
 
     monkeypatch.setattr(linear_kernel, "AT_ONCE", at_once)
     monkeypatch.setattr(linear_kernels, "reduction", linear_kernel.reduction)  # not cached
@@ -104,7 +104,7 @@ def test_many_channels(options, programs, rows, monkeypatch):
     slices at once; or are transposed beforehand, for the wide tiles of many rows.
     """
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.triton.codegen import linear_plan
+    from eqfuse.ops.backends.triton.emit import linear_plan
 
     monkeypatch.setattr(linear_plan, "MANY_PROGRAMS", programs)
     irreps, out = e3nn.Irreps("70x0e+3x1o"), e3nn.Irreps("67x0e+30x1o")

@@ -10,8 +10,8 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
-from eqfuse.ops.algebra.form import Form
-from eqfuse.ops.algebra.linear_form import LinearForm
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.linear_form import LinearForm
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, NODES, Problem
 from tests.ops.parity import only
@@ -207,7 +207,7 @@ def test_normalizations_filters_and_broadcasting(backend, normalization):
 def test_launches_of_forward_and_backward(case):
     """The product and the Linear are one kernel each, forward and backward."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.triton.runtime.interpret import interpret_count
+    from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
 
     problem = Problem(case, np.float32)
     before = interpret_count()

@@ -39,8 +39,8 @@ def compile_ahead(function, *args, target: str | None = None, processes: int | N
     specs = list(dict.fromkeys(_specs(used)))
     if not specs:
         return []
-    from eqfuse.ops.triton.runtime.launch import common_target
-    from eqfuse.ops.triton.runtime.parallel import compile_many
+    from eqfuse.ops.backends.triton.runtime.launch import common_target
+    from eqfuse.ops.backends.triton.runtime.parallel import compile_many
 
     target = target or common_target(jax.devices())
     if target is None:

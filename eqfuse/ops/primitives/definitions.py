@@ -10,10 +10,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops.algebra.form import Form
-from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.backends.xla import gates
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import forms, linear_forms, rules
-from eqfuse.ops.xla import gates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 import jax
 
-from eqfuse.ops.algebra.form import Form
+from eqfuse.ops.backends.triton.emit import plan
+from eqfuse.ops.backends.triton.emit.form_kernel import Kernel
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.primitives.launch import launch
-from eqfuse.ops.triton.codegen import plan
-from eqfuse.ops.triton.codegen.form_kernel import Kernel
 
 
 def run(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):

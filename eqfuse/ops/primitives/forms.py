@@ -11,7 +11,7 @@ from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.interpreters import batching
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.algebra.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.primitives import multilinear
 from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
 

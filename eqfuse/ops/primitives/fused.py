@@ -16,7 +16,7 @@ import dataclasses
 import jax
 from jax.interpreters import ad
 
-from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.definitions import (
     Call,

@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 
-from eqfuse.ops.algebra.form import Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.algebra.fused import Fused
+from eqfuse.ops.backends.triton.emit import fused_backward, fused_forward
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives.definitions import Call, product
 from eqfuse.ops.primitives.launch import launch
-from eqfuse.ops.triton.codegen import fused_backward, fused_forward
 
 forward_kernel = functools.lru_cache(maxsize=256)(fused_forward.forward)
 backward_kernel = functools.lru_cache(maxsize=256)(fused_backward.backward)

@@ -6,8 +6,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from eqfuse.ops._backend import NO_GPU
-from eqfuse.ops.triton.runtime.launch import lower_gpu, lower_interpret
-from eqfuse.ops.triton.spec import KernelSpec
+from eqfuse.ops.backends.triton.runtime.launch import lower_gpu, lower_interpret
+from eqfuse.ops.backends.triton.spec import KernelSpec
 
 launch_p = Primitive("eqfuse_launch")
 launch_p.multiple_results = True

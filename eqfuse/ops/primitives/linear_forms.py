@@ -6,10 +6,10 @@ Their rules are those of `primitives.multilinear`, as for the form.
 import jax
 from jax.interpreters import batching
 
-from eqfuse.ops.algebra.linear_form import LinearForm, Rows
+from eqfuse.ops.backends.xla import linear_forms as definition
+from eqfuse.ops.ir.linear_form import LinearForm, Rows
 from eqfuse.ops.primitives import multilinear
 from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
-from eqfuse.ops.xla import linear_forms as definition
 
 linear_form_p = multilinear.multilinear_primitive(
     "eqfuse_linear_form", "linear_form", ("num_rows", "backend")

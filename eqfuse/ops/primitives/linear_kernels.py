@@ -3,9 +3,9 @@
 import functools
 import math
 
-from eqfuse.ops.algebra.linear_form import LinearForm, Weights
+from eqfuse.ops.backends.triton.emit import linear_kernel, linear_plan
+from eqfuse.ops.ir.linear_form import LinearForm, Weights
 from eqfuse.ops.primitives.launch import launch
-from eqfuse.ops.triton.codegen import linear_kernel, linear_plan
 
 ROWS_OF_A_PART = 128
 """Rows that a program walks, at least, for its sum of a gradient of weights."""

@@ -12,7 +12,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from eqfuse.ops.algebra.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.backends.xla import forms as xla_forms
+from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.primitives import (
     form_kernels,
     forms,
@@ -25,8 +27,6 @@ from eqfuse.ops.primitives import (
 )
 from eqfuse.ops.primitives.definitions import Call
 from eqfuse.ops.primitives.rules import definitions
-from eqfuse.ops.xla import forms as xla_forms
-from eqfuse.ops.xla import linear_forms as xla_linear_forms
 
 # forms
 

@@ -5,16 +5,16 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from eqfuse.ops.algebra.form import Form, Index
-from eqfuse.ops.algebra.linear_form import LinearForm, Rows, Weights
-from eqfuse.ops.algebra.sequence import StepSequence
-from eqfuse.ops.llvm.codegen import linear_form as native_linear
-from eqfuse.ops.llvm.codegen import sequence as native_sequence
-from eqfuse.ops.llvm.codegen import sequence_arrays
-from eqfuse.ops.llvm.codegen.form import generate
-from eqfuse.ops.llvm.codegen.linear_layouts import is_wide, transposed, width_of
-from eqfuse.ops.llvm.runtime import machine
-from eqfuse.ops.xla import linear_forms
+from eqfuse.ops.backends.llvm.emit import linear_form as native_linear
+from eqfuse.ops.backends.llvm.emit import sequence as native_sequence
+from eqfuse.ops.backends.llvm.emit import sequence_arrays
+from eqfuse.ops.backends.llvm.emit.form import generate
+from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide, transposed, width_of
+from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.xla import linear_forms
+from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.linear_form import LinearForm, Rows, Weights
+from eqfuse.ops.ir.sequence import StepSequence
 
 native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True

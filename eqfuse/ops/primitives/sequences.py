@@ -4,7 +4,7 @@ All arrays of whole products stay in the cache of a thread, in the backward and 
 that as well.
 """
 
-from eqfuse.ops.algebra.form import INDEX_ARRAYS
+from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.primitives import native
 from eqfuse.ops.primitives.tracing import traced
 

@@ -3,7 +3,7 @@
 import jax
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.algebra.sequence import Step, StepSequence
+from eqfuse.ops.ir.sequence import Step, StepSequence
 
 
 def traced(function, arrays, num_integers: int) -> tuple[StepSequence, tuple[int, ...]] | None:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import designs
 from benchmarks.cases import Case
 from eqfuse import ops
-from eqfuse.ops.algebra.form import Index
+from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import forms
 
 NODES = 4

@@ -15,10 +15,10 @@ from benchmarks.cases import CASES
 from benchmarks.gpu.predicted import Predictions
 from benchmarks.predict import counts, devices, launches, model, sass, steps, tables
 from eqfuse.ops import Edges
-from eqfuse.ops.algebra import linears
+from eqfuse.ops.backends.triton.emit import plan
+from eqfuse.ops.ir import linears
 from eqfuse.ops.primitives import forms, linear_forms
 from eqfuse.ops.show import derivatives
-from eqfuse.ops.triton.codegen import plan
 
 TEXT = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -104,7 +104,7 @@ def test_a_changed_constant_changes_predictions():
 def test_an_edge_does_not_wait_for_its_indices():
     """They are loaded one turn before; else index, row and arithmetic are a chain of 16."""
     pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
-    from eqfuse.ops.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
 
     [kernel] = plan.kernels(CASES["nequip-64-l2"].forms()["forward"], "float32")
     listing = sass.listing(compile_kernel(kernel.spec, "sm_90").assembly)

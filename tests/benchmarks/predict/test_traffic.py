@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from benchmarks.emulator.arrays import Array
-from benchmarks.emulator.machine import Machine
 from benchmarks.predict.reuse import Graph, Reuse
 from benchmarks.predict.traffic import Traffic
 from eqfuse.ops import Edges
+from tests.emulator.arrays import Array
+from tests.emulator.machine import Machine
 
 KERNEL = """
 .version 8.7

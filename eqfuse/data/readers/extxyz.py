@@ -1,0 +1,214 @@
+"""Structures from extended XYZ files, read by ASE."""
+
+import io
+import lzma
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Iterator
+
+import ase.io
+import numpy as np
+from ase.io.extxyz import key_val_str_to_dict
+from ase.io.formats import open_with_compression
+
+from eqfuse.data.errors import DataError
+from eqfuse.data.readers.files import require_regular
+from eqfuse.data.structures import Structure, is_isolated_atom
+
+_PLAIN = "eqfuse_"
+_NINE_NUMBERS = ("stress", "virial")  # for which ASE takes nothing else
+_LONGEST_COMMENT = 2**20  # characters, which ASE takes seconds for; 6 million take a minute
+# What is between quotes or brackets, of any kind that ASE knows; no key is looked for in there. One
+# that nothing closes reaches to the end, as for ASE: if the end were looked for again from each, a
+# line of brackets would take the square of its length.
+_DELIMITERS = ('""', "''", (r"\{", r"\}"), (r"\[", r"\]"))
+_QUOTED = "|".join([r"\\.", *(rf"{a}(?:\\.|[^{b}\\])*(?:{b}|\\?\Z)" for a, b in _DELIMITERS)])
+_NESTED_LIST = r"\[\s*\[[^]]*\](?:\s*(?:,\s*)?\[[^]]*\])*\s*\]"
+
+
+def read_extxyz(
+    path: str | os.PathLike,
+    *,
+    energy_key: str = "energy",
+    forces_key: str = "forces",
+    stress_key: str = "stress",
+    require_labels: bool = True,
+) -> list[Structure]:
+    """Read every frame of an extended XYZ file (also .gz, .bz2, .xz), in Å and eV.
+
+    A stress key whose name contains "virial" is read as the virial -V * stress in eV; with the
+    default key, a frame without `stress` but with `virial` or `virials` has its stress from that.
+    Stress is 3x3 (9 numbers, or a list of lists) or xx yy zz yz xz xy (6 numbers), eV/Å^3, ASE's
+    sign.
+
+    Args:
+      path: the file.
+      energy_key: name of the total energy in the comment line, eV.
+      forces_key: name of the per-atom forces, eV/Å.
+      stress_key: name of the stress in the comment line; always optional in the file.
+      require_labels: refuse a frame without energy or forces; an isolated atom (see
+        `Structure.config_type`) needs no forces.
+    Returns:
+      one Structure per frame, in order.
+    Raises:
+      DataError: a missing, empty or unreadable file, a pipe or a device; a frame without atoms or
+        labels, with an unknown element, NaN, infinity or a comment line of more than 2^20
+        characters. Names the file and the frame, counted from 0.
+    References: https://github.com/libAtoms/extxyz
+    """
+    structures = []
+    keys = energy_key, forces_key, stress_key
+    for frame, text in enumerate(_frames(path)):
+        origin = f"{path}, frame {frame}"
+        try:
+            structures.append(_structure(_parse(text, stress_key), *keys, require_labels, origin))
+        except DataError as err:
+            raise DataError(f"{origin}: {err}") from err
+    if not structures:
+        raise DataError(f"{path} has no frames; give an extended XYZ file with structures in it")
+    return structures
+
+
+def _frames(path) -> Iterator[str]:
+    require_regular(path)
+    # ASE stops silently at a blank line and does not say which frame is broken: split here.
+    try:
+        with (
+            open_with_compression(os.fspath(path), "rb") as file,
+            io.TextIOWrapper(file, encoding="utf-8-sig") as text,  # a byte-order mark is none of it
+        ):
+            lines = text.readlines()
+    except FileNotFoundError as err:
+        raise DataError(f"no such file: {path}; check the path (data.path, data.val_path)") from err
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as err:
+        hint = "; rMD17 is read with data=rmd17 data.path=FILE" if str(path).endswith("npz") else ""
+        raise DataError(f"{path} cannot be read as text: {err}{hint}") from err
+    start, frame = 0, 0
+    while start < len(lines):
+        if not lines[start].strip():
+            start += 1
+            continue
+        where = f"{path}, frame {frame} (line {start + 1})"
+        try:
+            num_atoms = int(lines[start])
+        except ValueError as err:
+            raise DataError(
+                f"{where}: expected the number of atoms, got {lines[start].strip()[:60]!r}; "
+                "is this an extended XYZ file?"
+            ) from err
+        if num_atoms < 1:
+            raise DataError(f"{where}: there are no atoms in this frame; remove it")
+        end = start + 2 + num_atoms
+        if end > len(lines):
+            raise DataError(
+                f"{where}: the file ends after {max(len(lines) - start - 2, 0)} of "
+                f"{num_atoms} atoms; it may have been cut off"
+            )
+        if len(lines[start + 1]) > _LONGEST_COMMENT:
+            raise DataError(
+                f"{where}: a comment line of {len(lines[start + 1])} characters, and at most "
+                f"{_LONGEST_COMMENT} are read; shorten it to what is trained on"
+            )
+        yield "".join(lines[start:end])
+        start, frame = end, frame + 1
+
+
+def _parse(text: str, stress_key: str):
+    def properties(comment: str) -> dict:
+        return key_val_str_to_dict(_with_plain_stress(comment, stress_key))
+
+    try:
+        with warnings.catch_warnings():
+            # ASE 3.29 sets shapes in place, which NumPy 2.5 deprecates.
+            warnings.filterwarnings("ignore", "Setting the shape", DeprecationWarning)
+            return ase.io.read(
+                io.StringIO(text), index=0, format="extxyz", properties_parser=properties
+            )
+    except KeyError as err:
+        raise DataError(f"unknown element or property {err}; name a real element") from err
+    except Exception as err:  # ASE's parser raises many types on broken input
+        raise DataError(f"not a frame of extended XYZ: {err}") from err
+
+
+def _with_plain_stress(comment: str, stress_key: str) -> str:
+    """Return a comment line whose stress and virial ASE takes as they are: six numbers, lists of
+    lists.
+
+    `_NINE_NUMBERS` have other names here. A list of lists is quoted.
+    """
+    keys = rf"stress|virials?|{re.escape(stress_key)}"
+    entry = rf"(?<!\S)(?P<key>{keys})(?P<equals>\s*=\s*)(?P<list>{_NESTED_LIST})?"
+
+    def replaced(match) -> str:
+        key = match["key"]
+        if key is None:
+            return match[0]
+        key = _PLAIN + key if key in _NINE_NUMBERS else key
+        return key + match["equals"] + (f'"{match["list"]}"' if match["list"] else "")
+
+    return re.sub(f"{_QUOTED}|{entry}", replaced, comment)
+
+
+def _structure(atoms, energy_key, forces_key, stress_key, require_labels, origin) -> Structure:
+    # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
+    # through `atoms.get_forces()` would apply constraints, so its results are read directly.
+    results = atoms.calc.results if atoms.calc is not None else {}
+    plain = {_PLAIN + key: key for key in _NINE_NUMBERS}
+    info = {plain.get(key, key): value for key, value in atoms.info.items()}
+    per_frame = {**results, **info}  # results may have a column of the same name
+    per_atom = {**atoms.arrays, **results}
+    energy, forces = per_frame.get(energy_key), per_atom.get(forces_key)
+    config_type = atoms.info.get("config_type")
+    config_type = None if config_type is None else str(config_type)
+    if require_labels and energy is None:
+        scalars = [key for key, value in per_frame.items() if _is_number(value)]
+        raise DataError(_missing("energy", energy_key, scalars))
+    if require_labels and forces is None and not is_isolated_atom(config_type):
+        vectors = [key for key, value in per_atom.items() if np.shape(value) == (len(atoms), 3)]
+        raise DataError(_missing("forces", forces_key, set(vectors) - {"positions"}))
+    return Structure(
+        numbers=atoms.numbers,
+        positions=atoms.positions,
+        cell=atoms.cell.array,
+        pbc=atoms.pbc,
+        energy=energy,
+        forces=forces,
+        stress=_stress(per_frame, stress_key, abs(np.linalg.det(atoms.cell.array))),
+        config_type=config_type,
+        origin=origin,
+    )
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def _missing(name: str, key: str, candidates) -> str:
+    known = ", ".join(sorted(candidates)) or "none"
+    return (
+        f"no {name} under the key {key!r}; candidates: {known} (data.{name}_key=KEY, or "
+        f"--{name}-key KEY where a run is evaluated)"
+    )
+
+
+def _stress(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
+    if key == "stress" and key not in per_frame:
+        key = next((k for k in ("virial", "virials") if k in per_frame), key)
+    value = per_frame.get(key)
+    if value is None or volume == 0:
+        return None
+    try:
+        # a list of lists, as ASE leaves it
+        listed = isinstance(value, str) and re.sub(r"[\[\],]", " ", value).split()
+        stress = np.asarray(listed or value, np.float64)
+    except (TypeError, ValueError) as err:
+        raise DataError(f"{key} must be 6 or 9 numbers, got {value!r}") from err
+    if stress.size == 6:
+        stress = stress.ravel()[[0, 5, 4, 5, 1, 3, 4, 3, 2]]
+    if stress.size != 9:
+        raise DataError(f"{key} must be 6 or 9 numbers, got {stress.size}")
+    stress = stress.reshape(3, 3)
+    stress = (stress + stress.T) / 2
+    return -stress / volume if "virial" in key.lower() else stress

@@ -1,0 +1,134 @@
+"""Structures from the npz files of the revised MD17 and the MD22 data sets."""
+
+import os
+from collections.abc import Sequence
+
+import ase.units
+import numpy as np
+
+from eqfuse.data.errors import DataError
+from eqfuse.data.readers.files import require_regular
+from eqfuse.data.structures import Structure
+
+_RMD17 = ("nuclear_charges", "coords", "energies", "forces")
+_MD22 = ("z", "R", "E", "F")
+_KCAL_PER_MOL = ase.units.kcal / ase.units.mol
+# In eV and Å, by spelling in small letters and without spaces and carets.
+_UNITS = {
+    "e_unit": {"kcal/mol": _KCAL_PER_MOL, "kcalmol-1": _KCAL_PER_MOL, "ev": 1.0},
+    "r_unit": {"ang": 1.0, "angstrom": 1.0, "a": 1.0, "å": 1.0},
+}
+
+
+def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> list[Structure]:
+    """Read a molecular-dynamics trajectory of one molecule in the layout of rMD17 or of MD22.
+
+    The file holds `nuclear_charges` [n_atoms], `coords` [n_frames, n_atoms, 3] in Å, `energies`
+    [n_frames] in kcal/mol and `forces` [n_frames, n_atoms, 3] in kcal/mol/Å; or the same as `z`,
+    `R`, `E` and `F`. Where it names its units, as sGDML does, energies (`e_unit`) may be in eV and
+    forces in eV/Å instead, and lengths (`r_unit`) are in Å.
+
+    Args:
+      path: the npz file.
+      frames: which to read, counted from 0, in their order; None for all.
+    Returns:
+      one Structure per frame, in order; energies in eV, forces in eV/Å.
+    Raises:
+      DataError: a missing or unreadable file, a pipe or a device, missing arrays, other units,
+        shapes that do not fit, a frame that is not there, an unknown element, NaN or infinity.
+        Names the file and the frame, counted from 0.
+    References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
+      2023, doi:10.1126/sciadv.adf0873.
+    """
+    arrays, energy_unit = _load(path)
+    for key, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise DataError(f"{path}: {key} must be real numbers, and is {array.dtype}")
+    numbers, coords, energies, forces = arrays.values()
+    shape = (len(coords), len(numbers), 3) if coords.ndim and numbers.ndim == 1 else None
+    energies = energies.reshape(-1)
+    if coords.shape != shape or forces.shape != shape or len(energies) != len(coords):
+        shapes = ", ".join(f"{key} {array.shape}" for key, array in arrays.items())
+        raise DataError(
+            f"{path}: shapes do not fit: {shapes}; expected [n_atoms], [n_frames, n_atoms, 3], "
+            "[n_frames], [n_frames, n_atoms, 3]"
+        )
+    if len(coords) == 0:
+        raise DataError(f"{path} has no frames; give a file with structures in it")
+    frames = range(len(coords)) if frames is None else frames
+    structures = []
+    for frame in frames:
+        if not 0 <= frame < len(coords):
+            raise DataError(f"{path} has {len(coords)} frames, and no frame {frame}")
+        origin = f"{path}, frame {frame}"
+        try:
+            structures.append(
+                Structure(
+                    numbers=numbers,
+                    positions=coords[frame],
+                    energy=np.float64(energies[frame]) * energy_unit,
+                    forces=np.asarray(forces[frame], np.float64) * energy_unit,
+                    origin=origin,
+                )
+            )
+        except DataError as err:
+            raise DataError(f"{origin}: {err}") from err
+    return structures
+
+
+def _load(path) -> tuple[dict[str, np.ndarray], float]:
+    """Return the arrays, and the unit of the energies in eV."""
+    require_regular(path)
+    try:
+        with open(path, "rb") as stream, _npz(path, stream) as file:
+            keys = _MD22 if set(_MD22) <= set(file) else _RMD17
+            missing = [key for key in keys if key not in file]
+            if missing:
+                raise DataError(
+                    f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'}, "
+                    f"rMD17 has {', '.join(_RMD17)} and MD22 {', '.join(_MD22)}"
+                )
+            units = {
+                key: _unit(path, key, _array(path, file, key)) for key in _UNITS if key in file
+            }
+            arrays = {key: _array(path, file, key) for key in keys}
+            return arrays, units.get("e_unit", _KCAL_PER_MOL)
+    except FileNotFoundError as err:
+        raise DataError(f"no such file: {path}; check the path (data.path)") from err
+    except DataError:
+        raise
+    except Exception as err:  # zip, zlib and numpy raise many types on broken files
+        reason = "it is none" if "pickle" in str(err) else err  # what numpy takes for a pickle
+        raise DataError(f"{path} cannot be read as an npz file: {reason}") from err
+
+
+def _array(path, file, key: str) -> np.ndarray:
+    try:
+        return file[key]
+    except ValueError as err:
+        if "allow_pickle" not in str(err):
+            raise
+        raise DataError(
+            f"{path}: {key} holds pickled Python objects, which are not read since they can run "
+            "any code; save it again as an array of numbers"
+        ) from err
+
+
+def _unit(path, key: str, value: np.ndarray) -> float:
+    name = value.item() if value.size == 1 else value.tolist()
+    name = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+    unit = _UNITS[key].get("".join(name.lower().replace("^", "").split()))
+    if unit is None:
+        known = "kcal/mol and eV" if key == "e_unit" else "Å (Ang)"
+        raise DataError(
+            f"{path}: {key} is {name!r}, and only {known} can be read; convert the arrays, and "
+            f"change {key} with them"
+        )
+    return unit
+
+
+def _npz(path, stream) -> np.lib.npyio.NpzFile:
+    file = np.load(stream, allow_pickle=False)
+    if not isinstance(file, np.lib.npyio.NpzFile):
+        raise DataError(f"{path} is a single array, not an npz file with {', '.join(_RMD17)}")
+    return file

@@ -1,0 +1,1 @@
+"""Run trained networks: the calculator of ASE, and errors on a file."""

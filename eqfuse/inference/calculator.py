@@ -1,0 +1,219 @@
+"""A trained run as a calculator of ASE."""
+
+import contextlib
+import dataclasses
+
+import ase.calculators.calculator
+import jax
+import numpy as np
+from ase.stress import full_3x3_to_voigt_6_stress
+
+from eqfuse.data import DataError, Sample, Shape, Structure, collate, neighbor_list
+from eqfuse.data.dataset import species_index
+from eqfuse.data.errors import FlownApartError
+from eqfuse.data.neighbors import gathering_offsets
+from eqfuse.data.ordering import renumbered, spatial_order
+from eqfuse.models import compile_predict
+from eqfuse.train import load_run, read_metadata
+
+_EDGE_MULTIPLE, _NODE_MULTIPLE = 64, 4
+_HEADROOM = 1.1
+_DIVERGED = (
+    "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "
+    "the structures before it look like"
+)
+
+
+class Calculator(ase.calculators.calculator.Calculator):
+    """Energy, energies of the atoms, forces and stress of a trained run.
+
+        atoms.calc = eqfuse.Calculator("runs/first")
+
+    The neighbour list reaches `skin` beyond the cutoff and is used again until an atom has moved
+    by half of that. Programs are compiled for a number of atoms and a bucket of neighbours, which
+    has room for a tenth more: fluctuations within it compile nothing. Structures with fewer atoms
+    use the same program, and where atoms were added the next one has room for a tenth more of them.
+    It can be copied and pickled, for other processes. Atoms without a periodic direction have no
+    stress; energies are totals, in eV, reference energies included.
+
+    Args:
+      run: the run's folder.
+      skin: Å.
+      which: "best" or "last" checkpoint; None for the best there is.
+      dtype: "float64" or "float32"; None for that of the run.
+      backend: see `eqfuse.ops`.
+    Raises:
+      CheckpointError: no readable checkpoint.
+      ValueError: a skin that is negative or not finite, another `which` or dtype, or a run that did
+        not train a potential.
+    """
+
+    implemented_properties = ("energy", "energies", "forces", "stress", "free_energy")
+
+    def __init__(self, run, *, skin: float = 0.5, which=None, dtype=None, backend=None, **kwargs):
+        super().__init__(**kwargs)
+        if not 0 <= skin < np.inf:
+            raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
+        if dtype not in (None, "float32", "float64"):
+            raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
+        metadata = read_metadata(run, which=which)
+        if metadata["potential"] is None:
+            raise ValueError(f"{run} trained no potential but a classification (data=tetris)")
+        self._dtype = dtype or metadata["config"]["dtype"]
+        with self._precision():
+            potential, params, _ = load_run(run, which=which, backend=backend)
+            params = jax.tree.map(lambda p: p.astype(self._dtype), params)
+        self.species = tuple(metadata["species"])
+        self.cutoff = float(metadata["model_fields"]["cutoff"])
+        self.skin = float(skin)
+        self._references = {int(z): e for z, e in metadata["reference_energies"].items()}
+        self._neighbors = None
+        self._shapes = []
+        self._potential, self._params = potential, params
+        self._evaluated = compile_predict(potential, stress=True)
+
+    def __getstate__(self):
+        # A copy, or one for another process, compiles for itself.
+        params = jax.tree.map(np.asarray, self._params)
+        return {**self.__dict__, "_params": params, "_evaluated": None}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._evaluated = compile_predict(self._potential, stress=True)
+
+    @property
+    def num_compilations(self) -> int:
+        """Return how many programs were compiled so far."""
+        return self._evaluated._cache_size()
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=()):
+        """Calculate as ASE's calculators do; units are eV, eV/Å and eV/Å^3.
+
+        Raises:
+          DataError: an element that the run was not trained on, no atoms, atoms at one place,
+            positions that are not finite or far apart, or too many pairs of them within cutoff and
+            skin (see `eqfuse.data.neighbor_list`), a periodic direction without a lattice vector.
+        """
+        super().calculate(atoms, properties, system_changes)
+        if not np.isfinite(self.atoms.positions).all():
+            raise DataError(f"positions are not finite: {_DIVERGED}")
+        atoms = self.atoms
+        cell = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).cell
+        species = species_index(atoms.numbers, self.species)
+        try:
+            senders, receivers, shifts, positions, order = self._edges(cell)
+        except FlownApartError as err:
+            raise FlownApartError(f"{err}; in a simulation: {_DIVERGED}") from err
+        sample = Sample(
+            positions=positions,
+            species=species[order],
+            senders=senders,
+            receivers=receivers,
+            shifts=shifts,
+            cell=cell,
+            energy=0.0,
+            forces=np.zeros((len(species), 3)),
+            order=order,
+        )
+        with self._precision():
+            graph = collate([sample], self._padded(sample), self._dtype).graph
+            prediction = jax.device_get(self._evaluated(self._params, graph))
+        self._store(prediction, sample)
+
+    def _edges(self, cell):
+        """Return pairs within the cutoff, positions of the images that they join, and the order of
+        the atoms, as in `Sample`.
+
+        They are of a list that is made anew when atoms have moved too far.
+        """
+        atoms, listed = self.atoms, self._neighbors
+        fresh = (
+            listed is None
+            or not np.array_equal(listed.cell, cell)
+            or not np.array_equal(listed.pbc, atoms.pbc)
+            or listed.positions.shape != atoms.positions.shape
+            or _largest_move(listed.positions, atoms.positions) > self.skin / 2
+        )
+        if fresh:
+            senders, receivers, shifts = neighbor_list(
+                atoms.positions, cell, atoms.pbc, self.cutoff + self.skin
+            )
+            order = spatial_order(atoms.positions, cell, atoms.pbc, self.cutoff)
+            senders, receivers, shifts = renumbered(order, senders, receivers, shifts)
+            offsets, shifts = gathering_offsets(atoms.positions[order], senders, receivers, shifts)
+            made_for = atoms.positions.copy(), cell.copy(), atoms.pbc.copy()
+            listed = _Neighbors(*made_for, order, offsets, senders, receivers, shifts)
+            self._neighbors = listed
+        positions = atoms.positions[listed.order] - listed.offsets
+        senders, receivers, shifts = listed.senders, listed.receivers, listed.shifts
+        vectors = positions[senders] + shifts - positions[receivers]
+        near = np.einsum("ei,ei->e", vectors, vectors) < self.cutoff**2
+        return senders[near], receivers[near], shifts[near], positions, listed.order
+
+    def _padded(self, sample: Sample) -> Shape:
+        """Return a shape with room for the sample: of those compiled for, unless most would be
+        padding.
+        """
+        n_nodes, n_edges = sample.num_atoms + 1, sample.num_edges
+        fitting = [
+            shape
+            for shape in self._shapes
+            if n_nodes <= shape.n_nodes <= 2 * n_nodes
+            and n_edges <= shape.n_edges <= 2 * _room(n_edges, _EDGE_MULTIPLE)
+        ]
+        if fitting:
+            return min(fitting, key=lambda shape: (shape.n_edges, shape.n_nodes))
+        # Dynamics keep their atoms, and pay for no others; where one came, more may.
+        if any(shape.n_nodes != n_nodes for shape in self._shapes):
+            n_nodes = _room(n_nodes, _NODE_MULTIPLE)
+        self._shapes.append(Shape(n_nodes, _room(n_edges, _EDGE_MULTIPLE), 2))
+        return self._shapes[-1]
+
+    def _store(self, prediction, sample: Sample):
+        def of_atoms(array):
+            return sample.in_structure(np.asarray(array[: sample.num_atoms], np.float64))
+
+        isolated = np.array([self._references[z] for z in self.atoms.numbers.tolist()])
+        energies = of_atoms(prediction.node_energy) + isolated
+        self.results = {
+            "energy": float(energies.sum()),
+            "free_energy": float(energies.sum()),
+            "energies": energies,
+            "forces": of_atoms(prediction.forces),
+        }
+        if self.atoms.pbc.any() and np.linalg.det(sample.cell):
+            stress = np.asarray(prediction.stress[0], np.float64)
+            self.results["stress"] = full_3x3_to_voigt_6_stress(stress)
+
+    @contextlib.contextmanager
+    def _precision(self):
+        # TF32 would cost three digits of the forces on a GPU.
+        with jax.enable_x64(self._dtype == "float64"), jax.default_matmul_precision("highest"):
+            yield
+
+
+@dataclasses.dataclass(frozen=True)
+class _Neighbors:
+    """A list of pairs, and the atoms that it was made for.
+
+    Atoms are numbered as in `order`, but for `positions`. `shifts` are between the images that
+    `offsets` moves the atoms to: see `gathering_offsets`.
+    """
+
+    positions: np.ndarray
+    cell: np.ndarray
+    pbc: np.ndarray
+    order: np.ndarray
+    offsets: np.ndarray
+    senders: np.ndarray
+    receivers: np.ndarray
+    shifts: np.ndarray
+
+
+def _room(count: int, multiple: int) -> int:
+    """Return a tenth more than a number of atoms or edges, and at least one, in whole multiples."""
+    return -(-int(_HEADROOM * count + 1) // multiple) * multiple
+
+
+def _largest_move(before, now) -> float:
+    return float(np.sqrt(((now - before) ** 2).sum(axis=1).max()))

@@ -1,0 +1,205 @@
+"""Errors of a trained run on a file: `python -m eqfuse.inference.evaluate RUN FILE`."""
+
+import argparse
+import contextlib
+import csv
+import sys
+from pathlib import Path
+
+import ase
+import ase.io
+import rich.console
+import rich.table
+import rich.text
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from eqfuse import data, ops
+from eqfuse import plots as pictures
+from eqfuse.inference.evaluation import Predicted, error_table, evaluate
+from eqfuse.train import CheckpointError, read_metadata
+from eqfuse.train.device.programs import keep_programs
+
+SOURCE = "file.txt"
+"""Names the file that the results of a folder are of."""
+
+_HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
+
+
+def main(
+    arguments: list[str] | None = None, program: str = "python -m eqfuse.inference.evaluate"
+) -> int:
+    """Print and write what the arguments ask for.
+
+    Args:
+      arguments: of the command; None for those of the command line.
+      program: how it was called, for the help text.
+
+    Returns:
+      0 done; 2 a run or file that cannot be used.
+    """
+    options = _parser(program).parse_args(arguments)
+    keep_programs()
+    try:
+        ops.resolve_here(options.backend)
+    except ValueError as error:
+        print(f"error: --backend: {error}", file=sys.stderr)
+        return 2
+    try:
+        _evaluate(options, read_metadata(options.run)["config"]["data"])
+    except (CheckpointError, data.DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description="Errors of a trained run on a file.")
+    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("file", type=Path, help="extended XYZ file, or rMD17 .npz, with labels")
+    parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
+    keys = "; as in the training if not given"
+    parser.add_argument("--energy-key", help=f"name in the file, eV{keys}")
+    parser.add_argument("--forces-key", help=f"eV/Å{keys}")
+    parser.add_argument("--stress-key", help=f"eV/Å^3, optional in the file{keys}")
+    parser.add_argument(
+        "--backend",
+        help="implementation of the ops, such as xla or triton,linear=xla; by device if not given",
+    )
+    return parser
+
+
+def _evaluate(options, trained_on: dict):
+    structures = _not_isolated(_read(options, trained_on), options.file)
+    if options.stress_key is not None and all(s.stress is None for s in structures):
+        raise data.DataError(
+            f"no frame of {options.file} has a stress under the key {options.stress_key!r}"
+        )
+    folder = _folder(options)
+    folder.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
+    try:
+        predicted = evaluate(options.run, structures, backend=options.backend)
+    except (CheckpointError, data.DataError):
+        with contextlib.suppress(OSError):  # of an earlier evaluation: not empty
+            folder.rmdir()
+        raise
+    rows = error_table(structures, predicted)
+    (folder / SOURCE).write_text(f"{options.file.resolve()}\n", encoding="utf-8")
+    with open(folder / "errors.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    frames = [_atoms(s, p) for s, p in zip(structures, predicted, strict=True)]
+    ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
+    draw_parity(structures, predicted, folder / "parity.png")
+    _print(rows)
+    print(f"errors.csv, predictions.xyz and parity.png are in {folder}")
+
+
+def _read(options, trained_on: dict) -> list[data.Structure]:
+    """Return the structures of the file, with labels of the names that the training was given.
+
+    Args:
+      trained_on: the settings of the data of the run.
+    """
+    if options.file.suffix == ".npz":
+        return data.read_rmd17(options.file)
+    keys = {}
+    for name in ("energy_key", "forces_key", "stress_key"):
+        usual = name.removesuffix("_key")
+        keys[name] = getattr(options, name) or trained_on.get(name, usual)
+        if keys[name] != usual:
+            print(f"{usual} under the key {keys[name]!r}")
+    return data.read_extxyz(options.file, **keys)
+
+
+def _not_isolated(structures, path) -> list[data.Structure]:
+    """Return the structures that are predicted; says how many are not.
+
+    Raises:
+      DataError: none.
+    """
+    kept = [structure for structure in structures if not structure.is_isolated_atom]
+    if not kept:
+        raise data.DataError(f"{path} has isolated atoms only, whose energies are references")
+    if len(kept) < len(structures):
+        print(f"isolated atoms, which are references, left out: {len(structures) - len(kept)}")
+    return kept
+
+
+def _folder(options) -> Path:
+    """Return where the results go.
+
+    Raises:
+      DataError: the default folder holds those of another file of this name.
+    """
+    if options.out:
+        return options.out
+    name = options.file.name
+    for suffix in (".gz", ".bz2", ".xz", ".xyz", ".extxyz", ".npz"):
+        name = name.removesuffix(suffix) or name
+    folder = options.run / f"evaluation-{name}"
+    source = folder / SOURCE
+    before = source.read_text(encoding="utf-8").strip() if source.exists() else ""
+    if before and before != str(options.file.resolve()):
+        raise data.DataError(
+            f"{folder} holds the results of {before}; give a folder for those of {options.file} "
+            "with --out"
+        )
+    return folder
+
+
+def draw_parity(structures, predicted: list[Predicted], target: Path):
+    """Draw the parity plot, energies relative to the reference energies of the run."""
+    pairs = list(zip(structures, predicted, strict=True))
+    isolated = [p.energy - p.relative_energy for _, p in pairs]
+    energies = (
+        [(s.energy - e) / s.num_atoms for (s, _), e in zip(pairs, isolated, strict=True)],
+        [p.relative_energy / s.num_atoms for s, p in pairs],
+    )
+    forces = ([f for s, _ in pairs for f in s.forces], [f for _, p in pairs for f in p.forces])
+    with_stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
+    stress = tuple(zip(*with_stress, strict=True))
+    pictures.parity(energies, forces, target, stress, f"{len(pairs)} frames")
+
+
+def _print(rows: list[dict]):
+    title, heads = "energy in meV/atom, forces in meV/Å", _HEADS
+    if "stress_mae_mev_per_a3" in rows[0]:
+        title, heads = f"{title}, stress in meV/Å^3", (*heads, "S MAE", "S RMSE")
+    table = rich.table.Table(title=title)
+    for head in heads:
+        table.add_column(head, justify="left" if head == "group" else "right")
+    for row in rows:
+        group, frames, atoms, *errors = row.values()
+        shown = ["" if error is None else f"{error:.2f}" for error in errors]
+        # a group may be named by anything, markup of rich's too
+        table.add_row(rich.text.Text(group), str(frames), str(atoms), *shown)
+    console = rich.console.Console()
+    options = console.options.update_width(1000)
+    # no number is cut where the terminal, or 80 columns for a file, is too narrow
+    console.width = max(console.width, console.measure(table, options=options).maximum)
+    console.print(table)
+
+
+def _atoms(structure, predicted: Predicted) -> ase.Atoms:
+    """Return predictions under the usual names; those of the file as reference_energy
+    and the like.
+    """
+    atoms = ase.Atoms(
+        structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
+    )
+    atoms.info["reference_energy"] = structure.energy
+    atoms.arrays["reference_forces"] = structure.forces
+    if structure.stress is not None:
+        atoms.info["reference_stress"] = structure.stress
+    if structure.config_type is not None:
+        atoms.info["config_type"] = structure.config_type
+    results = {"energy": predicted.energy, "forces": predicted.forces}
+    if predicted.stress is not None:
+        results["stress"] = predicted.stress.ravel()[[0, 4, 8, 5, 2, 1]]
+    atoms.calc = SinglePointCalculator(atoms, **results)
+    return atoms
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What runs a form: `xla` anywhere, `llvm` on a CPU, `triton` on a GPU."""

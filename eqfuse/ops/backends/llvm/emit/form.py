@@ -1,0 +1,91 @@
+"""The module of a form: a pass for each of what it sums over, and the copies that they read."""
+
+import functools
+
+from eqfuse.ops.backends.llvm.emit import ir
+from eqfuse.ops.backends.llvm.emit.arguments import INDEX_ROLES, NODE_INDEX, NODES, ROWS, Arguments
+from eqfuse.ops.backends.llvm.emit.kernel import write_pass
+from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout
+from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Module, Pass, Written
+from eqfuse.ops.backends.llvm.emit.plan import Machine, Plan
+from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.schedule import reductions
+
+
+@functools.lru_cache(maxsize=1024)
+def generate(form: Form, dtype: str, machine: Machine) -> Module:
+    """Return the module that computes a form on operands of one dtype, "float32" or "float64"."""
+    return write(form, dtype, machine).module(dtype)
+
+
+def write(form: Form, dtype: str, machine: Machine) -> Written:
+    """Return the passes that compute a form."""
+    widest = machine.vector_bytes // ir.BYTES[dtype]
+    copies = Copies(dtype, widest)
+    passes = reductions(form)
+    copied = _copied(form, passes, widest)
+    plans = [
+        Plan(form, reduce_over, outputs, copied, machine, dtype)
+        for reduce_over, outputs in passes.items()
+    ]
+    index_arrays = dict.fromkeys(name for plan in plans for name in plan.index_arrays())
+    # they are checked in this order: senders and receivers say best what is wrong with edges
+    index_arrays = tuple(sorted(index_arrays, key=lambda n: INDEX_ROLES[n][1] != NODE_INDEX))
+    arguments = _arguments(form, dtype, index_arrays, copied)
+    written = [_copy_pass(form, copied, arguments, copies)] if copied else []
+    written += [write_pass(p, arguments, copies, f"pass_{p.reduce_over.value}") for p in plans]
+    widths = tuple(layout.size for layout in copied.values())
+    return Written(arguments, copies.functions, written, index_arrays, widths)
+
+
+def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
+    """Return the inputs by node that some pass reads for every edge, and whose layout does not
+    serve.
+    """
+    copied = {}
+    for reduce_over, outputs in passes.items():
+        part = form.restrict(tuple(o in outputs for o in range(len(form.outputs))))
+        for i, used in enumerate(part.used_inputs()):
+            operand = form.inputs[i]
+            if (
+                used
+                and operand.channels
+                and operand.index.is_node
+                and operand.index is not reduce_over
+            ):
+                refs = {s for p in form.paths for s in p.factors if s.operand == i}
+                layout = Layout.of(operand, {s.segment for s in refs}, widest)
+                if layout.packed:
+                    copied[i] = layout
+    return dict(sorted(copied.items()))
+
+
+def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass:
+    f = ir.Function(f"define internal void @pass_copy{SIGNATURE}", copies.dtype)
+    pointers = {i: (arguments.load(f, "in", i), arguments.load(f, "copy", i)) for i in copied}
+    cost = 0
+    with f.loop("%end", start="%begin") as nodes:
+        for i, layout in copied.items():
+            row = f.at(pointers[i][0], nodes.index, form.inputs[i].size * f.bytes)
+            copy = f.at(pointers[i][1], nodes.index, layout.size * f.bytes)
+            copies.pack(f, layout, row, copy)
+            cost += 4 * layout.size // layout.widest
+    return Pass("pass_copy", f.text(), 0, 0, cost, 0)
+
+
+def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) -> Arguments:
+    arguments = Arguments(dtype)
+
+    def add(side: str, n: int, operand, width: int, name: str):
+        rows = {Index.ROW: ROWS, Index.SHARED: -1}.get(operand.index, NODES)
+        arguments.add((side, n), rows, width, name)
+
+    for i, operand in enumerate(form.inputs):
+        add("in", i, operand, operand.size, operand.name)
+    arguments.add_indices(index_arrays)
+    arguments.end()
+    for o, operand in enumerate(form.outputs):
+        add("out", o, operand, operand.size, operand.name)
+    for i, layout in copied.items():
+        add("copy", i, form.inputs[i], layout.size, f"copy of {form.inputs[i].name}")
+    return arguments

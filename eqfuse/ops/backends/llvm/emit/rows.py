@@ -1,0 +1,177 @@
+"""The rows of a pass: found through the index arrays, packed, zeroed, and written back."""
+
+from eqfuse.ops.backends.llvm.emit.ir import Function
+from eqfuse.ops.backends.llvm.emit.layout import Copies
+from eqfuse.ops.backends.llvm.emit.plan import NODE_ARRAYS, Key, Plan
+from eqfuse.ops.ir.form import Index
+
+STREAMED_BYTES = 1 << 24
+"""Bytes of an output from which on it is written past the caches, where it would not stay."""
+
+
+class RowsWriter:
+    """Writes what a pass does for its units and rows besides arithmetic.
+
+    Args:
+      base: the arrays of the operands, by key.
+      arrays: the index arrays, by name.
+
+    Attributes:
+      own: where the rows of the operands of the current unit are, by key.
+      streamed: of outputs, how often (0 or 1) a row is streamed and how often stored.
+    """
+
+    def __init__(self, plan: Plan, f: Function, copies: Copies, base, arrays):
+        self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
+        self.own: dict[Key, str] = {}
+        self.streamed: dict[Key, tuple[str, str]] = {}
+
+    def begin_unit(self, unit: str, is_first: str = "1"):
+        """Find the rows of the operands of a unit, copy what needs it, zero what is added to.
+
+        Where a unit comes in several pieces, `is_first` (i64) is 1 for its first one, otherwise 0.
+        """
+        f, self.own = self.f, {}
+        for key in self.plan.operands():
+            if not self.plan.is_owned(key):
+                continue
+            operand, layout = self.plan.operand(*key), self.plan.layouts.get(key)
+            if key[0] == "in" and layout is None:
+                continue
+            row = f.at(self.base[key], unit, self.plan.row_elements(key) * f.bytes)
+            if key in self.plan.own_place:
+                copy = f.at("%scratch", self.plan.own_place[key])
+                if key[0] == "in":
+                    self.copies.pack(f, layout, row, copy)
+                else:
+                    f.zero(copy, self.plan.scratch_size(*key), is_first)
+                self.own[key] = copy
+            else:
+                if key[0] == "out":
+                    f.zero(row, operand.size * f.bytes, is_first)
+                self.own[key] = row
+
+    def finish_unit(self, unit: str):
+        """Write the packed outputs of a unit back."""
+        f = self.f
+        for key in self.own:
+            if key[0] == "out" and key in self.plan.own_place:
+                operand = self.plan.operand(*key)
+                row = f.at(self.base[key], unit, operand.size * f.bytes)
+                self._finish(key, row, self.own[key])
+
+    def begin_row(self, unit: str, start: str, b: str):
+        """Begin row b of the block at `start`."""
+        f = self.f
+        row = position = f.plus(start, b)
+        if self.plan.reduce_over is not Index.ROW:
+            row = f.load_index(self.arrays[self.plan.reduce_over.edge_arrays[0]], position)
+        places = {Index.ROW: row, Index.SHARED: "0"}
+        places[self.plan.reduce_over] = row if self.plan.reduce_over is Index.ROW else unit
+        for index, name in NODE_ARRAYS.items():
+            if name in self.arrays and index not in places:
+                places[index] = f.load_index(self.arrays[name], row)
+        for key in self.plan.operands():
+            operand, layout = self.plan.operand(*key), self.plan.layouts.get(key)
+            if key in self.own:
+                continue
+            place = position if key in self.plan.local else places[operand.index]
+            pointer = f.at(self.base[key], place, self.plan.row_elements(key) * f.bytes)
+            if key[0] == "in" and layout is None:
+                self._read_shared(key[1], pointer, b)
+                continue
+            if key[0] == "out":
+                self._keep(self.plan.results[key[1]], b, pointer)
+            if key in self.plan.row_place:
+                copy = f.at("%scratch", self.plan.row_place[key])
+                copy = f.at(copy, b, self.plan.row_size[key])
+                if key[0] == "in":
+                    self.copies.pack(f, layout, pointer, copy)
+                pointer = copy
+            if key[0] == "out" and (layout is None or self.plan.has_gaps(key)):
+                size = self.plan.row_size.get(key, operand.size * f.bytes)
+                f.zero(pointer, size)
+            self._keep(self.plan.pointers[key], b, pointer)
+
+    def begin_pass(self):
+        """Find out which outputs are written past the caches: large ones, where vectors lie whole.
+
+        A store into a cache first reads what was there, which is as much traffic again.
+        """
+        f = self.f
+        for key in self.plan.operands():
+            layout = self.plan.layouts.get(key)
+            if key[0] == "in" or key not in self.plan.row_place or not layout:
+                continue
+            if self.plan.reduce_over is not Index.ROW or not layout.is_streamable():
+                continue
+            address = f.value(f"ptrtoint ptr {self.base[key]} to i64")
+            rest = f.value(f"and i64 {address}, {self.plan.widest * f.bytes - 1}")
+            whole = f.value(f"icmp eq i64 {rest}, 0")
+            least = -(-STREAMED_BYTES // (layout.operand.size * f.bytes))
+            large = f.value(f"icmp sge i64 %rows, {least}")
+            both = f.value(f"and i1 {whole}, {large}")
+            streamed = f.value(f"zext i1 {both} to i64")
+            self.streamed[key] = streamed, f.value(f"sub i64 1, {streamed}")
+
+    def finish_pass(self):
+        """Wait for what was written past the caches, so that other threads see it."""
+        if self.streamed:
+            self.f.do("fence seq_cst")
+
+    def finish_row(self, b: str):
+        """Write the packed outputs of row b of the block back."""
+        f = self.f
+        for key in self.plan.operands():
+            if key[0] == "out" and key in self.plan.row_place:
+                row, copy = (
+                    self._kept(self.plan.results[key[1]], b),
+                    self._kept(self.plan.pointers[key], b),
+                )
+                if key not in self.streamed:
+                    self._finish(key, row, copy)
+                    continue
+                streamed, stored = self.streamed[key]  # 0 or 1
+                with f.loop(streamed):
+                    self.copies.stream(f, self.plan.layouts[key], row, copy)
+                with f.loop(stored):
+                    self._finish(key, row, copy)
+
+    def _finish(self, key, row: str, copy: str):
+        """From the scratch memory of an output to its row."""
+        f, operand, layout = self.f, self.plan.operand(*key), self.plan.layouts.get(key)
+        if layout is not None:
+            if not layout.covers_row():
+                f.zero(row, operand.size * f.bytes)
+            self.copies.unpack(f, layout, row, copy)
+            return
+        if not operand.is_whole:
+            f.zero(row, operand.size * f.bytes)
+        place = 0
+        for segment in operand.segments:
+            for component in range(segment.dim):
+                value = f.load(f.at(copy, place), self.plan.widest, wide=True)
+                total = f.sum_lanes(value, self.plan.widest)
+                f.store(total, f.at(row, segment.element(0, component) * f.bytes))
+                place += self.plan.sum_bytes
+
+    def _read_shared(self, i: int, pointer: str, b: str):
+        """Read components of an operand without channels into lane b of the table of numbers."""
+        f, operand = self.f, self.plan.form.inputs[i]
+        table = f.at(f.at("%scratch", self.plan.table), b, f.bytes)
+        for (number, segment, component), row in self.plan.scalars.components.items():
+            if number == i:
+                place = operand.segments[segment].element(0, component) * f.bytes
+                target = f.at(table, row * self.plan.widest * f.bytes)
+                f.store(f.load(f.at(pointer, place)), target)
+
+    def _keep(self, table: int, b: str, pointer: str):
+        place = self.f.at(self.f.at("%scratch", table), b, 8)
+        self.f.do(f"store ptr {pointer}, ptr {place}, align 8")
+
+    def pointer(self, key: Key, b: str) -> str:
+        """Return where row b of the block of an operand is."""
+        return self._kept(self.plan.pointers[key], b)
+
+    def _kept(self, table: int, b: str) -> str:
+        return self.f.load_pointer(self.f.at(self.f.at("%scratch", table), b, 8))

@@ -1,0 +1,248 @@
+"""Steps as one native kernel, which takes them one after the other, on one thread.
+
+Only those passes of forms and linear forms are shared out over threads that are worth it. Arrays
+between the steps lie in scratch memory, which an array leaves to others after its last use. Steps
+of equal text are one function, so that code does not grow with the number of equal layers.
+"""
+
+import dataclasses
+import functools
+import hashlib
+
+from eqfuse.ops.backends.llvm.emit import form as native_form
+from eqfuse.ops.backends.llvm.emit import ir, movement
+from eqfuse.ops.backends.llvm.emit import linear_form as native_linear
+from eqfuse.ops.backends.llvm.emit.arguments import DATA, DTYPES, Arguments, Entry
+from eqfuse.ops.backends.llvm.emit.elementwise import write_maps
+from eqfuse.ops.backends.llvm.emit.ir import Function
+from eqfuse.ops.backends.llvm.emit.linear_layouts import transposed
+from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Module, Pass, Written, assembled
+from eqfuse.ops.backends.llvm.emit.plan import Machine
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.steps import BYTES, Array, Copy, Gather, Kernel, Maps, Number, Reduce, Steps
+
+WORK_OF_A_THREAD = 300_000
+"""Vector operations of a pass from which on it is shared out: about a tenth of a millisecond.
+
+That is more than in `runtime.threads`. There a pass is a call, and what it reads was written by all
+threads; here the next step, on one thread, would have to fetch what another has written.
+"""
+LONGEST = 256
+"""Steps in a function, at most: LLVM takes more than twice as long for one of twice as many."""
+
+
+@functools.lru_cache(maxsize=64)
+def generate(steps: Steps, dtype: str, machine: Machine) -> Module:
+    """Return the module that computes steps whose forms are of one dtype.
+
+    Arguments: the inputs, [1, size], index arrays [size]. Results: the outputs, [1, size], and
+    scratch memory.
+    """
+    return _Generator(steps, dtype, machine).module()
+
+
+def cost(steps: Steps, dtype: str, machine: Machine) -> int:
+    """Return the vector operations of all steps, about."""
+    total = steps.elements // (machine.vector_bytes // ir.BYTES[dtype])
+    for step in steps.steps:
+        if isinstance(step, Kernel):
+            for p in _written(step.what, dtype, machine).passes:
+                total += _cost(p, step)
+    return total
+
+
+@functools.lru_cache(maxsize=1024)
+def _written(what: Form | LinearForm, dtype: str, machine: Machine) -> Written:
+    module = native_form if isinstance(what, Form) else native_linear
+    return module.write(what, dtype, machine)
+
+
+def prepared(steps: Steps, dtype: str, machine: Machine) -> Steps:
+    """Return the same with all arrays that kernels need: transposed weights, copies of rows.
+
+    The operands of a kernel are then its arguments and those that are written its results, in the
+    order of its table.
+    """
+    arrays, found = list(steps.arrays), []
+    known: dict[tuple[int, tuple], int] = {}
+
+    def new(size: int) -> int:
+        arrays.append(Array(size, dtype))
+        return len(arrays) - 1
+
+    for step in steps.steps:
+        if not isinstance(step, Kernel):
+            found.append(step)
+            continue
+        what, operands = step.what, list(step.operands)
+        written = _written(what, dtype, machine)
+        for i in transposed(what) if isinstance(what, LinearForm) else ():
+            rows, columns = what.inputs[i].shape
+            sizes = (max(1, what.num_sets), columns, rows)
+            key = step.operands[i], sizes
+            if key not in known:
+                known[key] = new(arrays[step.operands[i]].size)
+                strides = (rows * columns, 1, columns), (rows * columns, rows, 1)
+                found.append(Copy((step.operands[i],), known[key], sizes, *strides))
+            operands.append(known[key])
+        by_name = dict(step.indices)
+        operands += [by_name[name] for name in written.index_arrays]
+        count = step.num_nodes if isinstance(what, Form) else step.num_rows
+        writes = (*step.writes, *(new(count * width) for width in written.copies))
+        found.append(dataclasses.replace(step, operands=tuple(operands), indices=(), writes=writes))
+    return dataclasses.replace(steps, arrays=tuple(arrays), steps=tuple(found))
+
+
+class _Generator:
+    def __init__(self, steps: Steps, dtype: str, machine: Machine):
+        self.dtype, self.machine = dtype, machine
+        self.steps = prepared(steps, dtype, machine).in_loops
+        self.arrays = self.steps.arrays
+        self.widest = machine.vector_bytes // ir.BYTES[dtype]
+        self.declared: set[str] = set()
+        self.texts: dict[str, str] = {}  # by name
+        self.kernels: dict[Form | LinearForm, str] = {}
+        self.passes: list[Pass] = []
+        self.places, self.scratch = self.steps.places()
+        self.arguments = self._arguments()
+
+    def module(self) -> Module:
+        """Return the kernel; its passes are the steps, but for those that are shared out."""
+        self._begin()
+        for k, step in enumerate(self.steps.steps):
+            if k and k % LONGEST == 0:
+                self._end()
+                self._begin()
+            if isinstance(step, Kernel):
+                self._kernel(step)
+            else:
+                self._step(step)
+        self._end()
+        own = ir.declarations(self.dtype)
+        declared = sorted(d for d in self.declared if d not in own.splitlines())
+        memcpy = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)"
+        texts = [own, memcpy, *declared, *self.texts.values(), *(p.text for p in self.passes)]
+        # its scratch memory is that of all threads, and so a result
+        elements = max(1, self.scratch // ir.BYTES[self.dtype])
+        scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
+        self.arguments.entries.append(scratch)
+        text, name = assembled(texts, self.arguments, self.passes)
+        return Module(name, text, (), (elements,))
+
+    def _arguments(self) -> Arguments:
+        arguments = Arguments(self.dtype)
+        indices = {n: (name, limit) for n, name, limit in self.steps.indices}
+        for side, numbers in (("in", self.steps.inputs), ("out", self.steps.outputs)):
+            for k, n in enumerate(numbers):
+                array = self.arrays[n]
+                arguments.add_word((side, n))
+                if side == "in" and n in indices:
+                    name, limit = indices[n]
+                    arguments.entries.append(Entry.of_known_index(name, array.size, limit))
+                else:
+                    code, name = DTYPES[array.dtype], f"{side}put {k} of a sequence"
+                    arguments.entries.append(Entry(code, 2, -1, array.size, DATA, name))
+            if side == "in":
+                arguments.end()
+        arguments.add_word(("scratch", 0))
+        return arguments
+
+    def _begin(self):
+        """Begin a function that takes the next steps, one after the other."""
+        name = f"steps{len(self.passes)}"
+        self.main = Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
+        self.name, self.most, self.pointers = name, 0, {}
+        self.memory = self.arguments.load(self.main, "scratch", 0)
+
+    def _end(self):
+        self.passes.append(Pass(self.name, self.main.text(), 1, 0, 0, self.most, units=1))
+
+    def _pointer(self, n: int) -> str:
+        """Return where an array lies."""
+        if n not in self.pointers:
+            if n in self.places:
+                found = self.main.at(self.memory, self.places[n])
+            else:
+                side = "in" if ("in", n) in self.arguments.numbers else "out"
+                found = self.arguments.load(self.main, side, n)
+            self.pointers[n] = found
+        return self.pointers[n]
+
+    def _is_stored(self, n: int) -> bool:
+        return n in self.places or any((s, n) in self.arguments.numbers for s in ("in", "out"))
+
+    def _step(self, step):
+        """Call the function of a step that is no kernel, which equal ones share."""
+        numbers = dict.fromkeys(n for n in (*step.reads, *step.writes) if not isinstance(n, Number))
+        given = [n for n in numbers if self._is_stored(n)]
+        names = {n: f"%a{k}" for k, n in enumerate(given)}
+        parameters = ", ".join(f"ptr {name}" for name in names.values())
+        f = Function(f"define internal void @NAME({parameters})", self.dtype)
+        if isinstance(step, Maps):
+            write_maps(f, step, self.arrays, names, self.widest, self.declared)
+        elif isinstance(step, Copy):
+            movement.write_copy(f, step, self.arrays, names)
+        elif isinstance(step, Reduce):
+            movement.write_reduce(f, step, self.arrays, names, self.widest, self.declared)
+        elif isinstance(step, Gather):
+            movement.write_gather(f, step, self.arrays, names)
+        else:
+            movement.write_scatter_add(f, step, self.arrays, names)
+        text = f.text()
+        name = f"step_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        self.texts[name] = text.replace("@NAME(", f"@{name}(", 1)
+        pointers = {n: self._pointer(n) for n in given}
+        if isinstance(step, Copy):  # where it starts is no part of its function
+            width = BYTES[self.arrays[step.write].dtype]
+            starts = [(step.write, step.first_out), *((n, step.first_in) for n in step.reads)]
+            for n, first in starts:
+                if n in pointers:
+                    pointers[n] = self.main.at(pointers[n], first * width)
+        arguments = ", ".join(f"ptr {pointer}" for pointer in pointers.values())
+        self.main.do(f"call void @{name}({arguments})")
+
+    def _kernel(self, step: Kernel):
+        """Call the passes of a form or a linear form, with a table of its arrays."""
+        what, main = step.what, self.main
+        written = _written(what, self.dtype, self.machine)
+        if what not in self.kernels:
+            self.kernels[what] = f"kernel{len(self.kernels)}"
+            self.texts |= written.functions
+            for p in written.passes:
+                name = f"{self.kernels[what]}_{p.name}"
+                self.texts[name] = p.text.replace(f"@{p.name}(", f"@{name}(")
+        numbers = (*step.operands, *step.writes)
+        place, self.scratch = self.scratch, self.scratch + 8 * len(numbers)
+        table = main.at(self.memory, place)
+        for k, n in enumerate(numbers):
+            main.do(f"store ptr {self._pointer(n)}, ptr {main.at(table, 8 * k)}, align 8")
+        for p in written.passes:
+            name = f"{self.kernels[what]}_{p.name}"
+            units, work = _units(p, step), _cost(p, step)
+            if work < WORK_OF_A_THREAD:
+                self.most = max(self.most, p.scratch)
+                table = self.main.at(self.memory, place)
+                values = f"i64 0, i64 {units}, i64 {step.num_rows}"
+                self.main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
+                continue
+            self._end()
+            self._begin()
+            table = self.main.at(self.memory, place)
+            values = f"i64 %begin, i64 %end, i64 {step.num_rows}"
+            self.main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
+            shared = Pass(self.name, self.main.text(), 1, work, 0, p.scratch, units=units)
+            self.passes.append(shared)
+            self._begin()
+
+
+def _cost(p: Pass, step: Kernel) -> int:
+    """Return about how many vector operations a pass is."""
+    return p.row_cost * step.num_rows + p.node_cost * step.num_nodes
+
+
+def _units(p: Pass, step: Kernel) -> int:
+    """Return the units of a pass, as the runtime counts them."""
+    if p.block > 0:
+        return -(-step.num_rows // p.block)
+    return step.num_nodes * max(1, -p.block)

@@ -1,0 +1,263 @@
+"""The handler that XLA calls, as LLVM IR: it checks the call and runs the passes of a kernel.
+
+`eqfuse_enter(frame, slot)` is what XLA calls, through one of `handlers.py`; it waits for the kernel
+and goes on to the kernel's own handler. That calls `eqfuse_call(frame, spec)`, which compares the
+buffers of the call with the kernel's description, looks through the index arrays, and runs the
+passes.
+"""
+
+from llvmlite import ir
+
+from eqfuse.ops.backends.llvm.runtime.builder import API, I8, I32, I64, NULL, PTR, Builder, Module
+from eqfuse.ops.backends.llvm.runtime.threads import Threads
+
+# words of XLA_FFI_CallFrame, XLA_FFI_Api and XLA_FFI_Buffer, and their codes
+EXTENSION = 1
+SIDES = (("argument", 7, 8, 9), ("result", 12, 13, 14))  # count, types, pointers
+FRAME_WORDS, API_WORDS, BUFFER_WORDS = 21, 19, 6
+ERROR_CREATE = 6
+METADATA_EXTENSION, BUFFER_TYPE, FLOAT64 = 1, 1, 12
+INVALID_ARGUMENT, OUT_OF_RANGE, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 3, 11, 8, 9
+INTERNAL = 13
+
+WAIT = 100
+"""Microseconds between two looks for a kernel that is being compiled."""
+
+# rows of a buffer, and what an index array may hold
+ROWS, NODES, NODES_AND_ONE = 0, 1, 2
+DATA, NODE_INDEX, ROW_INDEX, OFFSETS = 0, 1, 2, 3
+
+LARGE, LARGE_PAGE, MADV_HUGEPAGE = 1 << 22, 1 << 21, 14
+"""Bytes of results worth large pages, bytes of a large page, and Linux's word for them."""
+
+
+class Runtime:
+    """Builds the module that every kernel shares.
+
+    Args:
+      version: of XLA's foreign function interface, major and minor.
+      large_pages: ask Linux for large pages where large results are written.
+    """
+
+    def __init__(self, version: tuple[int, int], large_pages: bool):
+        self.module = Module("eqfuse_runtime", large_pages)
+        self.version, self.large_pages = version, large_pages
+        self.parallel = Threads(self.module).parallel
+        self._enter()
+        self._call()
+
+    def text(self) -> str:
+        return str(self.module)
+
+    def _fail(self, b: Builder, frame, code: int, text: str, *values):
+        """Return an error to XLA."""
+        with b.goto_entry_block():
+            message = b.alloca(I8, 512)
+            structure = b.alloca(I64, 4)
+        b.call(self.module.snprintf, [message, b.number(512), self.module.literal(text), *values])
+        for k, value in enumerate((32, 0, b.ptrtoint(message, I64), code)):
+            b.set_word(structure, k, value)
+        create = b.pointer(b.pointer(frame, API), ERROR_CREATE)
+        b.ret(b.call(b.callable(create, ir.FunctionType(PTR, [PTR])), [structure]))
+
+    def _enter(self):
+        """Write what XLA calls: it says which version it is of, or waits for the kernel and runs
+        it.
+        """
+        arguments = [("frame", PTR), ("slot", PTR)]
+        _, b, (frame, slot) = self.module.function("eqfuse_enter", PTR, arguments, "external")
+        extension = b.pointer(frame, EXTENSION)
+        with b.if_then(b.icmp_unsigned("!=", extension, NULL)):
+            kind = b.low_half(extension, 1)
+            with b.if_then(b.icmp_unsigned("==", kind, b.number(METADATA_EXTENSION))):
+                major, minor = self.version
+                b.set_word(b.pointer(extension, 3), 3, (minor << 32) | major)
+                b.ret(NULL)
+        with b.forever():
+            kernel, message = b.observe(slot, 0, PTR), b.observe(slot, 1, PTR)
+            with b.if_then(b.icmp_unsigned("!=", kernel, NULL)):
+                b.ret(b.call(b.callable(kernel, ir.FunctionType(PTR, [PTR])), [frame]))
+            with b.if_then(b.icmp_unsigned("!=", message, NULL)):
+                self._fail(b, frame, INTERNAL, "eqfuse: %s", message)
+            b.call(self.module.usleep, [ir.Constant(I32, WAIT)])
+        b.unreachable()
+
+    def _call(self):
+        """Write a kernel's handler; `spec` is what `module.py` writes."""
+        arguments = [("frame", PTR), ("spec", PTR)]
+        _, b, (frame, spec) = self.module.function("eqfuse_call", PTR, arguments, "external")
+        api = b.pointer(frame, API)
+        small = b.icmp_unsigned("<", b.word(frame, 0), b.number(8 * FRAME_WORDS))
+        small = b.or_(small, b.icmp_unsigned("<", b.word(api, 0), b.number(8 * API_WORDS)))
+        with b.if_then(small):
+            text = "eqfuse: XLA's call frame is of an unknown version"
+            self._fail(b, frame, FAILED_PRECONDITION, text)
+
+        counts = [b.word(spec, 0), b.word(spec, 1)]
+        table, passes = b.pointer(spec, 3), b.pointer(spec, 4)
+        buffers = b.alloca(PTR, b.add(*counts))
+        rows, nodes = b.variable(-1), b.variable(-1)
+        first = b.number(0)
+        for (side, *words), count in zip(SIDES, counts, strict=True):
+            with b.if_then(b.icmp_signed("!=", b.word(frame, words[0]), count)):
+                text = f"eqfuse: expected %lld {side}s, got %lld"
+                self._fail(b, frame, INVALID_ARGUMENT, text, count, b.word(frame, words[0]))
+            types, pointers = b.pointer(frame, words[1]), b.pointer(frame, words[2])
+            with b.each(count) as k:
+                entry = b.word_at(table, b.mul(b.add(first, k), b.number(6)))
+                kind = b.load(b.gep(types, [k], source_etype=I32), typ=I32)
+                self._check_buffer(b, frame, entry, kind, b.pointer(pointers, k), rows, nodes)
+                data = b.pointer(b.pointer(pointers, k), 3)
+                b.store(data, b.gep(buffers, [b.add(first, k)], source_etype=PTR))
+            first = count
+        with b.each(counts[0]) as k:
+            entry = b.word_at(table, b.mul(k, b.number(6)))
+            data = b.load(b.gep(buffers, [k], source_etype=PTR), typ=PTR)
+            self._check_indices(b, frame, entry, data, b.now(rows), b.now(nodes))
+        if self.large_pages:
+            with b.each(counts[1]) as k:
+                buffer = b.pointer(b.pointer(frame, SIDES[1][3]), k)
+                self._ask_for_large_pages(b, buffer)
+        with b.each(b.word(spec, 2)) as k:
+            self._run_pass(b, frame, b.word_at(passes, b.mul(k, b.number(6))), buffers, rows, nodes)
+        b.ret(NULL)
+
+    def _check_buffer(self, b: Builder, frame, entry, kind, buffer, rows, nodes):
+        """Check an entry: dtype, rank, what its rows are, width, role, name."""
+        name = b.pointer(entry, 5)
+        wrong = b.icmp_unsigned("!=", kind, ir.Constant(I32, BUFFER_TYPE))
+        with b.if_then(wrong):
+            self._fail(b, frame, INVALID_ARGUMENT, "eqfuse: %s is not an array", name)
+        with b.if_then(b.icmp_unsigned("<", b.word(buffer, 0), b.number(8 * BUFFER_WORDS))):
+            text = "eqfuse: the description of %s is of an unknown version"
+            self._fail(b, frame, FAILED_PRECONDITION, text, name)
+        for k, what in ((2, "type"), (4, "rank")):
+            found = b.low_half(buffer, k)
+            expected = b.word(entry, k // 2 - 1)
+            with b.if_then(b.icmp_unsigned("!=", found, expected)):
+                text = f"eqfuse: %s must be of {what} %lld, got %lld"
+                self._fail(b, frame, INVALID_ARGUMENT, text, name, expected, found)
+        dims = b.pointer(buffer, 5)
+        is_matrix = b.icmp_signed("==", b.word(entry, 1), b.number(2))
+        with b.if_then(is_matrix):
+            wrong = b.icmp_signed("!=", b.word(dims, 1), b.word(entry, 3))
+            with b.if_then(wrong):
+                text = "eqfuse: %s must have %lld columns, got %lld"
+                values = [name, b.word(entry, 3), b.word(dims, 1)]
+                self._fail(b, frame, INVALID_ARGUMENT, text, *values)
+        what = b.word(entry, 2)
+        is_rows = b.icmp_signed("==", what, b.number(ROWS))
+        more = b.zext(b.icmp_signed("==", what, b.number(NODES_AND_ONE)), I64)
+        length = b.sub(b.word(dims, 0), more)
+        known = b.select(is_rows, rows, nodes)
+        is_fixed = b.icmp_signed("<", what, b.number(0))
+        is_first = b.icmp_signed("<", b.now(known), b.number(0))
+        with b.if_then(b.and_(is_first, b.not_(is_fixed))):
+            b.store(length, known)
+        expected = b.select(is_fixed, b.neg(what), b.now(known))
+        with b.if_then(b.icmp_signed("!=", expected, length)):
+            text = "eqfuse: %s must have %lld rows, got %lld"
+            values = [name, b.add(expected, more), b.word(dims, 0)]
+            self._fail(b, frame, INVALID_ARGUMENT, text, *values)
+
+    def _ask_for_large_pages(self, b: Builder, result):
+        """Ask for large pages: a large result is often in new memory, and half the time goes into
+        mapping small pages.
+
+        The request concerns whole large pages inside the result; Linux may decline it.
+        """
+        dims = b.pointer(result, 5)
+        is_double = b.icmp_unsigned("==", b.low_half(result, 2), b.number(FLOAT64))
+        item = b.select(is_double, b.number(8), b.number(4))
+        size = b.mul(b.mul(b.word(dims, 0), b.word(dims, 1)), item)
+        with b.if_then(b.icmp_signed(">=", size, b.number(LARGE))):
+            start = b.word(result, 3)
+            first = b.and_(b.add(start, b.number(LARGE_PAGE - 1)), b.number(-LARGE_PAGE))
+            length = b.and_(b.sub(b.add(start, size), first), b.number(-LARGE_PAGE))
+            advice = ir.Constant(I32, MADV_HUGEPAGE)
+            b.call(self.module.madvise, [b.inttoptr(first, PTR), length, advice])
+
+    def _check_indices(self, b: Builder, frame, entry, data, rows, nodes):
+        """Return every index in range, orders permutations; offsets in order and over all rows."""
+        role, name = b.word(entry, 4), b.pointer(entry, 5)
+        # of an array of a size of its own: its rows, and where its indices or offsets end
+        own, limit = b.neg(b.word(entry, 2)), b.word(entry, 3)
+        is_own = b.icmp_signed(">", own, b.number(0))
+        is_offsets = b.icmp_signed("==", role, b.number(OFFSETS))
+        rows = b.select(is_own, b.select(is_offsets, limit, own), rows)
+        own_nodes = b.select(is_offsets, b.sub(own, b.number(1)), limit)
+        nodes = b.select(is_own, own_nodes, nodes)
+
+        def item(k):
+            return b.sext(b.load(b.gep(data, [k], source_etype=I32), typ=I32, align=4), I64)
+
+        is_order = b.icmp_signed("==", role, b.number(ROW_INDEX))
+        is_index = b.or_(b.icmp_signed("==", role, b.number(NODE_INDEX)), is_order)
+        with b.if_then(is_index):
+            limit = b.select(is_order, rows, nodes)
+            with b.each(rows) as k:
+                outside = b.icmp_unsigned(">=", item(k), limit)
+                with b.if_then(outside, likely=False):
+                    text = "eqfuse: %s[%lld] is %lld, outside [0, %lld)"
+                    self._fail(b, frame, OUT_OF_RANGE, text, name, k, item(k), limit)
+        with b.if_then(is_order):
+            self._check_permutation(b, frame, name, item, rows)
+        with b.if_then(is_offsets):
+            self._check_offsets(b, frame, name, item, rows, nodes)
+
+    def _check_permutation(self, b: Builder, frame, name, item, rows):
+        seen = b.call(self.module.calloc, [rows, b.number(1)])
+        with b.if_then(b.icmp_unsigned("==", seen, NULL)):
+            text = "eqfuse: no memory for %lld bytes of scratch"
+            self._fail(b, frame, RESOURCE_EXHAUSTED, text, rows)
+        with b.each(rows) as k:
+            place = b.gep(seen, [item(k)], source_etype=I8)
+            twice = b.icmp_unsigned("!=", b.load(place, typ=I8), ir.Constant(I8, 0))
+            with b.if_then(twice, likely=False):
+                b.call(self.module.free, [seen])
+                text = "eqfuse: %s must be a permutation, and holds %lld twice"
+                self._fail(b, frame, INVALID_ARGUMENT, text, name, item(k))
+            b.store(ir.Constant(I8, 1), place)
+        b.call(self.module.free, [seen])
+
+    def _check_offsets(self, b: Builder, frame, name, item, rows, nodes):
+        before = b.variable(0)
+        with b.each(b.add(nodes, b.number(1))) as k:
+            last = b.icmp_signed("==", k, nodes)
+            least = b.select(last, rows, b.now(before))
+            most = b.select(b.icmp_signed("==", k, b.number(0)), b.number(0), rows)
+            wrong = b.icmp_signed("<", item(k), least)
+            wrong = b.or_(wrong, b.icmp_signed(">", item(k), most))
+            with b.if_then(wrong, likely=False):
+                text = (
+                    "eqfuse: %s[%lld] is %lld, not in [%lld, %lld]: indices of edges must be in "
+                    "[0, %lld)"
+                )
+                self._fail(b, frame, OUT_OF_RANGE, text, name, k, item(k), least, most, nodes)
+            b.store(item(k), before)
+
+    def _run_pass(self, b: Builder, frame, entry, buffers, rows, nodes):
+        """Run an entry: function, rows of a unit or 0 for nodes, cost of a row and of a node,
+        scratch, units or 0.
+        """
+        block, rows, nodes = b.word(entry, 1), b.now(rows), b.now(nodes)
+        by_node = b.icmp_signed("<=", block, b.number(0))
+        safe = b.select(by_node, b.number(1), block)
+        blocks = b.sdiv(b.add(rows, b.sub(safe, b.number(1))), safe)
+        parts = b.sub(b.number(0), block)
+        parts = b.select(b.icmp_signed("==", block, b.number(0)), b.number(1), parts)
+        count = b.select(by_node, b.mul(nodes, parts), blocks)
+        units = b.word(entry, 5)
+        is_fixed = b.icmp_signed(">", units, b.number(0))
+        count = b.select(is_fixed, units, count)
+        # where a call has no rows, the work is that of the whole pass
+        none = b.icmp_signed("<", rows, b.number(0))
+        work = b.mul(b.word(entry, 2), b.select(none, b.number(1), rows))
+        work = b.add(work, b.select(by_node, b.mul(b.word(entry, 3), nodes), b.number(0)))
+        of_nodes = b.and_(is_fixed, b.icmp_signed("==", block, b.number(0)))
+        size = b.select(of_nodes, nodes, rows)
+        arguments = [b.pointer(entry, 0), buffers, count, size, b.word(entry, 4), work]
+        failures = b.call(self.parallel, [frame, *arguments])
+        with b.if_then(b.icmp_signed(">", failures, b.number(0))):
+            text = "eqfuse: no memory for %lld bytes of scratch"
+            self._fail(b, frame, RESOURCE_EXHAUSTED, text, b.word(entry, 4))

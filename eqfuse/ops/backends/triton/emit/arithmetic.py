@@ -1,0 +1,198 @@
+"""The straight-line arithmetic of a form: what one row of it computes, shared parts once.
+
+The text is both Triton and Python on arrays. Paths that read the same segments stand together;
+products of two components, and sums of them that several outputs need, are named and reused there.
+"""
+
+import collections
+import dataclasses
+
+from eqfuse.ops.ir.form import Form, Operand, Path, SegmentRef
+
+
+@dataclasses.dataclass
+class _Sum:
+    """A linear combination of named values, kept as text once it is needed."""
+
+    sign: float
+    name: str
+
+
+class ArithmeticWriter:
+    """Writes the statements of a form, one group of paths at a time.
+
+    Args:
+      form: what to compute.
+      load: called with (operand, segment, component, name) when an input component is first used;
+        it writes the statement that defines `name`.
+      emit: called with each statement.
+    """
+
+    def __init__(self, form: Form, load, emit):
+        self.form, self._load, self._emit = form, load, emit
+        self._loaded: set[str] = set()
+        self._memo: dict = {}
+        self._temporaries = 0
+        self.operations = 0
+
+    def loaded(self, names):
+        """Say that these components are in variables already."""
+        self._loaded.update(names)
+
+    def new_group(self):
+        """Forget the values that only one group shares."""
+        self._memo.clear()
+
+    def input(self, ref: SegmentRef, component: int) -> str:
+        """Return the name of a component of an input, loaded if it is not yet."""
+        operand = self.form.inputs[ref.operand]
+        name = component_name(operand, ref.segment, component)
+        if name not in self._loaded:
+            self._loaded.add(name)
+            self._load(operand, operand.segments[ref.segment], component, name)
+        return name
+
+    def add_path(self, path: Path, accumulate):
+        """Add a path; `accumulate(component, expression)` adds to a component of its output."""
+        scalars, vectors = [], []
+        for position, ref in enumerate(path.factors):
+            segment = self.form.inputs[ref.operand].segments[ref.segment]
+            (scalars if segment.dim == 1 else vectors).append(position)
+        out = self.form.outputs[path.output.operand].segments[path.output.segment]
+        terms = []
+        for components, value in path.terms:
+            names = tuple(self.input(path.factors[p], components[p]) for p in vectors)
+            terms.append((names, components[-1:] if out.dim > 1 else (), value))
+        scale, values = self._contract(terms)
+        factor = self._product([self.input(path.factors[p], 0) for p in scalars])
+        factor = self._scaled(scale, factor)
+        for index, value in values.items():
+            component = index[0] if index else 0
+            self.operations += 2
+            sign = "-" if value.sign < 0 else ""
+            if not value.name:
+                accumulate(component, f"{sign}{factor}")
+            elif factor == "1.0":
+                accumulate(component, f"{sign}{value.name}")
+            else:
+                accumulate(component, f"{sign}{factor} * {value.name}")
+
+    def _contract(self, terms):
+        """Return sums over terms (names, index, coefficient), as a scale and a named value per
+        index.
+        """
+        scale = _whole(abs(terms[0][2]))
+        terms = [(names, index, _whole(value / scale)) for names, index, value in terms]
+        key = self._key(terms)
+        if key not in self._memo:
+            if len(terms[0][0]) <= 2:
+                self._memo[key] = self._sums(terms)
+            else:
+                self._memo[key] = self._nested(terms)
+        return scale, self._memo[key]
+
+    @staticmethod
+    def _key(terms):
+        return frozenset(
+            (tuple(sorted(names)), index, round(value, 12)) for names, index, value in terms
+        )
+
+    def _sums(self, terms):
+        """At most two factors: products by name, then one sum for each index."""
+        sums = collections.defaultdict(list)
+        for names, index, value in terms:
+            sums[index].append((value, self._product(names) if names else ""))
+        return {index: self._sum(parts) for index, parts in sums.items()}
+
+    def _nested(self, terms):
+        """More factors: pull one out, preferably one whose inner sums are known already."""
+        n = len(terms[0][0])
+
+        def inner(position):
+            return [
+                (names[:position] + names[position + 1 :], (names[position], *index), value)
+                for names, index, value in terms
+            ]
+
+        choices = [inner(position) for position in range(n)]
+        known = [c for c in choices if self._known(c) is not None]
+        if known:
+            scale, values = self._known(known[0])
+        else:
+            fewest = min(choices, key=lambda c: len({(names, index[1:]) for names, index, _ in c}))
+            scale, values = self._contract(fewest)
+        sums = collections.defaultdict(list)
+        for (name, *index), value in values.items():
+            product = self._product([name, value.name]) if value.name else name
+            sums[tuple(index)].append((value.sign * scale, product))
+        return {index: self._sum(parts) for index, parts in sums.items()}
+
+    def _known(self, terms):
+        """Inner sums that a path of this group has named: the pulled component is their index."""
+        scale = abs(terms[0][2])
+        component = {index[0]: int(index[0].rpartition("_")[2]) for _, index, _ in terms}
+        renamed = [
+            (names, (component[index[0]], *index[1:]), value / scale)
+            for names, index, value in terms
+        ]
+        key = self._key(renamed)
+        if key not in self._memo:
+            return None
+        name = {number: name for name, number in component.items()}
+        values = self._memo[key].items()
+        return scale, {(name[index[0]], *index[1:]): value for index, value in values}
+
+    def _product(self, names) -> str:
+        names = sorted(names)
+        if not names:
+            return "1.0"
+        product = names[0]
+        for n, name in enumerate(names[1:], start=2):
+            key = tuple(names[:n])
+            if key not in self._memo:
+                self._memo[key] = self._name(f"{product} * {name}")
+                self.operations += 1
+            product = self._memo[key]
+        return product
+
+    def _scaled(self, scale: float, name: str) -> str:
+        if scale == 1.0:
+            return name
+        if name == "1.0":
+            return repr(scale)
+        key = (scale, name)
+        if key not in self._memo:
+            self._memo[key] = self._name(f"{scale!r} * {name}")
+            self.operations += 1
+        return self._memo[key]
+
+    def _sum(self, parts) -> _Sum:
+        """Return the sum of coefficient * name; an empty name stands for one."""
+        if len(parts) == 1 and abs(parts[0][0]) == 1.0:
+            return _Sum(parts[0][0], parts[0][1])
+        text = ""
+        for value, name in parts:
+            size = abs(value)
+            term = repr(size) if not name else name if size == 1.0 else f"{size!r} * {name}"
+            sign = "-" if value < 0 else "+"
+            text += f" {sign} {term}" if text else f"{'-' if value < 0 else ''}{term}"
+        self.operations += 2 * len(parts) - 1
+        return _Sum(1.0, self._name(text))
+
+    def _name(self, text: str) -> str:
+        self._temporaries += 1
+        name = f"v{self._temporaries}"
+        self._emit(f"{name} = {text}")
+        return name
+
+
+def _whole(value: float) -> float:
+    """Return the whole number that a coefficient would be but for rounding; else the
+    coefficient.
+    """
+    return float(round(value)) if abs(value - round(value)) < 1e-14 else value
+
+
+def component_name(operand: Operand, segment: int, component: int) -> str:
+    """Return the variable that holds one component of an operand."""
+    return f"{operand.name}_{segment}_{component}"

@@ -1,0 +1,205 @@
+"""Element-wise functions as Triton text, with the results of JAX for what is not finite."""
+
+import math
+
+from eqfuse.ops.backends.triton.emit.lines import LineWriter
+from eqfuse.ops.ir.steps import Map, Number
+
+COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
+LOGICAL = {"and": "&", "or": "|"}
+
+BETWEEN = frozenset(("add", "sub", "mul", "max", "min", *COMPARED, *LOGICAL))
+"""Functions of two operands, one of which may be a number that is written out."""
+
+
+def literal(value: float, dtype: str) -> str:
+    """Return a number as text."""
+    if dtype == "bool":
+        return "True" if value else "False"
+    if dtype == "int32":
+        return repr(int(value))
+    value = float(value)
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def constant(value: float, dtype: str, shape: str = "[1]") -> str:
+    """Return a number as text where Triton would take it for one of float32."""
+    if dtype == "bool":
+        return literal(value, dtype)
+    return f"tl.full({shape}, {literal(value, dtype)}, tl.{dtype})"
+
+
+def larger(a: str, b: str, dtype: str, function: str = "max") -> str:
+    """Return the larger (or smaller) of two numbers, NaN where one is."""
+    name = {"max": "tl.maximum", "min": "tl.minimum"}[function]
+    nan = "" if dtype == "int32" else ", propagate_nan=tl.PropagateNan.ALL"
+    return f"{name}({a}, {b}{nan})"
+
+
+class FunctionWriter:
+    """Writes functions of values that are named.
+
+    Args:
+      lines: where their statements go.
+    """
+
+    def __init__(self, lines: LineWriter):
+        self.lines, self._names = lines, 0
+
+    def name(self, text: str) -> str:
+        """Return a variable that holds the value of `text`."""
+        self._names += 1
+        name = f"f{self._names}"
+        self.lines.emit(f"{name} = {text}")
+        return name
+
+    def apply(self, step: Map, values: list[str], dtype: str, out: str) -> str:
+        """Return a variable with a function of values of `dtype`; its result is of dtype `out`."""
+        function, a = step.function, values[0]
+        b = values[1] if len(values) > 1 else ""
+        if function in ARITHMETIC:
+            text = f"{a} {ARITHMETIC[function]} {b}"
+        elif function in COMPARED:
+            text = f"{a} {COMPARED[function]} {b}"
+        elif function in LOGICAL:
+            text = f"{a} {LOGICAL[function]} {b}"
+        elif function in ("max", "min"):
+            text = larger(a, b, dtype, function)
+        elif function == "select":
+            text = f"tl.where({a}, {values[2]}, {b})"
+        elif function == "convert":
+            text = self._converted(a, dtype, out)
+        elif function == "integer_pow":
+            return self._power(a, step.power, dtype)
+        elif function == "div":
+            text = self._quotient(a, b, dtype)
+        elif function == "not":
+            text = f"{a} == 0" if dtype == "bool" else f"~{a}"
+        elif function == "neg":
+            text = f"-{a}"
+        elif function == "sign":
+            text = f"tl.where({a} > 0, 1, tl.where({a} < 0, -1, {a})).to(tl.{dtype})"
+        elif function == "is_finite":
+            text = f'tl.abs({a}) < float("inf")'
+        elif function == "identity":
+            text = a
+        else:
+            return getattr(self, f"_{function}")(*values, dtype)
+        return self.name(text)
+
+    def _converted(self, a: str, dtype: str, out: str) -> str:
+        if out == "bool":
+            return f"{a} != 0"
+        if out != "int32" or dtype not in ("float32", "float64"):
+            return f"{a}.to(tl.{out})"
+        # beyond the largest integers the largest ones, zero for NaN
+        inside = f"tl.where({a} == {a}, tl.maximum({a}, -2147483648.0), 0.0)"
+        inside = f"tl.where({a} < 2147483648.0, {inside}, 0.0).to(tl.int32)"
+        return f"tl.where({a} >= 2147483648.0, 2147483647, {inside})"
+
+    def _quotient(self, a: str, b: str, dtype: str) -> str:
+        # of two numbers in float32, "/" may be wrong by two units in the last place
+        return f"tl.div_rn({a}, {b})" if dtype == "float32" else f"{a} / {b}"
+
+    def _power(self, a: str, power: int, dtype: str) -> str:
+        result, square, rest = "", a, abs(power)
+        while rest:
+            if rest & 1:
+                result = self.name(f"{result} * {square}") if result else square
+            rest >>= 1
+            square = self.name(f"{square} * {square}") if rest else square
+        result = result or self.name(self._one(a, dtype))
+        if power >= 0:
+            return result
+        return self.name(self._quotient(self._one(a, dtype), result, dtype))
+
+    @staticmethod
+    def _one(a: str, dtype: str) -> str:
+        """Return ones, as many as there are numbers in a."""
+        return f"tl.where({a} == {a}, 1, 1).to(tl.{dtype})"
+
+    def _abs(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.abs({a})")
+
+    def _square(self, a: str, dtype: str) -> str:
+        return self.name(f"{a} * {a}")
+
+    def _sqrt(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.sqrt_rn({a})" if dtype == "float32" else f"tl.sqrt({a})")
+
+    def _rsqrt(self, a: str, dtype: str) -> str:
+        root = self._sqrt(a, dtype)
+        return self.name(self._quotient(self._one(root, dtype), root, dtype))
+
+    def _exp(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.exp({a})")
+
+    def _log(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.log({a})")
+
+    def _sin(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.sin({a})")
+
+    def _cos(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.cos({a})")
+
+    def _logistic(self, a: str, dtype: str) -> str:
+        return self.name(f"1.0 / (1.0 + tl.exp(-{a}))")
+
+    def _pow(self, a: str, b: str, dtype: str) -> str:
+        """Return exp(b log |a|) in float64, with the sign and the exceptions of C's pow."""
+        wide = [self.name(f"{n}.to(tl.float64)") for n in (a, b)]
+        a, b = wide
+        size = f"tl.exp({b} * tl.log(tl.abs({a})))"
+        value = self.name(f"tl.where({b} == 0, 1.0, tl.where({a} == 1, 1.0, {size}))")
+        whole = self.name(f"tl.floor({b}) == {b}")
+        odd = self.name(f"tl.floor({b} * 0.5) * 2.0 != {b}")
+        negative = f'tl.where({whole}, tl.where({odd}, -{value}, {value}), float("nan"))'
+        value = f"tl.where({b} == 0, 1.0, tl.where({a} < 0, {negative}, {value}))"
+        return self.name(f"{value}.to(tl.{dtype})")
+
+    def _expm1(self, a: str, dtype: str) -> str:
+        """Return (e - 1) a / log e with e = exp a rounded, whose error cancels (Kahan)."""
+        e = self.name(f"tl.exp({a})")
+        usual = f"({e} - 1.0) * ({a} / tl.log({e}))"
+        bounded = f'tl.where({e} == float("inf"), {e}, tl.where({e} == 0, -1.0, {usual}))'
+        return self.name(f"tl.where({e} == 1.0, {a}, {bounded})")
+
+    def _log1p(self, a: str, dtype: str) -> str:
+        """Return a log(s) / (s - 1) with s = 1 + a rounded, whose error cancels (Kahan)."""
+        s = self.name(f"1.0 + {a}")
+        usual = f'tl.where({s} == float("inf"), {s}, tl.log({s}) * ({a} / ({s} - 1.0)))'
+        return self.name(f"tl.where({s} == 1.0, {a}, {usual})")
+
+    def _tanh(self, a: str, dtype: str) -> str:
+        """Return tanh; below 0.4 by a continued fraction (Lambert), where 1 - exp cancels."""
+        t, q = self.name(f"tl.exp(-2.0 * tl.abs({a}))"), self.name(f"{a} * {a}")
+        small = self.name(f"tl.abs({a}) < 0.4")
+        n = f"{a} * (135135.0 + {q} * (17325.0 + {q} * (378.0 + {q})))"
+        n = self.name(f"tl.where({small}, {n}, tl.where({a} < 0, {t} - 1.0, 1.0 - {t}))")
+        d = f"135135.0 + {q} * (62370.0 + {q} * (3150.0 + {q} * 28.0))"
+        return self.name(f"{n} / tl.where({small}, {d}, 1.0 + {t})")
+
+
+def operands(step: Map, arrays, read) -> tuple[list[str], str]:
+    """Return the values that a function reads, as text, and their dtype.
+
+    Args:
+      arrays: of the steps.
+      read: gives the variable of an array.
+    """
+    out = arrays[step.write].dtype
+    dtypes = [arrays[n].dtype for n in step.reads if not isinstance(n, Number)]
+    dtype = dtypes[-1] if dtypes else out
+    found = []
+    for place, n in enumerate(step.reads):
+        if not isinstance(n, Number):
+            found.append(read(n))
+        elif step.function in BETWEEN:
+            found.append(literal(n.value, dtype))
+        elif step.function == "select":
+            found.append(constant(n.value, out) if place else literal(n.value, "bool"))
+        else:
+            found.append(constant(n.value, dtype))
+    return found, dtype

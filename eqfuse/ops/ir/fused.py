@@ -1,0 +1,90 @@
+"""Product, Linear and gate as one op, as data.
+
+z = Linear(product(x, y, w)) + skip,    out = gate(z)
+"""
+
+import dataclasses
+
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.gates import Gate
+from eqfuse.ops.ir.linears import Linear
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """What is fused. Operands: the form's inputs, the Linear's parameters, the skip if any.
+
+    Attributes:
+      form: the product; its one output is what the Linear reads.
+      linear: the Linear.
+      gate: what becomes of the pre-activation; None if nothing.
+      skip: whether a row [rows, linear.size_out] is added before the gate.
+
+    The pre-activation z may be several arrays (`linears.cut`) if neither gate nor skip follows.
+    """
+
+    form: Form
+    linear: Linear
+    gate: Gate | None
+    skip: bool
+
+    @classmethod
+    def build(cls, form: Form, linear: Linear, gate: Gate | None, skip: bool) -> "Fused":
+        """Return the op, without those paths of the product that the Linear does not read."""
+        [out] = form.outputs
+        read = [b for n, b in enumerate(linear.blocks_in) if linear.reads(n)]
+        paths = tuple(
+            p for p in form.paths if any(b.holds(out.segments[p.output.segment]) for b in read)
+        )
+        return cls(dataclasses.replace(form, paths=paths), linear, gate, skip)
+
+    @property
+    def summed(self) -> bool:
+        """Return whether the product is summed over the edges of a node; else the
+        output has rows.
+        """
+        return self.form.outputs[0].index is Index.RECEIVER
+
+    @property
+    def num_sets(self) -> int:
+        return self.linear.linear_form.num_sets
+
+    @property
+    def num_floats(self) -> int:
+        return len(self.form.inputs) + len(self.linear.parameters) + self.skip
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the sizes of the rows of the outputs: out and, if they are others, the arrays of
+        z.
+        """
+        gated = () if self.gate is None else (self.gate.irreps_out.dim,)
+        return (*gated, *(rows.size for rows in self.linear.linear_form.outputs))
+
+    @property
+    def arrays(self) -> list[str]:
+        """Return names of the arrays that the pre-activation consists of."""
+        count = len(self.linear.linear_form.outputs)
+        return ["z"] if count == 1 else [f"z{n}" for n in range(count)]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Return names of the outputs."""
+        return [*([] if self.gate is None else ["out"]), *self.arrays]
+
+    def cotangents(self, given) -> list[str]:
+        """Return names of the cotangents of the outputs that are given, in their order."""
+        return [
+            f"ct_{name}" for name, is_given in zip(self.outputs, given, strict=True) if is_given
+        ]
+
+    def operands(self, floats):
+        """Return (inputs of the form, parameters of the Linear, skip or None)."""
+        n = len(self.form.inputs)
+        m = n + len(self.linear.parameters)
+        return list(floats[:n]), list(floats[n:m]), (floats[m] if self.skip else None)
+
+    def split(self, integers):
+        """Return (the index of the weights or None, the index arrays by name)."""
+        index, *arrays = integers if self.num_sets else (None, *integers)
+        return index, dict(zip(INDEX_ARRAYS, arrays, strict=False))

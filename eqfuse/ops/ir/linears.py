@@ -1,0 +1,296 @@
+"""e3nn's Linear as a `LinearForm`: which matrices, with e3nn's names, normalisation and order."""
+
+import bisect
+import dataclasses
+import functools
+import itertools
+
+import e3nn_jax as e3nn
+import numpy as np
+
+from eqfuse.ops.ir.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.products import Product
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of `e3nn.flax.Linear`: name, shape, and standard deviation when initialised."""
+
+    name: str
+    shape: tuple[int, ...]
+    std: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """A Linear. The inputs of `linear_form`: the row, then the parameters; its output: the
+    pre-activation.
+
+    The pre-activation is one array, or several that are adjacent parts of it, see `cut`. Its blocks
+    are numbered through all of them.
+    """
+
+    linear_form: LinearForm
+    parameters: tuple[Parameter, ...]
+    irreps_out: e3nn.Irreps
+
+    @property
+    def blocks_in(self) -> tuple[Block, ...]:
+        return self.linear_form.inputs[0].blocks
+
+    @property
+    def blocks_out(self) -> tuple[Block, ...]:
+        return tuple(block for rows in self.linear_form.outputs for block in rows.blocks)
+
+    @functools.cached_property
+    def _first_blocks(self) -> list[int]:
+        """Return the number of the first block of each array of the pre-activation, then that of
+        all blocks.
+        """
+        return [0, *itertools.accumulate(len(rows.blocks) for rows in self.linear_form.outputs)]
+
+    def array_of(self, block: int) -> int:
+        """Return which array of the pre-activation a block of it is in."""
+        return bisect.bisect_right(self._first_blocks, block) - 1
+
+    def block_of(self, term: Term) -> int:
+        """Return the number of the block of the pre-activation that a matrix or a bias adds to."""
+        return self._first_blocks[term.z.operand - len(self.linear_form.inputs)] + term.z.block
+
+    @property
+    def size_out(self) -> int:
+        return self.irreps_out.dim
+
+    def reads(self, block: int) -> bool:
+        """Return whether any matrix reads a block of the row."""
+        return any(t.x is not None and t.x.block == block for t in self.linear_form.terms)
+
+    def into(self, block: int) -> list[Term]:
+        """Return the matrices into a block of the pre-activation."""
+        return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is not None]
+
+    def biases(self, block: int) -> list[Term]:
+        """Return the biases of a block of the pre-activation."""
+        return [t for t in self.linear_form.terms if self.block_of(t) == block and t.x is None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Columns `first` to `stop` of the parameter of this number."""
+
+    parameter: int
+    first: int
+    stop: int
+
+
+@functools.cache
+def cut(linear: Linear, sizes: tuple[int, ...]) -> tuple[Linear, tuple[Columns, ...]]:
+    """Return the same Linear with its pre-activation as several arrays.
+
+    A block that belongs to two arrays becomes two blocks, and so do its parameters.
+
+    Args:
+      linear: a Linear whose pre-activation is one array.
+      sizes: of the arrays, each of whole channels; together those of the row.
+    Returns:
+      The Linear, and what its parameters are of those of the given one.
+    """
+    outputs, places = [], {}  # places: of a block, (array, block, first channel, last)
+    stop = 0
+    for o, size in enumerate(sizes):
+        start, stop, blocks = stop, stop + size, []
+        for n, b in enumerate(linear.blocks_out):
+            first = max(start - b.offset, 0) // b.dim
+            last = min((stop - b.offset) // b.dim, b.mul)
+            if first < last:
+                places.setdefault(n, []).append((o, len(blocks), first, last))
+                blocks.append(Block(b.offset + first * b.dim - start, last - first, b.dim))
+        outputs.append(Rows(size, tuple(blocks)))
+    assert stop == linear.size_out, (sizes, linear.irreps_out)
+    columns, parameters, slots = [], [], []
+    for term in linear.linear_form.terms:
+        old = linear.parameters[term.w - 1]
+        for o, block, first, last in places[term.z.block]:
+            columns.append(Columns(term.w - 1, first, last))
+            shape = (*old.shape[:-1], last - first)
+            parameters.append(Parameter(f"{old.name}[{first}:{last}]", shape, old.std))
+            slots.append((term, o, block))
+    row, num_inputs = linear.linear_form.inputs[0], 1 + len(parameters)
+    linear_form = dataclasses.replace(
+        linear.linear_form,
+        inputs=(row, *(Weights(p.shape) for p in parameters)),
+        outputs=tuple(outputs),
+        terms=tuple(
+            Term(term.x, number, BlockRef(num_inputs + o, block), term.scale)
+            for number, (term, o, block) in enumerate(slots, start=1)
+        ),
+    )
+    return Linear(linear_form, tuple(parameters), linear.irreps_out), tuple(columns)
+
+
+def blocks(irreps) -> tuple[Block, ...]:
+    """Return where the blocks of irreps lie in a row."""
+    offsets = np.cumsum([0] + [mul_ir.dim for mul_ir in irreps])
+    return tuple(Block(int(o), mul, ir.dim) for o, (mul, ir) in zip(offsets, irreps, strict=False))
+
+
+def functional(
+    irreps_in, irreps_out, biases, instructions=None, **options
+) -> e3nn.FunctionalLinear:
+    """Return `e3nn.FunctionalLinear`, which says what is wrong.
+
+    Raises:
+      ValueError: biases that are neither a bool nor one for each block of the output, or of irreps
+        that are no scalars; instructions that join no blocks, or blocks of different irreps.
+    """
+    if not isinstance(biases, bool) and (
+        not isinstance(biases, tuple | list)
+        or len(biases) != len(irreps_out)
+        or any(b and not ir.is_scalar() for b, (_, ir) in zip(biases, irreps_out, strict=True))
+    ):
+        raise ValueError(
+            f"biases must be True, False, or one of them for each block of {irreps_out} (True for "
+            f"0e only), got {biases!r}"
+        )
+    for i_in, i_out in instructions or ():
+        if not (0 <= i_in < len(irreps_in) and 0 <= i_out < len(irreps_out)):
+            raise ValueError(
+                f"instruction ({i_in}, {i_out}) is of no blocks of {irreps_in} and {irreps_out}"
+            )
+        if irreps_in[i_in].ir != irreps_out[i_out].ir:
+            raise ValueError(
+                f"instruction ({i_in}, {i_out}) joins {irreps_in[i_in]} with {irreps_out[i_out]}"
+            )
+    if instructions is not None:
+        options["instructions"] = [tuple(i) for i in instructions]
+    return e3nn.FunctionalLinear(irreps_in, irreps_out, biases=biases, **options)
+
+
+def normalizations(path_normalization, gradient_normalization) -> dict[str, float]:
+    """Return e3nn's two normalisations of Linears as numbers, its configured ones for None."""
+    given = {
+        "path_normalization": path_normalization,
+        "gradient_normalization": gradient_normalization,
+    }
+    return {
+        name: ({"element": 0.0, "path": 1.0}[value] if isinstance(value, str) else float(value))
+        for name, value in (
+            (name, e3nn.config(name) if value is None else value) for name, value in given.items()
+        )
+    }
+
+
+@functools.cache
+def linear(
+    irreps_in: e3nn.Irreps,
+    zero_flags: tuple[bool, ...],
+    irreps_out: e3nn.Irreps,
+    force_irreps_out: bool = False,
+    biases: bool = False,
+    path_normalization=None,
+    gradient_normalization=None,
+    num_sets: int = 0,
+    input_precision: str = "ieee",
+    numbered: e3nn.Irreps | None = None,
+) -> Linear:
+    """Return the Linear that `e3nn.flax.Linear` applies to a row whose blocks of one irrep are
+    adjacent.
+
+    The names of the parameters count the blocks of `numbered`, sorted irreps of which the row has
+    some only; None: those of the row itself.
+
+    Raises:
+      ValueError: blocks of one irrep that are apart; `e3nn.IrrepsArray.regroup` joins them.
+    """
+    order = [ir for _, ir in irreps_in.simplify()]
+    if len(set(order)) < len(order):
+        raise ValueError(f"blocks of one irrep must be adjacent, got {irreps_in}; regroup them")
+    kept = [m for m, zero in zip(irreps_in, zero_flags, strict=True) if not zero]
+    merged = e3nn.Irreps(kept).regroup()
+    irreps_out = irreps_out.simplify()
+    if not force_irreps_out:
+        irreps_out = irreps_out.filter(keep=merged)
+    ours = functional(
+        merged,
+        irreps_out,
+        biases,
+        path_normalization=path_normalization,
+        gradient_normalization=gradient_normalization,
+    )
+    # where the merged blocks lie in the input, whose zero blocks take up room as well
+    offsets = {}
+    for (_, ir), block, zero in zip(irreps_in, blocks(irreps_in), zero_flags, strict=True):
+        if not zero:
+            offsets.setdefault(ir, block.offset)
+    place = {ir: n for n, (_, ir) in enumerate(merged if numbered is None else numbered)}
+    instructions = ours.instructions
+    parameters, terms = [], []
+    for number, i in enumerate(instructions, start=1):
+        out = irreps_out[i.i_out]
+        z = BlockRef(1 + len(instructions), i.i_out)
+        if i.i_in < 0:
+            name = f"b[{i.i_out}] {out}"
+            x, shape, scale, std = None, (out.mul,), 1.0, 0.0
+        else:
+            name = f"w[{place[merged[i.i_in].ir]},{i.i_out}] {merged[i.i_in]},{out}"
+            x, shape = BlockRef(0, i.i_in), (merged[i.i_in].mul, out.mul)
+            scale, std = float(i.path_weight), float(i.weight_std)
+        parameters.append(Parameter(name, shape, std))
+        terms.append(Term(x, number, z, scale))
+    rows = Rows(irreps_in.dim, tuple(Block(offsets[ir], mul, ir.dim) for mul, ir in merged))
+    weights = tuple(Weights(p.shape) for p in parameters)
+    mixed = Rows(irreps_out.dim, blocks(irreps_out))
+    linear_form = LinearForm((rows, *weights), (mixed,), tuple(terms), num_sets, input_precision)
+    return Linear(linear_form, tuple(parameters), irreps_out)
+
+
+def for_product(product: Product, irreps: e3nn.Irreps, irreps_out, **options):
+    """Return the Linear of a product's output, whose blocks of one irrep lie side by side.
+
+    Args:
+      product: the paths that are computed, at least those that the Linear reads.
+      irreps: of what e3nn's Linear gets in the place of their result, sorted and merged; its
+        parameters are numbered by them. It may have blocks that are known to be zero.
+      irreps_out, options: see `linear`.
+    Returns:
+      The Linear; and all parameters of e3nn's, in order, also those of blocks that are zero.
+    Raises:
+      ValueError: a product that was not regrouped.
+    """
+    irs = [ir for _, ir in product.irreps_out]
+    if len(set(irs)) < len(irs):
+        raise ValueError("a Linear is fused with products that are regrouped only")
+    whole = linear(irreps, (False,) * len(irreps), e3nn.Irreps(irreps_out), **options)
+    options = options | {"force_irreps_out": True, "numbered": irreps}
+    computed = linear(product.irreps_out, product.zero_flags, whole.irreps_out, **options)
+    return computed, whole.parameters
+
+
+def sum_of(linears) -> LinearForm:
+    """Add up Linears of several rows: inputs are the rows, then the parameters of each.
+
+    Raises:
+      ValueError: no Linear, or outputs or sets of weights that differ.
+    """
+    first = linears[0]
+    for other in linears[1:]:
+        if other.irreps_out != first.irreps_out:
+            raise ValueError(
+                f"Linears that are added need one output, got {first.irreps_out} and "
+                f"{other.irreps_out}"
+            )
+        if other.linear_form.num_sets != first.linear_form.num_sets:
+            raise ValueError("Linears that are added need weights indexed alike")
+    counts = [len(li.parameters) for li in linears]
+    total = len(linears) + sum(counts)
+    terms, inputs = [], [li.linear_form.inputs[0] for li in linears]
+    for number, li in enumerate(linears):
+        start = len(inputs)
+        inputs += li.linear_form.inputs[1:]
+
+        def place(n, number=number, start=start, li=li):
+            last = len(li.linear_form.inputs)
+            return number if n == 0 else total if n == last else start + n - 1
+
+        terms += [t.replaced(place) for t in li.linear_form.terms]
+    return dataclasses.replace(first.linear_form, inputs=tuple(inputs), terms=tuple(terms))

@@ -1,0 +1,38 @@
+"""What kernels of all kinds take of a form together: outputs to reduce over, paths to share."""
+
+import collections
+
+from eqfuse.ops.ir.form import Form, Index, Path
+
+
+def reductions(form: Form) -> dict[Index, list[int]]:
+    """Return the outputs of each kernel (Triton) or pass (LLVM), by what it reduces over.
+
+    Outputs by row go along with those of the senders or receivers.
+    """
+    found: dict[Index, list[int]] = {}
+    for o, operand in enumerate(form.outputs):
+        found.setdefault(operand.index, []).append(o)
+    rows = found.pop(Index.ROW, [])
+    if rows:
+        host = next((i for i in (Index.SENDER, Index.RECEIVER) if i in found), Index.ROW)
+        found.setdefault(host, []).extend(rows)
+    return found
+
+
+def ordered_groups(form: Form) -> list[list[Path]]:
+    """Return paths in the order in which a kernel computes them, grouped by what they share.
+
+    Two paths are in one group if they come from paths of the original product that read the same
+    segments of its two factors.
+    """
+
+    def key(path: Path):
+        refs = [(form.inputs[s.operand].role, s.segment) for s in path.factors]
+        refs.append((form.outputs[path.output.operand].role, path.output.segment))
+        return sorted(refs)
+
+    groups = collections.OrderedDict()
+    for path in sorted(form.paths, key=key):
+        groups.setdefault(tuple(key(path)[:2]), []).append(path)
+    return list(groups.values())

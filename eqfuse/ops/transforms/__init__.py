@@ -1,0 +1,1 @@
+"""Transformations of traces: `fuse` finds ops in them, `sequence` makes them one call."""

@@ -1,0 +1,240 @@
+"""Find sums to nodes of products of gathered rows, and put one form on a graph in their place."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse.ops._edges import Edges
+from eqfuse.ops.ir.form import Index
+from eqfuse.ops.primitives import forms
+from eqfuse.ops.transforms.fuse.found import Found, as_rows, found
+from eqfuse.ops.transforms.fuse.indices import Gathered, summed
+from eqfuse.ops.transforms.fuse.layouts import Unfit
+from eqfuse.ops.transforms.fuse.polynomials import Polynomial
+from eqfuse.ops.transforms.fuse.program import Program
+from eqfuse.ops.transforms.fuse.rows import Array, Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """Rows that are zero: those where `value`, [rows, ...] of one element each, is `zero`."""
+
+    value: Array
+    zero: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """Which rows of nodes an edge reads and is added to, as the program means its indices.
+
+    Attributes:
+      senders, receivers: values of the program, [rows].
+      gather, scatter: modes, by name.
+      fill: what a row is made of that is gathered from out of range.
+      masks: edges that add nothing.
+      num_nodes: of the program.
+      extended: whether a node is added, which rows that are out of range are read from and added
+        to. Without, edges that are added nowhere have operands of zeros.
+    """
+
+    senders: int
+    receivers: int
+    gather: str
+    scatter: str
+    fill: float | None
+    masks: tuple[Mask, ...]
+    num_nodes: int
+    extended: bool
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        return (self.senders, self.receivers, *(m.value.value for m in self.masks))
+
+    @property
+    def count(self) -> int:
+        return self.num_nodes + self.extended
+
+    def edges(self, arrays: dict) -> tuple[Edges, object]:
+        """Return the edges, and which of them are added to a node, [rows]; None for all."""
+        n = self.num_nodes
+        senders, receivers = jnp.asarray(arrays[self.senders]), jnp.asarray(arrays[self.receivers])
+        if self.gather == "FILL_OR_DROP":
+            senders = jnp.where((senders >= 0) & (senders < n), senders, n)
+        else:
+            senders = jnp.clip(senders, 0, n - 1)
+        valid = None
+        if self.scatter == "CLIP":
+            receivers = jnp.clip(receivers, 0, n - 1)
+        else:
+            valid = (receivers >= 0) & (receivers < n)
+        for mask in self.masks:
+            added = as_rows(mask.value, arrays[mask.value.value])[:, 0] != mask.zero
+            valid = added if valid is None else valid & added
+        if valid is not None:  # to itself, where there is no other node: nothing spreads
+            receivers = jnp.where(valid, receivers, n if self.extended else senders)
+        edges = Edges.from_arrays(senders, receivers, self.count)
+        return edges, None if self.extended else valid
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphProduct:
+    """A product on a graph, to be computed in the place of a sum of rows.
+
+    Attributes:
+      masked: the operands that are zero for edges that are added nowhere, if no node is added.
+      start: the value that it is added to; None if that is zero.
+    """
+
+    name = "graph_tensor_product"
+    pattern = "gather, product, sum"
+
+    found: Found
+    ends: Ends
+    masked: tuple
+    start: int | None
+    shape: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        start = () if self.start is None else (self.start,)
+        return tuple(dict.fromkeys((*self.found.values, *self.ends.values, *start)))
+
+    def operands(self, arrays: dict, shared: dict) -> tuple[list, Edges]:
+        """Return the inputs of the form, and the edges.
+
+        Args:
+          arrays: of the program.
+          shared: what other products on graphs have made of the same indices.
+        """
+        if self.ends not in shared:
+            shared[self.ends] = self.ends.edges(arrays)
+        edges, valid = shared[self.ends]
+        operands = self.found.operands(arrays, edges.num_edges)
+        for name in self.found.gathered:
+            if self.ends.extended:
+                fill = 0.0 if name.fill is None else name.fill
+                operands[name] = jnp.pad(operands[name], ((0, 1), (0, 0)), constant_values=fill)
+        if valid is not None:
+            for name in self.masked:
+                own = operands[name]
+                operands[name] = jnp.where(valid[:, None], own, jnp.zeros_like(own))
+        return [operands[name] for name in self.found.names], edges
+
+    def compute(self, arrays: dict, shared: dict):
+        operands, edges = self.operands(arrays, shared)
+        [out] = forms.evaluate(self.found.form, operands, edges, backend=self.found.backend)
+        out = out[: self.ends.num_nodes].reshape(self.shape)
+        return out if self.start is None else arrays[self.start] + out
+
+
+def graph_products(program: Program, rows: Rows, number: int) -> list:
+    """Return the product on a graph that a node of a program computes, with its value.
+
+    Raises:
+      Unfit: it computes something else; says what.
+    """
+    scatter = summed(program, number)
+    if scatter is None:
+        raise Unfit("a sum of parts of rows, or along other axes")
+    updates, masks = without_masks(program, rows, scatter.updates)
+    found = of_row(program, rows, scatter, rows.of(updates, 0), masks)
+    return [(program.nodes[number].outputs[0], found)]
+
+
+def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> GraphProduct:
+    """Return the product on a graph of which each edge adds this row."""
+    aval = program.avals[scatter.start]
+    dtype = program.avals[scatter.updates].dtype
+    if dtype != aval.dtype:
+        raise Unfit("dtypes change in the sum")
+    product = found(program, rows, row, Index.RECEIVER, dtype)
+    gathered = product.gathered
+    others = [g for g in gathered if g.index != scatter.index]
+    if len({(g.index, g.mode, g.fill) for g in others}) > 1:
+        raise Unfit("node features are gathered by several index arrays")
+    if any(program.avals[g.value].shape[0] != aval.shape[0] for g in gathered):
+        raise Unfit("rows are gathered from one number of nodes and added to another")
+    if not gathered:
+        raise Unfit("no operand of the product is gathered from nodes")
+    if not others:
+        raise Unfit("rows are gathered from the nodes that they are added to")
+    if scatter.mode == "CLIP" and any(
+        g.mode == "FILL_OR_DROP" for g in gathered if g not in others
+    ):
+        raise Unfit("an index out of range means one thing to the gather and another to the sum")
+    product = _with_receivers(product, scatter.index)
+    # where indices are promised to be in range, nothing is promised of what others would hold
+    promised = scatter.mode == "PROMISE_IN_BOUNDS" and not masks
+    masked = _masked(product, promised)
+    extended = others[0].mode == "FILL_OR_DROP"
+    if masks or scatter.mode != "CLIP":
+        # on a CPU a pass over the operands of all edges costs more than one over the nodes; on a
+        # GPU padding and slicing are launches
+        slower = product.backend == "llvm" and not promised
+        extended = extended or slower or not _stopped(product, masked)
+    ends = Ends(
+        others[0].index,
+        scatter.index,
+        others[0].mode,
+        scatter.mode,
+        others[0].fill,
+        tuple(masks),
+        aval.shape[0],
+        extended,
+    )
+    zero = program.uniform(scatter.start) == 0
+    return GraphProduct(product, ends, masked, None if zero else scatter.start, tuple(aval.shape))
+
+
+def _masked(product: Found, promised: bool) -> tuple:
+    """Return the operands that each edge has for itself; if promised, the right one alone."""
+    pairs = zip(product.names, product.form.inputs, strict=True)
+    names = (name for name, operand in pairs if operand.index is Index.ROW)
+    return tuple(name for name in names if not promised or name == product.right)
+
+
+def _stopped(product: Found, masked: tuple) -> bool:
+    """Return whether zeros in these operands make all of the product zero."""
+    names = product.names
+    return all(any(names[f.operand] in masked for f in p.factors) for p in product.form.paths)
+
+
+def _with_receivers(product: Found, receivers: int) -> Found:
+    """Return the form with those operands read from the receivers that are gathered by them."""
+    changed = {
+        n: Index.RECEIVER
+        for n, name in enumerate(product.names)
+        if isinstance(name, Gathered) and name.index == receivers
+    }
+    if not changed:
+        return product
+    return dataclasses.replace(product, form=product.form.indexed(changed))
+
+
+def without_masks(program: Program, rows: Rows, value: int) -> tuple[int, list[Mask]]:
+    """Return what is summed where no mask makes rows zero, and these masks."""
+    masks = []
+    while (node := program.node(value)) is not None and node.name == "select_n":
+        which, *cases = node.inputs
+        zeros = [program.uniform(v) for v in cases]
+        zeros = [z is not None and z == 0 for z in zeros]
+        if len(cases) != 2 or sum(zeros) != 1 or program.avals[which].dtype != np.bool_:
+            break
+        if program.avals[which].shape != program.avals[value].shape:
+            break
+        terms = rows.of(which, 0).terms
+        if len(terms) != 1:
+            break
+        [(key, found_terms)] = terms.items()
+        if len(key) != 1 or not isinstance(key[0], Array) or key[0].axis is None:
+            break
+        if (found_terms.index != 0).any() or program.avals[key[0].value].size != (
+            program.avals[key[0].value].shape[key[0].axis]
+        ):
+            break
+        masks.append(Mask(key[0], bool(zeros[1])))
+        value = cases[0] if zeros[1] else cases[1]
+    return value, masks

@@ -1,0 +1,204 @@
+"""Find Linears of products, and put the fused op in their place."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import e3nn_jax as e3nn
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.linear_form import Rows as RowsOperand
+from eqfuse.ops.ir.linears import Linear, Parameter
+from eqfuse.ops.primitives import fused as _fused
+from eqfuse.ops.primitives.definitions import Call
+from eqfuse.ops.transforms.fuse import graphs
+from eqfuse.ops.transforms.fuse.activated import FoundGate, gate_behind
+from eqfuse.ops.transforms.fuse.found import Found, as_rows, found
+from eqfuse.ops.transforms.fuse.graphs import GraphProduct
+from eqfuse.ops.transforms.fuse.indices import summed
+from eqfuse.ops.transforms.fuse.layouts import Unfit
+from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms, merged
+from eqfuse.ops.transforms.fuse.program import Program
+from eqfuse.ops.transforms.fuse.rows import Rows, Summed
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A Linear of a product, to be computed by the fused op.
+
+    Attributes:
+      product: over rows, or on a graph.
+      parameters: values of the program.
+      index: which set of weights a row takes; None if there is one.
+      num_rows: of the result.
+      gated: the gate behind it, with what is added before it; None if there is none.
+    """
+
+    product: Found | GraphProduct
+    linear: Linear
+    parameters: tuple[int, ...]
+    index: int | None
+    num_rows: int
+    gated: FoundGate | None
+
+    @property
+    def name(self) -> str:
+        """Return the op."""
+        return "TensorProductLinear" if self.gated is None else "TensorProductLinearGate"
+
+    @property
+    def pattern(self) -> str:
+        """Return what was found."""
+        if self.gated is None:
+            return "product, Linear"
+        return f"product, Linear, {'skip, ' if self.gated.skip is not None else ''}gate"
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        product = self.product
+        values = product.inputs if isinstance(product, GraphProduct) else product.values
+        others = () if self.index is None else (self.index,)
+        if self.gated is not None and self.gated.skip is not None:
+            others += (self.gated.skip.value,)
+        return tuple(dict.fromkeys((*values, *self.parameters, *others)))
+
+    def compute(self, arrays: dict, shared: dict):
+        if isinstance(self.product, GraphProduct):
+            product, (operands, edges) = self.product.found, self.product.operands(arrays, shared)
+            num_rows, num_nodes = edges.num_edges, edges.num_nodes
+        else:
+            product, edges, num_rows, num_nodes = self.product, None, self.num_rows, 0
+            named = product.operands(arrays, num_rows)
+            operands = [named[name] for name in product.names]
+        form, operands = _unshared(product.form, operands, num_rows)
+        integers, count = [], self.num_rows if edges is None else num_nodes
+        if self.index is not None:
+            index = arrays[self.index]
+            integers.append(jnp.pad(index, (0, count - self.num_rows)))
+        if edges is not None:
+            integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
+        added = [] if self.gated is None else _skip(self.gated, arrays, count)
+        gate = None if self.gated is None else self.gated.gate
+        fused = Fused.build(form, self.linear, gate, bool(added))
+        call = Call(fused, num_rows, num_nodes, product.backend)
+        floats = [*operands, *(arrays[p] for p in self.parameters), *added]
+        return _fused.evaluate(call, floats, integers)[0][: self.num_rows]
+
+
+def _skip(gated: FoundGate, arrays: dict, count: int) -> list:
+    """Return what is added before a gate, if anything is, [count, size of the Linear]."""
+    if gated.skip is None:
+        return []
+    array, columns = as_rows(gated.skip, arrays[gated.skip.value]), gated.columns
+    if not np.array_equal(columns, np.arange(array.shape[1])):
+        array = jnp.where(columns < 0, jnp.zeros((), array.dtype), array[:, columns])
+    return [jnp.pad(array, ((0, count - array.shape[0]), (0, 0)))]
+
+
+def _unshared(form: Form, operands, num_rows: int):
+    """Return the form and its operands with a row each where one was shared by all."""
+    shared = [n for n, o in enumerate(form.inputs) if o.index is Index.SHARED]
+    operands = [
+        jnp.broadcast_to(a, (num_rows, a.shape[1])) if n in shared else a
+        for n, a in enumerate(operands)
+    ]
+    return form.indexed(dict.fromkeys(shared, Index.ROW)), operands
+
+
+def layers(program: Program, rows: Rows, number: int) -> list[tuple[int, Layer]]:
+    """Return the Linear of a product that a node of a program computes, and the gate behind it.
+
+    Each with the value that it is.
+
+    Raises:
+      Unfit: it computes something else; says what.
+    """
+    node = program.nodes[number]
+    linear_form: LinearForm = node.params["linear_form"]
+    linear = _linear(linear_form)
+    dtypes = {program.avals[v].dtype for v in node.inputs[: len(linear_form.inputs)]}
+    if len(dtypes) > 1:
+        raise Unfit("dtypes change before the Linear")
+    row = rows.of(node.inputs[0], 0)
+    sums = {name for key in row.terms for name in key if isinstance(name, Summed)}
+    if sums:
+        product = _summed(program, rows, row, sums)
+        form, backend = product.found.form, product.found.backend
+    else:
+        product = found(program, rows, row, Index.ROW, dtypes.pop(), on_graph=False)
+        form, backend = product.form, product.backend
+        if product.groups or product.one:
+            raise Unfit("weights, or other rows, are with the product")
+    if backend != node.params["backend"]:
+        raise Unfit("the Linear has another backend")
+    _check_blocks(form, linear)
+    index = node.inputs[-1] if linear_form.needs_integers else None
+    parameters = node.inputs[1 : len(linear_form.inputs)]
+    z, count = node.outputs[0], node.params["num_rows"]
+    alone = Layer(product, linear, tuple(parameters), index, count, None)
+    gated = gate_behind(program, z, linear)
+    if gated is None:
+        return [(z, alone)]
+    if gated.skip is not None and program.avals[gated.skip.value].dtype != program.avals[z].dtype:
+        return [(z, alone)]
+    return [(z, alone), (gated.value, dataclasses.replace(alone, gated=gated))]
+
+
+def _linear(linear_form: LinearForm) -> Linear:
+    """Return the Linear of a row that a linear form is.
+
+    Raises:
+      Unfit: it is another one, such as a sum of several.
+    """
+    rows = [o for o in linear_form.operands if isinstance(o, RowsOperand)]
+    if len(rows) != 2 or len(linear_form.outputs) != 1 or rows[0] is not linear_form.inputs[0]:
+        raise Unfit("a Linear of several rows")
+    [out] = linear_form.outputs
+    ends = np.cumsum([0, *(b.mul * b.dim for b in out.blocks)])
+    if list(ends[:-1]) != [b.offset for b in out.blocks] or ends[-1] != out.size:
+        raise Unfit("a Linear that leaves out a part of its result")
+    irreps = e3nn.Irreps([(b.mul, (b.dim // 2, 1)) for b in out.blocks])
+    parameters = tuple(
+        Parameter(str(n), w.shape, 0.0) for n, w in enumerate(linear_form.inputs[1:])
+    )
+    return Linear(linear_form, parameters, irreps)
+
+
+def _summed(program: Program, rows: Rows, row: Polynomial, sums) -> GraphProduct:
+    """Return the product on a graph that gives this row of the nodes."""
+    if len(row.terms) > 1 or any(len(key) != 1 for key in row.terms):
+        raise Unfit("more than a sum over edges goes into the Linear")
+    [name] = sums
+    scatter = summed(program, name.node)
+    if program.uniform(scatter.start) != 0:
+        raise Unfit("the sum over edges does not start from zero")
+    updates, masks = graphs.without_masks(program, rows, scatter.updates)
+    [outer] = row.terms.values()
+    inner = rows.of(updates, 0).take(outer.index[:, 0])
+    terms = {
+        key: merged(Terms(outer.place[t.place], t.scale * outer.scale[t.place], t.index))
+        for key, t in inner.terms.items()
+    }
+    whole = Polynomial(row.shape, terms)
+    return graphs.of_row(program, rows, scatter, whole, masks)
+
+
+def _check_blocks(form: Form, linear: Linear):
+    """Refuse segments that are not whole channels of one block of the Linear.
+
+    Raises:
+      Unfit: saying so.
+    """
+    [out] = form.outputs
+    for path in form.paths:
+        s = out.segments[path.output.segment]
+        last = dataclasses.replace(s, offset=s.offset + (s.mul - 1) * s.channel_stride)
+        held = [b.holds(s) and b.holds(last) for b in linear.blocks_in]
+        touched = [b.holds(s) or b.holds(last) for b in linear.blocks_in]
+        aligned = all((s.offset - b.offset) % b.dim == 0 for b in linear.blocks_in if b.holds(s))
+        if held != touched or not aligned or s.component_stride != 1:
+            raise Unfit("channels of the product are not those of the Linear")

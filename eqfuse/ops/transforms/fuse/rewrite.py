@@ -1,0 +1,185 @@
+"""Rewrite a traced function: what is found is computed by fused ops, the rest as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import jax
+from jax._src import source_info_util
+from jax.extend.core import ClosedJaxpr
+
+from eqfuse.ops.transforms.fuse import graphs, layers
+from eqfuse.ops.transforms.fuse.layouts import Unfit
+from eqfuse.ops.transforms.fuse.polynomials import TooLargeError
+from eqfuse.ops.transforms.fuse.program import Node, Program, Replacement, evaluate, needed_values
+from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, MOVES, Rows
+
+OPS = pathlib.Path(__file__).parents[2]
+"""The folder whose lines are not those of the user."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A line of the report.
+
+    Attributes:
+      where: file and line of the code.
+      found: what stands there.
+      op: what computes it now; "" if it is as it was.
+      reason: why nothing took its place.
+    """
+
+    where: str
+    found: str
+    op: str
+    reason: str
+
+
+def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> list:
+    """Return the outputs of a traced function, computed by fused ops where any is found.
+
+    Args:
+      arrays: its arguments.
+      entries: to which what was found is added.
+      known: numbers that some of the arguments always have, by position.
+    """
+    program = Program(closed, known or {})
+    replaced = _replacements(program, entries)
+
+    def bind(node: Node, given) -> list:
+        return _bind(node.eqn, given, entries, [program.constant(v) for v in node.inputs])
+
+    return evaluate(program, arrays, replaced, bind)
+
+
+def _replacements(program: Program, entries: list[Entry]) -> dict[int, Replacement]:
+    rows = Rows(program)
+    products = [n for n in range(len(program.nodes)) if rows.is_product(n)]
+    if not products:
+        return {}
+    shared: dict = {}
+    replaced: dict[int, Replacement] = {}
+    lines: dict[int, Entry] = {}
+    reasons: dict[int, str] = {}
+    fused: set[int] = set()
+    for number, node in enumerate(program.nodes):
+        if node.name not in FINDERS:
+            continue
+        behind = _products_behind(program, rows, number)
+        try:
+            found = FINDERS[node.name](program, rows, number)
+        except (Unfit, TooLargeError) as error:
+            reasons |= dict.fromkeys(behind, f"{error}{_between(program, rows, number)}")
+            continue
+        for value, op in found:
+            replaced[value] = _replacement(op, shared)
+            lines[value] = Entry(_where(program.node(value)), op.pattern, op.name, "")
+        fused |= behind
+    needed = needed_values(program, replaced)
+    entries += [entry for value, entry in lines.items() if value in needed]
+    for number in products:
+        if number not in fused:
+            reason = reasons.get(number, "its rows go neither to nodes nor to a Linear")
+            entries.append(Entry(_where(program.nodes[number]), "product of rows", "", reason))
+    return replaced
+
+
+FINDERS = {"scatter-add": graphs.graph_products, "eqfuse_linear_form": layers.layers}
+"""By primitive: what finds the patterns that begin with it: [(value, what computes it)]."""
+
+
+def _replacement(found, shared: dict) -> Replacement:
+    inputs = found.inputs
+
+    def compute(*arrays):
+        return found.compute(dict(zip(inputs, arrays, strict=True)), shared)
+
+    return Replacement(inputs, compute)
+
+
+def _products_behind(program: Program, rows: Rows, number: int) -> set[int]:
+    """Return the products over rows that a node is computed from, through any primitives."""
+    seen, todo, found = set(), [number], set()
+    while todo:
+        n = todo.pop()
+        for value in program.nodes[n].inputs:
+            made = program.producer.get(value)
+            if made is None or made[0] in seen:
+                continue
+            seen.add(made[0])
+            if rows.is_product(made[0]):
+                found.add(made[0])
+            elif program.nodes[made[0]].name != "scatter-add":
+                todo.append(made[0])
+    return found
+
+
+def _between(program: Program, rows: Rows, number: int) -> str:
+    """Return, for the report, what primitives stand between a product and a sum."""
+    seen, todo, names = set(), [number], set()
+    while todo:
+        n = todo.pop()
+        for value in program.nodes[n].inputs:
+            made = program.producer.get(value)
+            if made is None or made[0] in seen or not _products_behind(program, rows, made[0]):
+                continue
+            seen.add(made[0])
+            todo.append(made[0])
+            names.add(program.nodes[made[0]].name)
+    names = sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"})
+    return f" ({', '.join(names)} between them)" if names else ""
+
+
+def _where(node: Node) -> str:
+    for frame in source_info_util.user_frames(node.eqn.source_info.traceback):
+        path = pathlib.PurePath(frame.file_name)
+        if not path.is_relative_to(OPS) and "e3nn_jax" not in path.parts:
+            return f"{path.name}:{frame.start_line}"
+    return ""
+
+
+def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
+    """Return the outputs of an equation, the functions in it rewritten.
+
+    Args:
+      constants: those operands that are known numbers; None for the others.
+    """
+    info = eqn.source_info
+    stack = source_info_util.current_name_stack() + info.name_stack
+    with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+        name, params = eqn.primitive.name, dict(eqn.params)
+        if name in ("remat2", "checkpoint", "remat"):
+            function = _function(ClosedJaxpr(params["jaxpr"], ()), entries, constants)
+            options = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
+            found = jax.checkpoint(function, **options)(*arrays)
+        elif name in ("jit", "pjit"):  # with shardings of its own: it stays
+            found = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
+        else:
+            if name == "scan":
+                always = constants[: _num_constants(params)]
+                params["jaxpr"] = _retraced(params["jaxpr"], entries, always)
+            elif name == "while":
+                first = params["cond_nconsts"]
+                always = constants[first : first + params["body_nconsts"]]
+                params["body_jaxpr"] = _retraced(params["body_jaxpr"], entries, always)
+            elif name == "cond":
+                branches = params["branches"]
+                params["branches"] = tuple(_retraced(b, entries, constants[1:]) for b in branches)
+            found = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
+    return list(found) if eqn.primitive.multiple_results else [found]
+
+
+def _num_constants(params) -> int:
+    """Return how many operands of a `scan` every step gets; JAX 0.12 has them as a tree."""
+    return params["num_consts"] if "num_consts" in params else len(params["ft_in"].unpack()[0])
+
+
+def _function(closed: ClosedJaxpr, entries: list[Entry], constants: list):
+    known = {n: a for n, a in enumerate(constants) if a is not None}
+    return lambda *arrays: rewritten(closed, arrays, entries, known)
+
+
+def _retraced(closed: ClosedJaxpr, entries: list[Entry], constants: list) -> ClosedJaxpr:
+    """Return a traced function, rewritten."""
+    return jax.make_jaxpr(_function(closed, entries, constants))(*closed.in_avals)

@@ -1,0 +1,201 @@
+"""A traced function cut into segments: those that are steps of one native kernel, and the rest."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from eqfuse.ops.backends.triton.emit import steps as triton_steps
+from eqfuse.ops.ir.steps import Copy, Number, Steps
+from eqfuse.ops.primitives.rules import definitions
+from eqfuse.ops.transforms.fuse.program import Node, Program, needed_values
+from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter
+from eqfuse.ops.transforms.sequence.values import NoStepError
+
+KERNELS = (FORM, LINEAR_FORM)
+BACKENDS = ("llvm", "triton", "triton-interpret")
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Nodes that are computed together.
+
+    Attributes:
+      nodes: in order.
+      steps: one native kernel for all of them; None where XLA computes them one by one.
+      inputs: what the kernel reads: values, or see `Converter.inputs`.
+      outputs: the values that are its results.
+    """
+
+    nodes: tuple[Node, ...]
+    steps: Steps | None = None
+    inputs: tuple = ()
+    outputs: tuple[int, ...] = ()
+
+
+class Segments:
+    """A traced function as segments.
+
+    Attributes:
+      program: its nodes.
+      segments: in the order in which they run.
+      reasons: why nodes are no steps, with how many.
+      backend: of the forms, one of `BACKENDS`; "" where there is none.
+      dtype: of the forms; "" where there is none.
+    """
+
+    def __init__(self, closed: ClosedJaxpr):
+        self.program = Program(expanded(closed), {})
+        needed = needed_values(self.program, {})
+        self._nodes = [n for k, n in enumerate(self.program.nodes) if k in needed.nodes]
+        of_kernels = [n for n in self._nodes if n.name in KERNELS]
+        backends = [n.params["backend"] for n in of_kernels]
+        self.backend = next((b for b in BACKENDS if b in backends), "")
+        of_kernels = [n for n in of_kernels if n.params["backend"] == self.backend]
+        dtypes = {str(self.program.avals[n.inputs[0]].dtype) for n in of_kernels}
+        self.dtype = next((d for d in ("float32", "float64") if d in dtypes), "")
+        self.reasons: collections.Counter[str] = collections.Counter()
+        self.segments = self._cut()
+
+    @functools.cached_property
+    def native(self) -> tuple[Segment, ...]:
+        """Return the segments that are one kernel each."""
+        return tuple(s for s in self.segments if s.steps is not None)
+
+    def _cut(self) -> list[Segment]:
+        """Cut so that what runs natively comes as early, and in as few pieces, as can be.
+
+        Each node gets a level, an odd one if it is a step, at least that of what it reads.
+        """
+        outside = self._behind_indices()
+        levels: dict[int, int] = {}
+        parts: dict[int, list[Node]] = collections.defaultdict(list)
+        for node in self._nodes:
+            reason = "" if self.dtype else "no product and no Linear"
+            reason = reason or ("indices of edges" if node in outside else "")
+            reason = reason or self._reason(node)
+            self.reasons[reason] += 1
+            level = max((levels.get(v, 0) for v in node.inputs), default=0)
+            level += level % 2 != (not reason)
+            levels |= dict.fromkeys(node.outputs, level)
+            parts[level].append(node)
+        return [self._segment(parts, level) for level in sorted(parts)]
+
+    def _behind_indices(self) -> set[Node]:
+        """Return the nodes that index arrays of kernels are computed by: they are looked through
+        before a kernel runs, and so are no part of it.
+        """
+        todo = []
+        for node in self._nodes:
+            if node.name in KERNELS:
+                what = node.params.get("form") or node.params["linear_form"]
+                todo += node.inputs[len(what.inputs) :]
+        found: set[Node] = set()
+        while todo:
+            node = self.program.node(todo.pop())
+            if node is not None and node not in found:
+                found.add(node)
+                todo += node.inputs
+        return found
+
+    def _converter(self) -> Converter:
+        return Converter(self.program, self.dtype, self.backend)
+
+    def _reason(self, node: Node) -> str:
+        """Return why a node is no step, or ""."""
+        if node.eqn.effects:
+            return f"{node.name} has effects"
+        converter = self._converter()
+        try:
+            converter.convert(node)
+        except NoStepError as error:
+            return str(error)
+        if self.backend == "llvm":
+            return ""
+        return next(filter(None, map(triton_steps.left_out, converter.steps)), "")
+
+    def _segment(self, parts, level: int) -> Segment:
+        nodes = parts[level]
+        if level % 2 == 0 or not any(n.name in KERNELS for n in nodes):
+            return Segment(tuple(nodes))
+        converter = self._converter()
+        for node in nodes:
+            converter.convert(node)
+        own = set(map(id, nodes))
+        later = {v for n in self._nodes if id(n) not in own for v in n.inputs}
+        later |= set(self.program.outputs)
+        made = [v for n in nodes for v in n.outputs if v in later]
+        outputs = tuple(v for v in made if self.program.avals[v].size)
+        results: list[int] = []
+        known: set[int] = set()
+        for value in outputs:
+            read = converter.numbers[value]
+            if isinstance(read, Number) or read in converter.inputs or read in known:
+                aval = self.program.avals[value]
+                array = converter.new(aval.size, str(aval.dtype))
+                stride = 0 if isinstance(read, Number) else 1
+                converter.steps.append(Copy((read,), array, (aval.size,), (stride,), (1,)))
+                read = array
+            results.append(read)
+            known.add(read)
+        steps = Steps(
+            tuple(converter.arrays),
+            tuple(converter.inputs),
+            tuple(results),
+            tuple(converter.steps),
+            tuple(converter.indices),
+        )
+        return Segment(tuple(nodes), steps, tuple(converter.inputs.values()), outputs)
+
+
+def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Return the same function without calls, fused ops as their products and Linears."""
+
+    def evaluate(jaxpr, consts, arrays) -> list:
+        env = dict(zip(jaxpr.constvars, consts, strict=True))
+        env |= dict(zip(jaxpr.invars, arrays, strict=True))
+
+        def read(v):
+            return v.val if isinstance(v, jax.extend.core.Literal) else env[v]
+
+        for eqn in jaxpr.eqns:
+            found = _expand(eqn, [read(v) for v in eqn.invars], evaluate)
+            env.update(zip(eqn.outvars, found, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def function(*arrays):
+        return evaluate(closed.jaxpr, closed.consts, arrays)
+
+    return jax.make_jaxpr(function)(*closed.in_avals)
+
+
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "remat2": "jaxpr"}
+CALLS |= {"checkpoint": "jaxpr", "remat": "jaxpr"}
+
+
+def _expand(eqn, arrays, evaluate) -> list:
+    primitive = eqn.primitive
+    if primitive in definitions:
+        return list(definitions[primitive](*arrays, **eqn.params))
+    if primitive.name in CALLS:
+        inner = eqn.params[CALLS[primitive.name]]
+        if isinstance(inner, ClosedJaxpr):
+            return evaluate(inner.jaxpr, inner.consts, arrays)
+        return evaluate(inner, (), arrays)
+    return bind(eqn, arrays)
+
+
+def bind(eqn, arrays) -> list:
+    """Return the outputs of an equation, as JAX computes it."""
+    if not arrays and eqn.primitive.name == "iota":  # a constant, and no operation
+        with jax.ensure_compile_time_eval():
+            return [eqn.primitive.bind(**eqn.params)]
+    with eqn.ctx.manager:
+        params = eqn.primitive.get_bind_params(dict(eqn.params))
+        found = eqn.primitive.bind(*arrays, **params)
+    return list(found) if eqn.primitive.multiple_results else [found]

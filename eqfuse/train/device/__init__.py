@@ -1,0 +1,1 @@
+"""What a run does on its devices: parallelism, profiles, memory, compiled programs."""

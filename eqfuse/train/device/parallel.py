@@ -1,0 +1,193 @@
+"""Training spread over devices: those of this process, or of several processes on several hosts.
+
+Each device has a part of every batch, the same parameters and the same optimiser state; the sums of
+errors and the gradients are added up over the devices (data parallel training).
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from eqfuse import ops
+from eqfuse.train.run.stopping import TrainingFailed
+from eqfuse.train.settings.settings import ConfigError
+
+_AXIS = "data"
+_FIRST_WITH_TF32 = 8.0  # compute capability
+
+
+class Devices:
+    """The devices of a run.
+
+    Make one with `find_devices`.
+
+    Args:
+      devices: two or more, of all processes, those of a process next to each other; None for one
+        device, and programs that know of no others.
+    Attributes:
+      count: how many.
+      own: which of them, counted from 0, are of this process.
+      is_main: whether this process is the one that writes and prints.
+    """
+
+    def __init__(self, devices: list | None = None):
+        here = jax.process_index() if devices else 0
+        self.count = len(devices or [None])
+        self.own = [k for k, d in enumerate(devices or []) if d.process_index == here] or [0]
+        self.is_main = here == 0
+        self._several = len({d.process_index for d in devices or []}) > 1
+        self._mesh = Mesh(np.array(devices), (_AXIS,)) if devices else None
+
+    def summed(self, function: Callable) -> Callable:
+        """Return `function(params, batch)` of a part of a batch, summed over all parts.
+
+        Args:
+          function: gives a pytree of arrays that add up over the structures of a batch.
+        Returns:
+          The same of `spread` batches, differentiable: gradients are summed too.
+        """
+        if self._mesh is None:
+            return function
+
+        def of_part(params, batch):
+            batch = jax.tree.map(lambda a: a[0], batch)
+            return jax.lax.psum(function(params, batch), _AXIS)
+
+        # Unchecked: the derivatives of fused ops are linear transposes, which do not say what
+        # varies between devices. With automatic sharding every device would do all of a graph.
+        return jax.shard_map(
+            of_part,
+            mesh=self._mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(_AXIS)),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+
+    def part(self, batch):
+        """Return what the first device of this process has of a batch, before it is `spread`."""
+        return batch if self._mesh is None else jax.tree.map(lambda a: a[0], batch)
+
+    def spread(self, batch):
+        """Return the parts of a batch that this process made, [own parts, ...], each put on its
+        device.
+        """
+        if self._mesh is None:
+            return batch
+        sharding = NamedSharding(self._mesh, PartitionSpec(_AXIS))
+        return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), batch)
+
+    def replicated(self, tree):
+        """Return a pytree of arrays that every process has alike, on all devices."""
+        if self._mesh is None:
+            return tree
+        sharding = NamedSharding(self._mesh, PartitionSpec())
+        return jax.tree.map(
+            lambda a: jax.make_array_from_process_local_data(sharding, np.asarray(a)), tree
+        )
+
+    def agreed(self, elapsed: float, signum: int | None) -> tuple[float, int | None]:
+        """Return the time of the main process, and the signal that any process has received.
+
+        All processes have to ask at the same place: what they do next must not differ.
+        """
+        if not self._several:
+            return elapsed, signum
+        told = multihost_utils.process_allgather(np.array([elapsed, signum or 0]))
+        return float(told[0, 0]), int(told[:, 1].max()) or None
+
+    @contextlib.contextmanager
+    def together(self):
+        """Context that fails in every process if it does in one of them.
+
+        Raises:
+          TrainingFailed: another process failed; it has said why.
+        """
+        if not self._several:
+            yield
+            return
+        error = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        failed = multihost_utils.process_allgather(np.array(error is not None))
+        if error is not None:
+            raise error
+        if failed.any():
+            raise TrainingFailed(f"process {int(failed.argmax())} failed; see what it says")
+
+
+def find_devices(setting: str) -> Devices:
+    """Return the devices that `devices=` asks for; joins the other processes if there are any.
+
+    Args:
+      setting: a number, "all" for all of this process, or "distributed" for all of all processes.
+    Raises:
+      ConfigError: more devices than there are, or processes that cannot be joined.
+    """
+    if setting == "distributed":
+        _join()
+        devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    else:
+        devices = jax.local_devices()
+    if setting.isdecimal():
+        count = int(setting)
+        if count > len(devices):
+            raise ConfigError(
+                f"devices={count}: {len(devices)} {devices[0].platform.upper()} "
+                f"device{'s' if len(devices) > 1 else ''} found; devices=all uses all of them"
+            )
+        devices = devices[:count]
+    return Devices(devices if len(devices) > 1 else None)
+
+
+def _join():
+    """Start or join the service of `jax.distributed`, before anything else uses JAX."""
+    given = {
+        name: int(os.environ[variable])
+        for name, variable in (
+            ("num_processes", "JAX_NUM_PROCESSES"),
+            ("process_id", "JAX_PROCESS_ID"),
+        )
+        if variable in os.environ
+    }
+    try:
+        jax.distributed.initialize(**given)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            "devices=distributed: the other processes cannot be found "
+            f"({str(error).splitlines()[0]}); start every process by Slurm or Open MPI, or set "
+            "JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+        ) from error
+
+
+def matmul_precision(asked: str, dtype: str, device: jax.Device) -> str:
+    """Return the precision of matmuls by the name that JAX gives it.
+
+    TF32 alone would cost three digits of the forces; in three products it has the errors of
+    float32, see `benchmarks/matmul_precision.py`.
+
+    Args:
+      asked: "highest", "tf32x3", or "auto".
+      dtype: "float32" or "float64".
+      device: one of those that train.
+    Raises:
+      ConfigError: tf32x3 on a device without TF32.
+    """
+    capability = getattr(device, "compute_capability", "")  # "9.0", or "gfx942" of AMD
+    number = re.fullmatch(r"\d+\.\d+", str(capability))
+    capable = device.platform == "gpu" and number and float(capability) >= _FIRST_WITH_TF32
+    if asked == "tf32x3" and not capable:
+        raise ConfigError(
+            "precision=tf32x3 is for NVIDIA GPUs of compute capability 8.0 or more, and this is "
+            f"{device.device_kind}; use precision=auto"
+        )
+    if asked == "highest" or dtype != "float32" or not capable:
+        return "highest"
+    return ops.TF32X3

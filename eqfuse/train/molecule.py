@@ -1,0 +1,292 @@
+"""The molecular run: read, report, train on energies and forces."""
+
+import contextlib
+import dataclasses
+import hashlib
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse import data, models
+from eqfuse.data import Batcher, Dataset
+from eqfuse.data.dataset import species_table
+from eqfuse.train.device.parallel import Devices
+from eqfuse.train.initial import initial_parameters
+from eqfuse.train.loop import Fit
+from eqfuse.train.metrics import Loss
+from eqfuse.train.optimizer import flat_training, init_state
+from eqfuse.train.run.checkpoint import (
+    CheckpointError,
+    has_checkpoint,
+    read_checkpoint,
+    read_to_resume,
+)
+from eqfuse.train.run.drawing import draw, picture_batcher
+from eqfuse.train.run.progress import warnings_printed
+from eqfuse.train.run.report import report
+from eqfuse.train.run.resume import check_same_run
+from eqfuse.train.run.runs import RunFolder, folder_for
+from eqfuse.train.run.saving import Checkpoints
+from eqfuse.train.settings.config import Config, ConfigError
+from eqfuse.train.sources import read_reference_energies, read_structures, read_validation
+from eqfuse.train.start import Start
+
+UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
+
+
+def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, Start | None]:
+    """Read the file of the configuration, split and reference it; prints warnings.
+
+    Args:
+      config: of the run.
+      start: the network that it starts from, if any.
+    Returns:
+      The dataset, and the network; with `elements=data` for the elements of the data only.
+    Raises:
+      data.DataError: a file, split or element that cannot be used.
+      ConfigError: stress asked for, but none in the file; elements or reference energies that do
+        not fit the network.
+    """
+    settings = config.data
+    structures, validation = read_structures(settings), read_validation(settings)
+    references = read_reference_energies(settings)
+    if start is not None:
+        start = start.for_elements(species_table([*structures, *(validation or [])]), config)
+        references = start.references(references)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset = Dataset.build(
+            structures,
+            cutoff=config.model.cutoff,
+            train_size=_size(settings.train),
+            val_size=_size(settings.val),
+            seed=config.seed,
+            species=None if start is None else start.species,
+            references=references,
+            validation=validation,
+        )
+    messages = [warning.message for warning in caught]
+    if start is not None:
+        dataset, more = _referenced(config, start, dataset, structures, validation)
+        messages += more
+    if config.training.stress_weight:
+        _check_stress(config, dataset)
+        if all(sample.stress is None for sample in dataset.val):
+            messages.append("no validation frame has a stress: the errors of stress are not known")
+    for message in messages:
+        print(f"warning: {message}", file=sys.stderr, flush=True)
+    return dataset, start
+
+
+def _referenced(config, start: Start, dataset: Dataset, structures, validation):
+    """Return the dataset with the reference energies that its network shall have, and warnings."""
+    messages = []
+    if config.data.references_origin is None:
+        messages += start.other_atoms([structures[i] for i in dataset.isolated_atoms])
+    if start.refits(config):
+        references = start.refitted(dataset, config)
+        dataset = dataset.with_references(references, structures, validation)
+    if not start.resumed:
+        messages += start.other_energies(dataset)
+    return dataset, messages
+
+
+def _check_stress(config: Config, dataset: Dataset):
+    if all(sample.stress is None for sample in dataset.train):
+        key = getattr(config.data, "stress_key", None)
+        raise ConfigError(
+            f"training.stress_weight is set, but no training frame of {config.data.origin} has a "
+            + (f"stress under the key {key!r} (set data.stress_key)" if key else "stress")
+        )
+
+
+def _size(value: float | None) -> float | None:
+    return int(value) if value is not None and value >= 1 else value
+
+
+def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential, dict]:
+    """Return the potential for a dataset, and the settings of its model as plain values."""
+    fields = dataclasses.asdict(config.model)
+    trainable = fields.pop("trainable_scale_shift")
+    name, repels = fields.pop("name"), fields.pop("zbl")
+    if fields["avg_num_neighbors"] is None:
+        fields["avg_num_neighbors"] = dataset.avg_num_neighbors
+    fields = {"irreps_out": "0e", "num_species": len(dataset.species), **fields}
+    if fields.get("distance_transform") is not None:
+        fields["atomic_numbers"] = [int(z) for z in dataset.species]
+    count = len(dataset.species)
+    potential = models.Potential(
+        model=models.build(name, **fields, backend=config.backend),
+        scale=(dataset.force_rms,) * count,
+        shift=(dataset.energy_per_atom,) * count,
+        trainable_scale_shift=trainable,
+        binds_within=None if dataset.references_fitted else config.model.cutoff,
+        repulsion=models.ZBL.of(dataset.species) if repels else None,
+    )
+    return potential, fields
+
+
+def run(config: Config, devices: Devices) -> None:
+    """Train a potential on a file; prints as it goes.
+
+    Args:
+      config: of the run.
+      devices: which share every batch.
+    Raises:
+      data.DataError, ConfigError: data or settings refused.
+      TrainingFailed: the loss is not finite; the last good checkpoint stays.
+      Interrupted: by Ctrl-C; the checkpoint is written.
+    """
+    with devices.together():
+        if devices.is_main:
+            folder_for(config)
+        with warnings_printed():
+            start = Start.of(config)
+        dataset, start = load_dataset(config, start)
+        if start is None:
+            potential, fields = build_potential(config, dataset)
+            params = _initial_parameters(potential, dataset, config)
+        else:
+            potential, fields = start.potential(config.backend)
+            params = jax.tree.map(lambda p: jnp.asarray(p, config.dtype), start.params)
+        batchers = _batchers(config, dataset, devices)
+    with devices.together():
+        folder = RunFolder(config, writes=devices.is_main)
+    with contextlib.closing(folder):
+        _train(config, dataset, potential, fields, batchers, params, folder, devices)
+
+
+def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batcher]:
+    """Return the batchers of the training and the validation samples."""
+    size = config.data.batch_size
+    if size < devices.count:
+        raise ConfigError(
+            f"data.batch_size={size} is too small for {devices.count} devices, which need a "
+            f"structure each; set data.batch_size={devices.count} or more, or fewer devices="
+        )
+    return [
+        Batcher(
+            samples,
+            size,
+            seed=config.seed,
+            dtype=config.dtype,
+            parts=devices.count,
+            own=devices.own,
+        )
+        for samples in (dataset.train, dataset.val)
+    ]
+
+
+def _train(config, dataset, potential, fields, batchers, params, folder, devices: Devices):
+    metadata = _metadata(config, dataset, potential, fields)
+    with devices.together():
+        writes = devices.is_main
+        with warnings_printed():
+            resume = config.resume and _interrupted(config, params, metadata, folder, writes)
+    print(report(config, dataset, batchers, folder, devices))
+    print(models.summary(potential, params))
+    batch = devices.part(next(batchers[0].batches(epoch=0)))
+    print(models.ops_summary(potential, params, batch.graph), flush=True)
+    checkpoints = Checkpoints(
+        folder.checkpoints,
+        metadata,
+        config.training.checkpoint_seconds,
+        writes=devices.is_main,
+    )
+    loss = Loss(
+        energy=config.training.energy_weight,
+        forces=config.training.forces_weight,
+        stress=config.training.stress_weight,
+        force_scale=dataset.force_rms,
+    )
+    drawn = True
+    try:
+        fit = Fit(config, potential, loss, params, batchers, folder, checkpoints, devices)
+        fit.run(resume)
+    except KeyboardInterrupt:  # the second Ctrl-C, which stops at once
+        drawn = False
+        raise
+    finally:
+        checkpoints.close()
+        if devices.is_main and drawn:
+            draw(folder, potential, picture_batcher(config, dataset))
+
+
+def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool):
+    """State and position of the run in the folder.
+
+    Returns:
+      (`TrainState`, dict); None if the run ended before it wrote its first checkpoint.
+    Raises:
+      CheckpointError: no readable checkpoint, or one of another model.
+      ConfigError: other settings or other data than those of the checkpoint.
+    """
+    if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
+        print("resume     from the beginning: the run ended before its first checkpoint")
+        return None
+    _, theirs, _ = read_checkpoint(folder.path, ("last",))
+    check_same_run(config, theirs, folder.path)  # before the state, which follows the settings
+    files = " or ".join(filter(None, (config.data.origin, config.data.validation_origin)))
+    for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
+        if theirs[name] != metadata[name]:
+            raise ConfigError(
+                f"{files} is not as it was when the run in {folder.path} "
+                f"began ({name} differs); bring it back, or start a new run"
+            )
+    flat, optimizer = flat_training(config.training, params)
+    like = init_state(flat.flatten(params), optimizer)
+    theirs, state = read_to_resume(folder.path, like, writes=writes)
+    shapes = [jax.tree.map(np.shape, tree) for tree in (like, state)]
+    if shapes[0] != shapes[1]:
+        raise CheckpointError(f"the checkpoint in {folder.path} is of another model")
+    position = theirs["position"]
+    print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch")
+    return jax.tree.map(jnp.asarray, state), position
+
+
+def _fingerprint(dataset: Dataset) -> str:
+    """Return the SHA-256 of the structures and labels that are trained on and validated with."""
+    digest = hashlib.sha256()
+    for sample in (*dataset.train, *dataset.val):
+        arrays = [sample.positions, sample.species, sample.cell, sample.forces]
+        arrays += [] if sample.stress is None else [sample.stress]
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.float64(sample.energy).tobytes())
+    return digest.hexdigest()
+
+
+def _initial_parameters(potential, dataset: Dataset, config: Config):
+    sample = dataset.train[0]
+    shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
+    graph = data.collate([sample], shape, config.dtype).graph
+    return initial_parameters(potential, config.seed, graph, config.dtype)
+
+
+def _metadata(config, dataset, potential, fields) -> dict:
+    return {
+        "task": "molecule",
+        "config": dataclasses.asdict(config),
+        "model": config.model.name,
+        "model_fields": fields,
+        "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
+        "potential": {
+            "scale": list(potential.scale),
+            "shift": list(potential.shift),
+            "trainable_scale_shift": potential.trainable_scale_shift,
+            "binds_within": potential.binds_within,
+            "repulsion": potential.repulsion and dataclasses.asdict(potential.repulsion),
+        },
+        "data_sha256": _fingerprint(dataset),
+        "species": list(dataset.species),
+        "reference_energies": {str(z): float(e) for z, e in dataset.references.items()},
+        "statistics": {
+            "force_rms": dataset.force_rms,
+            "avg_num_neighbors": dataset.avg_num_neighbors,
+            "energy_per_atom": dataset.energy_per_atom,
+        },
+        "units": UNITS,
+    }

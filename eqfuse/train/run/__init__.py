@@ -1,0 +1,1 @@
+"""The folder of a run: checkpoints, resuming, progress, report and pictures."""

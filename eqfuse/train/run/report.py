@@ -1,0 +1,132 @@
+"""What a run says of itself before it compiles anything."""
+
+import math
+
+import jax
+from ase.data import chemical_symbols
+
+from eqfuse import ops
+from eqfuse.data import Batcher, Dataset
+from eqfuse.train.device.parallel import Devices
+from eqfuse.train.loop import Limits
+from eqfuse.train.run.drawing import picture_batcher
+from eqfuse.train.run.runs import RunFolder
+from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.data_config import FIT
+from eqfuse.train.sources import described
+from eqfuse.train.start import reference_batcher
+
+
+def report(
+    config: Config,
+    dataset: Dataset,
+    batchers: list[Batcher],
+    folder: RunFolder,
+    devices: Devices,
+) -> str:
+    """Return what is about to be trained, on one screen.
+
+    Args:
+      config: of the run.
+      dataset, batchers: of the training and the validation samples.
+      folder: where the results go.
+      devices: which share every batch.
+    """
+    train = batchers[0]
+    waste = train.padding_waste
+    shapes = "; ".join(f"{s.n_nodes} atoms, {s.n_edges} edges" for s in train.shapes)
+    shapes = f"{'one shape' if train.num_shapes == 1 else f'{train.num_shapes} shapes'} ({shapes})"
+    references = ", ".join(
+        f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
+    )
+    rows = {
+        **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
+        "data": described(config.data.origin),
+        "frames": _frames(config, dataset),
+        "species": " ".join(chemical_symbols[z] for z in dataset.species),
+        "references": f"{references} eV ({_references_origin(config, dataset)})",
+        # zero, added, takes the sign from what is rounded to -0.0
+        "energy": f"{round(dataset.energy_per_atom, 4) + 0.0:.4f} eV/atom mean, relative to the "
+        "references",
+        "force RMS": f"{dataset.force_rms:.4f} eV/Å",
+        **_stress(config, dataset),
+        "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
+        "batches": f"{len(train)} per epoch, padded to {shapes}; "
+        f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
+        "programs": _programs(config, dataset, batchers),
+        "backend": _backend(config),
+        "devices": f"{devices.count}"
+        + (", each with its part of every batch" if devices.count > 1 else ""),
+        "run": folder.path,
+    }
+    return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+
+
+def _backend(config: Config) -> str:
+    """Return what runs the ops, and which ops something else runs."""
+    apart = "".join(f"; {op} on {name}" for op, name in ops.resolve_apart(config.backend).items())
+    platform = jax.devices()[0].platform
+    in_parts = jax.config.jax_default_matmul_precision == ops.TF32X3
+    matmuls = ", matmuls in three products of TF32" if in_parts else ""
+    return f"{ops.resolve(config.backend)} on {platform}{apart}; {config.dtype}{matmuls}"
+
+
+def _frames(config: Config, dataset: Dataset) -> str:
+    atoms = [sample.num_atoms for sample in dataset.train]
+    origin = config.data.validation_origin
+    parts = [
+        f"{len(dataset.train)} training",
+        f"{len(dataset.val)} validation" + (f" ({described(origin)})" if origin else ""),
+        f"{min(atoms)} to {max(atoms)} atoms",
+    ]
+    if len(dataset.isolated_atoms):
+        parts.append(f"isolated atoms besides: {len(dataset.isolated_atoms)}")
+    return ", ".join(parts)
+
+
+def _references_origin(config: Config, dataset: Dataset) -> str:
+    given = config.data.references_origin
+    if given not in (None, FIT):
+        return given
+    if config.start_from is not None:
+        moved = ", moved to the data by least squares" if given == FIT else ""
+        return f"those of {config.start_from}{moved}"
+    return "least squares" if dataset.references_fitted else "isolated atoms of the data"
+
+
+def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
+    """Return how many frames have a stress, if any has, and whether it is trained on."""
+    parts = {"training": dataset.train, "validation": dataset.val}
+    counts = {name: sum(s.stress is not None for s in samples) for name, samples in parts.items()}
+    if not any(counts.values()):
+        return {}
+    found = " and ".join(f"{counts[name]} of {len(parts[name])} {name}" for name in parts)
+    weight = config.training.stress_weight
+    used = f"weight {weight}" if weight else "not trained on (training.stress_weight=0)"
+    return {"stress": f"in {found} frames, {used}"}
+
+
+def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:
+    """Return how many programs will be compiled, for as long as the run may last."""
+    train, val = batchers
+    epochs = Limits(config, len(train)).steps / len(train)
+    if math.isinf(epochs):
+        training = len(train.shapes)
+    else:
+        training = len(train.used_shapes(range(1, math.ceil(epochs) + 1)))
+    validation = len(val.used_shapes(shuffle=False))
+    first, purpose = (1 if config.start_from is None else 0), "parameters"
+    if config.data.reference_energies == FIT:
+        first = len(reference_batcher(config, dataset).used_shapes(shuffle=False))
+        purpose = "reference energies"
+    picture = len(picture_batcher(config, dataset).used_shapes(shuffle=False))
+    ends_early = (
+        config.max_minutes is not None
+        or config.training.schedule == "plateau"
+        or config.resume is not None
+    )
+    count = f"{'at most ' if ends_early else ''}{first + training + validation + picture}"
+    return (
+        f"{count} to compile: {first} for the {purpose}, {training} to train, "
+        f"{validation} to validate, {picture} for the picture"
+    )

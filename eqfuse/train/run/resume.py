@@ -1,0 +1,175 @@
+"""Configurations that take settings from a run: to go on with it, or to start from its network."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from eqfuse.train.settings.config import (
+    DEFAULTS,
+    GROUPS,
+    SHORTHANDS,
+    Config,
+    ConfigError,
+    MoleculeTraining,
+)
+from eqfuse.train.settings.options import settings_of, short
+from eqfuse.train.settings.settings import require
+
+# A run may be made longer, and go on elsewhere; anything else would make it another run.
+CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
+
+CONVERTED = "converted.json"
+"""In the folder of a run: what it was converted from (`eqfuse.convert`)."""
+
+TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
+"""Learning rates by default for a converted network: measured, see `eqfuse/convert/README.md`."""
+
+
+def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
+    """Return the configuration that `resume=FOLDER` asks for; None if it is not among the
+    arguments.
+
+    Args:
+      parse: arguments to configuration.
+      arguments: settings such as "resume=runs/first", "epochs=200".
+    Raises:
+      ConfigError: no run in the folder, a converted network, or settings besides that cannot
+        change.
+    """
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    if given.get("resume", "null") == "null":
+        return None
+    require(given["resume"] != "", "resume", "", "the folder of a run")
+    others = [name for name in given if name not in ("resume", *CHANGEABLE)]
+    if others:
+        raise ConfigError(
+            f"{', '.join(others)} cannot be given with resume=, which goes on with the settings of "
+            f"the run; only {', '.join(CHANGEABLE)} can"
+        )
+    others = parse(arguments)
+    folder = os.path.expanduser(others.resume)
+    config = read_config(Path(folder))
+    if (Path(folder) / CONVERTED).exists():
+        raise ConfigError(
+            f"{folder} holds a converted network and no training to go on with; "
+            f"start_from={folder} trains it further, in a folder of its own"
+        )
+    changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
+    return dataclasses.replace(config, **changed, run=folder, resume=folder)
+
+
+def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
+    """Return the configuration that `start_from=FOLDER` asks for; None if it is not among the
+    arguments.
+
+    Args:
+      parse: arguments to configuration.
+      arguments: settings such as "start_from=runs/first", "lr=0.001".
+    Raises:
+      ConfigError: no run on energies and forces in the folder, or settings of the network besides.
+    """
+    names = [argument.partition("=")[0] for argument in arguments]
+    if "start_from" not in names:
+        return None
+    others = [n for n in names if SHORTHANDS.get(n, n).partition(".")[0] in ("model", "preset")]
+    if others:
+        raise ConfigError(
+            f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
+            "run; only its data and its training can be others"
+        )
+    config = parse(arguments)
+    if config.start_from is None:
+        return config
+    if config.data.name == "tetris":
+        raise ConfigError("start_from= is for energies and forces; give data= too, see --help")
+    theirs = read_config(Path(config.start_from))
+    if theirs.data.name == "tetris":
+        raise ConfigError(
+            f"the run in {config.start_from} classifies the Tetris shapes; start_from= takes one "
+            "of energies and forces"
+        )
+    given = {SHORTHANDS.get(name, name) for name in names}
+    return dataclasses.replace(config, model=theirs.model, training=_tuning(config, given))
+
+
+def _tuning(config: Config, given: set[str]) -> MoleculeTraining:
+    """Return the training, with smaller steps for a converted network where no others are asked
+    for.
+    """
+    training = config.training
+    if not (Path(config.start_from) / CONVERTED).exists():
+        return training
+    optimizer = training.optimizer if "training.optimizer" in given else "adam"
+    lr = training.lr if "training.lr" in given else TUNING_LR[optimizer]
+    return dataclasses.replace(training, optimizer=optimizer, lr=lr)
+
+
+def read_config(folder: Path) -> Config:
+    """Return the configuration in the folder of a run, checked as that of the command line.
+
+    Raises:
+      ConfigError: there is none, it is damaged, or a setting was changed to an impossible one.
+    """
+    path = folder / "config.yaml"
+    try:
+        plain = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder} holds no run: there is no {path}") from error
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    try:
+        choices = {group: plain[group]["name"] for group in DEFAULTS}
+        names = {**choices, "training": choices["data"]}
+        nodes = {group: OmegaConf.structured(GROUPS[group][name]) for group, name in names.items()}
+    except (TypeError, KeyError, AttributeError, OmegaConfBaseException) as error:
+        text = str(error).splitlines()[0]
+        raise ConfigError(f"{path} is not the configuration of a run: {text}") from error
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), nodes, plain))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}: {short(error, settings_of(choices))}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def check_same_run(config: Config, metadata: dict, folder: Path):
+    """Refuse a checkpoint that was made with other settings than those in config.yaml.
+
+    A setting that the version which made the checkpoint did not have yet was at its default.
+
+    Raises:
+      ConfigError: naming the settings that differ.
+    """
+    ours, theirs = _flat(dataclasses.asdict(config)), _flat(metadata["config"])
+    parts = [
+        ("", config),
+        *((f"{group}.", getattr(config, group)) for group in (*DEFAULTS, "training")),
+    ]
+    defaults = {p + f.name: f.default for p, node in parts for f in dataclasses.fields(node)}
+    theirs = {key: defaults[key] for key in ours.keys() & defaults.keys()} | theirs
+    ignored = {*CHANGEABLE, "run", "resume"}
+    different = [
+        f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"
+        for key in sorted(ours.keys() | theirs.keys())
+        if key not in ignored and ours.get(key) != theirs.get(key)
+    ]
+    if different:
+        raise ConfigError(
+            f"the checkpoint in {folder} is of another run than its config.yaml: "
+            + ", ".join(different)
+        )
+
+
+def _flat(plain: dict) -> dict:
+    flat = {}
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            flat[key] = value
+    return flat

@@ -1,0 +1,284 @@
+"""The folder of a run: configuration, metrics, checkpoints."""
+
+import contextlib
+import csv
+import datetime
+import fcntl
+import io
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from eqfuse import __version__
+from eqfuse.train.run.checkpoint import has_checkpoint
+from eqfuse.train.run.disk import set_aside, write_whole
+from eqfuse.train.run.stopping import TrainingFailed
+from eqfuse.train.settings.config import Config, ConfigError
+from eqfuse.train.settings.options import to_yaml
+
+
+class RunFolder:
+    """A folder with `config.yaml`, a growing `metrics.csv` and `checkpoints/`, locked while open.
+
+    It is a new one, or with `config.resume` that of the run to go on with.
+
+    Args:
+      config: of the run.
+      writes: whether this process makes and writes the folder; another one does it otherwise.
+    Attributes:
+      path: the folder.
+    Raises:
+      ConfigError: the folder exists already (nothing is ever overwritten), cannot be made, or
+        another process trains in it.
+    """
+
+    def __init__(self, config: Config, writes: bool = True):
+        self._writes = writes
+        self._columns = None
+        if not writes:
+            self.path = Path(config.run or "the folder of the run")
+            return
+        self.path = folder_for(config)
+        if config.resume is not None:
+            self._lock = _locked(self.path)
+            return
+        while not self._made():
+            if config.run is not None:
+                raise ConfigError(_exists(self.path))
+            self.path = folder_for(config)  # another run of this second was faster
+        self._lock = _locked(self.path)
+        try:
+            header = f"# eqfuse {__version__}\n"
+            write_whole(self.path / "config.yaml", header + to_yaml(config))
+        except OSError as error:
+            self.close()
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
+
+    def _made(self) -> bool:
+        """Make the folder; False if it exists."""
+        try:
+            self.path.mkdir(parents=True)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
+        return True
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def profile(self) -> Path:
+        """For the trace of `profile=true`; of a resumed run, another one."""
+        name, count = "profile", 1
+        while (self.path / name).exists():
+            count += 1
+            name = f"profile_{count}"
+        return self.path / name
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.csv"
+
+    def close(self):
+        """Let other processes have the folder."""
+        if self._writes:
+            self._lock.close()
+
+    def forget_after(self, epoch: int):
+        """Remove the lines of metrics.csv after an epoch: a resumed run writes them again.
+
+        It is a log, and a run goes on without: a damaged one is set aside, with a warning.
+
+        Raises:
+          TrainingFailed: it cannot be rewritten or renamed.
+        """
+        if not self._writes or not os.path.lexists(self.metrics):
+            return
+        try:
+            columns, rows = read_log(self.metrics)
+        except ValueError as error:
+            self._set_log_aside(error)
+            return
+        rows = [row for row in rows if int(row["epoch"]) <= epoch]
+        if (last := max((int(row["epoch"]) for row in rows), default=0)) < epoch:
+            print(
+                f"warning: {self.metrics} was cut off: it has no line of epoch {last + 1} to "
+                f"{epoch}, which are done; the run goes on without",
+                file=sys.stderr,
+                flush=True,
+            )
+        with self._log_errors():
+            if not rows:
+                self.metrics.unlink()
+                return
+            text = io.StringIO(newline="")
+            writer = csv.DictWriter(text, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+            write_whole(self.metrics, text.getvalue())
+        self._columns = columns
+
+    def forget(self):
+        """Remove metrics.csv: a run that begins again writes it again.
+
+        Raises:
+          TrainingFailed: it cannot be removed.
+        """
+        if self.metrics.is_dir():
+            self._set_log_aside(ValueError("it is no file"))
+        with self._log_errors():
+            self.metrics.unlink(missing_ok=True)
+
+    def log(self, row: dict):
+        """Append one line to metrics.csv; the first one decides the columns.
+
+        Raises:
+          TrainingFailed: it cannot be written.
+        """
+        if not self._writes:
+            return
+        if self._columns is not None and set(self._columns) != set(row):
+            self._set_log_aside(ValueError("its columns are not those that are written now"))
+        first = self._columns is None
+        if first:
+            self._columns = list(row)
+        with self._log_errors(), open(self.metrics, "a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            if first:
+                writer.writeheader()
+            writer.writerow(row)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _set_log_aside(self, error: ValueError):
+        with self._log_errors():
+            kept = set_aside(self.metrics)
+        self._columns = None
+        print(
+            f"warning: {self.metrics} is damaged ({error}); it is now {kept.name}, and a new one "
+            "begins here",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    @contextlib.contextmanager
+    def _log_errors(self):
+        """Context in which what the disk refuses ends the training with a line."""
+        try:
+            yield
+        except OSError as error:
+            intact = ": the last checkpoint is intact" if has_checkpoint(self.path, "last") else ""
+            raise TrainingFailed(
+                f"{self.metrics} cannot be written: {error.strerror}; free or repair the disk and "
+                f"go on with resume={self.path}{intact}"
+            ) from error
+
+
+def read_log(path: Path) -> tuple[list[str], list[dict]]:
+    """Read metrics.csv.
+
+    Returns:
+      The columns, and the lines as they are written; not the last one if it was cut off when the
+      run was killed.
+    Raises:
+      ValueError: it is damaged; the message says how.
+    """
+    if not path.is_file():
+        raise ValueError("it is no file")
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is no text") from error
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from error
+    if "\0" in text:
+        raise ValueError("it has NUL characters")
+    ended = text.endswith(("\n", "\r"))
+    lines = list(csv.reader(io.StringIO(text, newline="")))
+    columns, lines = (lines[0], lines[1:]) if lines else ([], [])
+    if "epoch" not in columns and (lines or ended):
+        raise ValueError("its first line does not name the columns")
+    whole = [len(line) == len(columns) and all(map(_is_number, line)) for line in lines]
+    if lines and not ended and not whole[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, start=2):
+        if not whole[number - 2]:
+            raise ValueError(f"line {number} is not one of numbers for all columns")
+        if not line[columns.index("epoch")].isdecimal():
+            raise ValueError(f"the epoch in line {number} is no whole number")
+    return columns, [dict(zip(columns, line, strict=True)) for line in lines]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def folder_for(config: Config) -> Path:
+    """Return where the run will write.
+
+    Raises:
+      ConfigError: `run` names something that exists, and is not to be resumed; a path that no
+        checkpoint can be written to.
+    """
+    if config.run is not None:
+        path = Path(config.run)
+        try:
+            if path.exists() and config.resume is None:
+                raise ConfigError(_exists(path))
+        except OSError as error:
+            raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
+        _check_name(path)
+        return path
+    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    base = Path("runs") / f"{stamp}_{config.model.name}_{config.data.name}"
+    _check_name(base)
+    path, count = base, 1
+    while path.exists():
+        count += 1
+        path = base.with_name(f"{base.name}_{count}")
+    return path
+
+
+def _check_name(path: Path):
+    """Refuse a folder that orbax, which writes the checkpoints, would take for a pattern."""
+    whole = str(path.resolve())
+    if re.search(r"\[.*\]|\\", whole):
+        raise ConfigError(
+            f"the run cannot be written to {whole}: no checkpoint can be written below a folder "
+            "with [...] or a backslash in its name; set run= to another one"
+        )
+
+
+def _exists(path: Path) -> str:
+    if (path / "config.yaml").exists():
+        return (
+            f"run={path} exists already and is not overwritten; go on with it by resume={path}, "
+            "or name another folder"
+        )
+    return f"run={path} exists already and is not overwritten; name another folder, or remove it"
+
+
+def _locked(folder: Path):
+    """Return the open lock file of a folder; the system unlocks it when the process
+    ends, however.
+    """
+    try:
+        file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - while the run lasts
+    except OSError as error:
+        raise ConfigError(f"the run in {folder} cannot be written to: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise ConfigError(f"another process trains in {folder}; wait until it has ended") from error
+    return file

@@ -1,0 +1,70 @@
+"""How a run ends early: Ctrl-C ends it after the step that it is in, checkpoint written."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+
+from eqfuse.train.run.quiet import STOPPING
+
+
+class TrainingFailed(RuntimeError):
+    """The run ended without what it was for; the message is for the user."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; `signum` is the signal that did it."""
+
+    def __init__(self, signum: int, message: str):
+        super().__init__(message)
+        self.signum = signum
+
+
+class StopRequest:
+    """Context in which the signals that end a run are noted rather than raised.
+
+    They are SIGINT (Ctrl-C), SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 (Slurm's `--signal`).
+    A second SIGINT or SIGTERM raises KeyboardInterrupt. SIGHUP stays ignored where it is (`nohup`).
+
+    Attributes:
+      signum: the signal received, or None.
+    """
+
+    def __init__(self):
+        self.signum = None
+        self._previous = {}
+        self._terminals = []
+
+    def __enter__(self):
+        streams = [s for s in (sys.__stdout__, sys.__stderr__) if s is not None and not s.closed]
+        self._terminals = [s.fileno() for s in streams if s.isatty()]
+        # Python lets only the main thread install handlers.
+        if threading.current_thread() is threading.main_thread():
+            for signum in STOPPING:
+                if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                    self._previous[signum] = signal.signal(signum, self._note)
+        return self
+
+    def __exit__(self, *_):
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    def _note(self, signum, _frame):
+        if signum == signal.SIGHUP:
+            self._leave_closed_terminals()
+        if self.signum is None:
+            self.signum = signum
+            with contextlib.suppress(OSError):
+                text = "stopping after this step; once more stops at once"
+                print(text, file=sys.stderr, flush=True)
+        elif signum in (signal.SIGINT, signal.SIGTERM):  # a terminal that closes may say it twice
+            raise KeyboardInterrupt
+
+    def _leave_closed_terminals(self):
+        """Write to nowhere what would be written to a terminal that is gone, which is an error."""
+        for descriptor in self._terminals:
+            if not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)

@@ -1,0 +1,1 @@
+"""The settings of a run: their names, defaults, presets, checks and help."""

@@ -1,0 +1,152 @@
+"""The trained network that a run starts from (`start_from=FOLDER`), to learn other data."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ase.data import chemical_symbols
+
+from eqfuse import models
+from eqfuse.data import Batcher, Dataset, Structure
+from eqfuse.data.references import fit_energies_of_atoms
+from eqfuse.models import compile_predict
+from eqfuse.train.elements import check_elements, of_elements
+from eqfuse.train.run.checkpoint import has_checkpoint, module_of, read_checkpoint
+from eqfuse.train.settings.config import Config, ConfigError
+from eqfuse.train.settings.data_config import FIT
+
+REFERENCE_TOLERANCE = 1e-3
+"""How far the energies of isolated atoms may differ between data of one method, eV."""
+
+OTHER_ENERGIES = 3.0
+"""How far energies, relative to atoms, hardly differ between data of one method, eV/atom."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A network with its parameters, and what it was trained with.
+
+    Attributes:
+      params: its variables, numpy arrays.
+      metadata: of its checkpoint, see `load_run`.
+      resumed: whether it is the run itself, which goes on.
+    """
+
+    params: dict
+    metadata: dict
+    resumed: bool
+
+    @classmethod
+    def of(cls, config: Config) -> "Start | None":
+        """Return that of the run that is named, or None; of a resumed run, that in its own folder.
+
+        Raises:
+          CheckpointError: no readable checkpoint.
+        """
+        if config.start_from is None:
+            return None
+        folder, names = config.start_from, ("best", "last")
+        resumed = config.resume is not None and has_checkpoint(config.resume, "last")
+        if resumed:
+            folder, names = config.resume, ("last",)
+        params, metadata, _ = read_checkpoint(folder, names)
+        return cls(params, metadata, resumed)
+
+    @property
+    def species(self) -> tuple[int, ...]:
+        """Sorted atomic numbers that the network knows."""
+        return tuple(self.metadata["species"])
+
+    def for_elements(self, elements: tuple[int, ...], config: Config) -> "Start":
+        """Return the network, with `elements=data` for these elements only.
+
+        Raises:
+          ConfigError: elements that it does not know.
+        """
+        check_elements(elements, self.species)
+        if config.elements is None:
+            return self
+        params, metadata = of_elements(self.params, self.metadata, elements)
+        return dataclasses.replace(self, params=params, metadata=metadata)
+
+    def references(self, given: dict[int, float] | None) -> dict[int, float]:
+        """Reference energies, eV by atomic number: the network's own, or others that are given.
+
+        Raises:
+          ConfigError: elements that the network knows and those given do not have.
+        """
+        if given is None:
+            return {int(z): e for z, e in self.metadata["reference_energies"].items()}
+        if missing := sorted(set(self.species) - set(given)):
+            raise ConfigError(
+                "data.reference_energies has no energy of "
+                f"{', '.join(chemical_symbols[z] for z in missing)}, which the network of "
+                "start_from= knows; add it"
+            )
+        return given
+
+    def other_atoms(self, isolated: list[Structure]) -> list[str]:
+        """Return warnings of isolated atoms in the data whose energies are not the network's."""
+        references = self.references(None)
+        return [
+            f"{atom.origin or 'an isolated atom'}: {chemical_symbols[z]} has {atom.energy:.4f} eV, "
+            f"and in the network's data {references[z]:.4f} eV, which is used; if these data were "
+            "computed otherwise, give data.reference_energies= (a file of atoms, or fit)"
+            for atom in isolated
+            for z in atom.numbers.tolist()
+            if atom.energy is not None
+            and z in references
+            and abs(atom.energy - references[z]) > REFERENCE_TOLERANCE
+        ]
+
+    def other_energies(self, dataset: Dataset) -> list[str]:
+        """Return a warning of energies that no data of the network's method would have."""
+        before = self.metadata["statistics"]["energy_per_atom"]
+        if before is None:  # a converted network, whose data are not known
+            return []
+        if abs(dataset.energy_per_atom - before) < OTHER_ENERGIES:
+            return []
+        return [
+            f"the energies are {dataset.energy_per_atom:.4g} eV/atom above the references, and "
+            f"{before:.4g} eV/atom in the network's data; if these data were computed otherwise, "
+            "give data.reference_energies= (a file of atoms, or fit)"
+        ]
+
+    def refits(self, config: Config) -> bool:
+        """Return whether the reference energies are moved to the data; a resumed run
+        has done it.
+        """
+        return config.data.reference_energies == FIT and not self.resumed
+
+    def refitted(self, dataset: Dataset, config: Config) -> dict[int, float]:
+        """Return the reference energies of the dataset, moved by what the network does not predict,
+        eV.
+
+        For data of another method, whose energies differ by some constant for each atom: least
+        squares per species of true minus predicted energies of the training samples.
+        """
+        potential, _ = self.potential(config.backend)
+        params = jax.tree.map(lambda p: jnp.asarray(p, config.dtype), self.params)
+
+        predict = compile_predict(potential)
+        batches = reference_batcher(config, dataset).batches(shuffle=False)
+        predicted = np.concatenate(
+            [
+                predict(params, batch.graph).energy[np.asarray(batch.graph.graph_mask)]
+                for batch in batches
+            ]
+        )
+        missing = [s.energy - float(e) for s, e in zip(dataset.train, predicted, strict=True)]
+        species = np.array(dataset.species)
+        moves = fit_energies_of_atoms([species[s.species] for s in dataset.train], missing)
+        return {z: e + moves.get(z, 0.0) for z, e in dataset.references.items()}
+
+    def potential(self, backend: str | None) -> tuple[models.Potential, dict]:
+        """Return the potential, and the settings of its model as plain values."""
+        return module_of(self.metadata, backend), self.metadata["model_fields"]
+
+
+def reference_batcher(config: Config, dataset: Dataset) -> Batcher:
+    """Return batches of the training samples in their order, to predict their energies."""
+    return Batcher(dataset.train, config.data.batch_size, dtype=config.dtype)

@@ -1,0 +1,72 @@
+"""The arrays of a launch, and what of them has no value yet."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tests.emulator.races import Tracker
+
+GRANULE = 2  # bytes that are told apart: of the smallest number that kernels keep
+
+
+@dataclasses.dataclass
+class Array:
+    """An array of a launch.
+
+    Attributes:
+      name: for messages.
+      size: elements.
+      itemsize: bytes of one.
+      data: its bytes; None if only addresses are of interest, and every value read is zero.
+      writable: whether it is an output.
+      known: which elements of an output had a value before; None if none had.
+      tracker: of an output that is checked.
+      shape: of the array, where somebody wants to know it.
+    """
+
+    name: str
+    size: int
+    itemsize: int
+    data: np.ndarray | None
+    writable: bool = False
+    known: np.ndarray | None = None
+    tracker: Tracker | None = None
+    shape: tuple[int, ...] = ()
+
+    @classmethod
+    def input(cls, name: str, values: np.ndarray) -> Array:
+        """Return what a kernel reads."""
+        values = np.ascontiguousarray(values)
+        return cls(name, values.size, values.itemsize, values.reshape(-1).view(np.uint8))
+
+    @classmethod
+    def output(cls, name: str, values: np.ndarray, warps: int) -> Array:
+        """Return what a kernel writes, in place; `poison` in it is what has no value yet."""
+        data = values.reshape(-1).view(np.uint8)
+        tracker = Tracker(data.size // GRANULE, warps)
+        known = ~is_poison(values.reshape(-1))
+        return cls(name, values.size, values.itemsize, data, True, known, tracker)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+
+def _pattern(dtype) -> np.ndarray:
+    """Return a NaN that no arithmetic makes, as an unsigned integer."""
+    bits = {2: 0x7FA3, 4: 0x7FA31EAF, 8: 0x7FF31EAF5A5A5A5A}
+    return np.array(bits[np.dtype(dtype).itemsize], f"u{np.dtype(dtype).itemsize}")
+
+
+def poison(shape, dtype) -> np.ndarray:
+    """Return an array of which no element has a value yet."""
+    return np.full(shape, _pattern(dtype)).view(dtype)
+
+
+def is_poison(array: np.ndarray) -> np.ndarray:
+    """Return which elements have no value yet."""
+    if array.dtype.kind in "iub":
+        return np.zeros(array.shape, bool)
+    return array.view(f"u{array.itemsize}") == _pattern(array.dtype)

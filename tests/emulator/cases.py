@@ -1,0 +1,98 @@
+"""The kernels of a case, emulated on a tiny graph, compared with e3nn-jax in float64."""
+
+from __future__ import annotations
+
+import functools
+from unittest import mock
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import interpreted
+from benchmarks.cases import CASES
+from benchmarks.fused_cases import SPECS
+from eqfuse import ops
+from eqfuse.ops.primitives import fused
+from tests.emulator.functions import emulate
+
+LINEARS = {"linear 64-l2": "64x0e+64x1o+64x2e", "linear 16-l1": "16x0e+16x1o"}
+NAMES = (*CASES, *(f"fused {name}" for name in SPECS), *LINEARS)
+ORDERS = ("forward", "backward", "double")
+
+ROUNDINGS = {"float32": 16, "float64": 16, "bfloat16": 2}
+"""By how many units (eps) of its dtype a result may differ, by its largest element.
+
+In float32 and float64 a result is a sum of up to some thousand products, whose roundings, of half a
+unit each, are a random walk: 32 halves are those of a sum of 1,000 numbers of the size of the
+largest result. In bfloat16, which sums in float32, a number is rounded when it is stored: at most
+four times between an operand and a result, half a unit each.
+"""
+
+
+def check(name: str, order: str, dtype: str, target: str, mend=None) -> float:
+    """Return the largest difference of an order of a case, by each result's largest element.
+
+    Args:
+      name: of `NAMES`.
+      order: of `ORDERS`.
+      dtype: "float32", "float64" or "bfloat16".
+      target: "sm_80" or "sm_90".
+      mend: changes the PTX of a kernel; None for the text that ships.
+    Raises:
+      AssertionError: it is more than `ROUNDINGS` allow.
+      EmulationError: what is wrong with a kernel.
+    """
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        rng = np.random.default_rng(0)
+        function, args = function_of(name, "triton", rng)
+        reference, _ = function_of(name, "e3nn", np.random.default_rng(0))
+        args = [jax.tree.map(lambda a: jnp.asarray(a, dtype), a) for a in args]
+        for _ in range(ORDERS.index(order)):
+            shapes = jax.eval_shape(reference, *args)
+            cotangents = jax.tree.map(
+                lambda s: jnp.asarray(rng.normal(size=s.shape), dtype), shapes
+            )
+            function, reference = backward(function), backward(reference)
+            args = [cotangents, *args]
+        with mock.patch.object(fused, "LARGE", 0):  # the fused kernels, where there are any
+            found = emulate(function, *args, target=target, mend=mend)
+        wide = jax.tree.map(lambda a: a.astype("float64"), args)
+        expected = jax.jit(reference)(*wide)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    difference = max(_difference(np.asarray(a), np.asarray(b)) for a, b in pairs)
+    bound = ROUNDINGS[dtype] * float(jnp.finfo(dtype).eps)
+    if not difference <= bound:
+        raise AssertionError(
+            f"{name}, {order}, {dtype}, {target}: {difference:.1e} from e3nn-jax, over {bound:.1e}"
+        )
+    return difference
+
+
+def _difference(found: np.ndarray, expected: np.ndarray) -> float:
+    size = np.abs(expected).max(initial=0)
+    return float(np.abs(found.astype(np.float64) - expected).max(initial=0) / (size or 1))
+
+
+def backward(function):
+    """Return the backward pass of a function, of a cotangent and its arguments."""
+    return lambda cotangent, *args: jax.vjp(function, *args)[1](cotangent)
+
+
+def function_of(name: str, backend: str, rng):
+    """Return the function of a case on a backend, and random arguments in float32."""
+    if name in CASES:
+        return interpreted._function(CASES[name], backend=backend, rng=rng)
+    if name in LINEARS:
+        return _linear(LINEARS[name], backend, rng)
+    return interpreted._fused(**SPECS[name.removeprefix("fused ")], backend=backend, rng=rng)
+
+
+def _linear(irreps: str, backend: str, rng, rows: int = 5):
+    irreps = e3nn.Irreps(irreps)
+    x = jnp.asarray(rng.normal(size=(rows, irreps.dim)), jnp.float32)
+    make = functools.partial(ops.Linear, irreps, force_irreps_out=True)
+    params = make(backend="e3nn").init(jax.random.key(0), e3nn.IrrepsArray(irreps, x))
+    module = make(backend=backend)
+    return lambda params, x: module.apply(params, e3nn.IrrepsArray(irreps, x)).array, (params, x)

@@ -1,0 +1,159 @@
+"""Run a JAX function whose Triton kernels are emulated, and all else is what JAX computes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+from eqfuse.ops.backends.triton.spec import KernelSpec
+from eqfuse.ops.primitives.launch import launch_p
+from eqfuse.ops.primitives.lowering import lowerings
+from eqfuse.ops.transforms.sequence.primitive import run_sequence, sequence_p
+from tests.emulator.arrays import Array, is_poison, poison
+from tests.emulator.errors import NeverWrittenError
+from tests.emulator.machine import Machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A kernel to run, and how.
+
+    Attributes:
+      spec: the kernel.
+      arrays: its inputs; those whose numbers are not needed may be jax.ShapeDtypeStructs.
+      shapes: of its outputs.
+      scalars, grid, aliases: as `primitives.launch.launch` takes them.
+    """
+
+    spec: KernelSpec
+    arrays: tuple
+    shapes: tuple[tuple[int, ...], ...]
+    scalars: tuple[int, ...]
+    grid: tuple[int, ...]
+    aliases: tuple[tuple[int, int], ...]
+
+
+def emulate(function, *args, target: str = "sm_90", mend=None):
+    """Return what a function of arrays gives, with its kernels for `target` emulated.
+
+    Args:
+      function: with ops on the backend "triton".
+      args: arrays, in any pytree.
+      target: of the kernels, "sm_80" or "sm_90".
+      mend: changes the PTX text of a kernel, to see what is found; None for the text that ships.
+    Raises:
+      EmulationError: what is wrong with a kernel.
+    """
+    shapes: list = []
+
+    def flat(*args):
+        found = function(*args)
+        shapes.append(jax.tree.structure(found))
+        return jax.tree.leaves(found)
+
+    jaxpr = jax.make_jaxpr(flat)(*args)
+    run = functools.partial(run_launch, target=target, mend=mend)
+    results = evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args), run)
+    return jax.tree.unflatten(shapes[-1], results)
+
+
+def run_launch(launch: Launch, target: str, mend=None) -> list[np.ndarray]:
+    """Return the outputs of a kernel.
+
+    Raises:
+      NeverWrittenError: an element of an output that no thread writes.
+      EmulationError: see there.
+    """
+    machine = _machine(launch.spec, target) if mend is None else _mended(launch.spec, target, mend)
+    spec, warps = launch.spec, launch.spec.num_warps
+    inputs = [
+        Array.input(f"input {n} ({t})", np.asarray(a))
+        for n, (a, t) in enumerate(zip(launch.arrays, spec.input_types, strict=True))
+    ]
+    results, outputs = [], []
+    aliased = {output: place for place, output in launch.aliases}
+    for n, (shape, dtype) in enumerate(zip(launch.shapes, spec.output_dtypes, strict=True)):
+        if n in aliased:  # what an earlier kernel began
+            values = np.array(launch.arrays[aliased[n]])
+        else:
+            values = poison(shape, jnp.dtype(dtype))
+        results.append(values)
+        outputs.append(Array.output(f"output {n} ({dtype})", values, warps))
+        if n in aliased:
+            inputs[aliased[n]] = outputs[n]
+    machine.run([*inputs, *launch.scalars, *outputs], launch.grid)
+    return results
+
+
+def _require_whole(arrays, what: str) -> None:
+    """Refuse outputs of kernels of which an element was never written."""
+    for array in arrays:
+        if isinstance(array, np.ndarray) and (missing := int(is_poison(array).sum())):
+            raise NeverWrittenError(
+                f"{missing} of {array.size} elements of a kernel's output {array.shape} were never "
+                f"written, and {what}"
+            )
+
+
+@functools.lru_cache(maxsize=64)
+def _machine(spec: KernelSpec, target: str) -> Machine:
+    kernel = compile_kernel(spec, target)
+    return Machine(kernel.assembly, kernel.shared_bytes)
+
+
+def _mended(spec: KernelSpec, target: str, mend) -> Machine:
+    kernel = compile_kernel(spec, target)
+    return Machine(mend(kernel.assembly), kernel.shared_bytes)
+
+
+def evaluate(jaxpr: Jaxpr, consts, args, run):
+    """Return the results of a jaxpr, with `run(launch)` for every kernel."""
+    known = dict(zip(jaxpr.constvars, consts, strict=True))
+    known |= dict(zip(jaxpr.invars, args, strict=True))
+
+    def value(variable):
+        return variable.val if isinstance(variable, Literal) else known[variable]
+
+    for equation in jaxpr.eqns:
+        values = [value(v) for v in equation.invars]
+        begun = {a for a, _ in equation.params.get("aliases", ())}
+        _require_whole(
+            [v for n, v in enumerate(values) if n not in begun], f"{equation.primitive} reads them"
+        )
+        results = _equation(equation, values, run)
+        known |= dict(zip(equation.outvars, results, strict=True))
+    results = [value(v) for v in jaxpr.outvars]
+    _require_whole(results, "they are the result")
+    return results
+
+
+def _equation(equation, values, run):
+    primitive, params = equation.primitive, equation.params
+    if primitive is launch_p:
+        names = ("spec", "shapes", "scalars", "grid", "aliases")
+        return run(Launch(arrays=tuple(values), **{name: params[name] for name in names}))
+    if primitive in lowerings or primitive is sequence_p:
+        function = run_sequence if primitive is sequence_p else lowerings[primitive]
+        lowered = jax.make_jaxpr(functools.partial(function, **params))(*values)
+        return evaluate(lowered.jaxpr, lowered.consts, values, run)
+    if inner := call_of(params):
+        return evaluate(inner.jaxpr, inner.consts, values, run)
+    found = primitive.bind(*map(jnp.asarray, values), **params)
+    return found if primitive.multiple_results else [found]
+
+
+def call_of(params) -> ClosedJaxpr | None:
+    """Return the function that an equation calls once with its operands, if that is what it is."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call"):
+        found = params.get(name)
+        if isinstance(found, ClosedJaxpr):
+            return found
+        if isinstance(found, Jaxpr):
+            return ClosedJaxpr(found, ())
+    return None

@@ -1,0 +1,169 @@
+"""PTX text as instructions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from tests.emulator.calls import inlined
+from tests.emulator.errors import UnknownInstructionError
+
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\{", re.DOTALL)
+_PARAMETER = re.compile(r"\.param\s+\.(\w+)(?:\s+\.ptr[^,]*?)?\s+([\w$]+)\s*(?:,|$)")
+_STATEMENT = re.compile(r"(?:@(!?)(%[\w.]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+_DIRECTIVES = (".reg", ".pragma", ".loc", ".file", ".maxn", ".minn", ".reqn", ".section")
+
+_LOCAL = re.compile(r"\{\s*\.reg\s+\.(\w+)\s+([a-z]\w*)\s*;((?:[^{}]|\{[^{}]*\})*)\}")
+_TARGETS = ".branchtargets"
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+      opcode: its words, say ("ld", "global", "v4", "b32").
+      operands: as written; those in braces or brackets are one operand.
+      guard: the predicate register that decides which threads run it; "" if all do.
+      negated: whether threads run it where the guard is false.
+      text: the whole statement.
+    """
+
+    opcode: tuple[str, ...]
+    operands: tuple[str, ...]
+    guard: str
+    negated: bool
+    text: str
+
+    @property
+    def name(self) -> str:
+        return self.opcode[0]
+
+    @property
+    def type(self) -> str:
+        return self.opcode[-1]
+
+    def unknown(self, what: str = "is not emulated") -> UnknownInstructionError:
+        """Return the error for an instruction that the emulator does not run."""
+        return UnknownInstructionError(f"instruction {self.text!r} {what}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A kernel.
+
+    Attributes:
+      name: of the entry.
+      parameters: (type, name) of each, in order.
+      threads: of a block.
+      instructions: in the order of the text.
+      labels: the instruction that each label stands before.
+      targets: the labels in each list of targets of an indirect branch.
+      target: the architecture, say "sm_90a".
+    """
+
+    name: str
+    parameters: tuple[tuple[str, str], ...]
+    threads: int
+    instructions: tuple[Instruction, ...]
+    labels: dict[str, int]
+    targets: dict[str, tuple[str, ...]]
+    target: str
+
+    @property
+    def warps(self) -> int:
+        return self.threads // 32
+
+
+def parse(text: str) -> Program:
+    """Return the one kernel of a PTX text.
+
+    Raises:
+      UnknownInstructionError: a text that holds no kernel, or several.
+    """
+    text = re.sub(r"//.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    text = inlined(text)
+    entries = list(_ENTRY.finditer(text))
+    if len(entries) != 1:
+        raise UnknownInstructionError(
+            f"a text of one kernel is wanted, this one has {len(entries)} kernels"
+        )
+    entry = entries[0]
+    name, parameters, directives = entry.groups()
+    threads = re.search(r"\.(?:req|max)ntid\s+([\d\s,]+)", directives)
+    if threads is None:
+        raise UnknownInstructionError(f"kernel {name} does not say how many threads a block has")
+    instructions, labels, targets = _statements(_body(text, entry.end()))
+    return Program(
+        name,
+        tuple((kind, p) for kind, p in _PARAMETER.findall(re.sub(r"\s+", " ", parameters).strip())),
+        math.prod(int(n) for n in threads[1].split(",")),
+        tuple(instructions),
+        labels,
+        targets,
+        re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)[1],
+    )
+
+
+def _body(text: str, start: int) -> str:
+    """Return what lies between the brace before `start` and the one that closes it."""
+    depth = 1
+    for match in re.finditer(r"[{}]", text[start:]):
+        depth += 1 if match[0] == "{" else -1
+        if depth == 0:
+            return text[start : start + match.start()]
+    raise UnknownInstructionError("the body of the kernel does not end")
+
+
+def _statements(body: str):
+    """Return the instructions, the labels, and the lists of targets of branches."""
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    targets: dict[str, tuple[str, ...]] = {}
+    # blocks of inline assembly have braces of their own, on lines of their own or around registers
+    body = _LOCAL.sub(_inlined, body)
+    body = re.sub(r"^\s*[{}]\s*$", "", body, flags=re.MULTILINE)
+    for statement in body.split(";"):
+        statement = " ".join(statement.split())
+        while label := re.match(r"([$\w]+):\s*", statement):
+            labels[label[1]] = len(instructions)
+            statement = statement[label.end() :]
+            if statement.startswith(_TARGETS):
+                targets[label[1]] = _operands(statement.removeprefix(_TARGETS))
+                statement = ""
+        if statement and not statement.startswith(_DIRECTIVES):
+            instructions.append(_instruction(statement))
+    return instructions, labels, targets
+
+
+def _inlined(block: re.Match) -> str:
+    """Return a block with registers of its own without its braces; they are named as others are."""
+    _, name, inner = block.groups()
+    return re.sub(rf"(?<![\w%]){name}\b", f"%{name}{block.start()}", inner)
+
+
+def _instruction(statement: str) -> Instruction:
+    match = _STATEMENT.fullmatch(statement)
+    if match is None:
+        raise UnknownInstructionError(f"statement {statement!r} is no instruction of PTX")
+    negated, guard, opcode, rest = match.groups()
+    words = tuple(opcode.replace("::", ":").split("."))
+    return Instruction(words, _operands(rest), guard or "", negated == "!", statement)
+
+
+def _operands(text: str) -> tuple[str, ...]:
+    """Return operands between commas, of which those in braces and brackets count for nothing."""
+    found, depth, start = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            found.append(text[start:place].strip())
+            start = place + 1
+    return (*found, text[start:].strip()) if text[start:].strip() else tuple(found)
+
+
+def members(operand: str) -> list[str]:
+    """Return the registers of "{%r1, %r2}"; the one register of what has no braces."""
+    return [part.strip() for part in operand.strip("{} ").split(",")]

@@ -1,0 +1,234 @@
+import csv
+import shutil
+from pathlib import Path
+
+import ase.io
+import matplotlib.image
+import numpy as np
+import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from eqfuse import Calculator
+from eqfuse import plots as pictures
+from eqfuse.data import read_extxyz
+from eqfuse.inference.evaluate import main as evaluate
+from eqfuse.inference.evaluation import evaluate as predictions
+from eqfuse.train.main import main
+from tests.small_runs import TINY
+
+
+@pytest.fixture(scope="module")
+def run(water, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "water"
+    assert main(["data=extxyz", f"data.path={water}", *TINY, "epochs=2", f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def typed(water, tmp_path):
+    """The water molecules, in two groups."""
+    frames = ase.io.read(water, ":")
+    for k, atoms in enumerate(frames):
+        atoms.info["config_type"] = "first" if k < 8 else "second"
+    ase.io.write(tmp_path / "typed.xyz", frames, format="extxyz")
+    return tmp_path / "typed.xyz"
+
+
+def test_errors_are_those_of_the_predictions(run, typed, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert evaluate([str(run), str(typed), "--out", str(out)]) == 0
+    assert "config_type first" in capsys.readouterr().out
+    with open(out / "errors.csv", newline="", encoding="utf-8") as file:
+        rows = {row["group"]: row for row in csv.DictReader(file)}
+    expected = {"all", "config_type first", "config_type second", "element H", "element O"}
+    assert set(rows) == expected
+    frames = ase.io.read(out / "predictions.xyz", ":")
+    references = ase.io.read(typed, ":")
+    energy = [
+        (p.get_potential_energy() - r.get_potential_energy()) / 3
+        for p, r in zip(frames, references, strict=True)
+    ]
+    forces = np.array(
+        [p.get_forces() - r.get_forces() for p, r in zip(frames, references, strict=True)]
+    )
+    oxygen = frames[0].numbers == 8
+    for group, name, error in (
+        ("all", "energy_rmse_mev_per_atom", energy),
+        ("config_type first", "energy_rmse_mev_per_atom", energy[:8]),
+        ("config_type second", "forces_rmse_mev_per_a", forces[8:]),
+        ("element O", "forces_rmse_mev_per_a", forces[:, oxygen]),
+    ):
+        rmse = 1e3 * np.sqrt(np.mean(np.square(error)))
+        assert float(rows[group][name]) == pytest.approx(rmse, rel=1e-5)
+    mae = 1e3 * np.mean(np.abs(forces))
+    assert float(rows["all"]["forces_mae_mev_per_a"]) == pytest.approx(mae, rel=1e-5)
+    assert rows["element H"]["energy_mae_mev_per_atom"] == ""
+    assert matplotlib.image.imread(out / "parity.png").std() > 0
+
+
+def test_stress_errors(copper, tmp_path, capsys):
+    """They are those of the frames that have a stress, under the name that was given."""
+    folder, file = tmp_path / "run", tmp_path / "some.xyz"
+    more = ["cutoff=3", "data.val=2", "epochs=1", "training.stress_weight=10"]
+    assert main(["data=extxyz", f"data.path={copper}", *TINY, *more, f"run={folder}"]) == 0
+    assert "S in meV/Å^3" in capsys.readouterr().out
+    frames = ase.io.read(copper, ":")
+    for k, atoms in enumerate(frames):
+        atoms.info["config_type"] = "with" if k < 5 else "without"
+        if k < 5:
+            atoms.info["virial"] = -atoms.get_stress(voigt=False) * atoms.get_volume()
+        del atoms.calc.results["stress"]
+    ase.io.write(file, frames, format="extxyz")
+    out = tmp_path / "out"
+    capsys.readouterr()
+    assert evaluate([str(folder), str(file), "--stress-key", "virial", "--out", str(out)]) == 0
+    table = capsys.readouterr().out
+    for text in ("S RMSE", "config_type without", "element Cu"):
+        assert text in table
+    assert "…" not in table
+    assert evaluate([str(folder), str(file), "--stress-key", "foo", "--out", str(out)]) == 2
+    assert "a stress under the key 'foo'" in capsys.readouterr().err
+    with open(out / "errors.csv", newline="", encoding="utf-8") as rows:
+        rows = {row["group"]: row for row in csv.DictReader(rows)}
+    predicted = [
+        atoms.get_stress(voigt=False) for atoms in ase.io.read(out / "predictions.xyz", ":")
+    ]
+    reference = [atoms.get_stress(voigt=False) for atoms in ase.io.read(copper, ":5")]
+    error = np.array(predicted[:5]) - reference
+    for group in ("all", "config_type with"):
+        rmse, mae = (float(rows[group][f"stress_{name}_mev_per_a3"]) for name in ("rmse", "mae"))
+        assert rmse == pytest.approx(1e3 * np.sqrt((error**2).mean()), rel=1e-5)
+        assert mae == pytest.approx(1e3 * np.abs(error).mean(), rel=1e-5)
+    for group in ("config_type without", "element Cu"):
+        assert rows[group]["stress_mae_mev_per_a3"] == ""
+    # a third panel beside the two of a file without stress
+    images = [matplotlib.image.imread(path) for path in (out / "parity.png", folder / "parity.png")]
+    assert images[0].shape == images[1].shape
+    del frames[0].info["virial"]
+    ase.io.write(file, frames[:1], format="extxyz")
+    out = tmp_path / "none"
+    assert evaluate([str(folder), str(file), "--out", str(out)]) == 0
+    assert 3 * matplotlib.image.imread(out / "parity.png").shape[1] == 2 * images[0].shape[1]
+    assert "stress" not in (out / "errors.csv").read_text()
+
+
+def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):
+    frames, file = ase.io.read(water, ":3"), tmp_path / "atoms.xyz"
+    atom = ase.Atoms("H", info={"config_type": "IsolatedAtom", "energy": 3.0})
+    ase.io.write(file, [atom, *frames], format="extxyz")
+    assert evaluate([str(run), str(file), "--out", str(tmp_path / "out")]) == 0
+    assert "left out: 1" in capsys.readouterr().out
+    assert len(ase.io.read(tmp_path / "out" / "predictions.xyz", ":")) == 3
+    unknown = frames[1].copy()
+    unknown.numbers[0] = 47
+    unknown.calc = frames[1].calc
+    ase.io.write(tmp_path / "silver.xyz", [atom, frames[0], unknown], format="extxyz")
+    assert evaluate([str(run), str(tmp_path / "silver.xyz")]) == 2
+    assert f"{tmp_path / 'silver.xyz'}, frame 2: Ag" in capsys.readouterr().err
+    ase.io.write(file, [atom], format="extxyz")
+    assert evaluate([str(run), str(file), "--out", str(tmp_path / "out")]) == 2
+    assert "isolated atoms only" in capsys.readouterr().err
+
+
+def test_predictions_have_the_precision_of_the_training(water, tiny, tmp_path):
+    """In Python too, where nobody has enabled float64."""
+    folder = tmp_path / "double"
+    settings = ["data=extxyz", f"data.path={water}", *tiny, "dtype=float64", "epochs=1"]
+    assert main([*settings, f"run={folder}"]) == 0
+    structures = read_extxyz(water)[:3]
+    calculator = Calculator(folder)
+    for structure, found in zip(structures, predictions(folder, structures), strict=True):
+        atoms = ase.Atoms(structure.numbers, structure.positions, calculator=calculator)
+        np.testing.assert_allclose(found.forces, atoms.get_forces(), rtol=0, atol=1e-12)
+
+
+def test_pictures_of_metrics_that_were_cut_off(tmp_path):
+    metrics = tmp_path / "metrics.csv"
+    for text in ("", "epoch,val_loss\n", "epoch,val_loss\n1\n"):
+        metrics.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match="no whole line in"):
+            pictures.learning_curves(metrics, tmp_path / "learning.png")
+
+
+def test_a_run_draws_itself(run):
+    for name in ("learning.png", "parity.png"):
+        assert matplotlib.image.imread(run / name).std() > 0
+
+
+def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path, capsys):
+    other = tmp_path / "elsewhere" / Path(typed).name
+    other.parent.mkdir()
+    shutil.copy(typed, other)
+    assert evaluate([str(run), str(typed)]) == 0
+    assert evaluate([str(run), str(typed)]) == 0
+    [folder] = [p.parent for p in run.glob("*/file.txt") if str(typed) in p.read_text()]
+    before = (folder / "errors.csv").stat()
+    capsys.readouterr()
+    assert evaluate([str(run), str(other)]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert (folder / "errors.csv").stat() == before
+    assert evaluate([str(run), str(other), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_a_classification_is_refused(tmp_path, copper, capsys):
+    folder = tmp_path / "tetris"
+    assert main(["model=tetris", "steps=1", f"run={folder}"]) in (0, 1)
+    capsys.readouterr()
+    assert evaluate([str(folder), str(copper)]) == 2
+    assert "trained no potential" in capsys.readouterr().err
+
+
+def test_bad_input_is_refused(run, copper, tmp_path, capsys):
+    for arguments, part in (
+        ([run, copper], "Cu not among"),
+        ([run, tmp_path / "none.xyz"], "no such file"),
+        ([run, "/dev/zero"], "/dev/zero is a device and no file"),
+        ([tmp_path, copper], "no checkpoint"),
+        ([run, copper, "--backend", "foo"], "--backend: backend 'foo' is unknown"),
+    ):
+        assert evaluate([str(argument) for argument in arguments]) == 2
+        error = capsys.readouterr().err
+        assert part in error
+        assert len(error.splitlines()) == 1
+
+
+def test_labels_are_those_of_the_training(water, tmp_path, capsys):
+    """A file may hold energies of another method under the usual names."""
+    frames = ase.io.read(water, ":")
+    for atoms in frames:
+        atoms.info["dft_energy"] = atoms.get_potential_energy()
+        atoms.arrays["dft_forces"] = atoms.get_forces()
+        others = {"energy": 100.0, "forces": np.ones((3, 3))}
+        atoms.calc = SinglePointCalculator(atoms, **others)
+    path, folder = tmp_path / "both.xyz", tmp_path / "run"
+    ase.io.write(path, frames, format="extxyz")
+    keys = ["data.energy_key=dft_energy", "data.forces_key=dft_forces"]
+    assert (
+        main(["data=extxyz", f"data.path={path}", *keys, *TINY, "epochs=1", f"run={folder}"]) == 0
+    )
+    errors = {}
+    for name, more in (
+        ("own", ()),
+        ("usual", ("--energy-key", "energy", "--forces-key", "forces")),
+    ):
+        out = tmp_path / name
+        capsys.readouterr()
+        assert evaluate([str(folder), str(path), "--out", str(out), *more]) == 0
+        assert ("energy under the key 'dft_energy'" in capsys.readouterr().out) == (name == "own")
+        with open(out / "errors.csv", newline="", encoding="utf-8") as file:
+            errors[name] = float(next(csv.DictReader(file))["energy_mae_mev_per_atom"])
+    assert errors["own"] < 10_000 < errors["usual"]  # 100 eV and more apart, for three atoms
+
+
+def test_a_group_may_be_named_by_anything(run, water, tmp_path, capsys):
+    frames = ase.io.read(water, ":2")
+    for atoms, name in zip(frames, ("slab[/x]", "slab[red]"), strict=True):
+        atoms.info["config_type"] = name
+    ase.io.write(tmp_path / "md.300K.xyz", frames, format="extxyz")
+    ase.io.write(tmp_path / "md.600K.xyz", frames, format="extxyz")
+    for name in ("md.300K", "md.600K"):
+        assert evaluate([str(run), str(tmp_path / f"{name}.xyz")]) == 0
+        out = capsys.readouterr().out
+        assert "config_type slab[/x]" in out
+        assert "config_type slab[red]" in out
+        assert (run / f"evaluation-{name}" / "errors.csv").exists()

@@ -1,0 +1,305 @@
+"""Native kernels on CPUs: any form, any number of threads, no write where there must be none."""
+
+import concurrent.futures
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.ops.backends.llvm.emit.form import generate
+from eqfuse.ops.backends.llvm.emit.plan import Machine
+from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.primitives.forms import evaluate
+from tests.ops.ir.test_form import evaluate as definition
+from tests.ops.ir.test_form import gradients
+from tests.ops.parity import only
+
+NODES, EDGES = 9, 40
+REFUSED = (ValueError, jax.errors.JaxRuntimeError)  # as JAX turns the code of an error into one
+MACHINES = {64: "avx512", 32: "avx", 16: "sse"}
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads, and puts it back."""
+    yield machine.set_threads
+    machine.set_threads(machine.threads())
+
+
+def random_edges(rng, nodes=NODES, edges=EDGES):
+    return ops.Edges.from_arrays(*rng.integers(0, nodes, (2, edges)), nodes)
+
+
+def random_operand(rng, name: str, mul: int, on_graph: bool, channels=None) -> Operand:
+    """Return segments of `mul` channels in both layouts, some components of the row in none of
+    them.
+
+    One row that all rows share if its name says that it is shared.
+    """
+    channels = bool(rng.integers(2)) if channels is None else channels
+    segments, offset = [], int(rng.integers(3))
+    for dim in rng.integers(1, 6, rng.integers(1, 4)).tolist():
+        n = mul if channels else 1
+        strides = (dim, 1) if rng.integers(2) else (1, n)
+        segments.append(Segment(offset, n, dim, *strides))
+        offset += n * dim + int(rng.integers(2))
+    indices = (Index.ROW, Index.SENDER, Index.RECEIVER)
+    index = rng.choice(indices) if on_graph else Index.ROW
+    if name.startswith("shared"):
+        index = Index.SHARED
+    return Operand(name, offset, tuple(segments), channels, index)
+
+
+def random_form(rng, on_graph: bool) -> Form:
+    """Return paths of one to four factors, the same operand several times among them."""
+    mul = int(rng.choice([1, 2, 3, 5, 8, 16, 17, 33]))
+    names = ["in0", "in1", "in2" if rng.integers(2) else "shared"]
+    inputs = [random_operand(rng, name, mul, on_graph) for name in names]
+    inputs.append(random_operand(rng, "x", mul, on_graph, channels=True))
+    outputs = [random_operand(rng, f"out{n}", mul, on_graph) for n in range(2)]
+    if on_graph and not any(o.index.is_node for o in (*inputs, *outputs)):
+        return random_form(rng, on_graph)
+    paths = []
+    for _ in range(rng.integers(1, 6)):
+        o = int(rng.integers(len(outputs)))
+        # a sum over the channels is of a product of two operands that have them
+        factors = [3] if outputs[o].channels else [3, 3]
+        factors += rng.integers(0, 4, rng.integers(0, 3)).tolist()
+        refs = [SegmentRef(i, int(rng.integers(len(inputs[i].segments)))) for i in factors]
+        output = SegmentRef(o, int(rng.integers(len(outputs[o].segments))))
+        dims = [inputs[s.operand].segments[s.segment].dim for s in refs]
+        dims.append(outputs[o].segments[output.segment].dim)
+        terms = {tuple(int(rng.integers(d)) for d in dims): float(rng.normal()) for _ in range(6)}
+        paths.append(Path(tuple(refs), output, tuple(sorted(terms.items()))))
+    return Form(tuple(inputs), tuple(outputs), tuple(paths))
+
+
+@pytest.mark.parametrize("vector_bytes", MACHINES, ids=MACHINES.get)
+@pytest.mark.parametrize("seed", range(16))
+def test_random_forms_and_their_gradients(seed, vector_bytes, monkeypatch, x64):
+    """Also with the vectors of smaller processors, which every larger one can run."""
+    widest = machine.machine().vector_bytes
+    if vector_bytes > widest:
+        pytest.skip(f"this processor has vectors of {widest} bytes")
+    monkeypatch.setattr(machine, "machine", lambda: Machine(vector_bytes, 16))
+    jax.clear_caches()  # of kernels for this processor's own vectors
+    rng = np.random.default_rng(seed)
+    on_graph = bool(seed % 2)
+    form = random_form(rng, on_graph)
+    edges = random_edges(rng) if on_graph else None
+    for part in (form, gradients(form)):
+        used = part.used_inputs()
+        part = part.drop_inputs(used)
+        arrays = {}
+        for o in part.inputs:
+            arrays[o.name] = rng.normal(size=(o.index.count(EDGES, NODES), o.size))
+        if not part.on_graph:
+            graph, expected = None, definition(part, arrays)
+        else:
+            graph = edges
+            expected = definition(part, arrays, edges.senders, edges.receivers, NODES)
+        with only("llvm"):
+            found = evaluate(part, list(arrays.values()), graph, backend="llvm")
+        for operand, array in zip(part.outputs, found, strict=True):
+            exact = expected[operand.name]
+            scale = max(1.0, abs(exact).max())
+            np.testing.assert_allclose(array, exact, rtol=0, atol=1e-12 * scale, err_msg=repr(part))
+
+
+def product_function(edges, irreps="40x0e+40x1o", y="0e+1o"):
+    """Value and gradients of a weighted product of such irreps, with random operands."""
+    rng = np.random.default_rng(0)
+    weights = e3nn.tensor_product(irreps, y).num_irreps
+    shapes = [
+        (edges.num_nodes, e3nn.Irreps(irreps).dim),
+        (edges.num_edges, e3nn.Irreps(y).dim),
+        (edges.num_edges, weights),
+    ]
+    arrays = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes]
+
+    def function(x, y_array, w):
+        def product(*a):
+            xs, ys = e3nn.IrrepsArray(irreps, a[0]), e3nn.IrrepsArray(y, a[1])
+            return ops.graph_tensor_product(xs, ys, a[2], edges, backend="llvm").array
+
+        value, pull = jax.vjp(product, x, y_array, w)
+        return value, pull(value)
+
+    return jax.jit(function), arrays
+
+
+def assert_bitwise(found, expected):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_results_do_not_depend_on_the_number_of_threads(threads):
+    edges = random_edges(np.random.default_rng(1), 61, 1500)
+    function, arrays = product_function(edges)
+    threads(1)
+    expected = function(*arrays)
+    for count in (2, 3, 4, 16):
+        threads(count)
+        for _ in range(3):
+            assert_bitwise(function(*arrays), expected)
+
+
+def test_two_calls_at_once_give_the_same(threads):
+    threads(4)
+    edges = random_edges(np.random.default_rng(1), 61, 1500)
+    function, arrays = product_function(edges)
+    expected = jax.block_until_ready(function(*arrays))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: function(*arrays), range(24)):
+            assert_bitwise(found, expected)
+
+
+def test_results_do_not_depend_on_what_else_is_in_the_batch():
+    rng = np.random.default_rng(2)
+    xs, ys = (jnp.asarray(rng.normal(size=(37, n)), jnp.float32) for n in (20, 4))
+
+    def product(x, y):
+        x, y = e3nn.IrrepsArray("5x0e+5x1o", x), e3nn.IrrepsArray("0e+1o", y)
+        return ops.tensor_product(x, y, backend="llvm").array
+
+    whole = product(xs, ys)
+    for n in (0, 1, 17, 36):
+        assert_bitwise(product(xs[n : n + 1], ys[n : n + 1]), whole[n : n + 1])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_a_handful_of_rows(rows, x64):
+    rng = np.random.default_rng(3)
+    x = e3nn.IrrepsArray("3x0e+2x1o", rng.normal(size=(rows, 9)))
+    y = e3nn.IrrepsArray("0e+1o", rng.normal(size=(rows, 4)))
+    with only("llvm", runs=rows > 0):
+        found = ops.tensor_product(x, y, backend="llvm")
+    np.testing.assert_allclose(found.array, e3nn.tensor_product(x, y).array, rtol=0, atol=1e-13)
+
+
+def test_a_computation_for_another_device_is_refused():
+    def product(x):
+        return ops.tensor_product(x, x, backend="llvm")
+
+    x = e3nn.IrrepsArray("2x0e", jnp.ones((3, 2)))
+    with pytest.raises(ValueError, match="backend='llvm' runs on CPUs, and this"):
+        jax.jit(product).trace(x).lower(lowering_platforms=("cuda",))
+
+
+class Call:
+    """One call of a kernel's handler, as JAX would make it, with anything in its buffers."""
+
+    def __init__(self):
+        irreps = e3nn.Irreps("3x0e+3x1o"), e3nn.Irreps("0e+1o")
+        product = products.tensor_product(*irreps, None, "component", weighted=True, on_graph=True)
+        self.form = gradients(gradients(product.form))  # by row, by sender and by receiver
+        self.module = generate(self.form, "float32", machine.machine())
+        machine.register(self.module.name, self.module.text)
+        edges = random_edges(np.random.default_rng(4))
+        rows = {Index.ROW: EDGES, Index.SENDER: NODES, Index.RECEIVER: NODES}
+        self.arguments = {o.name: np.ones((rows[o.index], o.size), "f") for o in self.form.inputs}
+        self.arguments |= {n: np.array(getattr(edges, n)) for n in self.module.index_arrays}
+        self.shapes = [(rows[o.index], o.size) for o in self.form.outputs]
+        self.shapes += [(NODES, width) for width in self.module.copies]
+
+    def __call__(self, dtype=np.float32):
+        results = [jax.ShapeDtypeStruct(s, dtype) for s in self.shapes]
+        return jax.block_until_ready(
+            jax.ffi.ffi_call(self.module.name, results)(*self.arguments.values())
+        )
+
+
+@pytest.fixture
+def call():
+    """Return a call that is as it should be, to be damaged; afterwards another one still works."""
+    made = Call()
+    made()
+    yield made
+    Call()()
+
+
+@pytest.mark.parametrize("name", ["senders", "receivers", "receiver_order", "sender_order"])
+@pytest.mark.parametrize("value", [-1, EDGES, 2**31 - 1, -(2**31)])
+def test_indices_out_of_range_are_an_error(call, name, value):
+    call.arguments[name][20] = value
+    with pytest.raises(REFUSED, match=rf"{name}\[20\] is {value}, outside"):
+        call()
+
+
+@pytest.mark.parametrize("name", ["receiver_order", "sender_order"])
+def test_orders_that_are_no_permutations_are_an_error(call, name):
+    call.arguments[name][3] = call.arguments[name][7]
+    with pytest.raises(REFUSED, match=f"{name} must be a permutation, and hold"):
+        call()
+
+
+@pytest.mark.parametrize("name", ["receiver_ptr", "sender_ptr"])
+@pytest.mark.parametrize("place", [0, 4, NODES])
+@pytest.mark.parametrize("value", [-5, EDGES + 1, 2**31 - 1])
+def test_offsets_out_of_order_are_an_error(call, name, place, value):
+    call.arguments[name][place] = value
+    with pytest.raises(REFUSED, match=rf"{name}\[\d+\] is -?\d+, not in "):
+        call()
+
+
+def test_buffers_that_do_not_fit_are_an_error(call):
+    def refused(message, dtype=np.float32):
+        with pytest.raises(REFUSED, match=message):
+            call(dtype)
+
+    good, shapes = dict(call.arguments), list(call.shapes)
+    first = call.form.inputs[0].name
+    refused("must be of type 11, got 10", np.float16)
+    call.arguments[first] = good[first].astype(np.int32)
+    refused(f"{first} must be of type 11, got 4")
+    call.arguments[first] = good[first][:, :-1]
+    refused(f"{first} must have 12 columns, got 11")
+    call.arguments[first] = good[first][:-1]
+    refused(f"must have {NODES - 1} rows, got {NODES}")
+    call.arguments[first] = good[first].reshape(-1)
+    refused(f"{first} must be of rank 2, got 1")
+    call.arguments = dict(list(good.items())[:-1])
+    refused(f"expected {len(good)} arguments, got {len(good) - 1}")
+    call.arguments = good
+    call.shapes = [(rows + 1, size) for rows, size in shapes]
+    refused("rows, got")
+    call.shapes = shapes[:-1]
+    refused("results, got")
+
+
+def test_damaged_buffers_never_crash(call):
+    """Fuzzed: any mixture of wrong indices, sizes and dtypes is an error."""
+    rng = np.random.default_rng(5)
+    good, shapes = {n: a.copy() for n, a in call.arguments.items()}, list(call.shapes)
+    for _ in range(60):
+        call.arguments, call.shapes = {n: a.copy() for n, a in good.items()}, list(shapes)
+        name = str(rng.choice(list(good)))
+        array = call.arguments[name]
+        kind = rng.integers(3)
+        if kind == 0 and array.dtype == np.int32:
+            array[rng.integers(len(array))] = rng.choice([-1, 10**9, -(10**9), EDGES + 7])
+        elif kind == 1:
+            call.arguments[name] = array[: rng.integers(len(array))]
+        else:
+            call.shapes[rng.integers(len(shapes))] = tuple(rng.integers(1, 5, 2).tolist())
+        with pytest.raises(REFUSED, match="eqfuse: "):
+            call()
+
+
+def test_an_edge_out_of_range_inside_jit_is_an_error():
+    """Where the host cannot see the indices."""
+
+    def product(senders):
+        edges = ops.Edges.from_arrays(senders, jnp.array([0, 1, 2]), 3)
+        x = e3nn.IrrepsArray("2x0e", jnp.ones((3, 2)))
+        y = e3nn.IrrepsArray("0e", jnp.ones((3, 1)))
+        return ops.graph_tensor_product(x, y, None, edges, backend="llvm").array
+
+    assert product(jnp.array([0, 1, 2])).shape == (3, 2)
+    with pytest.raises(REFUSED, match=r"senders\[1\] is 7, outside \[0, 3\)"):
+        jax.block_until_ready(jax.jit(product)(jnp.array([0, 7, 2])))

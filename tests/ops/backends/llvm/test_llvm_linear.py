@@ -1,0 +1,175 @@
+"""Native linear forms of channels, against their definition in JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse.ops.backends.llvm.emit.plan import Machine
+from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.xla import linear_forms as definition
+from eqfuse.ops.ir.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
+from eqfuse.ops.primitives import linear_forms
+from tests.ops.parity import only
+
+MACHINES = {64: "avx512", 32: "avx", 16: "sse"}
+SETS = 3
+
+
+def random_rows(rng, count: int) -> Rows:
+    """Blocks of all kinds of multiplicities and dimensions, with gaps."""
+    blocks, stop = [], int(rng.integers(3))
+    for _ in range(count):
+        mul, dim = int(rng.choice([1, 2, 5, 17, 33])), int(rng.choice([1, 3, 5]))
+        blocks.append(Block(stop, mul, dim))
+        stop += mul * dim + int(rng.integers(2))
+    return Rows(stop, tuple(blocks))
+
+
+def random_mixing(rng, num_sets: int) -> LinearForm:
+    """From two arrays of rows to one: several terms for a block, others with none, a bias."""
+    x, y, z = (random_rows(rng, 2) for _ in range(3))
+    inputs, pairs = [x, y], []
+    for b, target in enumerate(z.blocks):
+        for i, operand in enumerate((x, y)):
+            for a, source in enumerate(operand.blocks):
+                if source.dim == target.dim:
+                    pairs.append((BlockRef(i, a), b, (source.mul, target.mul)))
+    inputs += [Weights(shape) for _, _, shape in pairs]
+    scalars = [b for b, block in enumerate(z.blocks) if block.dim == 1][:1]
+    inputs += [Weights((z.blocks[b].mul,)) for b in scalars]
+    terms = [
+        Term(source, 2 + n, BlockRef(len(inputs), b), float(rng.normal()))
+        for n, (source, b, _) in enumerate(pairs)
+    ]
+    terms += [Term(None, len(inputs) - 1, BlockRef(len(inputs), b), 1.5) for b in scalars]
+    if not terms:
+        return random_mixing(rng, num_sets)
+    return LinearForm(tuple(inputs), (z,), tuple(terms), num_sets)
+
+
+def with_derivatives(linear_form: LinearForm, arrays, index, rows: int, backend: str):
+    """Return the value, the gradients of all inputs, and the gradients of a function of those."""
+    cotangent = np.random.default_rng(1).normal(size=(rows, linear_form.outputs[0].size))
+
+    def value(*arrays):
+        return linear_forms.evaluate(linear_form, list(arrays), index, rows, backend)[0]
+
+    def gradients(*arrays):
+        return jax.vjp(value, *arrays)[1](jnp.asarray(cotangent, arrays[0].dtype))
+
+    def second(*arrays):
+        return sum(jnp.sum(jnp.sin(g)) for g in gradients(*arrays))
+
+    everything = tuple(range(len(arrays)))
+    return jax.jit(lambda *a: (value(*a), gradients(*a), jax.grad(second, argnums=everything)(*a)))(
+        *arrays
+    )
+
+
+@pytest.mark.parametrize("vector_bytes", MACHINES, ids=MACHINES.get)
+@pytest.mark.parametrize(("rows", "num_sets"), [(1, 0), (7, 0), (2, SETS), (40, SETS)])
+def test_random_mixings_and_their_derivatives(rows, num_sets, vector_bytes, monkeypatch, x64):
+    """Also sets that no row has chosen, and the vectors of smaller processors."""
+    widest = machine.machine().vector_bytes
+    if vector_bytes > widest:
+        pytest.skip(f"this processor has vectors of {widest} bytes")
+    monkeypatch.setattr(machine, "machine", lambda: Machine(vector_bytes, 16))
+    jax.clear_caches()  # of kernels for this processor's own vectors
+    rng = np.random.default_rng(rows + num_sets)
+    linear_form = random_mixing(rng, num_sets)
+    arrays = [jnp.asarray(rng.normal(size=linear_form.shape(o, rows))) for o in linear_form.inputs]
+    index = jnp.asarray(rng.integers(0, SETS, rows), jnp.int32) if num_sets else None
+    expected = with_derivatives(linear_form, arrays, index, rows, "xla")
+    with only("llvm"):
+        found = with_derivatives(linear_form, arrays, index, rows, "llvm")
+    pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-13 * max(1.0, np.abs(a).max()))
+
+
+def linear(mul: int, dim: int, num_sets: int = 0) -> LinearForm:
+    rows = Rows(mul * dim, (Block(0, mul, dim),))
+    term = Term(BlockRef(0, 0), 1, BlockRef(2, 0), 1.0)
+    return LinearForm((rows, Weights((mul, mul))), (rows,), (term,), num_sets)
+
+
+def test_gradients_of_many_rows_are_as_exact_as_xla_computes_them():
+    linear_form, rows = linear(16, 3), 60_000
+    rng = np.random.default_rng(0)
+    x, z = (rng.normal(size=(rows, 48)) + 1 for _ in range(2))
+    exact = np.einsum("zui,zvi->uv", *(a.reshape(rows, 16, 3) for a in (x, z)))
+    w = jnp.ones((16, 16), jnp.float32)
+
+    def error(backend):
+        x32, z32 = (jnp.asarray(a, jnp.float32) for a in (x, z))
+        function = lambda w: linear_forms.evaluate(linear_form, [x32, w], None, rows, backend)[0]  # noqa: E731
+        return np.abs(jax.jit(lambda w: jax.vjp(function, w)[1](z32)[0])(w) - exact).max()
+
+    assert error("llvm") <= 2 * error("xla")
+
+
+@pytest.mark.parametrize("num_sets", [0, SETS])
+def test_results_do_not_depend_on_the_number_of_threads(num_sets):
+    linear_form, rows = linear(64, 3, num_sets), 2000
+    rng = np.random.default_rng(0)
+    arrays = [
+        jnp.asarray(rng.normal(size=linear_form.shape(o, rows)), "float32")
+        for o in linear_form.inputs
+    ]
+    index = jnp.asarray(rng.integers(0, SETS, rows), jnp.int32) if num_sets else None
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            machine.set_threads(threads)
+            results.append(
+                jax.tree.leaves(with_derivatives(linear_form, arrays, index, rows, "llvm"))
+            )
+    finally:
+        machine.set_threads(machine.threads())
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("mul", "dim", "num_sets", "native"),
+    [
+        (256, 1, 0, False),
+        (255, 1, 0, True),
+        (256, 3, 0, True),
+        (512, 3, 0, False),
+        (256, 1, 2, True),
+    ],
+)
+def test_wide_matrices_are_left_to_xla(mul, dim, num_sets, native):
+    linear_form = linear(mul, dim, num_sets)
+    shapes = [jax.ShapeDtypeStruct(linear_form.shape(o, 3), "float32") for o in linear_form.inputs]
+    index = jnp.zeros(3, jnp.int32) if num_sets else None
+    lowered = jax.jit(
+        lambda x, w: linear_forms.evaluate(linear_form, [x, w], index, 3, "llvm")
+    ).lower(*shapes)
+    assert ("eqfuse_" in lowered.as_text()) == native
+
+
+@pytest.mark.parametrize("wrong", [-1, SETS, 2**31 - 1])
+def test_a_set_out_of_range_is_an_error(wrong):
+    linear_form = linear(4, 1, SETS)
+    arrays = [jnp.ones(linear_form.shape(o, 5)) for o in linear_form.inputs]
+    index = jnp.asarray([0, 1, wrong, 2, 0], jnp.int32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"index\[2\] is {wrong}, outside"):
+        jax.block_until_ready(linear_forms.evaluate(linear_form, arrays, index, 5, "llvm"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_dtypes_are_computed_in_float32(dtype):
+    linear_form = linear(8, 3)
+    rng = np.random.default_rng(0)
+    arrays = [
+        jnp.asarray(rng.normal(size=linear_form.shape(o, 5)), dtype) for o in linear_form.inputs
+    ]
+    [found] = linear_forms.evaluate(linear_form, arrays, None, 5, "llvm")
+    [exact] = definition.evaluate(linear_form, [a.astype(jnp.float32) for a in arrays], None, 5)
+    assert found.dtype == dtype
+    rounding = float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=rounding)

@@ -1,0 +1,336 @@
+"""Native kernels and their machine: the threads they may use, the cache, processes, versions."""
+
+import concurrent.futures
+import multiprocessing
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import warnings
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.ops import _backend
+from eqfuse.ops.backends.llvm.runtime import handlers, machine
+
+PRODUCT = """
+import e3nn_jax as e3nn, jax.numpy as jnp, numpy as np
+from eqfuse import ops
+x = e3nn.IrrepsArray("7x0e+3x1o", jnp.arange(160, dtype=jnp.float32).reshape(10, 16) / 100)
+found = np.asarray(ops.tensor_product(x, x, backend="llvm").array)
+expected = np.asarray(e3nn.tensor_product(x, x).array)
+np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+"""
+
+
+def product(x):
+    x = e3nn.IrrepsArray("7x0e+3x1o", x)
+    return ops.tensor_product(x, x, backend="llvm").array
+
+
+def run(code: str, **variables) -> str:
+    """Return what a fresh process prints."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
+    environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # whose warnings would be errors
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "NUMBA_NUM_THREADS"])
+@pytest.mark.parametrize(
+    ("value", "count"), [("2", 2), ("3,1", 3), ("100", 8), ("0", 1), ("", 8), ("many", 8)]
+)
+def test_threads_that_are_asked_for(monkeypatch, variable, value, count):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(machine, "_cgroup_quota", lambda: None)
+    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    assert machine.threads() == count
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity is of Linux")
+def test_threads_of_the_affinity_mask():
+    code = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from eqfuse.ops.backends.llvm.runtime import machine
+print(machine.threads())
+"""
+    assert run(code, OMP_NUM_THREADS="", NUMBA_NUM_THREADS="") == "1"
+
+
+def test_kernels_obey_and_start_no_threads(monkeypatch):
+    """The limit reaches them; their threads are XLA's, even where it runs several calls at once."""
+    code = """
+import ctypes, os
+import e3nn_jax as e3nn, jax, jax.numpy as jnp
+from eqfuse import ops
+from eqfuse.ops.backends.llvm.runtime import machine
+
+def count():
+    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
+
+def products(x):
+    arrays = [e3nn.IrrepsArray("16x0e+16x1o", x + k) for k in range(4)]
+    return [ops.tensor_product(a, a[:, :1], backend="llvm").array for a in arrays]
+
+x = jnp.ones((20_000, 64))
+jax.block_until_ready(jax.jit(lambda x: [(x + k) @ x.T[:, :64] for k in range(4)])(x))
+compiled = jax.jit(products).lower(x).compile()
+before = count()
+for _ in range(5):
+    jax.block_until_ready(compiled(x))
+limit = ctypes.c_int64.from_address(machine._runtime()["eqfuse_limit"]).value
+active = ctypes.c_int64.from_address(machine._runtime()["eqfuse_active"]).value
+print(limit, active, count() - before)
+"""
+    for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        monkeypatch.delenv(variable, raising=False)
+    assert run(code, OMP_NUM_THREADS="1") == "1 0 0"
+    many = run(code).split()
+    assert many == [str(machine.threads()), "0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({}, None),
+        ({"cpu.max": "nonsense"}, None),
+    ],
+)
+def test_quota_of_the_cgroup(tmp_path, files, quota):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert machine._cgroup_quota(str(tmp_path)) == quota
+
+
+def objects(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted((folder / "cpu").glob("*.o"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content, other: b"",
+        lambda content, other: content[:100],
+        lambda content, other: content[:200] + bytes(8) + content[208:],
+        lambda content, other: other,
+    ],
+    ids=["empty", "cut", "changed", "of-another-kernel"],
+)
+def test_a_damaged_cache_is_rebuilt(tmp_path, monkeypatch, damage):
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+    texts = [f"define i64 @f() {{\n  ret i64 {n}\n}}\n" for n in range(2)]
+    codes = [machine.compiled(text) for text in texts]
+    first, other = objects(tmp_path)
+    if not first.read_bytes().startswith(codes[0]):
+        first, other = other, first
+    good = first.read_bytes()
+    first.write_bytes(damage(good, other.read_bytes()))
+    assert machine.compiled(texts[0]) == codes[0]
+    assert first.read_bytes() == good
+
+
+def test_kernels_are_found_by_later_processes(tmp_path):
+    run(PRODUCT, EQFUSE_CACHE_DIR=str(tmp_path))
+    times = {path: path.stat().st_mtime_ns for path in objects(tmp_path)}
+    assert len(times) >= 2  # the kernel, and what all kernels share
+    run(PRODUCT, EQFUSE_CACHE_DIR=str(tmp_path))
+    assert {path: path.stat().st_mtime_ns for path in objects(tmp_path)} == times
+
+
+def test_kernels_compile_while_the_interpreter_ends():
+    body = "\n".join(f"    {line}" for line in PRODUCT.strip().splitlines())
+    assert (
+        run(f"import atexit\ndef last():\n{body}\n    print('done')\natexit.register(last)")
+        == "done"
+    )
+
+
+def test_processes_that_fill_the_cache_at_once(tmp_path):
+    environment = {**os.environ, "EQFUSE_CACHE_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    started = [subprocess.Popen([sys.executable, "-c", PRODUCT], env=environment) for _ in range(3)]
+    assert [process.wait(timeout=120) for process in started] == [0, 0, 0]
+    assert not [path for path in (tmp_path / "cpu").iterdir() if path.suffix != ".o"]
+
+
+def test_an_unknown_interface_of_xla_is_refused(monkeypatch):
+    monkeypatch.setattr(machine, "api_version", lambda: (0, 99))
+    with pytest.raises(ValueError, match=r"interface is of version \(0, 99\), and this version of"):
+        ops.resolve("llvm")
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="'llvm' cannot run here: the package llvmlite, the comp"):
+        ops.resolve("llvm")
+
+
+def test_where_it_cannot_run_none_says_so_once(monkeypatch):
+    if "llvm" not in _backend.PREFERRED:
+        pytest.skip("None does not mean llvm")
+    monkeypatch.delenv("EQFUSE_BACKEND", raising=False)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    monkeypatch.setattr(machine, "api_version", lambda: (0, 99))
+    _backend._say_once.cache_clear()
+    with pytest.warns(UserWarning, match=r"backend 'xla', not 'llvm': jaxlib's foreign function"):
+        assert ops.resolve(None) == "xla"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ops.resolve(None) == "xla"
+    _backend._say_once.cache_clear()
+
+
+LARGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not LARGE_PAGES.exists(), reason="large pages are of Linux")
+def test_large_results_ask_for_large_pages():
+    x = e3nn.IrrepsArray("0e+1o", jnp.ones((3_000_000, 4), jnp.float32))  # 48 MB
+    result = jax.block_until_ready(ops.tensor_product(x, x[:, :1], backend="llvm").array)
+    middle = result.unsafe_buffer_pointer() + result.nbytes // 2
+    flags, inside = "", False
+    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(match[1], 16) <= middle < int(match[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+    assert " hg" in flags
+    np.testing.assert_array_equal(result, x.array)
+
+
+def _batch(seed):
+    return np.random.default_rng(seed).normal(size=(10, 16)).astype(np.float32)
+
+
+def _load(queue, seed):
+    """Return a worker of a data loader: numpy only."""
+    queue.put(_batch(seed))
+
+
+@pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="this system does not fork"
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
+def test_under_a_data_loader_that_forks():
+    """Workers are forked while kernels run; the parent goes on computing what it did before."""
+    context = multiprocessing.get_context("fork")
+    jitted = jax.jit(product)
+    queue = context.Queue()
+    rows = jnp.asarray(np.random.default_rng(9).normal(size=(20_000, 16)), jnp.float32)
+    expected = np.asarray(jitted(rows))
+    for seed in range(4):
+        running = [jitted(rows) for _ in range(4)]
+        worker = context.Process(target=_load, args=(queue, seed))
+        worker.start()
+        batch = queue.get(timeout=60)
+        worker.join(timeout=60)
+        assert worker.exitcode == 0
+        np.testing.assert_array_equal(
+            batch, np.random.default_rng(seed).normal(size=(10, 16)).astype("f")
+        )
+        for found in running:
+            np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Return kernels are compiled only once this event is set; gives it, and what was asked for."""
+    go, asked, link = threading.Event(), [], machine._link
+
+    def later(library, *args):
+        asked.append(library)
+        assert go.wait(timeout=60)
+        return link(library, *args)
+
+    # What all kernels share is there, and a free handler: a page of more is linked by who asks.
+    machine._slots.append(machine._free_slot())
+    monkeypatch.setattr(machine, "_link", later)
+    yield go, asked
+    go.set()
+    machine.finish()
+
+
+def unseen(multiplicity: int):
+    """Return a product whose kernel this process has not had, and its operand."""
+    irreps = e3nn.Irreps(f"{multiplicity}x0e+{multiplicity}x1o+3x2e")
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(7, irreps.dim)), jnp.float32)
+
+    def product(x, backend):
+        x = e3nn.IrrepsArray(irreps, x)
+        return ops.tensor_product(x, x, backend=backend).array
+
+    return product, x
+
+
+def test_jax_goes_on_while_kernels_compile_and_calls_wait(held):
+    go, asked = held
+    product, x = unseen(13)
+    compiled = jax.jit(product, static_argnums=1).lower(x, "llvm").compile()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        found = pool.submit(lambda: np.asarray(compiled(x)))
+        assert not concurrent.futures.wait([found], timeout=0.5).done
+        assert len(asked) == 1
+        go.set()
+        np.testing.assert_allclose(found.result(60), product(x, "e3nn"), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
+def test_a_fork_waits_for_kernels(held):
+    go, asked = held
+    product, x = unseen(17)
+    jax.jit(product, static_argnums=1).lower(x, "llvm").compile()
+    threading.Timer(0.3, go.set).start()
+    child = os.fork()
+    if not child:
+        done = all(kernel.done() for kernel in machine._kernels.values())
+        os._exit(0 if done else 1)
+    assert asked
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_kernel_that_does_not_compile_is_an_error_of_its_call():
+    machine.register("eqfuse_broken", "define ptr @eqfuse_broken(ptr %frame) { nonsense }")
+    call = jax.ffi.ffi_call("eqfuse_broken", jax.ShapeDtypeStruct((3,), jnp.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="eqfuse_broken did not compile: LLVM IR"):
+        jax.block_until_ready(jax.jit(call)(jnp.ones(3, jnp.float32)))
+    with pytest.raises(RuntimeError, match="expected instruction opcode"):
+        machine.register("eqfuse_broken", "")
+    del machine._kernels["eqfuse_broken"]
+
+
+def test_more_kernels_than_a_module_of_handlers_has(monkeypatch):
+    monkeypatch.setattr(handlers, "PAGE", 2)
+    monkeypatch.setattr(machine, "_slots", [])
+    before = len(machine._kernels)
+    for multiplicity in (19, 20, 21, 22, 23):
+        product, x = unseen(multiplicity)
+        found = jax.jit(product, static_argnums=1)(x, "llvm")
+        np.testing.assert_allclose(found, product(x, "e3nn"), rtol=2e-5, atol=2e-5)
+    assert len(machine._kernels) == before + 5
+
+
+def test_the_cache_is_apart_from_that_of_other_processors(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+    text = "define i64 @f() {\n  ret i64 1\n}\n"
+    machine.compiled(text)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: "another")
+    machine.compiled(text)
+    assert len(objects(tmp_path)) == 2

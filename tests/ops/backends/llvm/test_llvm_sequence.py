@@ -1,0 +1,220 @@
+"""Product and Linear of rows as one native kernel, in every order, against e3nn's definition."""
+
+import concurrent.futures
+import dataclasses
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.ops.backends.llvm.emit import sequence_arrays
+from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.sequence import StepSequence
+from tests.ops.backends.llvm.test_llvm import REFUSED, assert_bitwise
+from tests.ops.parity import only
+from tests.ops.test_tensor_product_linear import worst
+
+jit = jax.jit
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """A channelwise product with what is at the receivers, and a Linear, on a random graph."""
+
+    receivers: np.ndarray
+    nodes: int
+    irreps: str = "5x0e+5x1o"
+    out: str = "9x0e+4x1o+3x1e"
+
+    def problem(self, backend: str, dtype):
+        """Return a function that gives value, gradients and second derivatives, and its operands.
+
+        Their numbers are the same in every dtype.
+        """
+        rng = np.random.default_rng(0)
+
+        def normal(*shape):
+            return jnp.asarray(rng.normal(size=shape).astype(np.float32), dtype)
+
+        edges = ops.Edges.from_arrays(self.receivers, self.receivers, self.nodes)
+        options = {"channelwise": True, "force_irreps_out": True, "backend": backend}
+        module = ops.TensorProductLinear(self.out, **options)
+
+        def value(params, x, y):
+            x, y = (e3nn.IrrepsArray(self.irreps, a) for a in (x, y))
+            return module.apply(params, x, y, edges=edges).array
+
+        size = e3nn.Irreps(self.irreps).dim
+        x, y = normal(edges.num_edges, size), normal(self.nodes, size)
+        arrays = (e3nn.IrrepsArray(self.irreps, a) for a in (x, y))
+        shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *arrays, edges=edges))
+        params = jax.tree.map(lambda s: normal(*s.shape), shapes)
+        cotangent = normal(edges.num_edges, e3nn.Irreps(self.out).dim)
+
+        def loss(params, x, y):
+            """Return the loss of what a force is made of."""
+            forces = jax.vjp(lambda x, y: value(params, x, y), x, y)[1](cotangent)
+            return sum(jnp.sum(jnp.sin(f)) for f in forces)
+
+        def everything(*operands):
+            first = jax.vjp(value, *operands)[1](cotangent)
+            return value(*operands), first, jax.grad(loss, (0, 1, 2))(*operands)
+
+        return everything, (params, x, y)
+
+    def result(self, backend: str, dtype):
+        function, operands = self.problem(backend, dtype)
+        return jit(function)(*operands)
+
+
+RANDOM = np.random.default_rng(1)
+GRAPHS = {
+    "more edges of a node than a block": Graph(
+        RANDOM.integers(0, 3, 3 * sequence_arrays.MOST_ROWS), 3
+    ),
+    "isolated nodes everywhere": Graph(2 * RANDOM.integers(5, 40, 101), 90),
+    "whole blocks": Graph(np.repeat(np.arange(4), sequence_arrays.MOST_ROWS), 4),
+    "sorted": Graph(np.sort(RANDOM.integers(0, 70, 333)), 70),
+    "small blocks": Graph(RANDOM.integers(0, 9, 70), 9, "128x0e+128x1o+128x1e", "8x0e+8x1o+8x1e"),
+    "one node has most edges": Graph(
+        np.concatenate([np.full(300, 7), RANDOM.integers(0, 40, 60)]), 41
+    ),
+    "one node": Graph(np.zeros(7, int), 1),
+    "many channels": Graph(RANDOM.integers(0, 9, 80), 9, "64x0e+64x1o", "33x0e+64x1o+16x1e"),
+}
+
+
+def chains(kernels) -> list[StepSequence]:
+    """Return those of the kernels that are of sequences, of which there are some."""
+    found = [what for what in kernels if isinstance(what, StepSequence)]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_of_all_kinds(name, kernels, x64):
+    """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
+    expected = GRAPHS[name].result("e3nn", np.float64)
+    with only("llvm"):
+        found = GRAPHS[name].result("llvm", np.float64)
+    assert worst(found, expected) < 1e-12
+    kinds = [tuple(type(step.what) for step in sequence.steps) for sequence in chains(kernels)]
+    forward, backward, double = (
+        (Form, LinearForm),
+        (Form, LinearForm, Form),
+        (LinearForm, Form, LinearForm),
+    )
+    assert {forward, backward, double} <= set(kinds)
+
+
+def test_float32_is_as_good_as_e3nn(kernels, x64):
+    graph = GRAPHS["sorted"]
+    exact, reference = (graph.result("e3nn", dtype) for dtype in (np.float64, np.float32))
+    allowed = max(2 * worst(reference, exact), 8 * 2**-24)  # or eight roundings
+    assert worst(graph.result("llvm", np.float32), exact) <= allowed
+    assert chains(kernels)
+
+
+SMALL = Graph(np.array([0, 1, 1, 0, 2]), 3, "2x0e+2x1o", "2x0e+1x1o")
+
+
+def test_third_derivatives_are_composed(kernels, x64):
+    """Compose them of what has kernels for two."""
+
+    def third(backend):
+        function, operands = SMALL.problem(backend, np.float64)
+
+        def energy(x):
+            results = function(operands[0], x, operands[2])
+            return sum(jnp.sum(jnp.cos(a)) for a in jax.tree.leaves(results))
+
+        return jit(jax.grad(energy))(operands[1])
+
+    assert worst(third("llvm"), third("e3nn")) < 1e-11
+    assert chains(kernels)
+
+
+@pytest.mark.parametrize("transform", ["vmap", "jvp"])
+def test_other_transformations(transform, kernels, x64):
+    """Members of a batch one by one, and forward mode over all orders."""
+
+    def found(backend):
+        function, operands = SMALL.problem(backend, np.float64)
+        if transform == "vmap":
+            several = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), operands)
+            return jit(jax.vmap(function))(*several)
+        return jit(lambda *a: jax.jvp(function, a, a))(*operands)
+
+    assert worst(found("llvm"), found("e3nn")) < 1e-12
+    assert transform == "vmap" or chains(kernels)
+
+
+def test_results_depend_on_no_threads_and_no_other_calls(kernels):
+    function, operands = GRAPHS["sorted"].problem("llvm", np.float32)
+    function = jit(function)
+    try:
+        machine.set_threads(1)
+        expected = function(*operands)
+        assert chains(kernels)
+        for count in (2, 3, 8):
+            machine.set_threads(count)
+            assert_bitwise(function(*operands), expected)
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for found in pool.map(lambda _: function(*operands), range(12)):
+                assert_bitwise(found, expected)
+    finally:
+        machine.set_threads(machine.threads())
+
+
+def test_few_rows_and_large_matrices_are_no_chain():
+    """Their steps are faster alone: one kernel for each, or XLA's matmuls."""
+    rng = np.random.default_rng(0)
+
+    def num_calls(rows, irreps):
+        module = ops.TensorProductLinear(irreps, backend="llvm")
+        x = e3nn.IrrepsArray(irreps, jnp.asarray(rng.normal(size=(rows, e3nn.Irreps(irreps).dim))))
+        y = e3nn.IrrepsArray("0e", jnp.ones((rows, 1)))
+        params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, y))
+        params = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), params)
+        text = jax.jit(module.apply).lower(params, x, y).as_text()
+        return text.count("custom_call @eqfuse"), text.count("dot_general")
+
+    fewest = sequence_arrays.FEWEST_ROWS
+    assert num_calls(fewest - 1, "8x0e+8x1o") == (2, 0)
+    assert num_calls(fewest, "8x0e+8x1o") == (1, 0)
+    assert num_calls(fewest, "512x0e") == (1, 1)
+
+
+def test_wrong_indices_never_crash(kernels):
+    """Receivers out of range are an error; within it, those that do not fit the order are wrong
+    numbers, and nothing is written where there must be nothing."""
+    graph, rng = GRAPHS["isolated nodes everywhere"], np.random.default_rng(0)
+    good = ops.Edges.from_arrays(graph.receivers, graph.receivers, graph.nodes)
+    module = ops.TensorProductLinear(
+        graph.out, channelwise=True, force_irreps_out=True, backend="llvm"
+    )
+    size = e3nn.Irreps(graph.irreps).dim
+    x, y = (
+        e3nn.IrrepsArray(graph.irreps, jnp.asarray(rng.normal(size=(n, size)), jnp.float32))
+        for n in (good.num_edges, graph.nodes)
+    )
+    params = module.init(jax.random.key(0), x, y, edges=good)
+
+    @jax.jit
+    def gradient(receivers):
+        edges = dataclasses.replace(good, receivers=receivers)
+        return jax.grad(lambda y: jnp.sum(module.apply(params, x, y, edges=edges).array))(y)
+
+    for _ in range(20):
+        gradient(rng.integers(0, graph.nodes, good.num_edges).astype(np.int32))
+    assert chains(kernels)
+    for value in (-1, graph.nodes, 2**31 - 1):
+        damaged = graph.receivers.astype(np.int32)
+        damaged[17] = value
+        with pytest.raises(REFUSED, match=rf"receivers\[17\] is {value}, outside"):
+            jax.block_until_ready(gradient(damaged))

@@ -1,0 +1,211 @@
+"""Nothing that another user may have put into the cache is used; a warning names it."""
+
+import hashlib
+import os
+import pathlib
+import runpy
+import stat
+import warnings
+
+import pytest
+
+from eqfuse.ops import _cache
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="of systems with modes")
+
+SOMEBODY = 12345
+FAULTS = [
+    pytest.param("group", id="group-writable"),
+    pytest.param("others", id="world-writable"),
+    pytest.param(
+        "owner",
+        id="of-another-user",
+        marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away"),
+    ),
+]
+
+
+def expose(path: pathlib.Path, fault: str) -> str:
+    """Let others change a file or folder; return what a warning says of it."""
+    if fault == "owner":
+        os.chown(path, SOMEBODY, -1)
+        return f"belongs to user {SOMEBODY}"
+    path.chmod(path.stat().st_mode | (stat.S_IWGRP if fault == "group" else stat.S_IWOTH))
+    return "can be written by its group or by others"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return the cache folder, not made yet."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(folder))
+    return folder
+
+
+def module(number: int) -> str:
+    return f"define i64 @f() {{\n  ret i64 {number}\n}}\n"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_native_object_is_not_linked(folder, fault):
+    from eqfuse.ops.backends.llvm.runtime import machine
+
+    expected, forged = machine.compiled(module(1)), machine.compiled(module(666))
+    [entry] = [p for p in (folder / "cpu").iterdir() if p.read_bytes().startswith(expected)]
+    good = entry.read_bytes()
+    planted = forged + hashlib.sha256(entry.stem.encode() + forged).digest()
+    entry.write_bytes(planted)
+    assert machine.compiled(module(1)) == forged  # it is a forgery that would be taken
+    said = expose(entry, fault)
+    with pytest.warns(UserWarning, match=rf"{entry} is ignored, since it {said}.*chmod go-w"):
+        assert machine.compiled(module(1)) == expected
+    assert entry.read_bytes() == good
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o600
+    entry.write_bytes(planted)
+    expose(entry, fault)
+    assert machine.compiled(module(1)) == expected  # a second warning would be an error
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_triton_kernel_is_not_loaded(folder, monkeypatch, fault):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime import compile
+
+    case = runpy.run_path(str(pathlib.Path(__file__).parent / "triton" / "row_sum.py"))
+    spec = case["spec"]()
+    forged = compile.CompiledKernel(spec.name, "sm_80", "forged", b"", 1, 0, 0, 0.0, False)
+    path, key = compile._place(spec, "sm_80")
+    _cache.write_entry(path, key, compile._to_json(forged))
+    monkeypatch.setattr(compile, "_KERNELS", {})
+    assert compile.find(spec, "sm_80").assembly == "forged"  # it would be taken
+    said = expose(path, fault)
+    monkeypatch.setattr(compile, "_KERNELS", {})
+    with pytest.warns(UserWarning, match=rf"{path} is ignored, since it {said}"):
+        kernel = compile.compile_kernel(spec, "sm_80")
+    assert ".visible .entry" in kernel.assembly
+    monkeypatch.setattr(compile, "_KERNELS", {})
+    assert compile.find(spec, "sm_80").assembly == kernel.assembly
+
+
+@pytest.mark.parametrize("name", [".", "cpu"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_folder_of_others_is_not_used(folder, fault, name):
+    (folder / name).mkdir(parents=True)
+    entry = folder / name / "entry"
+    entry.write_bytes(b"planted")
+    said = expose(folder / name, fault)
+    with pytest.warns(UserWarning, match=rf"{folder / name} is ignored, since .*{said}.*Set EQF"):
+        used = _cache.cache_folder("cpu")
+    assert not used.is_relative_to(folder)
+    _cache.write(used / "entry", b"ours")
+    assert _cache.read(used / "entry") == b"ours"
+    assert entry.read_bytes() == b"planted"
+    assert _cache.cache_folder("cpu") == used  # a second warning would be an error
+
+
+def test_a_folder_that_others_can_exchange_is_not_used(folder):
+    folder.parent.chmod(0o777)
+    with pytest.warns(UserWarning, match=rf"since {folder.parent} can be .* chmod go-w"):
+        assert _cache.cache_folder() != folder
+
+
+def test_a_folder_in_one_like_tmp_is_used(folder):
+    folder.parent.chmod(0o1777)
+    assert _cache.cache_folder() == folder
+
+
+def test_a_link_to_the_folder(folder, monkeypatch):
+    """A link of one's own leads to the cache; it is checked where it leads."""
+    place = folder.parent / "elsewhere"
+    place.mkdir(mode=0o700)
+    folder.symlink_to(place)
+    assert _cache.cache_folder() == place
+    exposed = folder.parent / "exposed"
+    exposed.mkdir()
+    exposed.chmod(0o770)
+    link = folder.parent / "link"
+    link.symlink_to(exposed)
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(link))
+    with pytest.warns(UserWarning, match=f"{link} is ignored, since {exposed} can be written"):
+        assert _cache.cache_folder() not in (link, exposed)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_link_of_another_user_is_not_followed(folder):
+    place = folder.parent / "elsewhere"
+    place.mkdir(mode=0o700)
+    folder.symlink_to(place)
+    os.lchown(folder, SOMEBODY, -1)
+    with pytest.warns(UserWarning, match=f"{folder} belongs to user {SOMEBODY}"):
+        assert _cache.cache_folder() != place
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_an_entry_that_is_no_file_is_not_read(folder, kind):
+    entry = _cache.cache_folder("cpu") / "entry"
+    if kind == "link":
+        other = folder / "other"
+        other.write_bytes(b"planted")
+        entry.symlink_to(other)
+    else:
+        os.mkfifo(entry)
+    with pytest.warns(UserWarning, match=r"is a symbolic link|is not a file"):
+        assert _cache.read(entry) is None
+    _cache.ensure(entry, b"ours")
+    assert _cache.read(entry) == b"ours"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_what_is_made_is_private_whatever_the_umask(folder, umask):
+    before = os.umask(umask)
+    try:
+        place = _cache.cache_folder("programs", "deep")
+        _cache.write(place / "entry", b"ours")
+    finally:
+        os.umask(before)
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (folder, *folder.rglob("*"))}
+    assert modes == {"cache": 0o700, "programs": 0o700, "deep": 0o700, "entry": 0o600}
+    assert _cache.read(place / "entry") == b"ours"
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "leads", "said"),
+    [
+        ("me", 0o100644, False, ""),
+        ("root", 0o100644, False, ""),
+        ("somebody", 0o100600, False, "belongs to user"),
+        ("me", 0o100664, False, "can be written"),
+        ("me", 0o100602, False, "can be written"),
+        ("me", 0o120777, False, "is a symbolic link"),
+        ("me", 0o120777, True, ""),
+        ("somebody", 0o120777, True, "belongs to user"),
+        ("root", 0o041777, True, ""),
+        ("root", 0o041777, False, "can be written"),
+        ("root", 0o040775, True, "can be written"),
+        ("somebody", 0o040755, True, "belongs to user"),
+    ],
+)
+def test_what_is_trusted(monkeypatch, owner, mode, leads, said):
+    """For a user who is not root, whoever runs this."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    user = {"me": 1000, "root": 0, "somebody": SOMEBODY}[owner]
+    fault = _cache._fault(os.stat_result((mode, 0, 0, 1, user, user, 0, 0, 0, 0)), leads)
+    assert fault.startswith(said)
+    assert bool(fault) == bool(said)
+
+
+def test_a_temporary_folder_is_removed_but_not_by_a_fork(folder, monkeypatch):
+    removals = []
+    monkeypatch.setattr(_cache.atexit, "register", removals.append)
+    folder.mkdir()
+    folder.chmod(0o777)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        used = _cache.cache_folder()
+    [remove] = removals
+    monkeypatch.setattr(_cache.os, "getpid", lambda: -1)
+    remove()
+    assert used.is_dir()
+    monkeypatch.undo()
+    remove()
+    assert not used.exists()

@@ -1,0 +1,85 @@
+"""Second order of fused ops over rows, which keeps products out of memory."""
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.primitives import fused
+from tests.ops.linear_cases import CASES, EDGES, NODES, Case, Problem
+from tests.ops.parity import PORTABLE, only
+
+FUSED = ["rows-linear", "rows-channelwise", "graph-channelwise", "graph-channelwise-split"]
+
+OTHERS = {
+    "indexed": Case(
+        ops.TensorProductLinear, False, "5x0e+5x1o", "2x0e+1o", "7x0e+4x1o", indexed=True
+    ),
+    "skip": Case(
+        ops.TensorProductLinear,
+        False,
+        "5x0e+5x1o",
+        "0e+1o",
+        "7x0e+4x1o",
+        skip=True,
+        options=(("force_irreps_out", True),),
+    ),
+}
+"""Linears without biases, whose second derivatives are fused, that are not in `CASES`."""
+
+
+@pytest.fixture(autouse=True)
+def any_product_is_large(monkeypatch):
+    """Where products are small, a GPU has them in memory."""
+    monkeypatch.setattr(fused, "LARGE", 0)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_gradients_of_forces_write_no_product_over_rows(name):
+    """Those of parameters do: the Linear reads the product, which is computed again."""
+    pytest.importorskip("triton", reason="the interpreter is part of triton")
+    case = CASES[name]
+    problem = Problem(case, np.float32)
+
+    def loss(params, arrays):
+        def energy(arrays):
+            return jnp.sum(problem.apply("triton-interpret", params, arrays).array ** 3)
+
+        return sum(jnp.sum(force**2) for force in jax.tree.leaves(jax.grad(energy)(arrays)))
+
+    keep = sorted({ir for _, ir in e3nn.Irreps(case.out)})
+    channelwise = dict(case.options).get("channelwise")
+    product = ops.channelwise_tensor_product if channelwise else ops.tensor_product
+    size = product(case.x, case.y, filter_ir_out=keep).dim
+    rows = EDGES if case.graph else NODES
+    lowered = jax.jit(jax.grad(loss, 1)).lower(problem.params, problem.arrays)
+    text = lowered.compile().as_text()
+    assert f"f32[{rows},{problem.arrays['x'].shape[1]}]" in text
+    assert f"f32[{rows},{size}]" not in text
+
+
+@pytest.mark.parametrize("backend", PORTABLE)
+@pytest.mark.parametrize("name", OTHERS)
+def test_gradients_of_a_loss_on_forces_equal_e3nns(name, backend, x64):
+    problem = Problem(OTHERS[name])
+
+    def gradients(backend):
+        def energy(operands, params, arrays):
+            return jnp.sum(jnp.sin(problem.apply(backend, params, arrays | operands).array))
+
+        def loss(params, arrays):
+            operands = {name: arrays[name] for name in "xy"}
+            forces = jax.grad(energy)(operands, params, arrays)
+            return sum(jnp.sum(jnp.cos(force)) for force in jax.tree.leaves(forces))
+
+        return jax.jit(jax.grad(loss, (0, 1)))(problem.params, problem.arrays)
+
+    with only(backend, kinds={Form, LinearForm}):
+        found = gradients(backend)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), found, gradients("e3nn")
+    )

@@ -1,0 +1,139 @@
+"""Launches and scratch memory of the weighted graph product, compiled for an H100 without one."""
+
+import pathlib
+
+import jax
+import pytest
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """Return an H100 to compile for, and an empty cache."""
+    from jaxlib import gpu_triton
+
+    if not hasattr(gpu_triton, "TritonKernel"):
+        pytest.skip("jaxlib's GPU plug-in, which the lowering needs, is not installed")
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[3])
+    from benchmarks.launches import PluginMissingError, device
+
+    try:
+        return device()
+    except PluginMissingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(("order", "launches"), [("forward", 1), ("backward", 1), ("double", 2)])
+def test_the_graph_product_is_one_launch_each_way(gpu, order, launches):
+    from benchmarks.graph_product_launches import CASES
+    from benchmarks.launches import count
+
+    scratch = []
+    for size in ("135 nodes, 2700 edges", "3000 nodes, 160000 edges"):
+        found = count(*CASES[f"{order}, {size}, eqfuse"](), gpu)
+        assert (found.launches, found.custom_calls) == (launches, launches)
+        scratch.append(found.temp_bytes)
+    # no array of edges, nodes or channels: at most a table of pointers, of one size for both
+    assert scratch[0] == scratch[1] <= 64
+
+
+@pytest.mark.parametrize(
+    ("case", "forward", "backward"),
+    [("graph of 135 nodes, 2700 edges", (3, 2), (5, 4)), ("2700 rows", (2, 2), (4, 4))],
+)
+@pytest.mark.parametrize(
+    "channels", [pytest.param(64, id="64 channels", marks=pytest.mark.slow), None]
+)
+def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, channels, monkeypatch):
+    """Count all, and our kernels among them: the product, the Linear; on a graph XLA has the gate.
+
+    The backward follows the forward as far as it needs it: the product, on a graph the row before
+    the gate too.
+    """
+    from benchmarks import fused_launches
+    from benchmarks.launches import count
+
+    if channels is None:  # fewer, in kernels that take seconds to compile
+        monkeypatch.setattr(fused_launches, "FEATURES", "16x0e+16x0o+16x1e+16x1o")
+        monkeypatch.setattr(fused_launches, "GATED", "16x0e+16x0o+32x0e+16x1e+16x1o")
+        monkeypatch.setattr(fused_launches, "HARMONICS", "0e+1o")
+    cases = fused_launches.CASES
+    found = count(*cases[f"forward, {case}, eqfuse"](), gpu)
+    assert (found.launches, found.custom_calls) == forward
+    found = count(*cases[f"backward, {case}, eqfuse"](), gpu)
+    assert (found.launches, found.custom_calls) == backward
+    if "graph" in case:  # far less than the product of every edge, 53 MB
+        assert found.temp_bytes < 17e6
+
+
+def test_launches_of_a_training_step_of_the_tetris_network(gpu):
+    from benchmarks.account import NOT_SCHEDULED, account
+    from benchmarks.launches import compiled
+    from benchmarks.tetris_launches import CASES
+    from eqfuse.train.device.hlo import NOT_ATTRIBUTED
+
+    found = compiled(*CASES["tetris, eqfuse"](), gpu)
+    told = account(found.text, found.launches.launches)
+    assert sum(sum(kinds.values()) for kinds in told.values()) == found.launches.launches
+    assert sum(kinds.get("eqfuse", 0) for kinds in told.values()) == found.launches.custom_calls
+    assert {"layer/linear_pre", "layer/LinearSum", "optimizer"} < set(told)
+    assert not {NOT_ATTRIBUTED, NOT_SCHEDULED} & set(told)
+    if jax.__version_info__ < (0, 12):
+        pytest.xfail("XLA of jax 0.10 copies every parameter that a kernel reads: 59 launches")
+    assert found.launches.launches <= 46
+
+
+def test_the_edges_of_both_ends_are_ordered_in_the_launches_of_one(gpu):
+    """Keys, a sort, a search in three parts, and the two orders."""
+    from benchmarks.launches import count
+    from eqfuse.ops import Edges
+
+    ends = [jax.ShapeDtypeStruct((2700,), "int32")] * 2
+    names = "receiver_order", "receiver_ptr", "sender_order", "sender_ptr"
+
+    def orders(senders, receivers):
+        edges = Edges.from_arrays(senders, receivers, 135)
+        return [getattr(edges, name) for name in names]
+
+    assert count(orders, ends, gpu).launches == 7
+
+
+def test_a_fused_layer_launches_what_the_rewritten_one_does(gpu, monkeypatch):
+    """And one for the indices, as edges may be dropped: their operands are zeros where they are
+    made.
+    """
+    import e3nn_jax as e3nn
+    import jax.numpy as jnp
+
+    from benchmarks.launches import count
+    from eqfuse import ops
+
+    monkeypatch.setenv("EQFUSE_BACKEND", "triton")
+    nodes, edges, keep = 135, 2700, ("0e", "1o")
+    irreps_x, irreps_y = e3nn.Irreps("64x0e+64x1o"), e3nn.Irreps("0e+1o")
+    size = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps
+
+    def existing(x, y, w, senders, receivers):
+        y, w = jnp.sin(y), jnp.sin(w)
+        rows = e3nn.IrrepsArray(irreps_x, x)[senders]
+        m = ops.tensor_product(rows, e3nn.IrrepsArray(irreps_y, y), filter_ir_out=keep) * w
+        return jnp.zeros((nodes, m.irreps.dim)).at[receivers].add(m.array)
+
+    def rewritten(x, y, w, senders, receivers):
+        graph = ops.Edges.from_arrays(senders, receivers, nodes)
+        y, w = jnp.sin(y), jnp.sin(w)
+        x, y = e3nn.IrrepsArray(irreps_x, x), e3nn.IrrepsArray(irreps_y, y)
+        return ops.graph_tensor_product(x, y, w, graph, filter_ir_out=keep).array
+
+    shapes = (nodes, irreps_x.dim), (edges, irreps_y.dim), (edges, size)
+    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    args += [jax.ShapeDtypeStruct((edges,), "int32")] * 2
+
+    def gradients(function):
+        return jax.grad(lambda *a: jnp.sum(function(*a) ** 2), (0, 1, 2))
+
+    for of in (lambda function: function, gradients):
+        found, expected = (count(of(f), args, gpu) for f in (ops.fuse(existing), rewritten))
+        assert found.launches == expected.launches + 1

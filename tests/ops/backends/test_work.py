@@ -1,0 +1,115 @@
+"""What is computed, and what is not: calls, launches and compilations."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from jax.interpreters import partial_eval as pe
+
+from eqfuse.ops.ir.form import Role
+from eqfuse.ops.primitives import forms as _forms
+from tests.ops.cases import Case, random_arrays
+from tests.ops.parity import NEEDS_TRITON, interpreted, only
+
+TINY = Case("graph_tensor_product", "2x0e+2x1o", "0e+1o", keep="0e+1o")
+
+
+def forms(function, *arguments):
+    """Return the forms in a function's computation, after JAX has left out what nobody reads."""
+    traced = jax.jit(function).trace(*arguments).jaxpr.jaxpr
+    used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
+    return [e.params["form"] for e in used.eqns if e.primitive is _forms.form_p]
+
+
+def names(operands):
+    return [o.name for o in operands]
+
+
+def test_gradients_that_nobody_wants_cost_nothing():
+    """Neither computed nor their inputs read: asked for one by one, or left unused later."""
+    function, operands = TINY.function("xla"), TINY.operands()
+    [cotangent] = random_arrays(TINY.shapes()[-1:], 2)
+
+    def pullback(*a):
+        return jax.vjp(function, *a)[1](cotangent)
+
+    [backward] = forms(pullback, *operands)
+    assert names(backward.inputs) == ["x", "y", "w", "dout"]
+    assert names(backward.outputs) == ["dx", "dy", "dw"]
+    for n, (wanted, read) in enumerate([("dx", "yw"), ("dy", "xw"), ("dw", "xy")]):
+        for only_one in (
+            lambda *a, n=n: pullback(*a)[n],
+            lambda *a, n=n: jax.vjp(functools.partial(_with, function, n, a), a[n])[1](cotangent),
+        ):
+            [form] = forms(only_one, *operands)
+            assert names(form.outputs) == [wanted]
+            assert names(form.inputs) == [*read, "dout"]
+
+
+def test_gradients_that_are_zero_are_not_computed():
+    """The gradient of x does not depend on x: its backward pass writes the others alone."""
+    function, operands = TINY.function("xla"), TINY.operands()
+    [cotangent] = random_arrays(TINY.shapes()[-1:], 2)
+
+    def of_x(*a):
+        return jax.vjp(function, *a[:-1])[1](a[-1])[0]
+
+    def second(*a):
+        return jax.vjp(of_x, *a)[1](operands[0])
+
+    [form] = forms(second, *operands, cotangent)
+    assert [o.role for o in form.outputs] == [Role.RIGHT, Role.OTHER, Role.OUTPUT]
+
+
+def _with(function, n, operands, value):
+    """Return the function of operand `n` alone."""
+    return function(*operands[:n], value, *operands[n + 1 :])
+
+
+def test_all_tangents_are_one_call():
+    operands, tangents = TINY.operands(), random_arrays(TINY.shapes()[:-1], 1)
+    function = TINY.function("xla")
+    [form] = forms(lambda *a: jax.jvp(function, a, tangents)[1], *operands)
+    assert names(form.inputs) == ["x", "y", "w", "t_x", "t_y", "t_w"]
+    assert names(form.outputs) == ["out"]
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize(
+    ("order", "launches"), [("forward", 1), ("backward", 1), ("double backward", 2)]
+)
+def test_launches(order, launches):
+    """The forward and the backward pass of a graph product are one kernel each.
+
+    The backward pass of that is two, since it sums to the senders and to the receivers.
+    """
+    operands = TINY.operands()
+    [cotangent] = random_arrays(TINY.shapes()[-1:], 2)
+    directions = random_arrays(TINY.shapes()[:-1], 3)
+    forward = TINY.function("triton-interpret")
+
+    def backward(*a):
+        return jax.vjp(forward, *a[:-1])[1](a[-1])
+
+    def double_backward(*a):
+        return jax.vjp(backward, *a)[1](directions)
+
+    function, arguments = {
+        "forward": (forward, operands),
+        "backward": (backward, (*operands, cotangent)),
+        "double backward": (double_backward, (*operands, cotangent)),
+    }[order]
+    before = interpreted()
+    with only("triton-interpret", launches=launches):
+        jax.block_until_ready(jax.jit(function)(*arguments))
+    assert interpreted() - before == launches
+
+
+def test_outside_jit_a_form_is_compiled_once():
+    function, operands = TINY.function("xla"), TINY.operands()
+    first = function(*operands)
+    before = _forms.form_p.impl.__wrapped__._cache_size()
+    again = function(*(2 * a for a in operands))
+    assert _forms.form_p.impl.__wrapped__._cache_size() == before
+    np.testing.assert_allclose(again, 8 * np.asarray(first), rtol=1e-5)

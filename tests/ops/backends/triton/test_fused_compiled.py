@@ -1,0 +1,75 @@
+"""Fused kernels and those of Linear compile for the GPUs that they are meant for and do not spill.
+
+The rest of the cases, and tables of their resources: `python -m benchmarks.kernels`.
+"""
+
+import dataclasses
+
+import e3nn_jax as e3nn
+import pytest
+
+from benchmarks.fused_cases import CASES, kernels, mixing_kernels
+from tests.ops import tiers
+
+pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
+
+
+def fused_kernels(name, dtype):
+    found = kernels(CASES[name], dtype)
+    return [*found["forward"], *found["backward"]]
+
+
+@pytest.mark.parametrize(
+    ("case", "target"),
+    tiers.targets(["rows-gate-16-l1", "rows-16-l1", "rows-64-l1"], everywhere="rows-16-l1"),
+)
+def test_fused_kernels_compile_without_spilling(case, target):
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+
+    for spec in fused_kernels(case, "float32"):
+        compiled = compile_kernel(spec, target)
+        assert compiled.entry == spec.name
+        assert compiled.spilled_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_the_widest_case_does_not_spill(target):
+    """Its addresses would fill the registers if a program had all channels in a loop."""
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+
+    for spec in [
+        spec for specs in kernels(CASES["allegro-128-l3"], "float32").values() for spec in specs
+    ]:
+        assert compile_kernel(spec, target).spilled_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_other_dtypes_compile_without_spilling(dtype):
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+
+    for spec in fused_kernels("rows-gate-16-l1", dtype):
+        assert compile_kernel(spec, "sm_90").spilled_bytes == 0
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("num_sets", [0, 3])
+def test_kernels_of_linear_compile_without_spilling(num_sets, target):
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+
+    for spec in mixing_kernels(e3nn.Irreps("64x0e+64x1o+64x2e"), num_sets, "float32"):
+        assert compile_kernel(spec, target).spilled_bytes == 0
+
+
+def test_kernels_of_linear_load_several_elements_at_once():
+    """Triton's coalescing halves their loads, and is left out for fused kernels, whose time it
+    doubles.
+    """
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+
+    for spec in mixing_kernels(e3nn.Irreps("64x0e+64x1o+64x2e"), 1, "float32"):
+        one_at_once = compile_kernel(dataclasses.replace(spec, coalesce=False), "sm_90")
+        several = compile_kernel(spec, "sm_90")
+        assert several.assembly.count("ld.global") <= 0.6 * one_at_once.assembly.count("ld.global")
+        assert several.registers <= one_at_once.registers
+    assert not any(spec.coalesce for spec in fused_kernels("rows-gate-16-l1", "float32"))

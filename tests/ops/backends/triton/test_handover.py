@@ -1,0 +1,147 @@
+"""What jaxlib is given of a compiled kernel: a cubin beside a hash, PTX, or a file."""
+
+import pathlib
+import runpy
+import subprocess
+import types
+
+import jax
+import jaxlib
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from eqfuse.ops.backends.triton.runtime import handover
+from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+
+case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
+spec = case["spec"]
+LIBRARY = types.SimpleNamespace(TritonKernel=lambda *arguments: arguments)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def plugin():
+    """Return jaxlib's bindings of its GPU plug-in."""
+    from jaxlib import gpu_triton
+
+    if not hasattr(gpu_triton, "TritonKernel"):
+        pytest.skip("jaxlib's GPU plug-in is not installed; it is the extra launches")
+    return gpu_triton
+
+
+def fields(message: bytes) -> list[tuple[int, int | bytes]]:
+    """Return the fields of a message of protobuf, in order: numbers and bytes."""
+    position, found = 0, []
+
+    def number():
+        nonlocal position
+        value, shift, more = 0, 0, True
+        while more:
+            more = message[position] & 0x80
+            value |= (message[position] & 0x7F) << shift
+            position, shift = position + 1, shift + 7
+        return value
+
+    while position < len(message):
+        field, kind = divmod(number(), 8)
+        assert kind in (0, 2)
+        value = number()
+        if kind == 2:
+            value, position = message[position : position + value], position + value
+        found.append((field, value))
+    return found
+
+
+def test_a_cubin_goes_beside_a_short_hash(monkeypatch):
+    monkeypatch.setattr(handover, "takes_cubins", lambda: True)
+    texts = set()
+    for dtype in (np.float32, np.float64):
+        compiled = compile_kernel(spec(dtype), "sm_90")
+        kernel, image = handover.gpu_kernel(LIBRARY, spec(dtype), compiled)
+        name, warps, clusters, shared, text, _, capability = kernel
+        assert (name, warps, clusters, shared, capability) == (spec(dtype).name, 1, 1, 0, 90)
+        assert len(text) == 32
+        texts.add(text)
+        for field in (1, 1, 11):  # kernel_call.kernel.module_image
+            [(number, image)] = fields(image)
+            assert number == field
+        assert fields(image) == [(1, compiled.binary), (2, name.encode()), (3, shared)]
+    assert len(texts) == 2
+
+
+def test_jaxlib_without_the_field_assembles_ptx(monkeypatch):
+    monkeypatch.setattr(handover, "takes_cubins", lambda: False)
+    compiled = compile_kernel(spec(), "sm_90")
+    kernel, image = handover.gpu_kernel(LIBRARY, spec(), compiled)
+    assert kernel == (spec().name, 1, 1, 0, compiled.assembly, "", 90)
+    assert image == b""
+
+
+def test_the_field_is_used_where_the_plug_in_has_it(plugin):
+    """A descriptor in the library has the name of each field, then its number, here 11."""
+    name = plugin.TritonKernel.__module__
+    library = pathlib.Path(__import__(name, fromlist=["_"]).__file__).read_bytes()
+    assert (b"\x0cmodule_image\x18\x0b" in library) == handover.takes_cubins()
+    assert handover.takes_cubins() == (jaxlib.version.__version_info__ >= (0, 11, 1))
+
+
+def test_xla_loads_the_cubin_and_assembles_nothing(plugin, monkeypatch):
+    """Ahead of time for an H100; the hash in the place of PTX is nothing that ptxas could take."""
+    if not handover.takes_cubins():
+        pytest.skip("jaxlib before 0.11.1 assembles PTX, when it launches")
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[4])
+    from benchmarks import launches
+
+    sharding = jax.sharding.SingleDeviceSharding(launches.device())
+    args = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+        for a in (case["values"](), case["ROW_START"])
+    ]
+
+    def compiled_ahead():
+        function = jax.jit(lambda *operands: case["row_sum"](*operands))
+        lowered = function.trace(*args).lower(lowering_platforms=("cuda",))
+        return lowered.compile().as_text()
+
+    image = handover._image
+    monkeypatch.setattr(handover, "_image", lambda compiled: b"")
+    with pytest.raises(Exception, match="ptxas"):
+        compiled_ahead()
+    monkeypatch.setattr(handover, "_image", image)
+    assert "triton_kernel_call_ffi" in compiled_ahead()
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_registers_are_those_of_the_machine_code(tmp_path, target):
+    import triton
+
+    compiled = compile_kernel(spec(), target)
+    (tmp_path / "kernel.cubin").write_bytes(compiled.binary)
+    tools = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    command = [tools / "cuobjdump", "-res-usage", tmp_path / "kernel.cubin"]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f" REG:{compiled.registers} " in usage.stdout + usage.stderr
+
+
+def test_each_launch_for_rocm_has_a_file_that_jaxlib_may_delete():
+    compiled = compile_kernel(spec(), "gfx942")
+    files = []
+    for _ in range(2):
+        kernel, image = handover.gpu_kernel(LIBRARY, spec(), compiled)
+        name, warps, clusters, shared, path, _, capability = kernel
+        assert (name, warps, clusters, shared, capability) == (spec().name, 1, 1, 0, 0)
+        assert image == b""
+        files.append(pathlib.Path(path))
+    assert files[0] != files[1]
+    for file in files:
+        assert file.read_bytes() == compiled.binary
+        file.unlink()
+    found = compile_kernel(spec(), "gfx942")  # the cache has its own
+    path = handover.gpu_kernel(LIBRARY, spec(), found)[0][4]
+    assert pathlib.Path(path).read_bytes() == compiled.binary

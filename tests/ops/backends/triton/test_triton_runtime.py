@@ -1,0 +1,353 @@
+"""A kernel's way from source text to interpreted results and compiled code."""
+
+import concurrent.futures
+import pathlib
+import runpy
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from eqfuse.ops import _cache
+from eqfuse.ops.backends.triton.spec import KernelSpec
+
+case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
+spec, values, expected, ROW_START = (
+    case[name] for name in ("spec", "values", "expected", "ROW_START")
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return an empty cache folder, and a runtime that has compiled and loaded nothing yet."""
+    from eqfuse.ops.backends.triton.runtime import compile, source
+
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compile, "_KERNELS", {})
+    monkeypatch.setattr(compile, "_counts", compile.CompileCounts())
+    monkeypatch.setattr(source, "_LOADED", {})
+    return tmp_path
+
+
+def test_names_differ_with_source_and_types():
+    names = {
+        spec().name,
+        spec(np.float64).name,
+        spec(source=case["SOURCE"].replace("+=", "-=")).name,
+    }
+    assert len(names) == 3
+    assert all(name.isidentifier() for name in names)
+    assert spec() == spec() == KernelSpec.from_json(spec().to_json())
+    assert hash(spec()) == hash(spec())
+
+
+def test_spec_refuses_what_is_no_kernel():
+    with pytest.raises(ValueError, match="defines no function KERNEL"):
+        KernelSpec.build("k", "def other(): pass", (), ())
+    with pytest.raises(ValueError, match=r"unknown pointer types \['\*fp8'\]"):
+        KernelSpec.build("k", "def KERNEL(): pass", ("*fp8",), ())
+    with pytest.raises(ValueError, match="'not a name' is not a Python identifier"):
+        KernelSpec("not a name", "", (), ())
+
+
+def test_source_file_is_rebuilt_when_damaged(folder):
+    from eqfuse.ops.backends.triton.runtime.source import source_file
+
+    path = source_file(spec())
+    assert path.is_relative_to(folder)
+    assert path.read_text() == spec().source
+    path.write_text("import os")
+    assert source_file(spec()).read_text() == spec().source
+
+
+def test_unwritable_folder_falls_back_with_a_warning(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(blocked / "folder"))
+    with pytest.warns(UserWarning, match="cannot be written to.*Set EQFUSE_CACHE_DIR"):
+        fallback = _cache.cache_folder()
+    _cache.ensure(fallback / "a.py", b"text")
+    assert (fallback / "a.py").read_bytes() == b"text"
+    assert _cache.cache_folder() == fallback  # without a second warning, which would be an error
+
+
+def test_default_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("EQFUSE_CACHE_DIR", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert _cache.cache_folder() == tmp_path / "eqfuse"
+
+
+def test_readers_see_whole_files_while_others_write(tmp_path):
+    path, contents = tmp_path / "file", [bytes([i]) * 100_000 for i in range(4)]
+    _cache.write(path, contents[0])
+
+    def write_and_read(i):
+        _cache.write(path, contents[i % 4])
+        return path.read_bytes()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(write_and_read, range(200))) <= set(contents)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"answer": 42', '"answer": 43'),
+        lambda text: "[]",
+        lambda text: "",
+    ],
+    ids=["cut", "changed", "other json", "empty"],
+)
+def test_damaged_entries_are_not_read(tmp_path, damage):
+    path, key = tmp_path / "entry.json", {"source": "a", "types": ["*fp32"]}
+    _cache.write_entry(path, key, {"answer": 42})
+    assert _cache.read_entry(path, key) == {"answer": 42}
+    assert _cache.read_entry(path, {**key, "source": "b"}) is None
+    path.write_text(damage(path.read_text()))
+    assert _cache.read_entry(path, key) is None
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_interpreted_kernel_equals_numpy(folder, dtype):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime.interpret import interpret, interpret_count
+
+    results, before = [], interpret_count()
+    for _ in range(2):
+        out = np.full((3, 20), np.nan, dtype)
+        interpret(spec(dtype), (values(dtype), ROW_START), (out,), (20,), (3,))
+        results.append(out)
+    assert interpret_count() == before + 2
+    np.testing.assert_array_equal(results[0].view(np.uint8), results[1].view(np.uint8))
+    # sums of at most 5 numbers, added in float32 and rounded once to the output's type
+    scale = expected(np.abs(values(dtype).astype(np.float64)))
+    bound = (5 * np.finfo(np.float32).eps + float(ml_dtypes.finfo(dtype).eps) / 2) * scale
+    assert (np.abs(results[0].astype(np.float64) - expected(values(dtype))) <= bound).all()
+
+
+def test_interpreter_rounds_bfloat16_to_nearest_even(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime.interpret import interpret
+
+    source = case["SOURCE"].replace(".to(out.dtype.element_ty)", ".to(tl.bfloat16)")
+    kernel = KernelSpec.build("round", source, ("*fp32", "*i32"), ("*bf16",), ("width",))
+    out = np.zeros((3, 20), ml_dtypes.bfloat16)
+    interpret(kernel, (values(), ROW_START), (out,), (20,), (3,))
+    exact = np.zeros((3, 20), np.float32)
+    interpret(spec(), (values(), ROW_START), (exact,), (20,), (3,))
+    np.testing.assert_array_equal(out, exact.astype(ml_dtypes.bfloat16))
+
+
+def test_interpreter_refuses_what_does_not_fit(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime.interpret import interpret
+
+    out = np.zeros((3, 20), np.float32)
+    with pytest.raises(ValueError, match=r"wants inputs .*\*fp32.*got .*\*fp64"):
+        interpret(spec(), (values(np.float64), ROW_START), (out,), (20,))
+    with pytest.raises(ValueError, match="wants scalars"):
+        interpret(spec(), (values(), ROW_START), (out,), ())
+    with pytest.raises(ValueError, match="width = 2147483648 is not an int32"):
+        interpret(spec(), (values(), ROW_START), (out,), (2**31,))
+    with pytest.raises(ValueError, match="C-contiguous"):
+        interpret(spec(), (values().T, ROW_START), (out,), (20,))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_kernel_compiles_without_a_gpu(folder, target):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.runtime.interpret import interpret
+
+    out = np.zeros((3, 20), np.float32)
+    interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))  # must not disturb the compiler
+    kernel = compile_kernel(spec(), target)
+    assert spec().name in kernel.assembly
+    assert 1 <= kernel.registers <= 64
+    assert (kernel.spilled_bytes, kernel.shared_bytes) == (0, 0)
+    assert kernel.binary.startswith(b"\x7fELF")
+    assert ("fma" in kernel.assembly) is False  # the kernel only adds
+
+
+def test_unknown_target_is_refused(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+
+    with pytest.raises(ValueError, match="target 'h100' is unknown; it looks like 'sm_90'"):
+        compile_kernel(spec(), "h100")
+
+
+def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime import compile, pipeline
+
+    layers = [compile.compile_kernel(spec(), "sm_90") for _ in range(10)]
+    assert compile.compile_counts() == compile.CompileCounts(compiled=1, in_memory=9)
+    compile._KERNELS.clear()
+    again = compile.compile_kernel(spec(), "sm_90")
+    assert compile.compile_counts() == compile.CompileCounts(compiled=1, in_memory=9, on_disk=1)
+    assert again.from_disk
+    assert not layers[0].from_disk
+    assert again.assembly == layers[0].assembly
+
+    [entry] = (folder / "compiled").iterdir()
+    entry.write_text(entry.read_text().replace(".target sm_90a", ".target sm_80a"))
+    compile._KERNELS.clear()
+    assert compile.compile_kernel(spec(), "sm_90").assembly == layers[0].assembly
+    assert compile.compile_counts().compiled == 2
+    monkeypatch.setattr(pipeline, "REVISION", "another")
+    compile._KERNELS.clear()
+    compile.compile_kernel(spec(), "sm_90")
+    assert compile.compile_counts().compiled == 3
+
+
+def test_second_process_compiles_nothing(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+
+    compile_kernel(spec(), "sm_90")
+    program = (
+        "import sys\n"
+        "from eqfuse.ops.backends.triton.runtime.compile import compile_counts, compile_kernel\n"
+        "from eqfuse.ops.backends.triton.spec import KernelSpec\n"
+        "compile_kernel(KernelSpec.from_json(sys.stdin.read()), 'sm_90')\n"
+        "print(compile_counts())\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        input=spec().to_json(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == "CompileCounts(compiled=0, in_memory=0, on_disk=1)"
+
+
+def test_many_kernels_compile_in_processes(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime import compile
+    from eqfuse.ops.backends.triton.runtime.parallel import compile_many
+
+    specs = [spec(dtype) for dtype in (np.float32, ml_dtypes.bfloat16)]
+    kernels = compile_many([*specs, *specs], "sm_90", processes=2)
+    assert [k.entry for k in kernels] == [s.name for s in (*specs, *specs)]
+    assert compile.compile_counts().compiled == 2
+    assert compile.compile_counts().on_disk == 0
+    compile_many(specs, "sm_90")
+    assert compile.compile_counts().compiled == 2
+
+
+def test_workers_report_what_the_compiler_says(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime.parallel import compile_many
+
+    broken = spec(source=case["SOURCE"].replace("edge += 1", "edge += unknown_name"))
+    with pytest.raises(RuntimeError, match=rf"(?s){broken.name} did not compile.*unknown_name"):
+        compile_many([broken, spec()], "sm_90", processes=2)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_leaving_out_coalesce_changes_nothing(folder, monkeypatch, target):
+    pytest.importorskip("triton")
+    from triton._C.libtriton import passes
+
+    from eqfuse.ops.backends.triton.runtime import pipeline
+
+    used = []
+    add_coalesce = passes.ttgpuir.add_coalesce
+    monkeypatch.setattr(
+        passes.ttgpuir, "add_coalesce", lambda manager: (used.append(1), add_coalesce(manager))
+    )
+    without, _ = pipeline.compile_stages(spec(), target)
+    assert not used
+    monkeypatch.setattr(pipeline, "_without_coalesce", lambda make_ttgir: make_ttgir)
+    with_it, _ = pipeline.compile_stages(spec(), target)
+    assert used
+    assembly = "ptx" if target.startswith("sm_") else "amdgcn"
+    assert without[assembly] == with_it[assembly]
+
+
+def test_a_triton_without_coalesce_is_left_as_it_is():
+    from eqfuse.ops.backends.triton.runtime import pipeline
+
+    def make_ttgir(module, metadata):
+        return module
+
+    assert pipeline._without_coalesce(make_ttgir) is make_ttgir
+
+
+def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
+    from eqfuse.ops.backends.triton.runtime import pipeline, ptxas
+
+    tried = []
+
+    def assemble(ptx):
+        limit = int(ptx.split(".maxnreg ")[1].split()[0]) if ".maxnreg" in ptx else 90
+        tried.append(limit)
+        return ptxas.Assembled(limit - 2, 0 if limit >= 128 else 16, b"of %d" % limit)
+
+    monkeypatch.setattr(ptxas, "assemble", assemble)
+    stages = {"ptx": ".visible .entry k(\n)\n.reqntid 64\n{\n}\n"}
+    assert pipeline.resources(stages) == (126, 0)
+    assert tried == [90, 96, 128]
+    assert stages["ptx"] == ".visible .entry k(\n)\n.reqntid 64\n.maxnreg 128\n{\n}\n"
+    assert stages["cubin"] == b"of 128"
+
+
+def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
+    """512 threads of 144 registers would compile, and fail to launch."""
+    from eqfuse.ops.backends.triton.runtime import pipeline, ptxas
+
+    def assemble(ptx):
+        return ptxas.Assembled(128, 0 if ".maxnreg" in ptx else 16, b"")
+
+    monkeypatch.setattr(ptxas, "assemble", assemble)
+    for threads, spilled in (("512", 16), ("512, 1, 1", 16), ("256, 2, 1", 16), ("256", 0)):
+        stages = {"ptx": f".visible .entry k(\n)\n.maxntid {threads}\n{{\n}}\n"}
+        assert pipeline.resources(stages) == (128, spilled), threads
+        assert (".maxnreg" in stages["ptx"]) == (spilled == 0), threads
+
+
+def test_ptx_has_no_line_numbers(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime import pipeline, ptxas
+
+    stages, _ = pipeline.compile_stages(spec(), "sm_90")
+    assert "!DILocation" in stages["llir"]  # there were some
+    for what in (".loc", ".file", ".section", "//", str(folder)):
+        assert what not in stages["ptx"]
+    assert ptxas.assemble(stages["ptx"]).registers > 0
+
+
+def test_register_limits_are_valid_ptx(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime import pipeline, ptxas
+
+    stages, _ = pipeline.compile_stages(spec(), "sm_90")
+    limited = pipeline._with_register_limit(stages["ptx"], 128)
+    assert limited.count("\n.maxnreg 128\n") == 1
+    with_limit, without = (ptxas.assemble(text) for text in (limited, stages["ptx"]))
+    assert with_limit.registers == without.registers
+
+
+def test_one_thread_compiles_while_another_interprets(folder):
+    pytest.importorskip("triton")
+    from eqfuse.ops.backends.triton.runtime import pipeline
+    from eqfuse.ops.backends.triton.runtime.interpret import interpret
+
+    def interpreted():
+        out = np.full((3, 20), np.nan, np.float32)
+        interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))
+        return np.abs(out - expected(values())).max()
+
+    alone = pipeline.compile_stages(spec(), "sm_90")[0]["ptx"]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        errors = [pool.submit(interpreted) for _ in range(20)]
+        texts = {pipeline.compile_stages(spec(), "sm_90")[0]["ptx"] for _ in range(5)}
+    assert texts == {alone}
+    assert max(error.result() for error in errors) < 1e-5

@@ -1,0 +1,84 @@
+"""The kernels of a whole computation, compiled in parallel before it is lowered."""
+
+import pathlib
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse.ops import Edges
+from eqfuse.ops.ir import products
+from eqfuse.ops.primitives.ahead import compile_ahead
+from eqfuse.ops.primitives.forms import evaluate
+
+pytest.importorskip("triton")
+
+NUM_NODES, NUM_EDGES = 5, 12
+
+
+@pytest.fixture(autouse=True)
+def _empty(tmp_path, monkeypatch):
+    from eqfuse.ops.backends.triton.runtime import compile
+
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compile, "_KERNELS", {})
+    monkeypatch.setattr(compile, "_counts", compile.CompileCounts())
+
+
+def force_matching(backend):
+    """Return a function that trains on forces through a small graph product, and its arguments."""
+    product = products.tensor_product(
+        e3nn.Irreps("8x0e+8x1o"), e3nn.Irreps("0e+1o"), None, "component", True, True, on_graph=True
+    )
+    rng = np.random.default_rng(0)
+    receivers = np.sort(rng.integers(NUM_NODES, size=NUM_EDGES))
+    edges = Edges.from_arrays(rng.integers(NUM_NODES, size=NUM_EDGES), receivers, NUM_NODES)
+
+    def energy(y, x, w):
+        out = x
+        for _ in range(2):
+            [out] = evaluate(product.form, [out[:, :32], y, w], edges, backend=backend)
+        return jnp.sum(out**2)
+
+    def loss(w, x, y):
+        return jnp.sum(jax.grad(energy)(y, x, w) ** 2)
+
+    shapes = [(NUM_EDGES, product.irreps_out.num_irreps), (NUM_NODES, 32), (NUM_EDGES, 4)]
+    args = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    return jax.jit(jax.grad(loss)), args
+
+
+def test_lowering_finds_every_kernel_compiled(monkeypatch):
+    from jaxlib import gpu_triton
+
+    from eqfuse.ops.backends.triton.runtime import compile
+
+    function, args = force_matching("triton")
+    kernels = compile_ahead(function, *args, target="sm_90", processes=2)
+    assert len(kernels) == len({k.entry for k in kernels}) == compile.compile_counts().compiled > 3
+    if not hasattr(gpu_triton, "TritonKernel"):
+        pytest.skip("jaxlib's GPU plug-in, which the lowering needs, is not installed")
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[4])
+    from benchmarks.launches import PluginMissingError, count
+
+    try:
+        launches = count(function, args)
+    except PluginMissingError as error:
+        pytest.skip(str(error))
+    assert launches.custom_calls >= len(kernels)
+    assert compile.compile_counts().compiled == len(kernels)
+
+
+def test_other_backends_have_no_kernels():
+    function, args = force_matching("xla")
+    assert compile_ahead(function, *args) == []
+
+
+def test_a_target_is_needed_without_a_gpu():
+    if jax.default_backend() != "cpu":
+        pytest.skip("a GPU is present")
+    function, args = force_matching("triton")
+    with pytest.raises(ValueError, match="no GPU here; say what to compile for"):
+        compile_ahead(function, *args)

@@ -1,0 +1,83 @@
+"""A kernel inside a JAX computation: interpreted on a CPU, launched on a GPU."""
+
+import json
+import pathlib
+import runpy
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+CASE = pathlib.Path(__file__).with_name("row_sum.py")
+ROOT = CASE.parents[4]
+case = runpy.run_path(str(CASE))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
+
+
+def test_jitted_on_a_cpu_it_is_interpreted():
+    from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
+
+    before = interpret_count()
+    out = jax.jit(case["row_sum_between"])(case["values"](), case["ROW_START"])
+    assert out.dtype == np.float32
+    exact = 1 + 2 * case["expected"](case["values"]())
+    # sums of at most 5 numbers below 8, and three more roundings
+    np.testing.assert_allclose(out, exact, rtol=0, atol=8 * 8 * np.finfo(np.float32).eps)
+    assert interpret_count() == before + 1
+
+
+def test_an_output_that_is_not_written_is_nan():
+    module = runpy.run_path(str(CASE))
+    source = module["SOURCE"].replace("    tl.store", "    if row != 1:\n        tl.store")
+    module["_lower"].__globals__["spec"] = lambda dtype: case["spec"](dtype, source)
+    out = jax.jit(module["row_sum"])(module["values"](), module["ROW_START"])
+    np.testing.assert_array_equal(np.isnan(out).all(axis=1), [False, True, False])
+
+
+def test_ahead_of_time_for_an_h100_it_is_one_launch(tmp_path):
+    file = tmp_path / "launches.json"
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.launches", str(CASE), "--json", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if "CUDA plug-in is missing" in run.stderr:
+        pytest.skip(run.stderr.strip())
+    assert run.returncode == 0, run.stderr
+    counts = {result["case"]: result for result in json.loads(file.read_text())["results"]}
+    assert counts["alone"]["launches"] == counts["alone"]["custom_calls"] == 1
+    assert counts["between"]["custom_calls"] == 1
+    assert counts["between"]["launches"] > 1
+    assert "| alone | 1 | 1 | " in run.stdout
+
+
+def test_a_gpu_that_is_neither_present_nor_named_is_an_error():
+    from jaxlib import gpu_triton
+
+    if any(device.platform != "cpu" for device in jax.devices()):
+        pytest.skip("a GPU is present")
+    message = (
+        "cannot tell which GPU.*target='sm_90'"
+        if hasattr(gpu_triton, "TritonKernel")
+        else "need jaxlib's GPU plug-in"
+    )
+    traced = jax.jit(case["row_sum"]).trace(case["values"](), case["ROW_START"])
+    with pytest.raises(RuntimeError, match=message):
+        traced.lower(lowering_platforms=("cuda",))
+
+
+@pytest.mark.parametrize("grid", [(0,), (1, 2**16), (1, 1, 1, 1)])
+def test_grids_that_cannot_run_are_refused(grid):
+    from eqfuse.ops.backends.triton.runtime.launch import _grid_of_three
+
+    with pytest.raises(ValueError, match=r"grid .* is not within 1 to"):
+        _grid_of_three(case["spec"](), grid)

@@ -1,0 +1,315 @@
+"""Forms are pure algebra: their terms, derivatives, names and counts, checked with numpy."""
+
+import dataclasses
+import itertools
+import math
+import subprocess
+import sys
+
+import e3nn_jax as e3nn
+import numpy as np
+import pytest
+
+from benchmarks.cases import CASES
+from eqfuse.ops.ir import channelwise, products
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
+
+EPS = np.finfo(np.float64).eps
+
+
+def evaluate(form: Form, arrays: dict, senders=None, receivers=None, num_nodes=0):
+    """Return the outputs of a form by its definition, term by term, in float64 numpy."""
+    rows = {Index.ROW: slice(None), Index.SENDER: senders, Index.RECEIVER: receivers}
+    rows[Index.SHARED] = slice(None)  # of one row, which numpy takes for all
+    num_rows = max(len(a) for a in arrays.values()) if senders is None else len(senders)
+    outputs = {o.name: np.zeros((num_rows, o.size)) for o in form.outputs}
+    for path in form.paths:
+        operands = [form.inputs[s.operand] for s in path.factors]
+        operands.append(form.outputs[path.output.operand])
+        refs = (*path.factors, path.output)
+        segments = [o.segments[s.segment] for o, s in zip(operands, refs, strict=True)]
+        mul = max(s.mul for o, s in zip(operands, segments, strict=True) if o.channels)
+        for (components, value), u in itertools.product(path.terms, range(mul)):
+            places = [
+                s.element(u if o.channels else 0, i)
+                for o, s, i in zip(operands, segments, components, strict=True)
+            ]
+            product = value
+            for o, place in zip(operands[:-1], places, strict=False):
+                product = product * arrays[o.name][rows[o.index]][:, place]
+            outputs[operands[-1].name][:, places[-1]] += product
+    for operand in form.outputs:
+        if operand.index is Index.SHARED:
+            outputs[operand.name] = outputs[operand.name].sum(axis=0, keepdims=True)
+        elif operand.index is not Index.ROW:
+            summed = np.zeros((num_nodes, operand.size))
+            np.add.at(summed, rows[operand.index], outputs[operand.name])
+            outputs[operand.name] = summed
+    return outputs
+
+
+def gradients(form: Form) -> Form:
+    """From the inputs and the cotangents of the outputs to the gradients of all inputs."""
+    n = len(form.inputs)
+    tangents = form.jvp((True,) * n)
+    return tangents.transpose((False,) * n + (True,) * n, (True,) * len(form.outputs))
+
+
+def coefficients(ir1, ir2, ir_out):
+    """Clebsch-Gordan coefficients of e3nn as {(i, j, k): c}, the zeros left out."""
+    cg = np.asarray(e3nn.clebsch_gordan(ir1.l, ir2.l, ir_out.l), np.float64)
+    return {i: cg[i] for i in np.ndindex(cg.shape) if abs(cg[i]) > 1e-12}
+
+
+IRREPS = [e3nn.Irrep(l, p) for l in range(4) for p in (1, -1)]
+
+
+@pytest.mark.parametrize("normalization", ["component", "norm", "none"])
+def test_coefficients_are_those_of_e3nn(normalization):
+    """Every path up to l = 3 has the non-zero coefficients of e3nn, and no other term."""
+    for ir1, ir2 in itertools.product(IRREPS, repeat=2):
+        for ir_out in ir1 * ir2:
+            scale = {
+                "component": math.sqrt(ir_out.dim),
+                "norm": math.sqrt(ir1.dim * ir2.dim),
+                "none": 1.0,
+            }[normalization]
+            product = products.tensor_product(
+                e3nn.Irreps([ir1]), e3nn.Irreps([ir2]), (ir_out,), normalization
+            )
+            [path] = product.form.paths
+            expected = {i: c * scale for i, c in coefficients(ir1, ir2, ir_out).items()}
+            assert dict(path.terms) == expected
+
+
+def test_coefficients_do_not_depend_on_the_precision_of_jax():
+    """They are the same doubles whether they are first asked for with x64 or without."""
+    program = (
+        "import jax, e3nn_jax as e3nn; from eqfuse.ops.ir.products import tensor_product\n"
+        "with jax.enable_x64({}):\n"
+        "    form = tensor_product(e3nn.Irreps('2o'), e3nn.Irreps('3e'), None, 'component').form\n"
+        "print([c for path in form.paths for _, c in path.terms])"
+    )
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", program.format(x64)], capture_output=True, text=True, check=True
+        ).stdout
+        for x64 in (True, False)
+    ]
+    assert printed[0] == printed[1]
+    assert len(eval(printed[0])) > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "paths", "terms"),
+    [("nequip-64-l2", 30, 274), ("mace-large", 17, 215), ("nequip-benzene-64-l3", 68, 1222)],
+)
+def test_counts_are_the_published_ones(name, paths, terms):
+    form = CASES[name].product().form
+    assert len(form.paths) == paths
+    assert form.num_terms == terms
+    counts = form.counts(num_rows=7, num_nodes=3, itemsize=8)
+    assert (counts.paths, counts.terms) == (paths, terms)
+
+
+def test_counts_of_work_and_bytes():
+    """Four operations for a term of three factors; every operand is moved once."""
+    form = products.tensor_product(
+        e3nn.Irreps("5x1o"),
+        e3nn.Irreps("1o"),
+        (e3nn.Irrep("0e"),),
+        "none",
+        weighted=True,
+        on_graph=True,
+    ).form
+    counts = form.counts(num_rows=7, num_nodes=3, itemsize=8)
+    assert counts.operations == 7 * 5 * 3 * 4  # rows, channels, terms, operations of a term
+    assert counts.bytes == 8 * (3 * 15 + 7 * 3 + 7 * 5 + 3 * 5)  # x, y, w, out
+
+
+SENDERS, RECEIVERS, NUM_NODES = np.array([0, 2, 1, 0]), np.array([1, 1, 0, 3]), 4
+
+
+def small(on_graph=True, weighted=True, **options):
+    return products.tensor_product(
+        e3nn.Irreps("2x0e+3x1o"),
+        e3nn.Irreps("1o+0e"),
+        None,
+        "component",
+        weighted=weighted,
+        on_graph=on_graph,
+        **options,
+    ).form
+
+
+def arrays_for(operands, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = {Index.ROW: len(SENDERS), Index.SENDER: NUM_NODES, Index.RECEIVER: NUM_NODES}
+    return {o.name: rng.normal(size=(rows[o.index], o.size)) for o in operands}
+
+
+def on_graph(form, arrays):
+    return evaluate(form, arrays, SENDERS, RECEIVERS, NUM_NODES)
+
+
+def assert_close(found, expected, sums: int):
+    """Equal up to the rounding of `sums` additions of terms as large as the largest element."""
+    scale = max(abs(expected).max(), abs(found).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=sums * EPS * scale)
+
+
+def test_value_is_that_of_einsum():
+    form = small(on_graph=False, weighted=False)
+    arrays = arrays_for(form.inputs)
+    [out] = evaluate(form, arrays).values()
+    # blocks in e3nn's order: sorted by irrep; inside, x before y, the channels of x slowest
+    x, y = arrays["x"], arrays["y"]
+    pairs = [
+        (y[:, 3:], x[:, :2].reshape(4, 2, 1), ("0e", "0e", "0e")),
+        (y[:, :3], x[:, 2:].reshape(4, 3, 3), ("1o", "1o", "0e")),
+        (y[:, :3], x[:, :2].reshape(4, 2, 1), ("0e", "1o", "1o")),
+        (y[:, 3:], x[:, 2:].reshape(4, 3, 3), ("1o", "0e", "1o")),
+        (y[:, :3], x[:, 2:].reshape(4, 3, 3), ("1o", "1o", "1e")),
+        (y[:, :3], x[:, 2:].reshape(4, 3, 3), ("1o", "1o", "2e")),
+    ]
+    parts = {}
+    for b, a, names in pairs:
+        ir1, ir2, ir3 = map(e3nn.Irrep, names)
+        cg = np.asarray(e3nn.clebsch_gordan(ir1.l, ir2.l, ir3.l)) * math.sqrt(ir3.dim)
+        parts.setdefault(ir3, []).append(np.einsum("zui,zj,ijk->zuk", a, b, cg).reshape(4, -1))
+    expected = np.concatenate([p for ir in sorted(parts) for p in parts[ir]], axis=1)
+    assert_close(out, expected, sums=9)
+
+
+def test_jvp_is_the_sum_over_the_active_inputs():
+    form = small()
+    for active in itertools.product((True, False), repeat=3):
+        derivative = form.jvp(active)
+        assert derivative.inputs[:3] == form.inputs
+        chosen = [o for o, a in zip(form.inputs, active, strict=True) if a]
+        assert [o.name for o in derivative.inputs[3:]] == [f"t_{o.name}" for o in chosen]
+        assert [o.role for o in derivative.inputs[3:]] == [o.role for o in chosen]
+        arrays = arrays_for(derivative.inputs)
+        expected = np.zeros((NUM_NODES, form.outputs[0].size))
+        for operand in chosen:
+            replaced = {**arrays, operand.name: arrays[f"t_{operand.name}"]}
+            expected += on_graph(form, replaced)["out"]
+        assert_close(on_graph(derivative, arrays)["out"], expected, sums=40)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_transpose_is_the_adjoint(order):
+    """<gradients, tangents> = <cotangents, JVP along them>, for three orders of the gradient."""
+    form = small()
+    for _ in range(order - 1):
+        form = gradients(form)
+    tangents = form.jvp((True,) * len(form.inputs))
+    reverse = gradients(form)
+    arrays = arrays_for(tangents.inputs)
+    cotangents = reverse.inputs[len(form.inputs) :]
+    given = arrays_for(cotangents, 1)
+    forward = on_graph(tangents, arrays)
+    backward = on_graph(reverse, {**arrays, **given})
+    left = sum(
+        (given[c.name] * forward[o.name]).sum()
+        for c, o in zip(cotangents, form.outputs, strict=True)
+    )
+    terms = [
+        (backward[g.name] * arrays[t.name]).sum()
+        for g, t in zip(reverse.outputs, tangents.inputs[len(form.inputs) :], strict=True)
+    ]
+    assert abs(left) > 1e-3
+    assert abs(left - sum(terms)) <= 200 * EPS * sum(map(abs, terms))
+
+
+def test_transpose_names_and_zero_cotangents():
+    form = small()
+    backward = gradients(form)
+    assert [o.name for o in backward.inputs] == ["x", "y", "w", "dout"]
+    assert [o.name for o in backward.outputs] == ["dx", "dy", "dw"]
+    assert [o.role for o in backward.outputs] == [Role.LEFT, Role.RIGHT, Role.OTHER]
+    assert [o.index for o in backward.outputs] == [Index.SENDER, Index.ROW, Index.ROW]
+    double = gradients(backward)
+    names = [o.name for o in double.inputs + double.outputs]
+    assert len(set(names)) == len(names) == 4 + 3 + 4
+    tangents = form.jvp((True, False, False))
+    none = tangents.transpose((False, False, False, True), (False,))
+    assert none.paths == ()
+    assert [o.name for o in none.inputs] == ["x", "y", "w"]
+
+
+def test_paths_of_the_same_factors_are_merged():
+    """The derivative of 3 a a is 6 a t_a: one path, whose terms are added."""
+    a = Operand("a", 1, (Segment(0, 1, 1, 1),), channels=True)
+    square = Path((SegmentRef(0, 0), SegmentRef(0, 0)), SegmentRef(0, 0), (((0, 0, 0), 3.0),))
+    form = Form((a,), (dataclasses.replace(a, name="out"),), (square,))
+    [path] = form.jvp((True,)).paths
+    assert path.terms == (((0, 0, 0), 6.0),)
+    opposite = dataclasses.replace(square, terms=(((0, 0, 0), -3.0),))
+    assert dataclasses.replace(form, paths=(square, opposite)).merged().paths == ()
+
+
+def test_restrict_and_drop_inputs():
+    backward = gradients(small())
+    only_dy = backward.restrict((False, True, False))
+    assert [o.name for o in only_dy.outputs] == ["dy"]
+    assert only_dy.used_inputs() == (True, False, True, True)
+    slim = only_dy.drop_inputs(only_dy.used_inputs())
+    assert [o.name for o in slim.inputs] == ["x", "w", "dout"]
+    arrays = arrays_for(backward.inputs)
+    np.testing.assert_array_equal(on_graph(slim, arrays)["dy"], on_graph(backward, arrays)["dy"])
+
+
+def test_equal_products_have_equal_forms():
+    """Built apart, they compare and hash alike, so that kernels are found again."""
+    products.tensor_product.cache_clear()
+    first = [small(), gradients(small()), gradients(gradients(small()))]
+    products.tensor_product.cache_clear()
+    second = [small(), gradients(small()), gradients(gradients(small()))]
+    for one, other in zip(first, second, strict=True):
+        assert one is not other
+        assert one == other
+        assert hash(one) == hash(other)
+    assert first[0] != small(weighted=False)
+    assert len({*first, *second}) == 3
+
+
+def test_repr_can_be_read():
+    assert repr(small()).splitlines() == [
+        "Form of 6 paths, 27 terms",
+        "  inputs  x[sender: 2x1+3x3], y[row: 1+3], w[row: 2x1+3x1+2x1+3x1+3x1+3x1]",
+        "  outputs out[receiver: 2x1+3x1+2x3+3x3+3x3+3x5]",
+        "  out.0[2x1] += x.0[2x1] * y.0[1] * w.0[2x1]  (1 terms)",
+        "  out.1[3x1] += x.1[3x3] * y.1[3] * w.1[3x1]  (3 terms)",
+        "  out.2[2x3] += x.0[2x1] * y.1[3] * w.2[2x1]  (3 terms)",
+        "  out.3[3x3] += x.1[3x3] * y.0[1] * w.3[3x1]  (3 terms)",
+        "  out.4[3x3] += x.1[3x3] * y.1[3] * w.4[3x1]  (6 terms)",
+        "  out.5[3x5] += x.1[3x3] * y.1[3] * w.5[3x1]  (11 terms)",
+    ]
+
+
+A = Operand("a", 6, (Segment(0, 2, 3, 3),), channels=True)
+B = Operand("b", 3, (Segment(0, 1, 3, 3),), channels=False)
+WIDE = Operand("c", 9, (Segment(0, 3, 3, 3),), channels=True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output", "terms", "message"),
+    [
+        ((A, A), B, (), r"distinct names, got \['a', 'a', 'b'\]"),
+        ((A, B), WIDE, (((0, 0, 0), 1.0),), r"joins segments of \[2, 3\] channels"),
+        ((B,), A, (((0, 0), 1.0),), "has channels, but no input of its path has"),
+        ((A,), B, (((0, 3), 1.0),), r"components \(0, 3\) lie outside segments"),
+    ],
+)
+def test_forms_that_do_not_fit_are_refused(inputs, output, terms, message):
+    path = Path(tuple(SegmentRef(n, 0) for n in range(len(inputs))), SegmentRef(0, 0), terms)
+    with pytest.raises(ValueError, match=message):
+        Form(inputs, (output,), (path,))
+
+
+def test_products_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"irrep_normalization='unit'.*'component', 'norm'"):
+        products.tensor_product(e3nn.Irreps("1o"), e3nn.Irreps("1o"), None, "unit")
+    with pytest.raises(ValueError, match=r"same number of irreps, got 2 \(2x1o\) and 1 \(1x1o\)"):
+        channelwise.elementwise_tensor_product(e3nn.Irreps("2x1o"), e3nn.Irreps("1o"), None, "none")

@@ -1,0 +1,71 @@
+"""Products of batches that are spread over several devices."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from eqfuse import ops
+from tests.ops import tiers
+
+HERE = pathlib.Path(__file__).parent
+
+
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm", "triton-interpret"))
+def test_four_host_devices(backend):
+    """Under jit with sharded operands and inside shard_map, values and gradients are e3nn's."""
+    if backend == "triton-interpret":
+        pytest.importorskip("triton", reason="the interpreter is part of triton")
+    result = subprocess.run(
+        [sys.executable, HERE / "sharded_program.py", backend],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
+        },
+        timeout=600,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "sharded ok" in result.stdout
+
+
+def test_every_gpu_computes_its_own_rows():
+    """Compiled for four H100s, forward and backward launch on 2 of 8 rows and move nothing."""
+    pytest.importorskip("triton", reason="kernels are compiled by triton")
+    topologies = pytest.importorskip("jax.experimental.topologies")
+    description = (HERE.parents[2] / "benchmarks" / "h100.txtpb").read_text()
+    try:
+        topology = topologies.get_topology_desc(
+            "", platform="cuda", topology="1x1x4", target_config=description
+        )
+    except Exception as error:  # jax raises different types where the plug-in is missing
+        pytest.skip(f"jax's CUDA plug-in is not installed: {error}")
+    mesh = Mesh(np.array(topology.devices), ("data",))
+    by_row = NamedSharding(mesh, PartitionSpec("data", None))
+
+    def product(x, y):
+        return ops.tensor_product(
+            e3nn.IrrepsArray("5x0e+5x1o", x), e3nn.IrrepsArray("0e+1o", y), backend="triton"
+        ).array
+
+    def backward(x, y, cotangent):
+        return jax.vjp(product, x, y)[1](cotangent)
+
+    shapes = [jax.ShapeDtypeStruct((8, n), jnp.float32, sharding=by_row) for n in (20, 4, 80)]
+    for function, arguments in ((product, shapes[:2]), (backward, shapes)):
+        lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+        text = lowered.compile().as_text()
+        assert text.count("custom-call(") == 1
+        assert "f32[2,80]" in text
+        assert "f32[8," not in text
+        assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all"))

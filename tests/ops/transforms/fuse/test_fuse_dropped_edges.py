@@ -1,0 +1,125 @@
+"""`ops.fuse` on graphs with indices out of range and masks: which edges are added to no node."""
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+from tests.ops.transforms.fuse.test_fuse import (
+    BESIDE,
+    EDGES,
+    FOUND,
+    MASK,
+    NODES,
+    PRODUCT,
+    RECEIVERS,
+    SENDERS,
+    WITH_ROWS,
+    X,
+    Y,
+    arrays,
+    assert_same,
+    on_graph,
+    product,
+    to_nodes,
+    weighted,
+    where,
+)
+
+
+def segments_of(m, receivers):
+    return jnp.zeros((NODES, m.irreps.dim), m.dtype).at[receivers].add(m.array)
+
+
+@pytest.mark.parametrize("receivers", [[1, 4, 0, 7, 1, 2, -1], [1, -9, 0, 3, -4, 2, 100]])
+@pytest.mark.parametrize("senders", [[0, 1, -1, 0, 3, -4, 1], [0, 9, 2, -50, 3, 4, 1]])
+@pytest.mark.parametrize("clipped", [True, False])
+@pytest.mark.parametrize("backend", ["llvm", "xla"])
+def test_indices_out_of_range_mean_the_same(senders, receivers, clipped, backend, monkeypatch):
+    """Those of the gather are the nearest, or rows of zeros; those of the sum are dropped."""
+    monkeypatch.setenv("EQFUSE_BACKEND", backend)
+    senders, receivers = jnp.array(senders), jnp.array(receivers)
+    options = {"mode": "clip"} if clipped else {"mode": "fill", "fill_value": 0.0}
+
+    def gathered(x, y, w):
+        rows = e3nn.IrrepsArray(X, x.at[senders].get(**options))
+        return ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)) * w
+
+    def clipping(x, y, w):
+        zeros = jnp.zeros((NODES, PRODUCT.dim))
+        return zeros.at[receivers].add(gathered(x, y, w).array, mode="clip")
+
+    def dropping(x, y, w):
+        return jax.ops.segment_sum(gathered(x, y, w).array, receivers, NODES)
+
+    assert_same(clipping, arrays())
+    assert_same(dropping, arrays())
+
+
+def test_promised_indices_out_of_range_are_what_xla_makes_of_them():
+    """Rows of the nearest node, added to none; derivatives are those of these values."""
+    senders, receivers = jnp.array([0, 9, 2, -50, 3, -4, 1]), jnp.array([1, -9, 0, 3, -4, 2, 100])
+
+    def function(x, y, w):
+        return to_nodes(product(x, y, senders)[1] * w, receivers)
+
+    operands = [jnp.asarray(a, jnp.float32) for a in arrays()]
+    assert on_graph(ops.fuse(function), *operands) == 1
+    expected = function(*operands).array
+    np.testing.assert_allclose(ops.fuse(function)(*operands).array, expected, atol=1e-5)
+    _, pull = jax.vjp(lambda *a: ops.fuse(function)(*a).array, *operands)
+    dx, dy, dw = pull(jnp.ones_like(expected))
+    assert (dw[jnp.array([1, 6])] == 0).all()
+    assert (dw[jnp.array([0, 2, 3, 4, 5])] != 0).any(axis=1).all()
+    assert np.isfinite(dx).all()
+    assert (dy[6] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["where", "where not", "at.add", "segment_sum", "all"])
+@pytest.mark.parametrize("backend", ["llvm", "xla"])
+def test_a_node_for_dropped_edges_is_added_on_a_cpu_alone(name, backend, monkeypatch):
+    """Padding and slicing are launches on a GPU; there zeros take the place of these edges."""
+    monkeypatch.setenv("EQFUSE_BACKEND", backend)
+    operands = arrays(BESIDE if name == "all" else PRODUCT)
+    function = (FOUND | WITH_ROWS)[name]
+    text = str(jax.make_jaxpr(ops.fuse(function))(*operands))
+    assert f"num_nodes={NODES + (backend == 'llvm')}" in text
+    assert_same(function, operands)
+
+
+def test_a_product_that_zeros_of_edges_would_not_stop_has_a_node_for_dropped_ones(monkeypatch):
+    """Edges share the scalar of y and the weights: nothing of an edge stops that path."""
+    monkeypatch.setenv("EQFUSE_BACKEND", "xla")
+    receivers = jnp.asarray(RECEIVERS).at[2].set(NODES)
+
+    def function(x, y, w):
+        rows = e3nn.IrrepsArray(X, x)[jnp.asarray(SENDERS)]
+        y = jnp.concatenate([jnp.broadcast_to(y[0, :1], (EDGES, 1)), y[:, 1:]], axis=1)
+        m = ops.tensor_product(rows, e3nn.IrrepsArray(Y, y)) * w[0]
+        return segments_of(m, receivers)
+
+    assert f"num_nodes={NODES + 1}" in str(jax.make_jaxpr(ops.fuse(function))(*arrays()))
+    assert_same(function, arrays())
+
+
+@pytest.mark.parametrize("name", ["at.add", "where"])
+@pytest.mark.parametrize("backend", ["llvm", "xla"])
+def test_edges_that_are_dropped_may_hold_anything(name, backend, monkeypatch):
+    """A NaN of an edge that is masked, or added to no node, is in no output."""
+    monkeypatch.setenv("EQFUSE_BACKEND", backend)
+    x, y, w = (jnp.asarray(a, jnp.float32) for a in arrays())
+    y, w = y.at[2].set(jnp.nan), w.at[4].set(jnp.inf)
+    receivers = jnp.asarray(RECEIVERS).at[jnp.array([2, 4])].set(NODES)
+
+    def function(x, y, w):
+        m = weighted(x, y, w)
+        if name == "where":
+            return segments_of(where(m, MASK), RECEIVERS)
+        return segments_of(m, receivers)
+
+    assert on_graph(ops.fuse(function), x, y, w) == 1
+    expected = function(x, y, w)
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(ops.fuse(function)(x, y, w), expected, atol=1e-5)

@@ -1,0 +1,235 @@
+"""`ops.sequence`: a traced function in one native call, and what it leaves to XLA."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import data, models, ops
+from eqfuse.graph import Graph
+from eqfuse.ops.backends.llvm.emit import steps as native_steps
+from eqfuse.ops.backends.llvm.emit.module import Module
+from eqfuse.ops.backends.llvm.emit.steps import generate
+from eqfuse.ops.backends.llvm.runtime.machine import machine
+from eqfuse.ops.transforms.sequence.primitive import Traced
+from eqfuse.train.flat import Flat
+from eqfuse.train.tetris import cross_entropy, logits
+
+
+def tetris(backend: str):
+    """Loss of the Tetris network, of all parameters in one array and the graph; and these."""
+    graph, labels = data.tetris()
+    graph = jax.tree.map(jnp.asarray, graph)
+    module = models.build("tetris", irreps_out="0o + 7x0e", backend=backend)
+    arguments = graph.vectors, graph.species, graph.edges
+    shapes = jax.eval_shape(module.init, jax.random.key(0), *arguments)
+    flat, rng = Flat.of(shapes), np.random.default_rng(0)
+    params = jnp.asarray(rng.normal(size=flat.size), jnp.float32)
+
+    def loss(params, graph):
+        return cross_entropy(logits(module, flat.unflatten(params), graph), labels)
+
+    return loss, (params, graph)
+
+
+def native_calls(function, args) -> int:
+    """Calls of native kernels in the compiled function."""
+    text = jax.jit(function).lower(*args).compile().as_text()
+    return text.count('custom_call_target="eqfuse_')
+
+
+def difference(found, expected) -> float:
+    """Return the largest difference, as a fraction of the largest element of each array."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs]
+    return np.max([np.abs(a - b).max() / max(np.abs(b).max(), 1e-30) for a, b in pairs])
+
+
+def test_tetris_is_one_native_call_with_the_gradients_of_e3nn(capsys):
+    loss, args = tetris("llvm")
+    reference, _ = tetris("e3nn")
+    step = ops.sequence(jax.value_and_grad(loss), report=True)
+    assert native_calls(step, args) == 1
+    assert "of them products and Linears | a native call of" in capsys.readouterr().out
+    # three layers, each with the roundings of its sums, as in benchmarks/tetris_launches.py
+    assert difference(step(*args), jax.jit(jax.value_and_grad(reference))(*args)) <= 1e-4
+
+
+def test_passes_that_are_shared_out(monkeypatch):
+    """Here those of every product and Linear: the numbers are the same."""
+    loss, args = tetris("llvm")
+    alone = ops.sequence(jax.value_and_grad(loss))(*args)
+    monkeypatch.setattr(native_steps, "WORK_OF_A_THREAD", 1)
+    generate.cache_clear()
+    modules = []
+    monkeypatch.setattr(
+        native_steps, "Module", lambda *a: modules.append(Module(*a)) or modules[-1]
+    )
+    try:
+        shared = ops.sequence(jax.value_and_grad(lambda *a: loss(*a)))(*args)
+    finally:
+        generate.cache_clear()
+    [module] = modules
+    assert module.text.count("define internal void @steps") > 20
+    jax.tree.map(np.testing.assert_array_equal, shared, alone)
+
+
+def test_gradients_of_a_sequence_are_those_of_the_function():
+    loss, args = tetris("llvm")
+    assert difference(jax.grad(ops.sequence(loss))(*args), jax.grad(loss)(*args)) <= 1e-5
+
+
+def molecule():
+    """A molecule of six atoms of two species, in no order of edges; and forces to fit."""
+    rng = np.random.default_rng(1)
+    positions = 1.2 * rng.normal(size=(6, 3)).astype(np.float32)
+    senders, receivers = (~np.eye(6, dtype=bool)).nonzero()
+    order = rng.permutation(len(senders))
+    edges = ops.Edges.from_arrays(senders[order], receivers[order], 6)
+    graph = Graph(
+        positions=jnp.asarray(positions),
+        species=jnp.asarray([0, 1, 1, 0, 1, 0], jnp.int32),
+        edges=edges,
+        shifts=jnp.zeros((edges.num_edges, 3), jnp.float32),
+        graph_index=jnp.zeros(6, jnp.int32),
+        cells=jnp.zeros((1, 3, 3), jnp.float32),
+        node_mask=jnp.ones(6, bool),
+        graph_mask=jnp.ones(1, bool),
+    )
+    return graph, jnp.asarray(rng.normal(size=(6, 3)), jnp.float32)
+
+
+def potential(name: str, backend: str, layers: int = 2, dtype=jnp.float32):
+    """Loss on energy and forces, differentiated by the parameters; and its arguments."""
+    common = {"irreps_out": "0e", "num_species": 2, "avg_num_neighbors": 5.0, "channels": 4}
+    model = models.build(name, **common, lmax=1, layers=layers, backend=backend)
+    module = models.Potential(model=model, scale=(1.0, 1.0), shift=(0.0, 0.0))
+    graph, targets = molecule()
+    arguments = graph.vectors, graph.species, graph.edges
+    shapes = jax.eval_shape(module.init, jax.random.key(0), *arguments)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), dtype), shapes)
+    convert = functools.partial(
+        jax.tree.map, lambda a: a.astype(dtype) if a.dtype.kind == "f" else a
+    )
+
+    def loss(params, graph, targets):
+        prediction = models.predict(module, params, graph)
+        return jnp.sum(prediction.energy**2) + jnp.sum((prediction.forces - targets) ** 2)
+
+    return jax.value_and_grad(loss), (params, convert(graph), convert(targets))
+
+
+@pytest.mark.parametrize("name", ["nequip", "mace", "allegro"])
+def test_potentials_are_one_native_call_with_the_gradients_of_e3nn(name):
+    with jax.enable_x64(True):
+        step, args = potential(name, "llvm", dtype=jnp.float64)
+        reference, _ = potential(name, "e3nn", dtype=jnp.float64)
+        sequenced = ops.sequence(step, most=np.inf)
+        assert native_calls(sequenced, args) == 1
+        # gradients of forces through two layers, in float64
+        assert difference(sequenced(*args), jax.jit(reference)(*args)) <= 1e-10
+
+
+def test_a_potential_in_float32():
+    step, args = potential("nequip", "llvm")
+    # twice the same arithmetic, of which XLA joins some roundings
+    assert difference(ops.sequence(step)(*args), jax.jit(step)(*args)) <= 1e-5
+
+
+@pytest.mark.slow
+def test_equal_layers_share_their_functions():
+    def functions(layers: int) -> int:
+        step, args = potential("nequip", "llvm", layers)
+        leaves, tree = jax.tree.flatten(args)
+        closed = jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*leaves)
+        [segment] = Traced(closed, np.inf).segments.native
+        text = generate(segment.steps, "float32", machine()).text
+        return text.count("define internal")
+
+    # irreps grow in the first layers and shrink in the last; radial networks go by three layers
+    assert functions(12) == functions(9)
+
+
+def small(x):
+    """Return something with a Linear in it."""
+    return jnp.sin(ops.grouped_dense(x, [x @ x.T], scale=1.0, backend="llvm")) + 1
+
+
+SQUARE = jnp.asarray(np.random.default_rng(3).normal(size=(4, 4)), jnp.float32)
+
+
+def test_what_is_no_step_is_computed_between_two_native_calls(capsys):
+    def function(x):
+        return small(jnp.cumsum(small(x), axis=0))
+
+    assert difference(ops.sequence(function, report=True)(SQUARE), function(SQUARE)) <= 1e-5
+    report = capsys.readouterr().out
+    assert report.count("a native call of") == 2
+    assert re.search(r"^1 +\| XLA +\| cumsum has no step$", report, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "reason"),
+    [
+        (small, {"most": 1}, "more vector operations than 1"),
+        (lambda x: jnp.sin(x), {}, 'no product and no Linear on backend "llvm" or "triton"'),
+        (
+            lambda x: ops.grouped_dense(x, [x], scale=1.0, backend="xla"),
+            {},
+            'no product and no Linear on backend "llvm" or "triton"',
+        ),
+        (
+            lambda x: (jax.debug.callback(lambda: None), small(x))[1],
+            {},
+            "it has effects, such as a debug print",
+        ),
+    ],
+)
+def test_what_is_computed_as_it_is_written(function, options, reason):
+    said = []
+    found = ops.sequence(function, report=said.append, **options)(SQUARE)
+    assert difference(found, function(SQUARE)) <= 1e-6
+    assert said == [f"as written: {reason}"]
+
+
+def test_transformations_are_those_of_the_function():
+    sequenced = ops.sequence(small)
+    batch = jnp.stack([SQUARE, 2 * SQUARE])
+    assert difference(jax.vmap(sequenced)(batch), jax.vmap(small)(batch)) <= 1e-6
+    tangents = (SQUARE,), (SQUARE + 1,)
+    assert difference(jax.jvp(sequenced, *tangents), jax.jvp(small, *tangents)) <= 1e-6
+    for order in (jax.jacrev, jax.hessian):
+        assert difference(order(sequenced)(SQUARE), order(small)(SQUARE)) <= 1e-5
+
+    def step(x, _):
+        return sequenced(x) / 3, None
+
+    found, expected = (
+        jax.lax.scan(step, SQUARE, length=3),
+        (small(small(small(SQUARE) / 3) / 3) / 3, None),
+    )
+    assert difference(found, expected) <= 1e-5
+    assert difference(jax.jit(lambda x: sequenced(x + 1))(SQUARE), small(SQUARE + 1)) <= 1e-6
+
+
+def test_constants_of_an_outer_trace_and_other_arguments():
+    @jax.jit
+    def outer(x):
+        return ops.sequence(lambda y, flag, z=None: small(x * y) if flag else y, static_argnums=1)(
+            x, True, z=None
+        )
+
+    assert difference(outer(SQUARE), small(SQUARE * SQUARE)) <= 1e-6
+
+
+def test_edges_out_of_range_are_refused_as_without_it():
+    step, (params, graph, targets) = potential("nequip", "llvm")
+    wrong = dataclasses.replace(graph.edges, senders=jnp.asarray(graph.edges.senders).at[3].set(7))
+    graph = dataclasses.replace(graph, edges=wrong)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"senders\[3\] is 7, outside \[0, 6\)"):
+        jax.block_until_ready(ops.sequence(step)(params, graph, targets))

@@ -1,0 +1,48 @@
+import subprocess
+import sys
+
+import pytest
+
+from eqfuse.train.device import memory
+
+# Threads have arenas of their own unless there is only one. Only a part of the block is touched.
+CODE = """
+import ctypes, resource, sys, threading
+from eqfuse.train.device.memory import keep_freed_memory
+if "keep" in sys.argv:
+    assert keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+size, touched = int(sys.argv[1]), 100 << 20
+
+def use():
+    block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(size)))
+    ctypes.memset(block, 1, touched)
+    libc.free(block)
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+print(min(faults() for _ in range(3)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is of Linux")
+@pytest.mark.parametrize("size", [100 << 20, 5 << 29], ids=["100 MB", "2.5 GB"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_freed_memory_is_used_again(keep, size):
+    command = [sys.executable, "-W", "error", "-c", CODE, str(size), *["keep"] * keep]
+    faults = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert faults < 40 if keep else faults > 40  # of 25 600 pages, or 50 large ones
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    assert not memory.keep_freed_memory()
+    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    assert not memory.keep_freed_memory()

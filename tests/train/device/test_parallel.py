@@ -1,0 +1,180 @@
+"""Data parallel runs do what runs on one device do, within rounding."""
+
+import csv
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.train import load_run
+from eqfuse.train.main import main
+
+ROOT = Path(__file__).parents[3]
+TWO = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"}
+
+
+def start(program, arguments, extra, cwd=None):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **extra}
+    return subprocess.Popen(
+        [sys.executable, str(program), *arguments],
+        env=environment,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes(count, arguments, folders=(None, None)):
+    """Started, each in its folder; each is told where the others are, as a launcher would."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    return [
+        start(
+            ROOT / "train.py",
+            ["devices=distributed", *arguments],
+            {
+                "JAX_COORDINATOR_ADDRESS": address,
+                "JAX_NUM_PROCESSES": str(count),
+                "JAX_PROCESS_ID": str(number),
+            },
+            folders[number],
+        )
+        for number in range(count)
+    ]
+
+
+def ended(started) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each."""
+    try:
+        outputs = [process.communicate(timeout=200) for process in started]
+        return [(p.returncode, *o) for p, o in zip(started, outputs, strict=True)]
+    finally:
+        for process in started:
+            process.kill()
+
+
+@pytest.fixture
+def settings(water, tiny):
+    # 5 in each batch: a device has 3 of them and the other 2; the last batch has 1.
+    data = ["data=extxyz", f"data.path={water}", *tiny, "data.batch_size=5", "data.train=16"]
+    return [*data, "dtype=float64", "training.schedule=constant"]
+
+
+def assert_alike(first, second):
+    """The same metrics and parameters but for rounding in float64."""
+    rows = []
+    for folder in (first, second):
+        with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+            rows.append(list(csv.DictReader(file)))
+    assert len(rows[0]) == len(rows[1]) > 1
+    for a, b in zip(*rows, strict=True):
+        for name in a.keys() - {"ms_per_step", "elapsed_s"}:
+            assert float(a[name]) == pytest.approx(float(b[name]), rel=1e-8), name
+    with jax.enable_x64(True):
+        params = [load_run(folder, which="last")[1] for folder in (first, second)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9), *params)
+
+
+@pytest.mark.parametrize(
+    ("model", "backend"),
+    [
+        ("nequip", "llvm"),
+        pytest.param("nequip", "e3nn", marks=pytest.mark.slow),
+        ("mace", "xla"),
+        pytest.param("allegro", "llvm", marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_are_those_of_one_device(model, backend):
+    program = Path(__file__).with_name("parallel_program.py")
+    [(code, out, error)] = ended([start(program, [model, backend], TWO)])
+    assert code == 0, error[-3000:]
+    assert "parallel ok" in out
+
+
+def test_two_devices_and_two_processes_train_like_one(settings, tmp_path):
+    folders = [tmp_path / name for name in ("one", "devices", "processes")]
+    assert main([*settings, "epochs=3", f"run={folders[0]}"]) == 0
+
+    arguments = [*settings, "epochs=2", "devices=all", f"run={folders[1]}"]
+    [(code, out, error)] = ended([start(ROOT / "train.py", arguments, TWO)])
+    assert code == 0, error
+    assert "devices    2" in out
+    # It goes on with one device, and the processes with two of the other's.
+    assert main([f"resume={folders[1]}", "devices=1", "epochs=3"]) == 0
+    assert_alike(folders[0], folders[1])
+
+    for arguments in (
+        [*settings, "epochs=2", f"run={folders[2]}"],
+        [f"resume={folders[2]}", "epochs=3"],
+    ):
+        main_process, other = ended(processes(2, arguments))
+        assert (main_process[0], other[0]) == (0, 0), (main_process[2], other[2])
+        assert "all steps done" in main_process[1]
+        assert "epoch" not in other[1], "only the main process prints"
+    assert_alike(folders[0], folders[2])
+
+
+def test_one_process_needs_no_other(settings, tmp_path):
+    [(code, out, error)] = ended(processes(1, [*settings, "steps=1", f"run={tmp_path / 'run'}"]))
+    assert code == 0, error
+    assert "devices    1" in out
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step(settings, tmp_path):
+    folders = [tmp_path / "main", tmp_path / "other"]
+    for path in folders:
+        path.mkdir()
+    started = processes(2, [*settings, "epochs=1000000", "run=run"], folders)
+    folder = folders[0] / "run"
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.csv").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started[1].send_signal(signal.SIGTERM)
+    results = ended(started)
+    assert [code for code, _, _ in results] == [128 + signal.SIGTERM] * 2
+    messages = {error.splitlines()[-1] for _, _, error in results}
+    assert len(messages) == 1
+    step = load_run(folder, which="last")[2]["step"]
+    assert f"step {step};" in messages.pop()
+    assert list(folders[1].iterdir()) == [], "only the main process writes"
+
+
+def test_what_fails_in_the_main_process_ends_the_others(settings, tmp_path):
+    (tmp_path / "run").mkdir()
+    begun = time.monotonic()
+    results = ended(processes(2, [*settings, f"run={tmp_path / 'run'}"]))
+    assert time.monotonic() - begun < 60
+    assert [code for code, _, _ in results] == [2, 1]
+    assert "exists already" in results[0][2]
+    assert "process 0 failed" in results[1][2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["devices=2"], "devices=2: 1 CPU device found; devices=all uses all"),
+        (["devices=none"], "a number of devices, all, or distributed"),
+        (["devices=0"], "a number of devices"),
+        (["devices=distributed"], "JAX_COORDINATOR_ADDRESS"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused(arguments, part, settings, tmp_path, capsys):
+    assert main([*settings, *arguments, f"run={tmp_path / 'run'}"]) == 2
+    assert part in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_structures_for_the_devices_are_refused(settings, tmp_path):
+    arguments = [*settings, "data.batch_size=1", "devices=2", f"run={tmp_path / 'run'}"]
+    [(code, _, error)] = ended([start(ROOT / "train.py", arguments, TWO)])
+    assert code == 2
+    assert "data.batch_size=2 or more" in error

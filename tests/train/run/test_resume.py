@@ -1,0 +1,294 @@
+"""A run that was interrupted, by SIGKILL too, ends like one that never was."""
+
+import csv
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ase.io
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.train import molecule
+from eqfuse.train.loop import Fit
+from eqfuse.train.main import main
+from eqfuse.train.run.checkpoint import CheckpointError, read_checkpoint
+from eqfuse.train.run.resume import check_same_run
+from eqfuse.train.settings.options import parse
+from eqfuse.train.settings.settings import ConfigError
+from tests.small_runs import TINY
+
+ROOT = Path(__file__).parents[3]
+EPOCHS = 4
+
+
+@pytest.fixture
+def settings(water, tiny):
+    return ["data=extxyz", f"data.path={water}", *tiny, "training.checkpoint_seconds=0"]
+
+
+@pytest.fixture(scope="module")
+def finished(water, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    data = ["data=extxyz", f"data.path={water}", *TINY, "training.checkpoint_seconds=0"]
+    assert main([*data, f"epochs={EPOCHS}", f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def whole(finished, tmp_path):
+    """Folder of a run that nothing interrupted; a copy."""
+    return Path(shutil.copytree(finished, tmp_path / "whole"))
+
+
+def history(folder):
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k not in ("ms_per_step", "elapsed_s")} for row in rows]
+
+
+def assert_same(first, second):
+    assert history(first) == history(second)
+    for name in ("best", "last"):
+        (params, metadata, _), (others, other, _) = (
+            read_checkpoint(folder, (name,)) for folder in (first, second)
+        )
+        jax.tree.map(np.testing.assert_array_equal, params, others)
+        assert metadata["step"] == other["step"]
+        # The digest of the state covers parameters, optimiser, average and step, bit for bit.
+        assert metadata["arrays_sha256"] == other["arrays_sha256"]
+
+
+def start(arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *arguments],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_run_ends_like_one_that_was_not(settings, whole, tmp_path, kills):
+    folder = tmp_path / "killed"
+    rng = np.random.default_rng(time.time_ns())  # other moments in every run of the test
+    process = start([*settings, f"epochs={EPOCHS}", f"run={folder}"])
+    for _ in range(kills):
+        while process.poll() is None and not (folder / "checkpoints" / "last").exists():
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 1.5))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = start([f"resume={folder}"])
+    assert process.wait() == 0
+    assert_same(whole, folder)
+
+
+@pytest.mark.parametrize("at_step", [6, 8])
+def test_an_interrupted_run_ends_like_one_that_was_not(
+    settings, whole, tmp_path, monkeypatch, at_step
+):
+    from eqfuse.train import loop
+
+    folder, calls = tmp_path / "interrupted", []
+    keep = loop.Fit._keep
+
+    def interrupt(self, state, *rest):
+        keep(self, state, *rest)
+        calls.append(int(state.step))
+        if calls[-1] == at_step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Fit, "_keep", interrupt)
+        assert main([*settings, f"epochs={EPOCHS}", f"run={folder}"]) == 130
+    assert main([f"resume={folder}"]) == 0
+    assert_same(whole, folder)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(whole, tmp_path, capsys):
+    folder = tmp_path / "early"
+    (folder / "checkpoints" / "last" / "1.orbax-checkpoint-tmp-0").mkdir(parents=True)
+    shutil.copy(whole / "config.yaml", folder)
+    assert main([f"resume={folder}"]) == 0
+    assert "from the beginning" in capsys.readouterr().out
+    assert_same(whole, folder)
+    shutil.rmtree(folder / "checkpoints")
+    assert main([f"resume={folder}"]) == 1, "with metrics but no checkpoint something is lost"
+    assert "no checkpoint" in capsys.readouterr().err
+
+
+def test_a_finished_run_can_be_made_longer(settings, whole, capsys):
+    assert main([f"resume={whole}", "epochs=2"]) == 0
+    out = capsys.readouterr().out
+    assert "has done 16 steps, 4 epochs, and was asked for 8 steps; more epochs=" in out
+    assert "all steps done" in out
+    assert main([f"resume={whole}", f"epochs={EPOCHS + 1}"]) == 0
+    assert len(history(whole)) == EPOCHS + 1
+
+
+def test_a_run_that_ended_within_an_epoch_goes_on_in_it(settings, tmp_path):
+    """With a learning rate that does not depend on where the end is."""
+    settings = [*settings, "training.schedule=constant", "training.checkpoint_seconds=10"]
+    for name, steps in (("whole", 10), ("longer", 6)):
+        assert main([*settings, f"steps={steps}", f"run={tmp_path / name}"]) == 0
+    assert main([f"resume={tmp_path / 'longer'}", "steps=10"]) == 0
+    assert_same(tmp_path / "whole", tmp_path / "longer")
+
+
+@pytest.mark.parametrize("steps", [8, 10])
+def test_a_run_that_has_nothing_left_to_do_keeps_its_metrics(settings, tmp_path, steps):
+    """At the end of an epoch, of four steps, or within one."""
+    folder = tmp_path / "run"
+    assert main([*settings, f"steps={steps}", f"run={folder}"]) == 0
+    text = (folder / "metrics.csv").read_text(encoding="utf-8")
+    assert main([f"resume={folder}"]) == 0
+    assert (folder / "metrics.csv").read_text(encoding="utf-8") == text
+
+
+def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
+    """It is written when the limit ends the epoch, and what comes later must be better."""
+    folder = tmp_path / "run"
+    settings = [*settings, "training.schedule=constant", "training.warmup_steps=1"]
+    assert main([*settings, "steps=6", "lr=0.001", f"run={folder}"]) == 0
+    losses = [float(row["val_loss"]) for row in history(folder)]
+    assert losses[1] < losses[0], "the test needs the broken epoch to be the best"
+    _, best, _ = read_checkpoint(folder, ("best",))
+    assert best["step"] == 6
+    _, last, _ = read_checkpoint(folder, ("last",))
+    assert last["position"]["best"] == losses[1]
+
+
+def test_a_run_interrupted_at_the_end_of_an_epoch_can_be_profiled(settings, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    before = Fit._end_epoch
+
+    def interrupted(self, state, at, times, limits, progress):
+        raise self._interrupted(signal.SIGINT, state, at, limits)
+
+    monkeypatch.setattr(Fit, "_end_epoch", interrupted)
+    assert main([*settings, "epochs=1", f"run={folder}"]) == 128 + signal.SIGINT
+    monkeypatch.setattr(Fit, "_end_epoch", before)
+    assert main([f"resume={folder}", "profile=true"]) == 0
+    assert len(history(folder)) == 1
+
+
+def test_ctrl_c_twice_stops_at_once(settings, tmp_path, monkeypatch, capsys):
+    """What waits is written; no picture is drawn."""
+
+    def stopped(self, resume):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Fit, "run", stopped)
+    monkeypatch.setattr(molecule, "draw", lambda *_: pytest.fail("it was drawn"))
+    assert main([*settings, f"run={tmp_path / 'run'}"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def refused(arguments, capsys, code=2):
+    assert main(arguments) == code
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    return error
+
+
+def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
+    assert "channels cannot be given" in refused([f"resume={whole}", "channels=3"], capsys)
+    assert "holds no run" in refused([f"resume={tmp_path / 'none'}"], capsys)
+    locked = shutil.copytree(whole, tmp_path / "locked")
+    (locked / ".lock").unlink()
+    (locked / ".lock").mkdir()  # cannot be opened, as in a folder that is read-only
+    assert "cannot be written to" in refused([f"resume={locked}"], capsys)
+    again = refused(["data=extxyz", f"data.path={water}", f"run={whole}"], capsys)
+    assert f"resume={whole}" in again
+    other = tmp_path / "other"
+    shutil.copytree(whole, other)
+    text = (other / "config.yaml").read_text(encoding="utf-8")
+    (other / "config.yaml").write_text(text.replace("seed: 0", "seed: 1"), encoding="utf-8")
+    assert "seed (0 there, 1 here)" in refused([f"resume={other}"], capsys)
+    (other / "config.yaml").write_text(text.replace("channels: 2", "channels: 3"), encoding="utf-8")
+    assert "channels (2 there, 3 here)" in refused([f"resume={other}"], capsys)
+
+
+def test_changed_stress_is_refused(copper, tiny, tmp_path, capsys):
+    path, folder = tmp_path / "copper.xyz", tmp_path / "run"
+    frames = ase.io.read(copper, ":")
+    ase.io.write(path, frames, format="extxyz")
+    data = ["data=extxyz", f"data.path={path}", "cutoff=3", "training.stress_weight=1"]
+    assert main([*tiny, *data, "epochs=1", f"run={folder}"]) == 0
+    for atoms in frames:
+        atoms.calc.results["stress"] = 2 * atoms.calc.results["stress"]
+    ase.io.write(path, frames, format="extxyz")
+    capsys.readouterr()
+    assert "is not as it was" in refused([f"resume={folder}", "epochs=2"], capsys)
+
+
+def test_changed_data_are_refused(settings, whole, tmp_path, capsys):
+    path = tmp_path / "whole" / "config.yaml"
+    water = Path(settings[1].partition("=")[2])
+    changed = tmp_path / "changed.xyz"
+    lines = water.read_text(encoding="utf-8").splitlines()
+    lines[2] = lines[2].replace("0.", "1.", 1)
+    changed.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    original = water.read_bytes()
+    try:
+        water.write_bytes(changed.read_bytes())
+        assert "is not as it was" in refused([f"resume={path.parent}"], capsys)
+    finally:
+        water.write_bytes(original)
+
+
+def test_two_processes_do_not_share_a_folder(whole, capsys):
+    import fcntl
+
+    with open(whole / ".lock", "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert "another process trains" in refused([f"resume={whole}", "epochs=20"], capsys)
+
+
+def test_a_damaged_byte_is_an_error_or_changes_nothing(whole, capfd):
+    """One changed byte in every file of a checkpoint, and nothing is printed by orbax's threads."""
+    rng = np.random.default_rng(0)
+    last = whole / "checkpoints" / "last"
+    shutil.rmtree(min(last.iterdir(), key=lambda path: int(path.name)))  # would be read instead
+    params, metadata, _ = read_checkpoint(whole, ("last",))
+    capfd.readouterr()
+    files = [path for path in (whole / "checkpoints" / "last").rglob("*") if path.is_file()]
+    refusals = 0
+    for path in files:
+        original = path.read_bytes()
+        if not original:
+            continue
+        damaged = bytearray(original)
+        damaged[rng.integers(len(damaged))] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            again = read_checkpoint(whole, ("last",))
+        except CheckpointError as error:
+            assert "damaged" in str(error)  # noqa: PT017 - it may also not be raised
+            refusals += 1
+        else:
+            jax.tree.map(np.testing.assert_array_equal, again[0], params)
+            assert again[1] == metadata
+        path.write_bytes(original)
+    assert refusals > 0
+    time.sleep(0.1)
+    assert capfd.readouterr().err == ""
+
+
+def test_settings_that_an_earlier_version_did_not_have_were_at_their_default(tmp_path):
+    config = parse(["model=mace", "data=ethanol"])
+    metadata = {"config": dataclasses.asdict(config)}
+    for name in ("zbl", "distance_transform"):
+        del metadata["config"]["model"][name]
+    check_same_run(config, metadata, tmp_path)
+    config = parse(["model=mace", "data=ethanol", "model.zbl=true"])
+    with pytest.raises(ConfigError, match=r"model.zbl \(False there, True here\)"):
+        check_same_run(config, metadata, tmp_path)

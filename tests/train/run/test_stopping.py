@@ -1,0 +1,116 @@
+"""The signals that end a run, with a checkpoint."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eqfuse.train.loop import Fit
+from eqfuse.train.main import main
+from eqfuse.train.run.checkpoint import read_metadata
+from eqfuse.train.run.stopping import StopRequest
+from tests.small_runs import TINY
+
+ROOT = Path(__file__).parents[3]
+# The first terminal that a session opens is its own, and says when it closes.
+IN_ITS_TERMINAL = """
+import os, sys
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.fixture
+def settings(water, tmp_path):
+    data = ["data=extxyz", f"data.path={water}", *TINY, f"run={tmp_path / 'run'}"]
+    return [*data, "training.checkpoint_seconds=1000"]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_a_signal_is_noted_and_its_handler_comes_back(name, capsys):
+    signum = signal.Signals[name]
+    before = signal.getsignal(signum)
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signum)
+        assert stop.signum == signum
+    assert signal.getsignal(signum) == before
+    assert "stopping after this step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("second", "stops"),
+    [("SIGINT", True), ("SIGTERM", True), ("SIGHUP", False), ("SIGUSR1", False)],
+)
+def test_a_second_ctrl_c_stops_at_once_and_a_terminal_that_closes_twice_does_not(second, stops):
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        if stops:
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.Signals[second])
+        else:
+            os.kill(os.getpid(), signal.Signals[second])
+        assert stop.signum == signal.SIGUSR1
+
+
+def test_nohup_is_heeded():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signum is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_run_writes_a_checkpoint_at_a_signal(settings, tmp_path, monkeypatch, capsys, name):
+    keep, signum = Fit._keep, signal.Signals[name]
+
+    sent = []
+
+    def signalled(self, state, *rest):
+        keep(self, state, *rest)
+        if int(state.step) == 3 and not sent:
+            sent.append(signum)
+            os.kill(os.getpid(), signum)
+
+    monkeypatch.setattr(Fit, "_keep", signalled)
+    assert main([*settings, "epochs=2"]) == 128 + signum
+    assert "step 3; the checkpoint is in" in capsys.readouterr().err
+    assert read_metadata(tmp_path / "run", which="last")["step"] == 3
+
+
+def test_a_run_whose_terminal_closes_writes_a_checkpoint(settings, tmp_path):
+    """What it prints then goes nowhere, which is no reason to fail."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_ITS_TERMINAL, ROOT / "train.py", *settings, "epochs=1000000"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        metrics = tmp_path / "run" / "metrics.csv"
+        text = b""
+        while b"ms/step" not in text and process.poll() is None:
+            text += os.read(ours, 10_000)
+        while not metrics.exists() and process.poll() is None:
+            os.read(ours, 10_000)
+        assert process.poll() is None, text.decode()
+        assert read_metadata(tmp_path / "run", which="last")["step"] == 0
+        time.sleep(0.2)
+        os.close(ours)
+        assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+        process.wait()
+    assert read_metadata(tmp_path / "run", which="last")["step"] > 0

@@ -1,0 +1,298 @@
+import os
+import shutil
+
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+
+from eqfuse.ops._backend import has_gpu
+from eqfuse.train import CheckpointError, load_run
+from eqfuse.train.main import main
+from eqfuse.train.run import runs
+from eqfuse.train.run.runs import RunFolder
+from eqfuse.train.settings.options import parse, to_yaml
+
+
+@pytest.fixture
+def refused(tmp_path, tiny, capsys):
+    """Trains on a file; gives the one line with which that was refused."""
+
+    def run(path, *more):
+        folder = tmp_path / "run"
+        code = main(["data=extxyz", f"data.path={path}", f"run={folder}", *tiny, *more])
+        error = capsys.readouterr().err
+        assert code == 2
+        assert not folder.exists()
+        assert error.startswith("error: ")
+        assert "Traceback" not in error
+        assert len(error.splitlines()) == 1
+        return error
+
+    return run
+
+
+def rewritten(path, folder, change):
+    target = folder / "changed.xyz"
+    target.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return target
+
+
+def test_missing_file(refused, tmp_path):
+    assert "no such file" in refused(tmp_path / "missing.xyz")
+
+
+def test_missing_rmd17_file(tmp_path, capsys):
+    assert main(["data=rmd17", f"data.path={tmp_path / 'missing.npz'}"]) == 2
+    assert "missing.npz" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_pipes_and_devices(refused, water, tiny, tmp_path, capsys):
+    """None of them is opened, which would wait for ever; a pattern passes them over."""
+    tiny.remove("data.val=4")  # which does not go with data.val_path
+    pipe = tmp_path / "pipe.xyz"
+    os.mkfifo(pipe)
+    for path, more in (
+        (pipe, []),
+        (water, [f"data.val_path={pipe}"]),
+        (water, [f"data.reference_energies={pipe}"]),
+    ):
+        assert "pipe.xyz is a pipe and no file" in refused(path, *more)
+    assert "no file matches" in refused(tmp_path / "p*.xyz")
+    assert "/dev/zero is a device and no file" in refused("/dev/zero")
+    assert main(["data=rmd17", "data.path=/dev/zero"]) == 2
+    assert "/dev/zero is a device and no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["cutoff=1e9", "cutoff=200"])
+def test_too_many_pairs(refused, copper, setting):
+    error = refused(copper, setting)
+    assert f"{copper}, frame " in error
+    assert " pairs within " in error
+    assert "lower the cutoff" in error
+
+
+def test_file_without_forces(refused, tmp_path):
+    atoms = ase.build.molecule("H2O")
+    atoms.info["energy"] = -1.0
+    ase.io.write(tmp_path / "e.xyz", [atoms] * 5, format="extxyz")
+    error = refused(tmp_path / "e.xyz")
+    assert "no forces" in error
+    assert "data.forces_key" in error
+
+
+def test_unknown_element(refused, water, tmp_path):
+    path = rewritten(water, tmp_path, lambda text: text.replace("\nO ", "\nQq", 1))
+    error = refused(path)
+    assert "Qq" in error
+    assert "frame 0" in error
+
+
+def test_nan_in_the_data(refused, water, tmp_path):
+    def change(text):
+        lines = text.splitlines()
+        words = lines[2 + 5 * 3].split()
+        lines[2 + 5 * 3] = " ".join([*words[:-1], "nan"])
+        return "\n".join(lines) + "\n"
+
+    error = refused(rewritten(water, tmp_path, change))
+    assert "nan" in error
+    assert "frame 3" in error
+
+
+def test_a_file_of_one_frame_or_none(refused, water, tmp_path):
+    one = rewritten(water, tmp_path, lambda text: "".join(text.splitlines(keepends=True)[:5]))
+    error = refused(one)
+    assert "split is empty" in error
+    assert "of 1 structures" in error
+    assert "has no frames" in refused(rewritten(water, tmp_path, lambda text: ""))
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        (["data.val=0.01"], "data.val=1"),
+        (["data.val=20"], "training split is empty"),
+        (["data.train=18"], "only 20"),
+    ],
+)
+def test_empty_or_impossible_split(refused, water, settings, part):
+    assert part in refused(water, *settings)
+
+
+def test_existing_run_folder_is_not_touched(tmp_path, water, tiny, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "precious").write_text("mine", encoding="utf-8")
+    for task in (["data=tetris"], ["data=extxyz", f"data.path={water}", *tiny]):
+        assert main([*task, f"run={folder}"]) == 2
+        assert "exists already" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["precious"]
+
+
+def test_run_folder_that_cannot_be_made(refused, tmp_path, water):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert "cannot be made" in refused(water, f"run={tmp_path / 'file' / 'run'}")
+
+
+LONG = 300 * "x"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["data=tetris", f"run={LONG}"],
+        ["data=ethanol", f"run={LONG}"],
+        ["data=ethanol", f"run=runs/{LONG}/first"],
+        ["data=ethanol", f"start_from={LONG}"],
+        ["data=ethanol", f"data.reference_energies={LONG}"],
+        ["data=extxyz", f"data.path={LONG}"],
+        ["data=3bpa", f"data.folder={LONG}"],
+        [f"resume={LONG}"],
+    ],
+    ids=lambda settings: settings[-1][:16],
+)
+def test_a_name_that_is_too_long(tmp_path, monkeypatch, capsys, settings):
+    monkeypatch.chdir(tmp_path)
+    assert main(settings) == 2
+    [error] = capsys.readouterr().err.splitlines()
+    assert LONG in error
+    assert "File name too long" in error
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run",
+        "start_from",
+        "resume",
+        "data.path",
+        "data.val_path",
+        "data.energy_key",
+        "data.reference_energies",
+    ],
+)
+def test_a_nul_character_in_a_name(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    others = [] if name == "resume" else ["data=extxyz", "data.path=x.xyz"]
+    assert main([*others, f"{name}=a\0b"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {name}='a\\x00b' is impossible: it must be without NUL characters\n"
+    )
+    with pytest.raises(CheckpointError, match="NUL character"):
+        load_run("a\0b")
+
+
+def test_a_resume_that_names_nothing(capsys):
+    assert main(["resume="]) == 2
+    assert "resume= is impossible: it must be the folder of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("settings", [["cutoff=1e-9"], ["data=tetris", "data.radius=1e-9"]])
+def test_a_cutoff_that_is_too_small(water, tmp_path, tiny, capsys, settings):
+    if settings[0] != "data=tetris":
+        settings = ["data=extxyz", f"data.path={water}", *tiny, *settings]
+    assert main([*settings, f"run={tmp_path / 'run'}"]) == 2
+    [error] = capsys.readouterr().err.splitlines()
+    assert "the cutoff must be a positive number of Å, above 1e-06, got 1e-09" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("layers: 1", "layers: 1.0", "model.layers: Value '1.0' of type 'float'"),
+        ("channels: 2", "channels: 2.5", "model.channels: Value '2.5'"),
+        ("batch_size: 4", "batch_size: four", "data.batch_size: Value 'four'"),
+        ("epochs: null", "epochs: six", "epochs: Value 'six' of type 'str'"),
+        ("epochs: null", "epochs: -6", "epochs=-6 is impossible"),
+        ("epochs: null", "epochs: [6]", "epochs: "),
+        ("epochs: null", "epoch: 6", "Key 'epoch' not in 'Config'"),
+        ("lr: 0.01", "lr: fast", "training.lr: Value 'fast'"),
+        ("run: null", "run: 'a${'", "no viable alternative at input '${'"),
+        ("run: null", "run: ${oc.env:EQFUSE_NONE}", "'EQFUSE_NONE' not found"),
+        ("run: null", 'run: "a\\0b"', "without NUL characters"),
+        ("name: nequip", "name: nequib", "is not the configuration of a run"),
+        ("name: nequip", "name: [1]", "is not the configuration of a run"),
+    ],
+)
+def test_a_config_that_was_edited_by_hand(tmp_path, tiny, capsys, before, after, said):
+    """It is checked as what is typed is."""
+    text = to_yaml(parse(["data=ethanol", *tiny]))
+    assert before in text
+    (tmp_path / "config.yaml").write_text(text.replace(before, after, 1), encoding="utf-8")
+    for setting in (f"resume={tmp_path}", f"start_from={tmp_path}"):
+        assert main([setting] if "resume" in setting else [setting, "data=ethanol"]) == 2
+        [error] = capsys.readouterr().err.splitlines()
+        assert error.startswith(f"error: {tmp_path / 'config.yaml'}")
+        assert said in error
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("name", ["sweep[1]", "a[64,32]b/run", "back\\slash"])
+def test_a_run_folder_that_checkpoints_cannot_be_written_to(tmp_path, water, tiny, capsys, name):
+    """orbax takes such a name for a pattern, and writes nothing that can be read."""
+    settings = ["data=extxyz", f"data.path={water}", *tiny]
+    assert main([*settings, f"run={tmp_path / name}"]) == 2
+    assert "no checkpoint can be written below" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    """Also where the other is made after a name was chosen."""
+    monkeypatch.chdir(tmp_path)
+    free = runs.folder_for
+
+    def taken_meanwhile(config):
+        path = free(config)
+        if not path.name.endswith("_2"):
+            path.mkdir(parents=True)
+        return path
+
+    monkeypatch.setattr(runs, "folder_for", taken_meanwhile)
+    folder = RunFolder(parse(["data=ethanol"]))
+    folder.close()
+    assert folder.path.name.endswith("_2")
+    assert (folder.path / "config.yaml").exists()
+
+
+def test_a_file_that_validates_is_not_trained_on(water, tiny, tmp_path, capsys):
+    for name in ("a.xyz", "val.xyz"):
+        shutil.copy(water, tmp_path / name)
+    (tmp_path / "link.xyz").symlink_to(tmp_path / "val.xyz")
+    tiny.remove("data.val=4")
+    for pattern, path in (("[av]*.xyz", "val.xyz"), ("[av]*.xyz", "link.xyz"), ("a.xyz", "a.xyz")):
+        files = [f"data.path={tmp_path / pattern}", f"data.val_path={tmp_path / path}"]
+        assert main(["data=extxyz", *files, *tiny, f"run={tmp_path / 'run'}"]) == 2
+        assert "is among the files of data.path and of data.val_path" in capsys.readouterr().err
+    files[1] = f"data.val_path={tmp_path / 'val.xyz'}"
+    assert main(["data=extxyz", *files, *tiny, "epochs=1", f"run={tmp_path / 'run'}"]) == 0
+
+
+def test_unknown_and_unavailable_backends(tmp_path, capsys):
+    assert main(["backend=trito", f"run={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert "trito" in error
+    assert "e3nn" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(has_gpu(), reason="it runs here")
+def test_a_backend_for_another_device_is_refused_before_anything_is_made(tmp_path, capsys):
+    pytest.importorskip("triton", reason="else that is what is missing")
+    assert main(["data=ethanol", "backend=triton", f"run={tmp_path / 'run'}"]) == 2
+    assert "JAX has no GPU here" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_atoms_without_neighbours_warn_and_give_finite_results(tmp_path, water, tiny, capsys):
+    folder = tmp_path / "run"
+    settings = ["data=extxyz", f"data.path={water}", f"run={folder}", *tiny]
+    assert main([*settings, "cutoff=0.5", "epochs=1"]) == 0
+    error = capsys.readouterr().err
+    assert error.startswith("warning: ")
+    assert "no neighbours within the cutoff of 0.5 Å" in error
+    metadata = load_run(folder)[2]
+    assert all(np.isfinite(value) for value in metadata["validation"].values())

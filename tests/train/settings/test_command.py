@@ -1,0 +1,84 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eqfuse import __version__
+from eqfuse.train import load_run
+from eqfuse.train.main import main
+
+TRAIN = Path(__file__).parents[3] / "train.py"
+# Warnings are errors, but for those that pyproject.toml names.
+IGNORED = ("Creating NamedTuple:DeprecationWarning", "Error reading persistent:UserWarning")
+PYTHON = [sys.executable, "-W", "error", *(f"-Wignore:{warning}" for warning in IGNORED)]
+
+
+def test_help_version_and_configuration_need_no_run(capsys):
+    assert main(["--help"]) == 0
+    assert "Examples" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"eqfuse {__version__}\n"
+    assert main(["layers=5", "--cfg"]) == 0
+    assert "  layers: 5\n" in capsys.readouterr().out
+
+
+def test_a_wrong_setting_exits_with_2_and_one_line(tmp_path):
+    result = subprocess.run(
+        [*PYTHON, TRAIN, "layer=3"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: layer is not a setting")
+    assert len(result.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_a_loadable_checkpoint(tmp_path, water, tiny, signum):
+    folder = tmp_path / "run"
+    settings = ["data=extxyz", f"data.path={water}", f"run={folder}", *tiny, "epochs=1000000"]
+    process = subprocess.Popen(
+        [*PYTHON, TRAIN, *settings],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not (folder / "metrics.csv").exists():
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signum)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signum
+    # The last words are ours and not a traceback's; JAX may log before them what it lacks for CUDA.
+    assert error.splitlines()[-1].startswith("interrupted in epoch")
+    assert str(folder / "checkpoints") in error
+    _, _, metadata = load_run(folder, which="last")
+    assert metadata["step"] > 0
+    assert f"step {metadata['step']};" in error
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\x00b", "a\x1b[31mb", "\udcff"])
+def test_a_refused_name_is_shown_in_one_line_that_a_terminal_can_print(value, capsys):
+    assert main([f"lr={value}"]) == 2
+    assert main([value]) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("\n")
+    assert len(error.splitlines()) == 2
+    assert all(line.isprintable() for line in error.splitlines())
+    assert ascii(value)[1:-1] in error

@@ -1,0 +1,225 @@
+import dataclasses
+import os
+
+import pytest
+
+from eqfuse.train.run.resume import read_config, resumed_config
+from eqfuse.train.settings.config import GROUPS, SHORTHANDS, Config, ConfigError
+from eqfuse.train.settings.data_config import MoleculeData
+from eqfuse.train.settings.options import parse, to_yaml
+from eqfuse.train.settings.presets import PRESETS
+from eqfuse.train.settings.usage import usage
+
+MOLECULE = ["data=extxyz", "data.path=x.xyz"]
+
+
+def test_defaults_are_nequip_on_tetris():
+    config = parse([])
+    assert (config.model.name, config.data.name, config.model.layers) == ("nequip", "tetris", 3)
+
+
+def test_channels_follow_the_task_unless_given():
+    assert parse([]).model.channels == 16
+    assert parse(MOLECULE).model.channels == 32
+    assert parse(["channels=5"]).model.channels == 5
+
+
+def test_the_defaults_of_mace_follow_the_task():
+    tetris, molecule = parse(["model=mace"]), parse(["model=mace", *MOLECULE])
+    assert (tetris.model.parity, molecule.model.parity) == (True, False)
+    assert (tetris.model.correlation, molecule.model.correlation) == (2, 3)
+    assert (tetris.training.lr, parse([]).training.lr, molecule.training.lr) == (0.003, 0.01, 0.01)
+    given = parse(["model=mace", "model.parity=false", "model.correlation=3", "lr=0.02"])
+    assert (given.model.parity, given.model.correlation, given.training.lr) == (False, 3, 0.02)
+
+
+def test_the_defaults_of_allegro_follow_the_task():
+    tetris, molecule = parse(["model=allegro"]), parse(["model=allegro", *MOLECULE])
+    assert (tetris.model.latent_dim, molecule.model.latent_dim) == (64, 128)
+    assert (tetris.model.channels, molecule.model.channels) == (16, 32)
+    assert tetris.data.radius == tetris.model.cutoff
+
+
+def test_cubes_see_those_that_touch_unless_the_model_is_strictly_local():
+    assert parse([]).data.radius == parse(["model=tetris"]).data.radius == 1.1
+    assert parse(["model=allegro", "cutoff=4"]).data.radius == 4
+    assert parse(["model=allegro", "data.radius=2"]).data.radius == 2
+
+
+def test_any_field_can_be_set_and_shorthands_mean_the_field():
+    config = parse(["layers=5", "model.lmax=1", "lr=0.1", "seed=7", "backend=e3nn"])
+    assert config.model.layers == 5
+    assert config.model.lmax == 1
+    assert config.training.lr == 0.1
+    assert (config.seed, config.backend) == (7, "e3nn")
+    assert parse(["layers=5", "model.layers=2"]).model.layers == 2
+
+
+@pytest.mark.parametrize("path", ["/a b/c.xyz", "a=b,c.xyz", "it's.xyz", "x(1).xyz", "ü:1.xyz"])
+def test_file_names_may_hold_any_character(path):
+    config = parse(["data=extxyz", f"data.path={path}"])
+    assert config.data.path == os.path.abspath(path)
+
+
+@pytest.mark.parametrize(("model", "name"), [(m, p) for m in PRESETS for p in PRESETS[m]])
+def test_a_preset_is_taken_whole(model, name):
+    config = parse([f"model={model}", f"preset={name}", *MOLECULE])
+    assert config.preset == name
+    for key, value in PRESETS[model][name].items():
+        group, _, field = key.rpartition(".")
+        assert getattr(getattr(config, group) if group else config, field) == value
+
+
+def test_settings_beside_a_preset_win_over_it():
+    for arguments in (["preset=large", "layers=2"], ["model.layers=2", "preset=large"]):
+        config = parse(arguments)
+        assert (config.model.layers, config.model.channels, config.model.lmax) == (2, 64, 3)
+    assert parse(["preset=large", "preset=null"]).model.lmax == parse([]).model.lmax
+
+
+def test_a_preset_goes_with_a_file_to_validate_with():
+    files = ["data.path=a.xyz", "data.val_path=b.xyz"]
+    config = parse(["model=mace", "preset=3bpa", "data=3bpa", *files])
+    assert (config.data.val, config.training.energy_weight) == (MoleculeData.val, 0.729)
+
+
+def test_a_constant_learning_rate_may_be_low():
+    assert parse(["lr=1e-6", "training.schedule=constant", *MOLECULE]).training.lr == 1e-6
+
+
+def test_training_follows_the_data():
+    assert not hasattr(parse([]).training, "forces_weight")
+    assert parse(MOLECULE).training.forces_weight > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["layer=3"], ["layer ", "nearest", "layers"]),
+        (["model.layer=3"], ["nearest", "model.layers"]),
+        (["num_bessel=4"], ["model.num_bessel"]),
+        (["zzzz=1"], ["zzzz", "--help"]),
+        (["model=neqip"], ["neqip", "nequip"]),
+        (["model=alegro"], ["model=alegro", "nearest: allegro"]),
+        (["data.radius=0"], ["data.radius=0", "greater than zero"]),
+        (["preset=larg"], ["preset=larg", "model=nequip", "large"]),
+        (["model=tetris", "preset=large"], ["model=tetris has no presets"]),
+        (["preset=rmd17"], ["preset=rmd17", "data=tetris", "data=extxyz and data.path=FILE"]),
+        (["data=extxy"], ["nearest", "extxyz"]),
+        (["data=extxyz"], ["data.path", "data=extxyz data.path=FILE"]),
+        (["data=rmd17"], ["data=rmd17 data.path=FILE", "data.molecule", "aspirin"]),
+        (["data=md22", "data.molecule=DHB"], ["DHB", "nearest: DHA"]),
+        (["data=rmd17", "data.path=x.npz", "data.molecule=aspirin"], ["left out"]),
+        (["data.path=x.xyz"], ["data.path", "data=extxyz"]),
+        (["model=tetris", "layers=3"], ["layers", "model=tetris"]),
+        (["model=tetris", *MOLECULE], ["model=nequip"]),
+        (["layers=-1"], ["model.layers=-1", "greater than zero"]),
+        (["layers=abc"], ["model.layers", "abc", "int"]),
+        (["layers=2.5"], ["model.layers", "2.5", "int"]),
+        (["layers=null"], ["model.layers"]),
+        (["lr=nan"], ["training.lr=nan"]),
+        (["lr=0"], ["training.lr=0"]),
+        (["lr=1e-6", *MOLECULE], ["training.min_lr=1e-05", "at most lr=1e-06"]),
+        (["seed=4294967296"], ["seed=4294967296", "less than 2^32"]),
+        (["seed=-1"], ["seed=-1"]),
+        (["seed=1,2"], ["seed", "int"]),
+        (["dtype=float16"], ["float32"]),
+        (["training.schedule=cos", *MOLECULE], ["cosine"]),
+        (["training.optimizer=sgd", *MOLECULE], ["sgd", "adam"]),
+        (["training.ema_decay=1", *MOLECULE], ["ema_decay=1"]),
+        (["data.val=-0.5", *MOLECULE], ["data.val=-0.5"]),
+        (["data.val=2.5", *MOLECULE], ["data.val=2.5"]),
+        (["training.forces_weight=0", "training.energy_weight=0", *MOLECULE], ["_weight"]),
+        (["training=extxyz"], ["training follows"]),
+        (["training.weight_decay=0.1", *MOLECULE], ["weight_decay=0.1", "adamw"]),
+        (["data=rmd17", "data.molecule=foo"], ["foo", "aspirin", "ethanol"]),
+        (["foo"], ["foo", "name=value"]),
+        (["=3"], ["name=value"]),
+        (["--layers=3"], ["--layers=3", "name=value"]),
+        (["++a=3"], ["++a=3"]),
+        (["model=[1]"], ["[1]", "nequip"]),
+        (["run=a${"], ["run: ", "write \\${ for a ${"]),
+        (["run=${oc.env:EQFUSE_NONE}"], ["run: ", "'EQFUSE_NONE' not found"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_wrong_settings_are_refused_in_one_line(arguments, parts):
+    with pytest.raises(ConfigError) as info:
+        parse(arguments)
+    message = str(info.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+def test_usage_names_every_setting():
+    text = usage()
+    nodes = [("", Config)]
+    nodes += [(f"{group}.", node) for group, choices in GROUPS.items() for node in choices.values()]
+    for prefix, node in nodes:
+        for field in dataclasses.fields(node):
+            if field.name not in ("name", *GROUPS):
+                assert field.metadata.get("help"), field.name
+                assert f"  {prefix}{field.name} " in text
+    for short, full in SHORTHANDS.items():
+        assert f"{short} = {full}" in text
+
+
+def test_yaml_holds_the_resolved_settings():
+    text = to_yaml(parse(["layers=5", "data=extxyz", "data.path=/a b.xyz"]))
+    for line in ("  layers: 5", "  channels: 32", "  path: /a b.xyz", "  name: extxyz", "seed: 0"):
+        assert line in text.splitlines()
+
+
+@pytest.mark.parametrize(
+    "name", ["2024_06_01", "1e3", "true", "str(3)", "a\\ b", "a,b", "c\\", "0x1"]
+)
+def test_a_text_is_what_was_typed(tmp_path, name):
+    config = parse([f"run={name}", *MOLECULE, f"data.energy_key={name}"])
+    assert (config.run, config.data.energy_key) == (name, name)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert read_config(tmp_path) == config
+    assert parse(["run=null"]).run is None
+    assert parse(["run='it is'"]).run == "it is"
+
+
+def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    given = ["data=extxyz", "data.path=~/a*.xyz", "data.val_path=b.xyz", "run=~/first"]
+    config = parse([*given, "data.reference_energies=../c.xyz", "start_from=runs/base"])
+    data, home = config.data, f"{tmp_path}/home"
+    assert (data.path, data.val_path) == (f"{home}/a*.xyz", f"{tmp_path}/b.xyz")
+    assert data.reference_energies == f"{tmp_path.parent}/c.xyz"
+    assert (config.run, config.start_from) == (f"{home}/first", f"{tmp_path}/runs/base")
+    assert parse(["data=3bpa", "data.folder=d"]).data.folder == f"{tmp_path}/d"
+    fitted = parse([*MOLECULE, "start_from=runs/base", "data.reference_energies=fit"])
+    assert fitted.data.reference_energies == "fit"
+
+
+def test_variables_of_the_environment_are_resolved_once(tmp_path, monkeypatch):
+    """As Hydra does, also in a config.yaml that was edited by hand."""
+    monkeypatch.setenv("FRAMES", f"{tmp_path}/frames")
+    monkeypatch.setenv("RUNS", f"{tmp_path}")
+    given = ["data=extxyz", "data.path=${oc.env:FRAMES}/a.xyz", "run=${oc.env:RUNS}/${seed}"]
+    config = parse([*given, "seed=7"])
+    assert (config.data.path, config.run) == (f"{tmp_path}/frames/a.xyz", f"{tmp_path}/7")
+    text = to_yaml(config)
+    assert "$" not in text
+    monkeypatch.setenv("FRAMES", "/elsewhere")
+    (tmp_path / "config.yaml").write_text(text)
+    assert read_config(tmp_path) == config
+    resumed = resumed_config(parse, ["resume=${oc.env:RUNS}"])
+    assert resumed == dataclasses.replace(config, run=str(tmp_path), resume=str(tmp_path))
+    (tmp_path / "config.yaml").write_text(text.replace(f"{tmp_path}/frames", "${oc.env:FRAMES}"))
+    assert read_config(tmp_path).data.path == "/elsewhere/a.xyz"
+
+
+@pytest.mark.parametrize("name", ["a${b}", "${", r"a\${b}", "${oc.env:HOME}", r"\\${x}", r"a\b"])
+def test_a_name_with_what_means_a_variable(tmp_path, name):
+    """It is escaped on the command line, and in config.yaml."""
+    escaped = name.replace("\\", "\\\\").replace("${", "\\${") if "${" in name else name
+    config = parse([f"run={escaped}", *MOLECULE])
+    assert config.run == name
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert read_config(tmp_path) == config

@@ -1,0 +1,334 @@
+import csv
+import resource
+
+import ase
+import ase.io
+import jax
+import numpy as np
+import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from eqfuse.data import Batcher, Dataset, read_extxyz
+from eqfuse.inference.evaluate import main as evaluate
+from eqfuse.models import predict
+from eqfuse.train import load_run
+from eqfuse.train.flat import Flat
+from eqfuse.train.loop import Limits
+from eqfuse.train.main import main
+from eqfuse.train.metrics import Errors, error_sums
+from eqfuse.train.settings.options import parse
+from eqfuse.train.sources import read_reference_energies
+
+
+def rows_of(folder):
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def train(folder, path, tiny, *more):
+    return main(["data=extxyz", f"data.path={path}", f"run={folder}", *tiny, *more])
+
+
+@pytest.mark.parametrize("model", ["nequip", "allegro", "mace"])
+def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model):
+    folder = tmp_path / "run"
+    if model == "allegro":
+        tiny = [s for s in tiny if not s.startswith("model.radial")] + ["model.latent_dim=16"]
+    assert train(folder, water, tiny, "epochs=40", "lr=0.05", f"model={model}", "profile=true") == 0
+
+    rows = rows_of(folder)
+    assert [int(row["epoch"]) for row in rows] == list(range(1, 41))
+    assert int(rows[-1]["step"]) == 40 * 4
+    first, last = (float(rows[i]["val_forces_rmse_mev_per_a"]) for i in (0, -1))
+    assert last < 0.5 * first
+
+    module, params, metadata = load_run(folder)
+    assert metadata["species"] == [1, 8]
+    assert metadata["units"]["energy"] == "eV"
+    best = min(rows, key=lambda row: float(row["val_loss"]))
+    assert metadata["step"] == int(best["step"])
+
+    # The checkpoint and its metadata alone give the validation error that the run has written.
+    dataset = Dataset.build(
+        read_extxyz(water),
+        cutoff=metadata["model_fields"]["cutoff"],
+        val_size=4,
+        seed=metadata["config"]["seed"],
+        species=metadata["species"],
+        references={int(z): e for z, e in metadata["reference_energies"].items()},
+    )
+    errors = Errors()
+    for batch in Batcher(dataset.val, 3).batches(shuffle=False):
+        errors.add(error_sums(predict(module, params, batch.graph), batch.labels, batch.graph))
+    for name, value in errors.table().items():
+        # Batches of another size: float32 sums in another order, errors of 1e-3 of the labels.
+        assert value == pytest.approx(float(best[f"val_{name}"]), rel=1e-3)
+
+    lines = capsys.readouterr().out.splitlines()
+    report = "\n".join(lines)
+    for part in (
+        "species    H O",
+        "force RMS",
+        "neighbours",
+        "backend    ",
+        "parameters",
+        "  ops      ",
+        "launches per step",
+        "eqfuse_native",
+    ):
+        assert part in report
+    assert (folder / "profile" / "operations.csv").exists()
+    header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
+    assert [line.split()[0] for line in lines[header + 1 :][:40]] == [str(n) for n in range(1, 41)]
+    assert max(len(line) for line in lines[header:]) < 100 or str(folder) in report
+
+
+def test_a_run_with_a_backend_for_an_op_and_a_name_of_before(tmp_path, water, tiny, capsys):
+    folder = tmp_path / "run"
+    assert train(folder, water, tiny, "epochs=1", "backend=numba,linear=xla") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "backend    llvm on cpu; linear on xla; float32" in lines
+    asked = "not llvm: backend 'numba,linear=xla': 'xla' was asked for"
+    assert f"  ops      3 linear on xla, {asked}" in lines
+    assert "  ops      1 tensor_product_linear_gate on llvm" in lines
+    assert "backend: numba,linear=xla\n" in (folder / "config.yaml").read_text()
+    assert main([f"resume={folder}", "epochs=2"]) == 0
+    assert "backend    llvm on cpu; linear on xla; float32" in capsys.readouterr().out
+    assert [row["epoch"] for row in rows_of(folder)] == ["1", "2"]
+    assert train(tmp_path / "refused", water, tiny, "backend=llvm,linaer=xla") == 2
+    assert "op 'linaer' is unknown; choose one of" in capsys.readouterr().err
+
+
+def test_reference_energies_are_read_under_the_key_of_the_energies(tmp_path):
+    path = tmp_path / "atoms.xyz"
+    ase.io.write(path, [ase.Atoms("H", info={"REF_energy": -13.6, "energy": 0.0})], format="extxyz")
+    given = ["data=extxyz", "data.path=none.xyz", f"data.reference_energies={path}"]
+    for more, energy in (([], 0.0), (["data.energy_key=REF_energy"], -13.6)):
+        assert read_reference_energies(parse([*given, *more]).data) == {1: energy}
+
+
+def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(tmp_path, water, tiny):
+    folder = tmp_path / "run"
+    jumpy = ("lr=0.5", "training.schedule=constant", "training.ema_decay=0")
+    assert train(folder, water, tiny, "epochs=15", *jumpy) == 0
+    rows = rows_of(folder)
+    best = min(rows, key=lambda row: float(row["val_loss"]))
+    assert best is not rows[-1], "the case is meant to end worse than its best"
+    assert load_run(folder)[2]["step"] == int(best["step"])
+    assert load_run(folder, which="last")[2]["step"] == int(rows[-1]["step"])
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path, water, tiny):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        assert train(tmp_path / name, water, tiny, "epochs=2", f"seed={seed}") == 0
+    losses = {name: [row["val_loss"] for row in rows_of(tmp_path / name)] for name in "abc"}
+    assert losses["a"] == losses["b"] != losses["c"]
+
+
+def test_stress_is_trained_when_asked_for(tmp_path, copper, tiny, capsys):
+    folder = tmp_path / "run"
+    more = ("cutoff=3", "data.val=2", "epochs=3", "training.stress_weight=100")
+    assert train(folder, copper, tiny, *more) == 0
+    error = float(rows_of(folder)[-1]["val_stress_rmse_mev_per_a3"])
+    assert error > 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
+    assert " S RMSE " in lines[heads]
+    assert f" {error:.3f} " in lines[heads + 3]
+
+
+def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny):
+    folder = tmp_path / "run"
+    more = ("data=lif", "cutoff=3", "data.batch_size=10", "epochs=15", "lr=0.03", "channels=4")
+    assert main([*tiny, *more, "training.stress_weight=100", f"run={folder}"]) == 0
+    first, last = (float(rows_of(folder)[i]["val_stress_rmse_mev_per_a3"]) for i in (0, -1))
+    assert last < 0.5 * first
+
+
+def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny, capsys):
+    """Both as MACE has them; the errors are those of the frames of that file."""
+    frames = ase.io.read(water, ":")
+    isolated = [ase.Atoms(symbol, info={"config_type": "IsolatedAtom"}) for symbol in "HO"]
+    for atom, energy in zip(isolated, (0.25, -0.5), strict=True):
+        atom.calc = SinglePointCalculator(atom, energy=energy)
+    ase.io.write(tmp_path / "train.xyz", isolated + frames[:15], format="extxyz")
+    ase.io.write(tmp_path / "val.xyz", frames[15:], format="extxyz")
+    tiny, folder = [s for s in tiny if s != "data.val=4"], tmp_path / "run"
+    more = [f"data.val_path={tmp_path / 'val.xyz'}", "epochs=2"]
+    assert train(folder, tmp_path / "train.xyz", tiny, *more) == 0
+    out = capsys.readouterr().out
+    assert f"5 validation ({tmp_path / 'val.xyz'}), 3 to 3 atoms, isolated atoms besides: 2" in out
+    assert "H 0.2500, O -0.5000 eV (isolated atoms of the data)" in out
+    assert load_run(folder)[2]["reference_energies"] == {"1": 0.25, "8": -0.5}
+    best = min(rows_of(folder), key=lambda row: float(row["val_loss"]))
+    assert evaluate([str(folder), str(tmp_path / "val.xyz")]) == 0
+    with open(folder / "evaluation-val" / "errors.csv", newline="", encoding="utf-8") as file:
+        errors = next(csv.DictReader(file))
+    for name in ("energy_mae_mev_per_atom", "forces_rmse_mev_per_a"):
+        # energies of -650 eV in float32 are 6e-5 eV apart, which the run subtracts before
+        assert float(errors[name]) == pytest.approx(float(best[f"val_{name}"]), rel=1e-3)
+    more = ["data.val=3", *more, f"run={tmp_path / 'other'}"]
+    assert train(tmp_path / "other", tmp_path / "train.xyz", tiny, *more) == 2
+    assert "data.val=3.0 is impossible: it must be left out" in capsys.readouterr().err
+
+
+def test_several_files_by_a_pattern(tmp_path, water, tiny, capsys):
+    """They train as one file with all frames would; messages name the file and its frame."""
+    frames = ase.io.read(water, ":")
+    ase.io.write(tmp_path / "part-1.xyz", frames[:7], format="extxyz")
+    ase.io.write(tmp_path / "part-2.xyz", frames[7:], format="extxyz")
+    pattern = tmp_path / "part-?.xyz"
+    assert train(tmp_path / "one", water, tiny, "epochs=2") == 0
+    capsys.readouterr()
+    assert train(tmp_path / "two", pattern, tiny, "epochs=2") == 0
+    assert f"{pattern}: 2 files\n" in capsys.readouterr().out
+    losses = [[row["val_loss"] for row in rows_of(tmp_path / name)] for name in ("one", "two")]
+    assert losses[0] == losses[1]
+    assert main([f"resume={tmp_path / 'two'}", "epochs=3"]) == 0
+    frames[3].positions[1] = frames[3].positions[0]
+    ase.io.write(tmp_path / "part-3.xyz", frames[2:5], format="extxyz")
+    assert main([f"resume={tmp_path / 'two'}", "epochs=4"]) == 2
+    assert f"{tmp_path / 'part-3.xyz'}, frame 1: " in capsys.readouterr().err
+    assert train(tmp_path / "none", tmp_path / "parts-*.xyz", tiny) == 2
+    assert f"no file matches {tmp_path / 'parts-*.xyz'}" in capsys.readouterr().err
+
+
+def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys):
+    assert train(tmp_path / "run", water, tiny, "training.stress_weight=1") == 2
+    error = capsys.readouterr().err
+    assert "no training frame" in error
+    assert "'stress' (set data.stress_key)" in error
+
+
+def test_stress_of_some_frames_only(tmp_path, copper, tiny, capsys):
+    """Those that are trained on must have some; validation without is said."""
+    frames = ase.io.read(copper, ":")
+    for atoms in frames[:6]:
+        del atoms.calc.results["stress"]
+    ase.io.write(tmp_path / "none.xyz", frames[:6], format="extxyz")
+    ase.io.write(tmp_path / "all.xyz", frames[6:], format="extxyz")
+    tiny = [*(s for s in tiny if s != "data.val=4"), "cutoff=3", "epochs=1"]
+    tiny.append("training.stress_weight=1")
+    val = f"data.val_path={tmp_path / 'all.xyz'}"
+    assert train(tmp_path / "a", tmp_path / "none.xyz", tiny, val) == 2
+    assert "no training frame" in capsys.readouterr().err
+    val = f"data.val_path={tmp_path / 'none.xyz'}"
+    assert train(tmp_path / "b", tmp_path / "all.xyz", tiny, val) == 0
+    out, err = capsys.readouterr()
+    assert "warning: no validation frame has a stress" in err
+    assert "in 6 of 6 training and 0 of 6 validation frames, weight 1" in out
+
+
+def test_100_000_frames(tmp_path, tiny, capsys):
+    """What is not trained on gets no list of neighbours: 3 kB for each frame at most."""
+    rng, count = np.random.default_rng(0), 100_000
+    noise = rng.normal(scale=0.05, size=(2, count, 2, 3))
+    np.savez(
+        tmp_path / "many.npz",
+        nuclear_charges=np.array([1, 1]),
+        coords=noise[0] + [[0, 0, 0], [0, 0, 0.75]],
+        energies=noise[0, :, 0, 0],
+        forces=noise[1],
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    more = ["data=rmd17", f"data.path={tmp_path / 'many.npz'}", "data.train=1000", "data.val=1000"]
+    assert main([*tiny, *more, "steps=2", f"run={tmp_path / 'run'}"]) == 0
+    # In kB; 300 MB for the programs that are compiled and their memory.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * count + 300_000
+    assert "1000 training, 1000 validation" in capsys.readouterr().out
+
+
+def test_parameters_are_taken_apart_for_checkpoints_that_are_written_only(
+    tmp_path, water, tiny, monkeypatch
+):
+    taken, unflatten = [], Flat.unflatten
+
+    def watched(self, array):
+        taken.append(not isinstance(array, jax.core.Tracer))
+        return unflatten(self, array)
+
+    monkeypatch.setattr(Flat, "unflatten", watched)
+    more = ("epochs=5", "training.checkpoint_seconds=1000")
+    assert train(tmp_path / "run", water, tiny, *more) == 0
+    assert len(rows_of(tmp_path / "run")) == 5  # of four steps each
+    assert sum(taken) == 3  # the first last one; at the end, the best and the last
+
+
+def test_steps_stop_within_an_epoch(tmp_path, water, tiny, capsys):
+    assert train(tmp_path / "run", water, tiny, "steps=6") == 0
+    assert [int(row["step"]) for row in rows_of(tmp_path / "run")] == [4, 6]
+    assert "all steps done" in capsys.readouterr().out
+
+
+def test_steps_that_compile_are_not_timed(tmp_path, water, tiny, capsys):
+    tiny = [s for s in tiny if "batch_size" not in s]
+    assert train(tmp_path / "run", water, tiny, "epochs=3", "batch_size=100") == 0
+    times = [float(row["ms_per_step"]) for row in rows_of(tmp_path / "run")]
+    assert np.isnan(times[0])
+    assert min(times[1:]) > 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    ends = {line[0]: line[-2:] for line in lines if len(line) == 9 and line[0].isdigit()}
+    assert ends["1"] == ["-", "-"]
+    assert ends["3"][0] != "-"
+    assert ends["3"][1] == "0s"
+
+
+def test_time_stops_a_run(tmp_path, water, tiny, capsys):
+    assert train(tmp_path / "run", water, tiny, "max_minutes=0.0001", "epochs=1000000") == 0
+    assert "time is up" in capsys.readouterr().out
+    load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "seconds"),
+    [
+        ([], 400, np.inf),
+        (["epochs=3"], 12, np.inf),
+        (["steps=7", "epochs=3"], 7, np.inf),
+        (["max_minutes=2"], np.inf, 120),
+        (["max_minutes=2", "epochs=3"], 12, 120),
+    ],
+)
+def test_what_ends_a_run(settings, steps, seconds):
+    """100 epochs, here of four steps, only where nothing else is said."""
+    limits = Limits(parse(["data=ethanol", *settings]), 4)
+    assert (limits.steps, limits.seconds) == (steps, seconds)
+    assert limits.fraction(4) == 4 / steps
+
+
+def test_an_exhausted_plateau_stops_a_run(tmp_path, water, tiny, capsys):
+    more = ("training.schedule=plateau", "training.patience=1", "lr=1e-9", "training.min_lr=9e-10")
+    assert train(tmp_path / "run", water, tiny, "epochs=1000", *more) == 0
+    assert "learning rate exhausted" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, water, tiny, capsys):
+    folder = tmp_path / "run"
+    assert train(folder, water, tiny, "lr=1e30", "training.warmup_steps=0") == 1
+    error = capsys.readouterr().err
+    assert "the loss became" in error
+    assert str(folder / "checkpoints") in error
+    _, params, _ = load_run(folder)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+
+
+def test_float64_and_every_optimizer(tmp_path, water, tiny):
+    for name in ("adam", "amsgrad", "adamw", "muon"):
+        folder = tmp_path / name
+        more = ("epochs=1", "dtype=float64", f"training.optimizer={name}")
+        assert train(folder, water, tiny, *more) == 0
+        with jax.enable_x64(True):
+            _, params, _ = load_run(folder)
+        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
+
+
+def test_rmd17_and_isolated_atoms(tmp_path, shared_data, tiny):
+    more = ("data.train=8", "steps=2", f"run={tmp_path / 'ethanol'}")
+    path = shared_data / "rmd17" / "rmd17_ethanol_train_01.npz"
+    assert main(["data=rmd17", f"data.path={path}", *tiny, *more]) == 0
+    folder = tmp_path / "3bpa"
+    references = shared_data / "3bpa" / "iso_atoms.xyz"
+    more = ("data.train=8", "steps=2", f"data.reference_energies={references}")
+    assert train(folder, shared_data / "3bpa" / "train_300K.xyz", tiny, *more) == 0
+    # Binding energy of an organic molecule: some eV per atom.
+    assert -8 < load_run(folder)[2]["statistics"]["energy_per_atom"] < -3

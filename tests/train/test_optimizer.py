@@ -1,0 +1,266 @@
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from eqfuse.train.flat import Flat
+from eqfuse.train.muon import RMS, _Stacks, is_matrix, merged, muon, place
+from eqfuse.train.optimizer import (
+    LearningRate,
+    apply_gradient,
+    decays_of,
+    flat_training,
+    init_state,
+    make_optimizer,
+)
+from eqfuse.train.settings.config import MoleculeTraining
+
+PARAMS = {"params": {"model": {"w": jnp.array([1.0, -2.0])}, "scale": jnp.array([3.0])}}
+GRADIENT = {"params": {"model": {"w": jnp.array([0.5, 0.25])}, "scale": jnp.array([0.0])}}
+
+
+def steps(config, count, gradient=GRADIENT, learning_rate=0.1):
+    optimizer = make_optimizer(config, Flat.of(PARAMS), decays_of(PARAMS))
+    state, history = init_state(PARAMS, optimizer), []
+    for _ in range(count):
+        state = apply_gradient(state, gradient, learning_rate, optimizer, config.ema_decay)
+        history.append(state)
+    return history
+
+
+def test_steps_of_adam_are_those_of_optax():
+    config, reference = MoleculeTraining(optimizer="adam", clip_norm=None), optax.adam(0.1)
+    params, state = PARAMS, reference.init(PARAMS)
+    for ours in steps(config, 3):
+        updates, state = reference.update(GRADIENT, state, params)
+        params = optax.apply_updates(params, updates)
+        for got, expected in zip(
+            jax.tree.leaves(ours.params), jax.tree.leaves(params), strict=True
+        ):
+            np.testing.assert_allclose(got, expected)
+
+
+def test_amsgrad_is_that_of_pytorch():
+    """torch.optim.Adam(amsgrad=True): the largest second moment is corrected for bias when used."""
+    config = MoleculeTraining(optimizer="amsgrad", clip_norm=None)
+    optimizer = make_optimizer(config, Flat.of(PARAMS), decays_of(PARAMS))
+    state = init_state(PARAMS, optimizer)
+    w, m, v, largest = np.array([1.0, -2.0]), 0.0, 0.0, 0.0
+    rng = np.random.default_rng(0)
+    for step in range(1, 40):
+        g = rng.normal(size=2) * (100.0 if step == 1 else 1.0)  # as of a random network
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        largest = np.maximum(largest, v)
+        deviation = np.sqrt(largest / (1 - 0.999**step)) + 1e-8
+        w = w - 0.1 * m / (1 - 0.9**step) / deviation
+        gradient = {"params": {"model": {"w": jnp.asarray(g)}, "scale": jnp.zeros(1)}}
+        state = apply_gradient(state, gradient, 0.1, optimizer, 0.0)
+        np.testing.assert_allclose(state.params["params"]["model"]["w"], w, rtol=1e-5)
+
+
+def test_muon_makes_matrices_orthogonal():
+    """Against the singular vectors of the momentum; five iterations leave values near one."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "w[0,0] 6x0e,4x0e": (6, 4),  # like the next, and in one stack with it
+        "w[1,1] 6x1o,4x1o": (6, 4),
+        "w[3,3] 4x1e,6x1e": (4, 6),  # and this one, which lies across
+        "w[2,2] 4x2e,8x2e": (3, 4, 8),  # one matrix for each of three species
+        "embedding": (3, 8),
+        "w[0,0] 8x0e,1x0e": (8, 1),
+        "scale": (3,),
+    }
+    params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    config = MoleculeTraining(optimizer="muon", clip_norm=None)
+    flat, optimizer = flat_training(config, params)
+    state, momenta = init_state(flat.flatten(params), optimizer), []
+    for step in range(1, 4):
+        gradient = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+        before = flat.unflatten(state.params)
+        given = flat.flatten(jax.tree.map(jnp.float32, gradient))
+        state = apply_gradient(state, given, 0.1, optimizer, 0.0)
+        after = flat.unflatten(state.params)
+        momenta.append(gradient)
+        for name, shape in shapes.items():
+            moved = np.asarray(before[name] - after[name]) / 0.1
+            average = sum(
+                0.05 * 0.95 ** (step - i) * g[name] for i, g in enumerate(momenta, start=1)
+            )
+            # Nesterov: the average as it will be, after the next gradient, were it this one.
+            ahead = 0.95 * average / (1 - 0.95 ** (step + 1))
+            ahead = ahead + 0.05 * gradient[name] / (1 - 0.95**step)
+            if is_matrix(name, shape):
+                u, _, vh = np.linalg.svd(ahead, full_matrices=False)
+                singular = np.swapaxes(u, -1, -2) @ moved @ np.swapaxes(vh, -1, -2)
+                singular = singular / (RMS * math.sqrt(max(shape[-2:])))
+                values = np.diagonal(singular, axis1=-2, axis2=-1)
+                np.testing.assert_array_less(0.6, values)
+                np.testing.assert_array_less(values, 1.3)
+                off = singular - values[..., None] * np.eye(values.shape[-1])
+                np.testing.assert_allclose(off, 0.0, atol=1e-3)
+            else:
+                assert np.abs(moved).max() < 3.0  # of Adam: about one for each element
+                assert np.abs(moved).min() > 0.0
+
+
+def test_padding_changes_no_update_of_muon(monkeypatch):
+    rng = np.random.default_rng(1)
+    shapes = [(6, 4), (5, 9), (2, 3, 8), (7, 7), (16, 2)]
+    params = {f"w[{n}]": jnp.zeros(shape) for n, shape in enumerate(shapes)}
+    gradient = {name: jnp.float32(rng.normal(size=p.shape)) for name, p in params.items()}
+    updates = []
+    for padding, count in ((0.0, 5), (1e9, 1)):
+        monkeypatch.setattr("eqfuse.train.muon.PADDING", padding)
+        flat = Flat.of(params, place)
+        assert len(_Stacks.of(flat).names) == count
+        optimizer = muon(flat)
+        state = optimizer.init(flat.flatten(params))
+        updates.append(flat.unflatten(optimizer.update(flat.flatten(gradient), state)[0]))
+    assert all(np.abs(update).min() > 0 for update in updates[0].values())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *updates)
+    with pytest.raises(ValueError, match="layout with matrices last"):
+        muon(Flat.of(params))
+
+
+@pytest.mark.parametrize("spared", [0.0, 1e9])
+def test_muon_is_that_of_optax(spared):
+    """Which takes each matrix by itself; 1e-4 of the largest update, after 15 matmuls."""
+    rng = np.random.default_rng(2)
+    shapes = {"w[0]": (6, 4), "w[1]": (5, 9), "w[2]": (2, 3, 8), "w[3]": (7, 7), "b": (3,)}
+    dimensions = {
+        name: contrib.MuonDimensionNumbers(len(shape) - 2, len(shape) - 1)
+        if is_matrix(name, shape)
+        else None
+        for name, shape in shapes.items()
+    }
+    reference = contrib.muon(1.0, consistent_rms=RMS, muon_weight_dimension_numbers=dimensions)
+    params = {name: jnp.zeros(shape) for name, shape in shapes.items()}
+    flat = Flat.of(params, place)
+    optimizer = muon(flat, spared)
+    state, expected_state = optimizer.init(flat.flatten(params)), reference.init(params)
+    for _ in range(3):
+        gradient = {name: jnp.float32(rng.normal(size=shape)) for name, shape in shapes.items()}
+        expected, expected_state = reference.update(gradient, expected_state, params)
+        found, state = optimizer.update(flat.flatten(gradient), state)
+        for a, b in zip(
+            jax.tree.leaves(flat.unflatten(found)), jax.tree.leaves(expected), strict=True
+        ):
+            np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
+
+
+def test_muon_keeps_its_state_as_optax_does():
+    """Runs of before, whose optimizer was optax's, go on."""
+    flat = Flat.of({f"w[{n}]": jnp.zeros((4, 4 + 8 * n)) for n in range(3)}, place)
+    stacks = _Stacks.of(flat)
+    dimensions = dict.fromkeys(stacks.names, contrib.MuonDimensionNumbers(1, 2))
+    of_optax = contrib.muon(1.0, muon_weight_dimension_numbers=dimensions | {"others": None})
+    params = jnp.zeros(flat.size)
+    expected = of_optax.init(stacks.split(params))
+    found = muon(flat).init(params)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_muon_without_matrices_is_adam():
+    params = {"embedding": jnp.ones((4, 8)), "scale": jnp.ones(3)}
+    flat, optimizer = flat_training(MoleculeTraining(optimizer="muon", clip_norm=None), params)
+    reference = optax.nadam(0.1)
+    expected, memory = params, reference.init(params)
+    found = init_state(flat.flatten(params), optimizer)
+    for seed in range(3):
+        gradient = jax.tree.map(
+            lambda p, s=seed: jax.random.normal(jax.random.key(s), p.shape), params
+        )
+        updates, memory = reference.update(gradient, memory, expected)
+        expected = optax.apply_updates(expected, updates)
+        found = apply_gradient(found, flat.flatten(gradient), 0.1, optimizer, 0.0)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+            flat.unflatten(found.params),
+            expected,
+        )
+
+
+def test_which_shapes_are_padded_to_one():
+    stacks = merged({(8, 64): 2, (64, 64): 14, (64, 640): 1})
+    assert stacks == {(64, 64): [(8, 64), (64, 64)], (64, 640): [(64, 640)]}
+    assert merged({}) == {}
+    # the first with the second costs 16 MFLOP, and both with the third 9.4 GFLOP
+    shapes = {(8, 64): 2, (64, 64): 14, (192, 704): 4}
+    assert merged(shapes, spared=5e7) == {(64, 64): [(8, 64), (64, 64)], (192, 704): [(192, 704)]}
+    assert len(merged(shapes, spared=1e6)) == 3
+
+
+def test_what_muon_takes_for_a_matrix():
+    assert is_matrix("kernel", (8, 64))
+    assert is_matrix("w[0,0] 4x0e,8x0e", (3, 4, 8))
+    assert not is_matrix("w[0,0] 16x0e,1x0e", (16, 1))
+    assert not is_matrix("contraction", (4, 29, 64))
+    assert not is_matrix("embedding", (4, 64))
+
+
+def test_adamw_decays_weights_but_not_scale_and_shift():
+    config = MoleculeTraining(optimizer="adamw", weight_decay=0.5, clip_norm=None)
+    zero = jax.tree.map(jnp.zeros_like, GRADIENT)
+    params = steps(config, 1, zero)[0].params["params"]
+    np.testing.assert_allclose(params["model"]["w"], [0.95, -1.9], rtol=1e-6)
+    np.testing.assert_array_equal(params["scale"], [3.0])
+
+
+def test_clipping_bounds_the_gradient():
+    # Adam's second step tells how large the first gradient was beside the second.
+    huge = jax.tree.map(lambda g: 1e6 * g, GRADIENT)
+    config = MoleculeTraining(optimizer="adam", clip_norm=1.0)
+    norm = float(optax.tree.norm(huge))
+    clipped = jax.tree.map(lambda g: g / norm, huge)
+    free = dataclasses.replace(config, clip_norm=None)
+    for a, b in zip(steps(config, 2, huge), steps(free, 2, clipped), strict=True):
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), a.optimizer[1], b.optimizer[0]
+        )
+
+
+def test_average_follows_the_parameters():
+    history = steps(MoleculeTraining(optimizer="adam", ema_decay=0.5), 12)
+    average = PARAMS["params"]["model"]["w"]
+    for step, state in enumerate(history, start=1):
+        decay = min(0.5, (1 + step) / (10 + step))
+        average = decay * average + (1 - decay) * state.params["params"]["model"]["w"]
+        np.testing.assert_allclose(state.average["params"]["model"]["w"], average, rtol=1e-6)
+    plain = steps(MoleculeTraining(optimizer="adam", ema_decay=0.0), 2)[-1]
+    jax.tree.map(np.testing.assert_array_equal, plain.average, plain.params)
+
+
+def test_cosine_rises_then_falls_to_the_lowest_rate():
+    rate = LearningRate(MoleculeTraining(lr=0.1, min_lr=1e-3, warmup_steps=10))
+    assert rate(0, 0.0) == pytest.approx(0.01)
+    assert rate(9, 0.0) == pytest.approx(0.1)
+    assert rate(100, 0.5) == pytest.approx((0.1 + 1e-3) / 2)
+    assert rate(200, 1.0) == pytest.approx(1e-3)
+    assert rate(200, 1.5) == pytest.approx(1e-3)
+
+
+def test_plateau_falls_after_patience_and_ends():
+    config = MoleculeTraining(
+        schedule="plateau", lr=0.1, patience=2, factor=0.1, min_lr=5e-3, warmup_steps=0
+    )
+    rate = LearningRate(config)
+    for loss in (1.0, 2.0, 0.5, 0.6):
+        rate.epoch_ended(loss)
+    assert rate(0, 0.9) == pytest.approx(0.1)
+    rate.epoch_ended(0.5)
+    assert rate(0, 0.9) == pytest.approx(0.01)
+    assert not rate.exhausted
+    rate.epoch_ended(0.7)
+    rate.epoch_ended(0.7)
+    assert rate.exhausted
+
+
+def test_constant_stays():
+    rate = LearningRate(MoleculeTraining(schedule="constant", lr=0.1, warmup_steps=0))
+    assert rate(0, 0.0) == rate(1000, 0.99) == 0.1

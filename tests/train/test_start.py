@@ -1,0 +1,223 @@
+"""A run that starts from the network of another one, on other data."""
+
+import csv
+import shutil
+
+import ase
+import ase.io
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.train.main import main
+from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.settings.options import parse, to_yaml
+from tests.small_runs import TINY, labelled
+
+
+@pytest.fixture(scope="module")
+def base(water, tmp_path_factory):
+    """Folder of a run that was trained on water."""
+    folder = tmp_path_factory.mktemp("runs") / "base"
+    data = ["data=extxyz", f"data.path={water}", "epochs=30", "lr=0.05", f"run={folder}"]
+    assert main([*TINY, *data]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Path of 12 pairs of water molecules: more neighbours, other energies."""
+    rng = np.random.default_rng(7)
+    frames = []
+    for _ in range(12):
+        atoms = ase.build.molecule("H2O")
+        other = atoms.copy()
+        other.positions += [0.0, 3.0, 0.5]
+        atoms += other
+        atoms.positions += rng.normal(scale=0.05, size=(6, 3))
+        frames.append(labelled(atoms))
+    path = tmp_path_factory.mktemp("data") / "pairs.xyz"
+    ase.io.write(path, frames, format="extxyz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def settings(base, others):
+    return [f"start_from={base}", "data=extxyz", f"data.path={others}", "data.val=4"]
+
+
+def rows_of(folder):
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def refused(arguments, capsys, code=2):
+    assert main(arguments) == code
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    return error
+
+
+def test_it_starts_from_the_network_and_learns(base, settings, tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert main([*settings, "epochs=40", "lr=0.02", f"run={folder}"]) == 0
+    out = capsys.readouterr().out
+    assert f"the network of {base}" in out
+    assert f"those of {base}" in out
+    assert "0 for the parameters" in out
+    start, theirs, _ = read_checkpoint(base, ("best",))
+    params, ours, _ = read_checkpoint(folder, ("best",))
+    for name in ("model", "model_fields", "potential", "species", "reference_energies"):
+        assert ours[name] == theirs[name], name
+    assert ours["statistics"] != theirs["statistics"]
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, start)
+
+    rows = rows_of(folder)
+    assert [int(row["epoch"]) for row in rows] == list(range(41))
+    # The errors of epoch 0 are those that the network has on these frames by itself.
+    kept = tmp_path / "kept"
+    assert main([*settings, "steps=1", "lr=1e-30", "training.min_lr=1e-30", f"run={kept}"]) == 0
+    again, _, _ = read_checkpoint(kept, ("best",))
+    jax.tree.map(np.testing.assert_array_equal, again, start)
+    losses = [float(row["val_loss"]) for row in rows]
+    assert [float(row["val_loss"]) for row in rows_of(kept)] == [losses[0], losses[0]]
+    assert min(losses) < 0.5 * losses[0]
+    assert losses.index(min(losses)) == ours["epoch"]
+
+
+def test_the_start_is_the_best_if_training_makes_it_worse(base, settings, tmp_path):
+    folder = tmp_path / "run"
+    more = ["lr=3", "training.warmup_steps=0", "training.ema_decay=0", "epochs=1"]
+    assert main([*settings, *more, f"run={folder}"]) == 0
+    best, metadata, _ = read_checkpoint(folder, ("best",))
+    assert metadata["epoch"] == 0
+    jax.tree.map(np.testing.assert_array_equal, best, read_checkpoint(base, ("best",))[0])
+
+
+@pytest.fixture(scope="module")
+def whole(settings, tmp_path_factory):
+    """Folder of a run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert main([*settings, "epochs=3", f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("at_step", [0, 3])
+def test_an_interrupted_one_ends_like_one_that_was_not(
+    base, settings, whole, tmp_path, monkeypatch, at_step
+):
+    """Even where the run that it started from is gone."""
+    from eqfuse.train import loop
+
+    copy = shutil.copytree(base, tmp_path / "base")
+    settings = [f"start_from={copy}", *settings[1:], "training.checkpoint_seconds=0", "epochs=3"]
+    keep = loop.Fit._keep
+
+    def interrupt(self, state, *rest):
+        keep(self, state, *rest)
+        if int(state.step) == at_step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Fit, "_keep", interrupt)
+        assert main([*settings, f"run={tmp_path / 'parts'}"]) == 130
+    shutil.rmtree(copy)
+    assert main([f"resume={tmp_path / 'parts'}"]) == 0
+    for name in ("best", "last"):
+        (_, ours, _), (_, expected, _) = (
+            read_checkpoint(folder, (name,)) for folder in (tmp_path / "parts", whole)
+        )
+        assert ours["step"] == expected["step"]
+        assert ours["arrays_sha256"] == expected["arrays_sha256"]
+    assert len(rows_of(tmp_path / "parts")) == len(rows_of(whole)) == 4
+
+
+def test_reference_energies_that_are_given_win(settings, base, tmp_path, capsys):
+    atoms = [ase.Atoms("O", info={"energy": -3.0}), ase.Atoms("H", info={"energy": -1.0})]
+    ase.io.write(tmp_path / "both.xyz", atoms, format="extxyz")
+    ase.io.write(tmp_path / "one.xyz", atoms[:1], format="extxyz")
+    path = f"data.reference_energies={tmp_path / 'one.xyz'}"
+    assert "no energy of H" in refused([*settings, path, f"run={tmp_path / 'none'}"], capsys)
+    assert not (tmp_path / "none").exists()
+    path = f"data.reference_energies={tmp_path / 'both.xyz'}"
+    assert main([*settings, path, "steps=1", f"run={tmp_path / 'run'}"]) == 0
+    _, metadata, _ = read_checkpoint(tmp_path / "run", ("last",))
+    assert metadata["reference_energies"] == {"1": -1.0, "8": -3.0}
+
+
+@pytest.fixture(scope="module")
+def moved(water, tmp_path_factory):
+    """Path of the frames of the base run with other energies of the atoms, eV."""
+    frames = ase.io.read(water, ":")
+    for atoms in frames:
+        energy = atoms.calc.results["energy"]
+        atoms.calc.results["energy"] = energy - 2041.0 - 2 * 13.6
+    path = tmp_path_factory.mktemp("data") / "moved.xyz"
+    ase.io.write(path, frames, format="extxyz")
+    return path
+
+
+def test_reference_energies_are_moved_to_data_of_another_method(base, moved, tmp_path, capsys):
+    """Where atoms have other energies, and all else is alike, the network is as good as before."""
+    data = [f"start_from={base}", "data=extxyz", f"data.path={moved}", "data.val=4", "steps=2"]
+    settings = [*data, "lr=1e-30", "training.min_lr=1e-30"]
+    folder = tmp_path / "run"
+    assert main([*settings, "data.reference_energies=fit", f"run={folder}"]) == 0
+    assert "moved to the data by least squares" in capsys.readouterr().out
+    best = min(rows_of(base), key=lambda row: float(row["val_loss"]))
+    ours = rows_of(folder)[0]
+    same, energy = "val_forces_mae_mev_per_a", "val_energy_mae_mev_per_atom"
+    assert float(ours[same]) == pytest.approx(float(best[same]), rel=1e-5)
+    # The fit takes the mean error of the training frames away too.
+    assert float(ours[energy]) < float(best[energy]) + 1
+    _, theirs, _ = read_checkpoint(base, ("best",))
+    _, metadata, _ = read_checkpoint(folder, ("last",))
+    found, before = metadata["reference_energies"], theirs["reference_energies"]
+    change = {z: found[z] - before[z] for z in found}
+    assert change["8"] + 2 * change["1"] == pytest.approx(-2068.2, abs=1)
+
+    # Going on does not move them again.
+    assert main([f"resume={folder}", "steps=3"]) == 0
+    assert read_checkpoint(folder, ("last",))[1]["reference_energies"] == found
+    # Without it, the network's own are used, and the energies are far off.
+    assert capsys.readouterr().err == ""
+    assert main([*settings, f"run={tmp_path / 'other'}"]) == 0
+    assert "warning: the energies are -689.4 eV/atom above the refer" in capsys.readouterr().err
+    assert float(rows_of(tmp_path / "other")[0][energy]) > 100_000
+
+
+def test_isolated_atoms_of_other_energies_are_a_warning(settings, base, others, tmp_path, capsys):
+    _, theirs, _ = read_checkpoint(base, ("best",))
+    hydrogen = theirs["reference_energies"]["1"]
+    kind = {"config_type": "IsolatedAtom"}
+    atoms = [
+        ase.Atoms("H", info={**kind, "energy": hydrogen + 0.5}),
+        ase.Atoms("O", info={**kind, "energy": theirs["reference_energies"]["8"]}),
+    ]
+    path = tmp_path / "with_atoms.xyz"
+    ase.io.write(path, [*ase.io.read(others, ":"), *atoms], format="extxyz")
+    more = [f"data.path={path}", "steps=1", f"run={tmp_path / 'run'}"]
+    assert main([*settings, *more]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 1
+    assert f"frame 12: H has {hydrogen + 0.5:.4f} eV" in warnings[0]
+    assert f"{hydrogen:.4f} eV, which is used" in warnings[0]
+    _, ours, _ = read_checkpoint(tmp_path / "run", ("last",))
+    assert ours["reference_energies"] == theirs["reference_energies"]
+
+
+def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path, capsys):
+    for name in ("channels=3", "model=nequip", "model.correlation=2", "preset=large"):
+        error = refused([*settings, name], capsys)
+        assert f"{name.partition('=')[0]} cannot be given" in error
+    rest = settings[1:]
+    assert "fit is for start_from=" in refused([*rest, "data.reference_energies=fit"], capsys)
+    assert "holds no run" in refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
+    assert "give data= too" in refused(settings[:1], capsys)
+    elements = refused([settings[0], "data=extxyz", f"data.path={copper}"], capsys)
+    assert "the data have Cu, for which the network of start_from= has no weights" in elements
+    empty = tmp_path / "empty"
+    shutil.copytree(base, empty, ignore=shutil.ignore_patterns("checkpoints"))
+    assert "has no checkpoint" in refused([f"start_from={empty}", *rest], capsys, 1)
+    (empty / "config.yaml").write_text(to_yaml(parse(["data=tetris"])), encoding="utf-8")
+    assert "classifies the Tetris shapes" in refused([f"start_from={empty}", *rest], capsys)

@@ -20,23 +20,12 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
-# What tests compute is small, and most of the time was that of XLA's optimizer. Flags that are
-# given hold.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-        os.environ.get("XLA_FLAGS", ""),
-    ]
-)
-
 import ase.build
 import ase.io
 import jax
 import numpy as np
 import pytest
 
-from tests.quick import QUICK
 from tests.slow import SLOW
 from tests.small_runs import TINY, labelled
 
@@ -47,17 +36,40 @@ gc.set_threshold(100_000, 50, 100)
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the tests of -m are selected
-def pytest_collection_modifyitems(items):
-    """Mark the tests of `-m quick` and of `-m slow`."""
-    slow = {file: re.compile("|".join(patterns)) for file, patterns in SLOW.items()}
+def pytest_addoption(parser):
+    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow, too")
+
+
+def _runs_slow(config) -> bool:
+    return config.getoption("--run-slow") or "slow" in config.getoption("-m")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the slow tests, but not those that are named: `pytest FILE::test`."""
+    patterns = {file: re.compile("|".join(p)) for file, p in SLOW.items()}
     for item in items:
-        name = item.nodeid.removeprefix("tests/")
-        file, _, test = name.partition("::")
-        if file in slow and slow[file].match(test):
+        file, _, test = item.nodeid.removeprefix("tests/").partition("::")
+        if file in patterns and patterns[file].match(test):
             item.add_marker("slow")
-        if name.startswith(QUICK) and not item.get_closest_marker("slow"):
-            item.add_marker("quick")
+    if _runs_slow(config):
+        return
+    paths = (argument.partition("::") for argument in config.args)
+    named = tuple((Path(file).resolve(), test) for file, _, test in paths if test)
+
+    def is_named(item):
+        _, _, name = item.nodeid.partition("::")
+        return any(item.path == file and name.startswith(test) for file, test in named)
+
+    slow = [i for i in items if i.get_closest_marker("slow") and not is_named(i)]
+    config.hook.pytest_deselected(items=slow)
+    left_out = set(slow)
+    items[:] = [i for i in items if i not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Print how to run what was left out."""
+    if not _runs_slow(config):
+        terminalreporter.write_line("Slow tests run with --run-slow, or by name: FILE::test")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -30,7 +30,7 @@ def test_four_host_devices(backend):
         env={
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
         },
         timeout=600,
         check=False,

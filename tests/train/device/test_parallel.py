@@ -17,7 +17,7 @@ from eqfuse.train import load_run
 from eqfuse.train.main import main
 
 ROOT = Path(__file__).parents[3]
-TWO = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"}
+TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 
 
 def start(program, arguments, extra, cwd=None):

@@ -137,7 +137,7 @@ def test_four_host_devices():
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": str(HERE.parents[3]),
-            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
         },
         timeout=600,
         check=False,

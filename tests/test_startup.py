@@ -35,6 +35,7 @@ def run(*arguments, **variables) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_said_and_the_plugin_compiles_without_a_gpu(plugin):
     found = run("-m", "eqfuse.ops.info")
     assert found.stderr == ""

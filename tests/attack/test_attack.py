@@ -36,6 +36,7 @@ def test_every_kind_of_bad_file(tmp_path):
     assert_no_fault(rows)
 
 
+@pytest.mark.slow
 def test_a_sample(tmp_path):
     """Those that are cheap."""
     assert_no_fault(rows_of("data", 3, tmp_path))

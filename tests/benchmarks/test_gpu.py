@@ -63,6 +63,7 @@ def tetris(monkeypatch):
     return Job("kernels", fields | {"peers": {}, "seconds": 0.01}, label, cost_s=1)
 
 
+@pytest.mark.slow
 def test_every_order_is_timed_where_parity_is_green(tetris, tmp_path, capsys):
     content = run_of(tmp_path).all([tetris])
     checked, *timed = content["results"]
@@ -259,6 +260,7 @@ def test_a_process_that_dies_or_hangs_is_replaced():
         worker.stop()
 
 
+@pytest.mark.slow
 def test_the_command_writes_all_of_its_results(tmp_path, capsys):
     out = tmp_path / "results.json"
     arguments = ["--dry-run", "--only", "parity tetris-1 float32", "--out", str(out)]

@@ -22,6 +22,7 @@ def step_of(name, layers):
     return step_on(graph, name, channels=4, lmax=1, layers=layers, **MODELS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_three_and_six_layers_have_the_same_triton_kernels(name):
     few, many = (triton_kernels(step_of(name, layers)) for layers in (3, 6))
@@ -29,6 +30,7 @@ def test_three_and_six_layers_have_the_same_triton_kernels(name):
     assert few == many
 
 
+@pytest.mark.slow
 def test_three_and_six_layers_have_the_same_number_of_native_kernels():
     kernels = []
     for layers in (3, 6):

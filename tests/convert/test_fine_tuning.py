@@ -43,6 +43,7 @@ def test_steps_are_small_unless_others_are_asked_for(run, water, given, optimize
     assert lr >= training.min_lr
 
 
+@pytest.mark.slow
 def test_it_learns_with_fewer_elements_and_frozen_parameters(run, water, tmp_path, capsys):
     settings = [f"start_from={run('two_heads')}", "data=extxyz", f"data.path={water}"]
     more = ["elements=data", "freeze=radial", "data.reference_energies=fit", "epochs=6"]

@@ -82,6 +82,7 @@ def test_energies_forces_and_stress_are_those_of_mace(name, dtype, run, expected
     assert abs(theirs[1]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_file_of_float32_is_as_exact_as_its_couplings(run, expected):
     """mace couples by matrices that it has rounded to 6e-8; these here are exact."""
     arrays = expected("float32")

@@ -70,6 +70,7 @@ def test_a_list_used_again_gives_what_a_new_one_does(atoms, run):
         np.testing.assert_allclose(atoms.get_forces(), fresh.get_forces(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_atoms_of_large_structures_are_sorted_and_come_back(atoms, run, monkeypatch):
     """The calculator and `evaluate`; any number of atoms is large here."""
     atoms = atoms * (2, 2, 2)
@@ -175,6 +176,7 @@ def single(copper, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pbc", [True, False, (True, False, True)])
 def test_atoms_far_from_the_origin_lose_no_precision(single, pbc):
     """Single precision resolves 1e-3 Å at 1e4 Å; atoms may have left their cell one by one."""
@@ -193,6 +195,7 @@ def test_atoms_far_from_the_origin_lose_no_precision(single, pbc):
     np.testing.assert_allclose(forces[1], forces[0], atol=1e-5 * np.abs(forces[0]).max())
 
 
+@pytest.mark.slow
 def test_evaluation_of_atoms_that_left_their_cell_loses_no_precision(single):
     near = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
     near.rattle(0.05, seed=0)
@@ -210,6 +213,7 @@ def test_evaluation_of_atoms_that_left_their_cell_loses_no_precision(single):
         np.testing.assert_allclose(getattr(far, name), values, rtol=0, atol=scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cluster", "slab", "bulk"])
 def test_atoms_astride_faces_of_large_cells_lose_no_precision(single, kind):
     """At the middle of a cell, astride its corner, in any cell: float32 resolves 0.1 Å at 1e6 Å."""
@@ -297,6 +301,7 @@ def test_isolated_atoms_have_the_energies_that_were_given(water, tmp_path):
     assert calculator.get_potential_energy(apart) == 11.0
 
 
+@pytest.mark.slow
 def test_atoms_that_come_and_go_compile_little(run):
     """Vacancies use the program of the whole crystal, and many sizes a few programs."""
     calculator, fresh = eqfuse.Calculator(run), eqfuse.Calculator(run)

@@ -66,6 +66,7 @@ def test_errors_are_those_of_the_predictions(run, typed, tmp_path, capsys):
     assert matplotlib.image.imread(out / "parity.png").std() > 0
 
 
+@pytest.mark.slow
 def test_stress_errors(copper, tmp_path, capsys):
     """They are those of the frames that have a stress, under the name that was given."""
     folder, file = tmp_path / "run", tmp_path / "some.xyz"
@@ -130,6 +131,7 @@ def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):
     assert "isolated atoms only" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_predictions_have_the_precision_of_the_training(water, tiny, tmp_path):
     """In Python too, where nobody has enabled float64."""
     folder = tmp_path / "double"
@@ -170,6 +172,7 @@ def test_results_of_another_file_of_the_same_name_are_kept(run, typed, tmp_path,
     assert evaluate([str(run), str(other), "--out", str(tmp_path / "out")]) == 0
 
 
+@pytest.mark.slow
 def test_a_classification_is_refused(tmp_path, copper, capsys):
     folder = tmp_path / "tetris"
     assert main(["model=tetris", "steps=1", f"run={folder}"]) in (0, 1)
@@ -192,6 +195,7 @@ def test_bad_input_is_refused(run, copper, tmp_path, capsys):
         assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_labels_are_those_of_the_training(water, tmp_path, capsys):
     """A file may hold energies of another method under the usual names."""
     frames = ase.io.read(water, ":")
@@ -220,6 +224,7 @@ def test_labels_are_those_of_the_training(water, tmp_path, capsys):
     assert errors["own"] < 10_000 < errors["usual"]  # 100 eV and more apart, for three atoms
 
 
+@pytest.mark.slow
 def test_a_group_may_be_named_by_anything(run, water, tmp_path, capsys):
     frames = ase.io.read(water, ":2")
     for atoms, name in zip(frames, ("slab[/x]", "slab[red]"), strict=True):

@@ -61,6 +61,7 @@ def rounded(case, small_potential):
     return computed(small_potential, name, "e3nn", np.float32, variables, graph)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_float64(case, small_potential, backend):
     name, variables, graph, exact = case
@@ -70,6 +71,7 @@ def test_float64(case, small_potential, backend):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-9 * max(1, np.abs(b).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "case", tiers.slow_unless(["nequip"], *TINY), indirect=True, scope="module"

@@ -14,6 +14,7 @@ ALL = (NequIP, Allegro, MACE)
 TETRIS = "0o + 7x0e"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "irreps_out", "settings"),
     [
@@ -40,6 +41,7 @@ def test_every_output_irrep_is_equivariant(graph, rotation, cls, irreps_out, set
             np.testing.assert_allclose(found, chunk, rtol=0, atol=1e-10 * size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "settings"),
     [
@@ -214,6 +216,7 @@ def test_float32_in_float32_out(graph, cls):
     assert out.dtype == np.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "irreps_out"), [(NequIP, "0e"), (Allegro, "0e + 0o + 1o"), (MACE, "0e")]
 )

@@ -45,6 +45,7 @@ def test_zbl_survives_json():
     assert ZBL.from_plain(None) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nequip", "allegro", "mace"])
 def test_zbl_is_added_to_every_network(name, small_potential, make_graph):
     """Also where atoms without neighbours are bound to have no energy."""

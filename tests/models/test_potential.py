@@ -140,6 +140,7 @@ def test_stress_of_a_molecule_is_zero(run, make_graph, molecule):
     assert not np.any(run(make_graph([molecule(0)], CUTOFF)).stress)
 
 
+@pytest.mark.slow
 def test_molecules_far_apart_do_not_see_each_other(run, make_graph, molecule):
     (z1, x1, _), (z2, x2, _) = molecule(0), molecule(1, 5)
     together = (np.append(z1, z2), np.append(x1, x2 + np.array([100.0, 0, 0]), axis=0), None)
@@ -222,6 +223,7 @@ def test_padding_is_neutral(run, make_graph, molecule):
         np.testing.assert_array_equal(getattr(elsewhere, field), value)
 
 
+@pytest.mark.slow
 def test_gradients_for_training_are_finite_and_blind_to_padding(
     potential, variables, make_graph, molecule
 ):
@@ -238,6 +240,7 @@ def test_gradients_for_training_are_finite_and_blind_to_padding(
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_second_derivatives_are_finite_at_zero_length(potential, variables, make_graph, molecule):
     graph = make_graph([molecule(0, 3)], CUTOFF, nodes=5, edges=12)
     rest, real = (graph.species, graph.edges), graph.edges.senders != graph.edges.receivers
@@ -280,6 +283,7 @@ def test_scale_and_shift_are_parameters(potential, variables, make_graph, molecu
     np.testing.assert_allclose(difference, expected, rtol=0, atol=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["nequip", "mace", "allegro"])
 def test_the_energy_of_an_isolated_atom_is_its_reference(
     small_potential, make_graph, molecule, model

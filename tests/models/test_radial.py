@@ -104,6 +104,7 @@ def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypat
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), found[1], expected[1])
 
 
+@pytest.mark.slow
 def test_hidden_layers_of_many_edges_are_not_kept_for_the_derivatives():
     def kept(num_edges):
         networks = radial.RadialNetworks((64, 64), (8,), "xla")

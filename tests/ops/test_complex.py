@@ -91,6 +91,7 @@ def test_complex_parameters(monkeypatch):
     np.testing.assert_allclose(module.apply(params, x).array, expected.array, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients():
     def loss(product):
         return lambda x: jnp.abs(product(e3nn.IrrepsArray(X.irreps, x), Y).array).sum()

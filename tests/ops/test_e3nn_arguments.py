@@ -76,6 +76,7 @@ def test_grouped_dense_promotes(backend):
     assert integers.dtype == jnp.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["xla", "llvm"])
 def test_without_jit(backend):
     """`jax.disable_jit` is for JAX's own functions; the ops compile theirs."""

@@ -64,6 +64,7 @@ def assert_same(module, reference, x, y, weights=None, edges=None, wide=None):
     np.testing.assert_allclose(out.array, value.array, atol=200 * 2**-24 * scale)
 
 
+@pytest.mark.slow
 def test_irreps_of_the_product_that_nobody_reads_are_counted():
     x, y = (e3nn.normal(i, jax.random.key(0), (NODES,)) for i in ("8x0e+8x1o", "0e+1o+2e"))
     for backend in BACKENDS:

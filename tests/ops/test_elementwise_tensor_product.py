@@ -22,6 +22,7 @@ def test_value_and_derivatives(name, dtype, backend):
     assert_parity(ELEMENTWISE[name], dtype, backend)
 
 
+@pytest.mark.slow
 @all_backends
 @pytest.mark.parametrize("name", ["l3-both-parities", "cut-blocks"])
 def test_equivariance(name, backend):

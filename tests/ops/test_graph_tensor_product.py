@@ -45,6 +45,7 @@ def test_value_and_derivatives(name, dtype, backend):
     assert_parity(GRAPH[name], dtype, backend)
 
 
+@pytest.mark.slow
 @all_backends
 @pytest.mark.parametrize("name", ["l3", "uvuv-expanded"])
 def test_equivariance(name, backend):

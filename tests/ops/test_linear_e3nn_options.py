@@ -84,6 +84,7 @@ def test_parameters_values_and_gradients_are_e3nns(name, backend):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max(initial=1.0))
 
 
+@pytest.mark.slow
 def test_backend_e3nn_takes_them():
     for name in ("channels", "weights", "per-channel", "instructions", "initializer"):
         args, (options, _) = arguments(name), CASES[name]
@@ -93,6 +94,7 @@ def test_backend_e3nn_takes_them():
         np.testing.assert_array_equal(module.apply(params, *args).array, expected.array)
 
 
+@pytest.mark.slow
 def test_as_a_function():
     weights, x = arguments("weights")
     parameters = ops.Linear(OUT).init(jax.random.key(0), weights, x)["params"]

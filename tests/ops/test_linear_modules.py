@@ -76,6 +76,7 @@ def test_linear_is_e3nns(options, backend):
         assert_close(got, derivatives(theirs, params, args), 1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [2, 8])
 def test_gradients_of_many_rows_are_sums_of_parts(at_once, monkeypatch):
     """Three parts, in two turns and in one."""

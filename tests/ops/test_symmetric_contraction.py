@@ -155,6 +155,7 @@ def test_the_backend_e3nn_is_the_definition(name):
     assert error(found, expected) <= 1e-13 * largest(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", tiers.slow_unless(NOT_XLA, *BACKENDS))
 def test_three_factors_up_to_l_3(backend):
     """The contraction of the largest published MACE, and its gradients."""

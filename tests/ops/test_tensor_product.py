@@ -44,6 +44,7 @@ def test_value_and_derivatives(name, dtype, backend):
     assert_parity(TENSOR_PRODUCT[name], dtype, backend)
 
 
+@pytest.mark.slow
 @all_backends
 @pytest.mark.parametrize("name", ["l3-both-parities", "uvuv-expanded"])
 def test_equivariance(name, backend):

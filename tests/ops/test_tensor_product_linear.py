@@ -150,6 +150,7 @@ def test_kernels_are_bitwise_repeatable(case):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
     """Enough rows for several sums, also where their number does not divide that of the rows."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
@@ -204,6 +205,7 @@ def test_normalizations_filters_and_broadcasting(backend, normalization):
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_launches_of_forward_and_backward(case):
     """The product and the Linear are one kernel each, forward and backward."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
@@ -256,6 +258,7 @@ def test_gradients_of_an_empty_output_are_zero(split):
     np.testing.assert_array_equal(jax.grad(total)(jnp.ones((4, 13))), 0)
 
 
+@pytest.mark.slow
 def test_vmap_and_zero_edges():
     """Under vmap every member is its own op; without edges only the skip is left."""
     problem = Problem(CASES["graph-gate-skip"], np.float32)

@@ -74,6 +74,7 @@ def started(base, file, *more):
     return [f"start_from={base}", "data=extxyz", f"data.path={file}", *ONE_STEP, *more]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_only_the_elements_of_the_data_are_kept(name, trained, files, tmp_path):
     base = trained(name)
@@ -100,6 +101,7 @@ def test_only_the_elements_of_the_data_are_kept(name, trained, files, tmp_path):
         assert main([f"resume={tmp_path / 'run'}", "steps=2"]) == 0
 
 
+@pytest.mark.slow
 def test_new_elements_are_refused_with_what_to_do(base, files, tmp_path, capsys):
     assert main([*started(base, files["ammonia"]), f"run={tmp_path / 'run'}"]) == 2
     error = capsys.readouterr().err
@@ -109,6 +111,7 @@ def test_new_elements_are_refused_with_what_to_do(base, files, tmp_path, capsys)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_frozen_parameters_keep_their_values(base, files, tmp_path, optimizer):
     frozen = ["freeze=embedding, radial,layer_0/linear*", f"training.optimizer={optimizer}"]
@@ -125,6 +128,7 @@ def test_frozen_parameters_keep_their_values(base, files, tmp_path, optimizer):
     assert all(jax.tree.leaves(moved["readout_0"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

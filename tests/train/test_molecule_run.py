@@ -83,6 +83,7 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
     assert max(len(line) for line in lines[header:]) < 100 or str(folder) in report
 
 
+@pytest.mark.slow
 def test_a_run_with_a_backend_for_an_op_and_a_name_of_before(tmp_path, water, tiny, capsys):
     folder = tmp_path / "run"
     assert train(folder, water, tiny, "epochs=1", "backend=numba,linear=xla") == 0
@@ -107,6 +108,7 @@ def test_reference_energies_are_read_under_the_key_of_the_energies(tmp_path):
         assert read_reference_energies(parse([*given, *more]).data) == {1: energy}
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(tmp_path, water, tiny):
     folder = tmp_path / "run"
     jumpy = ("lr=0.5", "training.schedule=constant", "training.ema_decay=0")
@@ -118,6 +120,7 @@ def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(tmp_path, wat
     assert load_run(folder, which="last")[2]["step"] == int(rows[-1]["step"])
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run(tmp_path, water, tiny):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         assert train(tmp_path / name, water, tiny, "epochs=2", f"seed={seed}") == 0
@@ -125,6 +128,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path, water, tiny):
     assert losses["a"] == losses["b"] != losses["c"]
 
 
+@pytest.mark.slow
 def test_stress_is_trained_when_asked_for(tmp_path, copper, tiny, capsys):
     folder = tmp_path / "run"
     more = ("cutoff=3", "data.val=2", "epochs=3", "training.stress_weight=100")
@@ -137,6 +141,7 @@ def test_stress_is_trained_when_asked_for(tmp_path, copper, tiny, capsys):
     assert f" {error:.3f} " in lines[heads + 3]
 
 
+@pytest.mark.slow
 def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny):
     folder = tmp_path / "run"
     more = ("data=lif", "cutoff=3", "data.batch_size=10", "epochs=15", "lr=0.03", "channels=4")
@@ -145,6 +150,7 @@ def test_stress_of_the_embedded_crystal_is_learnt(tmp_path, tiny):
     assert last < 0.5 * first
 
 
+@pytest.mark.slow
 def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny, capsys):
     """Both as MACE has them; the errors are those of the frames of that file."""
     frames = ase.io.read(water, ":")
@@ -172,6 +178,7 @@ def test_a_file_to_validate_with_and_isolated_atoms(tmp_path, water, tiny, capsy
     assert "data.val=3.0 is impossible: it must be left out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_files_by_a_pattern(tmp_path, water, tiny, capsys):
     """They train as one file with all frames would; messages name the file and its frame."""
     frames = ase.io.read(water, ":")
@@ -200,6 +207,7 @@ def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys
     assert "'stress' (set data.stress_key)" in error
 
 
+@pytest.mark.slow
 def test_stress_of_some_frames_only(tmp_path, copper, tiny, capsys):
     """Those that are trained on must have some; validation without is said."""
     frames = ase.io.read(copper, ":")
@@ -219,6 +227,7 @@ def test_stress_of_some_frames_only(tmp_path, copper, tiny, capsys):
     assert "in 6 of 6 training and 0 of 6 validation frames, weight 1" in out
 
 
+@pytest.mark.slow
 def test_100_000_frames(tmp_path, tiny, capsys):
     """What is not trained on gets no list of neighbours: 3 kB for each frame at most."""
     rng, count = np.random.default_rng(0), 100_000
@@ -238,6 +247,7 @@ def test_100_000_frames(tmp_path, tiny, capsys):
     assert "1000 training, 1000 validation" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_parameters_are_taken_apart_for_checkpoints_that_are_written_only(
     tmp_path, water, tiny, monkeypatch
 ):
@@ -254,12 +264,14 @@ def test_parameters_are_taken_apart_for_checkpoints_that_are_written_only(
     assert sum(taken) == 3  # the first last one; at the end, the best and the last
 
 
+@pytest.mark.slow
 def test_steps_stop_within_an_epoch(tmp_path, water, tiny, capsys):
     assert train(tmp_path / "run", water, tiny, "steps=6") == 0
     assert [int(row["step"]) for row in rows_of(tmp_path / "run")] == [4, 6]
     assert "all steps done" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_steps_that_compile_are_not_timed(tmp_path, water, tiny, capsys):
     tiny = [s for s in tiny if "batch_size" not in s]
     assert train(tmp_path / "run", water, tiny, "epochs=3", "batch_size=100") == 0
@@ -296,12 +308,14 @@ def test_what_ends_a_run(settings, steps, seconds):
     assert limits.fraction(4) == 4 / steps
 
 
+@pytest.mark.slow
 def test_an_exhausted_plateau_stops_a_run(tmp_path, water, tiny, capsys):
     more = ("training.schedule=plateau", "training.patience=1", "lr=1e-9", "training.min_lr=9e-10")
     assert train(tmp_path / "run", water, tiny, "epochs=1000", *more) == 0
     assert "learning rate exhausted" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, water, tiny, capsys):
     folder = tmp_path / "run"
     assert train(folder, water, tiny, "lr=1e30", "training.warmup_steps=0") == 1
@@ -312,6 +326,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, wate
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.slow
 def test_float64_and_every_optimizer(tmp_path, water, tiny):
     for name in ("adam", "amsgrad", "adamw", "muon"):
         folder = tmp_path / name
@@ -322,6 +337,7 @@ def test_float64_and_every_optimizer(tmp_path, water, tiny):
         assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
 
 
+@pytest.mark.slow
 def test_rmd17_and_isolated_atoms(tmp_path, shared_data, tiny):
     more = ("data.train=8", "steps=2", f"run={tmp_path / 'ethanol'}")
     path = shared_data / "rmd17" / "rmd17_ethanol_train_01.npz"

@@ -108,6 +108,7 @@ def test_muon_makes_matrices_orthogonal():
                 assert np.abs(moved).min() > 0.0
 
 
+@pytest.mark.slow
 def test_padding_changes_no_update_of_muon(monkeypatch):
     rng = np.random.default_rng(1)
     shapes = [(6, 4), (5, 9), (2, 3, 8), (7, 7), (16, 2)]

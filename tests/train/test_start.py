@@ -58,6 +58,7 @@ def refused(arguments, capsys, code=2):
     return error
 
 
+@pytest.mark.slow
 def test_it_starts_from_the_network_and_learns(base, settings, tmp_path, capsys):
     folder = tmp_path / "run"
     assert main([*settings, "epochs=40", "lr=0.02", f"run={folder}"]) == 0
@@ -85,6 +86,7 @@ def test_it_starts_from_the_network_and_learns(base, settings, tmp_path, capsys)
     assert losses.index(min(losses)) == ours["epoch"]
 
 
+@pytest.mark.slow
 def test_the_start_is_the_best_if_training_makes_it_worse(base, settings, tmp_path):
     folder = tmp_path / "run"
     more = ["lr=3", "training.warmup_steps=0", "training.ema_decay=0", "epochs=1"]
@@ -102,6 +104,7 @@ def whole(settings, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_step", [0, 3])
 def test_an_interrupted_one_ends_like_one_that_was_not(
     base, settings, whole, tmp_path, monkeypatch, at_step
@@ -132,6 +135,7 @@ def test_an_interrupted_one_ends_like_one_that_was_not(
     assert len(rows_of(tmp_path / "parts")) == len(rows_of(whole)) == 4
 
 
+@pytest.mark.slow
 def test_reference_energies_that_are_given_win(settings, base, tmp_path, capsys):
     atoms = [ase.Atoms("O", info={"energy": -3.0}), ase.Atoms("H", info={"energy": -1.0})]
     ase.io.write(tmp_path / "both.xyz", atoms, format="extxyz")
@@ -157,6 +161,7 @@ def moved(water, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_reference_energies_are_moved_to_data_of_another_method(base, moved, tmp_path, capsys):
     """Where atoms have other energies, and all else is alike, the network is as good as before."""
     data = [f"start_from={base}", "data=extxyz", f"data.path={moved}", "data.val=4", "steps=2"]

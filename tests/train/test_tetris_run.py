@@ -48,6 +48,7 @@ def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     np.testing.assert_array_equal(values.argmax(-1), labels)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_begins_again_and_ends_alike(tmp_path, capsys):
     whole, part = tmp_path / "whole", tmp_path / "part"
     assert main(["model=tetris", f"run={whole}"]) == 0
@@ -73,6 +74,7 @@ class Wrapper:
         return type(out)(out.irreps, out.array + self.amount * leak[:, None])
 
 
+@pytest.mark.slow
 def test_the_demonstration_fails_for_a_network_that_is_not_equivariant(tmp_path):
     folder = tmp_path / "run"
     assert main(["model=tetris", f"run={folder}"]) == 0
@@ -118,11 +120,13 @@ def test_networks_that_cannot_tell_a_shape_from_its_mirror_image_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_fails(tmp_path, capsys):
     assert main(["model=tetris", "lr=1e30", f"run={tmp_path / 'run'}"]) == 1
     assert "smaller lr=" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_float64(tmp_path):
     folder = tmp_path / "run"
     assert main(["model=tetris", "dtype=float64", f"run={folder}"]) == 0

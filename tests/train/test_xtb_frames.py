@@ -13,6 +13,7 @@ from ase.calculators.emt import EMT
 EXAMPLE = Path(__file__).parents[2] / "examples" / "xtb_frames.py"
 
 
+@pytest.mark.slow
 def test_frames_have_their_own_labels():
     trajectory = runpy.run_path(str(EXAMPLE))["trajectory"]
     start = ase.build.molecule("CH3OH")

@@ -38,6 +38,7 @@ def train(tmp_path, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_3bpa_with_its_isolated_atoms(offline, water, tmp_path, capsys):
     offline("3bpa", "train_300K.xyz", lambda path: path.write_bytes(water.read_bytes()))
     atoms = [ase.Atoms("H"), ase.Atoms("O")]
@@ -49,6 +50,7 @@ def test_3bpa_with_its_isolated_atoms(offline, water, tmp_path, capsys):
     assert load_run(tmp_path / "run")[2]["reference_energies"] == {"1": -13.6, "8": -2041.0}
 
 
+@pytest.mark.slow
 def test_rmd17_takes_the_frames_of_its_split(offline, tmp_path, rng, capsys):
     coords = ase.build.molecule("H2O").positions + rng.normal(scale=0.05, size=(30, 3, 3))
     arrays = {"nuclear_charges": [8, 1, 1], "coords": coords, "forces": rng.normal(size=(30, 3, 3))}
@@ -69,6 +71,7 @@ def test_rmd17_takes_the_frames_of_its_split(offline, tmp_path, rng, capsys):
     np.testing.assert_allclose(energies, KCAL * np.array(split), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_md22_is_read_in_its_own_layout(offline, tmp_path, rng, capsys):
     coords = ase.build.molecule("H2O").positions + rng.normal(scale=0.05, size=(10, 3, 3))
     forces = rng.normal(size=(10, 3, 3))

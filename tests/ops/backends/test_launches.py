@@ -68,6 +68,7 @@ def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, chann
         assert found.temp_bytes < 17e6
 
 
+@pytest.mark.slow
 def test_launches_of_a_training_step_of_the_tetris_network(gpu):
     from benchmarks.account import NOT_SCHEDULED, account
     from benchmarks.launches import compiled
@@ -100,6 +101,7 @@ def test_the_edges_of_both_ends_are_ordered_in_the_launches_of_one(gpu):
     assert count(orders, ends, gpu).launches == 7
 
 
+@pytest.mark.slow
 def test_a_fused_layer_launches_what_the_rewritten_one_does(gpu, monkeypatch):
     """And one for the indices, as edges may be dropped: their operands are zeros where they are
     made.

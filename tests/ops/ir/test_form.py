@@ -82,6 +82,7 @@ def test_coefficients_are_those_of_e3nn(normalization):
             assert dict(path.terms) == expected
 
 
+@pytest.mark.slow
 def test_coefficients_do_not_depend_on_the_precision_of_jax():
     """They are the same doubles whether they are first asked for with x64 or without."""
     program = (

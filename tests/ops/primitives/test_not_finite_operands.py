@@ -42,6 +42,7 @@ def outputs(backend, operand, column, value, on_graph):
     return np.asarray(product(backend, *list(arrays.values())[: 3 if on_graph else 2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_graph", [False, True], ids=["rows", "graph"])
 def test_where_they_arrive(on_graph):
     """Kernels: in all outputs that depend on them, and no other; XLA: where e3nn has them."""

@@ -10,6 +10,7 @@ import pytest
 from tests.ops import tiers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm", "triton-interpret"))
 def test_two_host_devices(backend):
     """Gradients of data and parameters, first and second order, are those of e3nn, half by half."""

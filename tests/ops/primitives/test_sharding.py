@@ -18,6 +18,7 @@ from tests.ops import tiers
 HERE = pathlib.Path(__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm", "triton-interpret"))
 def test_four_host_devices(backend):
     """Under jit with sharded operands and inside shard_map, values and gradients are e3nn's."""

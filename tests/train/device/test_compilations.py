@@ -45,6 +45,7 @@ def compiled():
     active = False  # there is no public way to take a listener away
 
 
+@pytest.mark.slow
 def test_as_many_programs_as_the_run_says(mixed, tmp_path, capsys, compiled):
     """Molecules and crystals of several sizes: several shapes, and stress where it is known."""
     settings = ["data=extxyz", f"data.path={mixed}", "data.batch_size=3", "data.val=4"]

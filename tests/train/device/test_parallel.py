@@ -84,6 +84,7 @@ def assert_alike(first, second):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9), *params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "backend"),
     [
@@ -100,6 +101,7 @@ def test_gradients_are_those_of_one_device(model, backend):
     assert "parallel ok" in out
 
 
+@pytest.mark.slow
 def test_two_devices_and_two_processes_train_like_one(settings, tmp_path):
     folders = [tmp_path / name for name in ("one", "devices", "processes")]
     assert main([*settings, "epochs=3", f"run={folders[0]}"]) == 0
@@ -123,12 +125,14 @@ def test_two_devices_and_two_processes_train_like_one(settings, tmp_path):
     assert_alike(folders[0], folders[2])
 
 
+@pytest.mark.slow
 def test_one_process_needs_no_other(settings, tmp_path):
     [(code, out, error)] = ended(processes(1, [*settings, "steps=1", f"run={tmp_path / 'run'}"]))
     assert code == 0, error
     assert "devices    1" in out
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_at_the_same_step(settings, tmp_path):
     folders = [tmp_path / "main", tmp_path / "other"]
     for path in folders:
@@ -148,6 +152,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(settings, tmp_path):
     assert list(folders[1].iterdir()) == [], "only the main process writes"
 
 
+@pytest.mark.slow
 def test_what_fails_in_the_main_process_ends_the_others(settings, tmp_path):
     (tmp_path / "run").mkdir()
     begun = time.monotonic()
@@ -173,6 +178,7 @@ def test_devices_that_are_not_there_are_refused(arguments, part, settings, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_too_few_structures_for_the_devices_are_refused(settings, tmp_path):
     arguments = [*settings, "data.batch_size=1", "devices=2", f"run={tmp_path / 'run'}"]
     [(code, _, error)] = ended([start(ROOT / "train.py", arguments, TWO)])

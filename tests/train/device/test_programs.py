@@ -55,6 +55,7 @@ def run(folder: Path, backend="llvm", **variables) -> tuple[str, int, str]:
     return programs, int(hits), bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["llvm", pytest.param("xla", marks=pytest.mark.slow)])
 def test_later_runs_find_them(backend, tmp_path):
     folder, hits, bits = run(tmp_path, backend)
@@ -67,6 +68,7 @@ def test_later_runs_find_them(backend, tmp_path):
     assert bits_again == bits
 
 
+@pytest.mark.slow
 def test_a_damaged_one_is_compiled_and_kept_again(tmp_path):
     folder, _, bits = run(tmp_path)
     _, all_hits, _ = run(tmp_path)
@@ -77,6 +79,7 @@ def test_a_damaged_one_is_compiled_and_kept_again(tmp_path):
     assert run(tmp_path)[1:] == (all_hits, bits)
 
 
+@pytest.mark.slow
 def test_old_ones_are_removed(tmp_path):
     folder, _, _ = run(tmp_path)
     entries = sorted(Path(folder).glob("*-cache"))
@@ -109,6 +112,7 @@ def test_what_jax_was_told_stays(tmp_path):
     assert not (tmp_path / "cache" / "programs").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "programs").write_text("a file where the folder should be")
     assert run(tmp_path)[0] == "None"
@@ -149,6 +153,7 @@ def plant(folder: Path) -> Path:
     return honest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", ["group", *(pytest.param(f, marks=pytest.mark.slow) for f in ("others", "owner"))]
 )
@@ -169,6 +174,7 @@ def test_a_planted_program_is_not_run(tmp_path, fault):
     assert run_two(tmp_path)[1:] == ([2, 666], "")  # it is kept anew
 
 
+@pytest.mark.slow
 def test_programs_in_a_folder_of_others_are_not_run(tmp_path):
     folder, _, _ = run_two(tmp_path)
     plant(folder)
@@ -180,6 +186,7 @@ def test_programs_in_a_folder_of_others_are_not_run(tmp_path):
     assert f"rm -r {folder}" in said
 
 
+@pytest.mark.slow
 def test_programs_are_kept_whatever_the_umask(tmp_path):
     folder, _, said = run_two(tmp_path, umask=0)
     assert said == ""

@@ -11,6 +11,7 @@ def steps(folder) -> list[list[float]]:
     return [[float(row["loss"]), float(row["accuracy"])] for row in rows_of(folder)]
 
 
+@pytest.mark.slow
 def test_the_tetris_run_is_the_same_in_one_native_call(tmp_path, capsys):
     for setting, said in (
         ("auto", "sequence   one native call of "),
@@ -27,6 +28,7 @@ def test_the_tetris_run_is_the_same_in_one_native_call(tmp_path, capsys):
         assert found == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_molecule_run_says_its_choice_before_it_trains(tmp_path, water, tiny, capsys):
     losses = {}
     for setting in ("on", "off"):
@@ -41,6 +43,7 @@ def test_a_molecule_run_says_its_choice_before_it_trains(tmp_path, water, tiny, 
     assert losses["on"] == pytest.approx(losses["off"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_profile_is_of_the_step_as_it_is_written(tmp_path, capsys):
     main(["model=tetris", "steps=1", "profile=true", f"run={tmp_path / 'run'}"])
     out = capsys.readouterr().out

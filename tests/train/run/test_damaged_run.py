@@ -40,6 +40,7 @@ def folder(two_epochs, tmp_path):
     return Path(shutil.copytree(two_epochs, tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["zeros", "gone"])
 def test_a_run_goes_on_from_the_older_checkpoint(three_epochs, folder, damage, capsys):
     """As a power loss leaves the newer one; the damaged one is kept, and does not count."""
@@ -60,6 +61,7 @@ def test_a_run_goes_on_from_the_older_checkpoint(three_epochs, folder, damage, c
     assert_same(three_epochs, folder)
 
 
+@pytest.mark.slow
 def test_a_run_with_one_last_checkpoint_goes_on(three_epochs, folder, capsys):
     """As older versions kept it."""
     last = folder / "checkpoints" / "last"
@@ -145,6 +147,7 @@ def test_a_log_that_lost_lines_of_finished_epochs_says_so(folder, capsys, end):
     assert [line["epoch"] for line in history(folder)] == ["1"]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_damaged_log_goes_on(three_epochs, folder, capsys):
     log = folder / "metrics.csv"
     log.write_bytes(b"\xff" + log.read_bytes())

@@ -15,6 +15,7 @@ from tests.train.run.test_resume import assert_same
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_fails_at_any_file_leaves_the_one_before(tmp_path):
     program = Path(__file__).with_name("full_disk_program.py")
     result = subprocess.run(
@@ -46,6 +47,7 @@ def disk(tmp_path):
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_goes_on_when_there_is_room(disk, water, tmp_path, capsys):
     folder, resize = disk
     settings = ["data=extxyz", f"data.path={water}", *TINY, "training.checkpoint_seconds=0"]

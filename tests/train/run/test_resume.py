@@ -75,6 +75,7 @@ def start(arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_like_one_that_was_not(settings, whole, tmp_path, kills):
     folder = tmp_path / "killed"
@@ -113,6 +114,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
     assert_same(whole, folder)
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_again(whole, tmp_path, capsys):
     folder = tmp_path / "early"
     (folder / "checkpoints" / "last" / "1.orbax-checkpoint-tmp-0").mkdir(parents=True)
@@ -125,6 +127,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(whole, tmp_path, 
     assert "no checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_made_longer(settings, whole, capsys):
     assert main([f"resume={whole}", "epochs=2"]) == 0
     out = capsys.readouterr().out
@@ -134,6 +137,7 @@ def test_a_finished_run_can_be_made_longer(settings, whole, capsys):
     assert len(history(whole)) == EPOCHS + 1
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_within_an_epoch_goes_on_in_it(settings, tmp_path):
     """With a learning rate that does not depend on where the end is."""
     settings = [*settings, "training.schedule=constant", "training.checkpoint_seconds=10"]
@@ -143,6 +147,7 @@ def test_a_run_that_ended_within_an_epoch_goes_on_in_it(settings, tmp_path):
     assert_same(tmp_path / "whole", tmp_path / "longer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [8, 10])
 def test_a_run_that_has_nothing_left_to_do_keeps_its_metrics(settings, tmp_path, steps):
     """At the end of an epoch, of four steps, or within one."""
@@ -153,6 +158,7 @@ def test_a_run_that_has_nothing_left_to_do_keeps_its_metrics(settings, tmp_path,
     assert (folder / "metrics.csv").read_text(encoding="utf-8") == text
 
 
+@pytest.mark.slow
 def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
     """It is written when the limit ends the epoch, and what comes later must be better."""
     folder = tmp_path / "run"
@@ -166,6 +172,7 @@ def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
     assert last["position"]["best"] == losses[1]
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_at_the_end_of_an_epoch_can_be_profiled(settings, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     before = Fit._end_epoch
@@ -217,6 +224,7 @@ def test_what_cannot_be_resumed_is_refused(whole, water, tmp_path, capsys):
     assert "channels (2 there, 3 here)" in refused([f"resume={other}"], capsys)
 
 
+@pytest.mark.slow
 def test_changed_stress_is_refused(copper, tiny, tmp_path, capsys):
     path, folder = tmp_path / "copper.xyz", tmp_path / "run"
     frames = ase.io.read(copper, ":")

@@ -86,6 +86,7 @@ def test_a_run_writes_a_checkpoint_at_a_signal(settings, tmp_path, monkeypatch, 
     assert read_metadata(tmp_path / "run", which="last")["step"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_whose_terminal_closes_writes_a_checkpoint(settings, tmp_path):
     """What it prints then goes nowhere, which is no reason to fail."""
     ours, theirs = pty.openpty()

@@ -121,6 +121,7 @@ def test_empty_or_impossible_split(refused, water, settings, part):
     assert part in refused(water, *settings)
 
 
+@pytest.mark.slow
 def test_existing_run_folder_is_not_touched(tmp_path, water, tiny, capsys):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -258,6 +259,7 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch)
     assert (folder.path / "config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_validates_is_not_trained_on(water, tiny, tmp_path, capsys):
     for name in ("a.xyz", "val.xyz"):
         shutil.copy(water, tmp_path / name)
@@ -287,6 +289,7 @@ def test_a_backend_for_another_device_is_refused_before_anything_is_made(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_atoms_without_neighbours_warn_and_give_finite_results(tmp_path, water, tiny, capsys):
     folder = tmp_path / "run"
     settings = ["data=extxyz", f"data.path={water}", f"run={folder}", *tiny]

@@ -42,6 +42,7 @@ def test_a_wrong_setting_exits_with_2_and_one_line(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_a_loadable_checkpoint(tmp_path, water, tiny, signum):

@@ -94,6 +94,7 @@ def linear(mul: int, dim: int, num_sets: int = 0) -> LinearForm:
     return LinearForm((rows, Weights((mul, mul))), (rows,), (term,), num_sets)
 
 
+@pytest.mark.slow
 def test_gradients_of_many_rows_are_as_exact_as_xla_computes_them():
     linear_form, rows = linear(16, 3), 60_000
     rng = np.random.default_rng(0)

@@ -59,6 +59,7 @@ def test_threads_that_are_asked_for(monkeypatch, variable, value, count):
     assert machine.threads() == count
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity is of Linux")
 def test_threads_of_the_affinity_mask():
     code = """
@@ -70,6 +71,7 @@ print(machine.threads())
     assert run(code, OMP_NUM_THREADS="", NUMBA_NUM_THREADS="") == "1"
 
 
+@pytest.mark.slow
 def test_kernels_obey_and_start_no_threads(monkeypatch):
     """The limit reaches them; their threads are XLA's, even where it runs several calls at once."""
     code = """
@@ -147,6 +149,7 @@ def test_a_damaged_cache_is_rebuilt(tmp_path, monkeypatch, damage):
     assert first.read_bytes() == good
 
 
+@pytest.mark.slow
 def test_kernels_are_found_by_later_processes(tmp_path):
     run(PRODUCT, EQFUSE_CACHE_DIR=str(tmp_path))
     times = {path: path.stat().st_mtime_ns for path in objects(tmp_path)}
@@ -155,6 +158,7 @@ def test_kernels_are_found_by_later_processes(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in objects(tmp_path)} == times
 
 
+@pytest.mark.slow
 def test_kernels_compile_while_the_interpreter_ends():
     body = "\n".join(f"    {line}" for line in PRODUCT.strip().splitlines())
     assert (
@@ -163,6 +167,7 @@ def test_kernels_compile_while_the_interpreter_ends():
     )
 
 
+@pytest.mark.slow
 def test_processes_that_fill_the_cache_at_once(tmp_path):
     environment = {**os.environ, "EQFUSE_CACHE_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     started = [subprocess.Popen([sys.executable, "-c", PRODUCT], env=environment) for _ in range(3)]
@@ -279,6 +284,7 @@ def unseen(multiplicity: int):
     return product, x
 
 
+@pytest.mark.slow
 def test_jax_goes_on_while_kernels_compile_and_calls_wait(held):
     go, asked = held
     product, x = unseen(13)
@@ -291,6 +297,7 @@ def test_jax_goes_on_while_kernels_compile_and_calls_wait(held):
         np.testing.assert_allclose(found.result(60), product(x, "e3nn"), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
 def test_a_fork_waits_for_kernels(held):
@@ -316,6 +323,7 @@ def test_a_kernel_that_does_not_compile_is_an_error_of_its_call():
     del machine._kernels["eqfuse_broken"]
 
 
+@pytest.mark.slow
 def test_more_kernels_than_a_module_of_handlers_has(monkeypatch):
     monkeypatch.setattr(handlers, "PAGE", 2)
     monkeypatch.setattr(machine, "_slots", [])

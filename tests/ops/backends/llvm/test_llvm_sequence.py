@@ -112,6 +112,7 @@ def test_graphs_of_all_kinds(name, kernels, x64):
     assert {forward, backward, double} <= set(kinds)
 
 
+@pytest.mark.slow
 def test_float32_is_as_good_as_e3nn(kernels, x64):
     graph = GRAPHS["sorted"]
     exact, reference = (graph.result("e3nn", dtype) for dtype in (np.float64, np.float32))
@@ -123,6 +124,7 @@ def test_float32_is_as_good_as_e3nn(kernels, x64):
 SMALL = Graph(np.array([0, 1, 1, 0, 2]), 3, "2x0e+2x1o", "2x0e+1x1o")
 
 
+@pytest.mark.slow
 def test_third_derivatives_are_composed(kernels, x64):
     """Compose them of what has kernels for two."""
 

@@ -49,6 +49,7 @@ def counts(folder, monkeypatch):
     return tuple(map(int, run.stdout.split()))
 
 
+@pytest.mark.slow
 def test_ten_layers_compile_each_kernel_once_and_a_second_process_none(tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
     asked, distinct, compiled, in_memory, on_disk = counts(tmp_path, monkeypatch)

@@ -33,6 +33,7 @@ def test_nequip_compiles_without_spilling(order, target):
             assert compiled.spilled_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "target"), tiers.targets(["backward"], everywhere="backward"))
 def test_edges_side_by_side_do_not_spill(order, target):
     """Eight warps have an edge each, of 32 channels."""

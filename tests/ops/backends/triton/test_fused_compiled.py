@@ -19,6 +19,7 @@ def fused_kernels(name, dtype):
     return [*found["forward"], *found["backward"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "target"),
     tiers.targets(["rows-gate-16-l1", "rows-16-l1", "rows-64-l1"], everywhere="rows-16-l1"),
@@ -44,6 +45,7 @@ def test_the_widest_case_does_not_spill(target):
         assert compile_kernel(spec, target).spilled_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_other_dtypes_compile_without_spilling(dtype):
     from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
@@ -61,6 +63,7 @@ def test_kernels_of_linear_compile_without_spilling(num_sets, target):
         assert compile_kernel(spec, target).spilled_bytes == 0
 
 
+@pytest.mark.slow
 def test_kernels_of_linear_load_several_elements_at_once():
     """Triton's coalescing halves their loads, and is left out for fused kernels, whose time it
     doubles.

@@ -45,6 +45,7 @@ def definition(form: Form, coefficient, arrays, edges) -> list[np.ndarray]:
     return [found[o.name] for o in form.outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_both_kernels_equal_the_definition(name):
     case, order, rows = CASES[name]

@@ -188,6 +188,7 @@ def test_rows_that_are_read_elsewhere_are_kept():
     assert_same(function, arrays())
 
 
+@pytest.mark.slow
 def test_layers_share_the_orders_of_the_edges(monkeypatch):
     def function(x, y, w):
         for _ in range(3):
@@ -308,6 +309,7 @@ def test_the_report_says_where(capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 @NEEDS_TRITON
 def test_the_kernels_of_a_gpu(monkeypatch):
     """Those that Triton compiles, interpreted, for a product with the rows beside it."""

@@ -49,11 +49,13 @@ def test_a_fused_layer_is_the_layer(backend):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_the_example_runs(capsys):
     runpy.run_path(str(EXAMPLE))["main"]()
     assert "32x0e+16x1o, largest difference" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["xla", "llvm"])
 def test_functions_are_the_modules(backend):
     x, y = (

@@ -77,6 +77,7 @@ def test_promised_indices_out_of_range_are_what_xla_makes_of_them():
     assert (dy[6] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["where", "where not", "at.add", "segment_sum", "all"])
 @pytest.mark.parametrize("backend", ["llvm", "xla"])
 def test_a_node_for_dropped_edges_is_added_on_a_cpu_alone(name, backend, monkeypatch):

@@ -171,6 +171,7 @@ def scaled_skip(z):
     return e3nn.gate(2.0 * z)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", [sine, own_gate, scaled_skip])
 def test_other_gates_stay(gate):
     def function(x, y, w, parameters):
@@ -193,6 +194,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_linears_stay(name):
     function, irreps, count = OTHERS[name]
@@ -257,6 +259,7 @@ def test_inside_of_control_flow(function):
         assert_close(derivatives(ops.fuse(function), operands), derivatives(function, operands))
 
 
+@pytest.mark.slow
 def test_vmap_and_scan_around_it():
     with jax.enable_x64(True):
         x, y, w = (jnp.stack([jnp.asarray(a), 2 * jnp.asarray(a)]) for a in arrays())

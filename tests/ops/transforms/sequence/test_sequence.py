@@ -78,6 +78,7 @@ def test_passes_that_are_shared_out(monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, shared, alone)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_sequence_are_those_of_the_function():
     loss, args = tetris("llvm")
     assert difference(jax.grad(ops.sequence(loss))(*args), jax.grad(loss)(*args)) <= 1e-5
@@ -124,6 +125,7 @@ def potential(name: str, backend: str, layers: int = 2, dtype=jnp.float32):
     return jax.value_and_grad(loss), (params, convert(graph), convert(targets))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nequip", "mace", "allegro"])
 def test_potentials_are_one_native_call_with_the_gradients_of_e3nn(name):
     with jax.enable_x64(True):
@@ -135,6 +137,7 @@ def test_potentials_are_one_native_call_with_the_gradients_of_e3nn(name):
         assert difference(sequenced(*args), jax.jit(reference)(*args)) <= 1e-10
 
 
+@pytest.mark.slow
 def test_a_potential_in_float32():
     step, args = potential("nequip", "llvm")
     # twice the same arithmetic, of which XLA joins some roundings

@@ -127,6 +127,7 @@ def test_donated_arguments():
     close(given, expected)
 
 
+@pytest.mark.slow
 def test_four_host_devices():
     """On a mesh, sharded, replicated, on explicit axes and inside shard_map."""
     result = subprocess.run(

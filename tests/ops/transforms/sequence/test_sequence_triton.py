@@ -32,6 +32,7 @@ def steps_of(function, args):
     return segment.steps
 
 
+@pytest.mark.slow
 def test_a_training_step_of_tetris_is_one_kernel_that_equals_e3nns():
     """Loss, gradients and Adam: parameters, both moments, and the logits."""
     step, args = sequences.tetris("triton-interpret")
@@ -44,6 +45,7 @@ def test_a_training_step_of_tetris_is_one_kernel_that_equals_e3nns():
     assert difference(found, expected) <= 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nequip", "mace", "allegro"])
 def test_forces_and_gradients_are_those_of_e3nn(name, x64):
     """Compare one layer of 4 channels, in float64: sums of some thousand products of 1e-16 each."""
@@ -93,6 +95,7 @@ def test_the_emulated_kernel_gives_what_e3nn_gives():
     assert difference(found, expected) <= 1e-5
 
 
+@pytest.mark.slow
 def test_the_emulated_step_of_tetris_gives_what_e3nn_gives():
     step, args = sequences.tetris("triton")
     reference, _ = sequences.tetris("e3nn")
@@ -117,6 +120,7 @@ def test_missing_barriers_are_races():
         )
 
 
+@pytest.mark.slow
 def test_launches_of_a_training_step_of_tetris(gpu):  # noqa: F811
     from benchmarks.launches import count
 

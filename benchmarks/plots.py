@@ -1,9 +1,8 @@
-"""The pictures of RESULTS.md, drawn from what the benchmarks have recorded.
+"""Draw the figures of RESULTS.md from the JSON files of the benchmarks.
 
-    python -m benchmarks.plots [--growth JSON] [--steps JSON ...] [--launches JSON] [--to FOLDER]
+    python -m benchmarks.plots [--steps JSON ...] [--launches JSON] [--to FOLDER]
 
-The files are those of `benchmarks.growth`, of `benchmarks.cpu` for training steps, and of
-`benchmarks.launches` for those of the models.
+The files are those of `benchmarks.steps` and of `benchmarks.launches models`.
 """
 
 from __future__ import annotations
@@ -17,75 +16,22 @@ import matplotlib
 matplotlib.use("agg")
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import LogLocator, NullFormatter
 
 COLOURS = {"e3nn": "#8c8c8c", "llvm": "#1f6fb4", "triton": "#d1731f"}
 LABELS = {"e3nn": "e3nn-jax", "llvm": "eqfuse (llvm)", "triton": "eqfuse (triton)"}
-QUANTITIES = {
-    "time of a step, ms": lambda r: r["ms"] and r["ms"]["median"],
-    "scratch memory, MB": lambda r: r["scratch_bytes"] / 1e6,
-    "to compile, processor s": lambda r: r["compile_cpu_s"],
-}
-
-
-def growth(results: list[dict], path) -> None:
-    """Time, memory and compile time against each of the sweeps of `benchmarks.growth`.
-
-    Args:
-      results: of `benchmarks.growth`; of a point that was measured again, the last.
-      path: of the picture.
-    """
-    last = {(r["sweep"], r["value"], r["backend"]): r for r in results}
-    results = [result for result in last.values() if "error" not in result]
-    sweeps = list(dict.fromkeys(result["sweep"] for result in results))
-    shape = len(QUANTITIES), len(sweeps)
-    figure, axes = plt.subplots(
-        *shape, figsize=(3.1 * shape[1] + 0.6, 7.6), squeeze=False, layout="constrained"
-    )
-    for column, sweep in enumerate(sweeps):
-        here = [result for result in results if result["sweep"] == sweep]
-        for axis, (title, value) in zip(axes[:, column], QUANTITIES.items(), strict=True):
-            _lines(axis, here, value)
-            axis.set_yscale("log")
-            if sweep != "lmax":
-                axis.set_xscale("log")
-            if sweep != "edges":
-                axis.set_xticks(sorted({result["value"] for result in here}))
-                axis.xaxis.set_major_formatter("{x:g}")
-                axis.xaxis.set_minor_formatter(NullFormatter())
-            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.yaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_minor_formatter(NullFormatter())
-            if column == 0:
-                axis.set_ylabel(title)
-        axes[-1, column].set_xlabel(sweep)
-    axes[0, 0].legend(frameon=False)
-    figure.suptitle(f"A training step of {results[0]['model']} on a CPU")
-    _save(figure, path)
-
-
-def _lines(axis, results, value) -> None:
-    """Return a line for each backend."""
-    for backend, colour in COLOURS.items():
-        points = [(r["value"], value(r)) for r in results if r["backend"] == backend]
-        points = [(x, y) for x, y in points if y]
-        if points:
-            axis.plot(*zip(*points, strict=True), "o-", color=colour, label=LABELS[backend], ms=4)
-    axis.grid(color="#e5e5e5")
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def steps(results: list[dict], path) -> None:
-    """Time and scratch memory of training steps on the CPU, by model and size.
+    """Draw time and scratch memory of training steps on a CPU, by model and size.
 
     Args:
-      results: of `benchmarks.cpu`; of a training step that was measured again, the last.
-      path: of the picture.
+      results: of `benchmarks.steps`; the last of each training step counts.
+      path: of the figure.
     """
-    last = {r["case"]: r for r in results if "training step" in r.get("case", "")}
+    last = {r["case"]: r for r in results if "case" in r}
     results = [result for result in last.values() if "error" not in result]
     results.sort(key=lambda r: (_atoms(r["case"]), r["case"]))
-    names = [f"{r['case'].split()[0]}\n{_atoms(r['case'])} atoms" for r in results]
+    names = [f"{r['case'].split(',')[0]}\n{_atoms(r['case'])} atoms" for r in results]
     values = {
         "time of a step, ms": [
             {name: spread["median"] for name, spread in r["ms"].items()} for r in results
@@ -100,19 +46,16 @@ def steps(results: list[dict], path) -> None:
 
 
 def _atoms(case: str) -> int:
-    """Return the atoms of "NequIP training step, 64, 999 atoms"; five times 27 if it
-    does not say.
-    """
-    size = case.rpartition(", ")[2]
-    return int(size.removesuffix(" atoms")) if size.endswith(" atoms") else 135
+    """Return the atoms of a case such as "NequIP, 999 atoms"."""
+    return int(case.rpartition(", ")[2].removesuffix(" atoms"))
 
 
 def launches(results: list[dict], path) -> None:
-    """Return launches and scratch memory of training steps compiled for an H100.
+    """Draw launches and scratch memory of training steps compiled for an H100.
 
     Args:
-      results: of `benchmarks.launches` for `model_launches.py`.
-      path: of the picture.
+      results: of `benchmarks.launches models`.
+      path: of the figure.
     """
     cases: dict[str, dict] = {}
     for result in results:
@@ -134,7 +77,7 @@ def launches(results: list[dict], path) -> None:
 
 
 def _bars(values: dict, names: list[str], title: str, path, logarithmic=(True, True)) -> None:
-    """Return a panel for each quantity, bars side by side for the backends."""
+    """Draw a panel for each quantity, bars side by side for the backends."""
     figure, axes = plt.subplots(len(values), 1, figsize=(len(names) + 1.5, 6), layout="constrained")
     for axis, (label, bars), log in zip(axes, values.items(), logarithmic, strict=True):
         backends = [b for b in COLOURS if any(b in bar for bar in bars)]
@@ -162,14 +105,14 @@ def _results(files) -> list[dict]:
 
 
 def main() -> None:
-    """Draw the pictures that are asked for."""
+    """Draw the figures of the files given."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for draw in (growth, steps, launches):
+    for draw in (steps, launches):
         parser.add_argument(f"--{draw.__name__}", nargs="+", type=pathlib.Path, metavar="JSON")
     parser.add_argument("--to", type=pathlib.Path, default=pathlib.Path("benchmarks/pictures"))
     options = parser.parse_args()
     options.to.mkdir(parents=True, exist_ok=True)
-    for draw in (growth, steps, launches):
+    for draw in (steps, launches):
         if files := getattr(options, draw.__name__):
             draw(_results(files), options.to / f"{draw.__name__}.png")
 

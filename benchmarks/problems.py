@@ -166,7 +166,7 @@ def _with_parameters(module, irreps, shapes, graph, extra=None) -> Problem:
       module: backend -> module.
       irreps: of the operands, None for one that is no IrrepsArray.
       shapes: of the operands.
-      graph: edges, which follow them; or an index, which comes before them; or None.
+      graph: edges, which follow them, or None.
       extra: irreps of a last operand, the skip.
     """
 
@@ -177,8 +177,6 @@ def _with_parameters(module, irreps, shapes, graph, extra=None) -> Problem:
         ]
         if graph is None:
             return arrays
-        if isinstance(graph, np.ndarray):
-            return [integers, *arrays]
         middle = [*arrays[: len(irreps)], *([None] * (3 - len(irreps))), integers, None]
         return [*middle, *arrays[len(irreps) :]]
 
@@ -238,26 +236,11 @@ def fused_rows(nodes: int, edges: int) -> Problem:
     return _with_parameters(module, (irreps_x, irreps_y), shapes, None)
 
 
-def linear(irreps: str, nodes: int, edges: int = 0, num_sets: int = 0) -> Problem:
-    """Return `ops.Linear` of features of nodes to the same irreps, which may choose a set of
-    weights.
-    """
-    index = np.random.default_rng(1).integers(0, num_sets, nodes) if num_sets else None
-    module = functools.partial(_module, ops.Linear, irreps, num_indexed_weights=num_sets or None)
+def linear(irreps: str, nodes: int, edges: int = 0) -> Problem:
+    """Return `ops.Linear` of features of nodes to the same irreps."""
+    module = functools.partial(_module, ops.Linear, irreps)
     shapes = ((nodes, e3nn.Irreps(irreps).dim),)
-    return _with_parameters(module, (e3nn.Irreps(irreps),), shapes, index)
-
-
-def channelwise_rows(irreps: str, nodes: int, edges: int) -> Problem:
-    """Return the product and the Linear of two rows of each edge, by channel, to the
-    same irreps.
-    """
-    keep = sorted({ir for _, ir in e3nn.Irreps(irreps)})
-    module = functools.partial(
-        _module, ops.TensorProductLinear, irreps, channelwise=True, filter_ir_out=keep
-    )
-    sides = (e3nn.Irreps(irreps),) * 2
-    return _with_parameters(module, sides, tuple((edges, i.dim) for i in sides), None)
+    return _with_parameters(module, (e3nn.Irreps(irreps),), shapes, None)
 
 
 def _module(kind, irreps, backend, **fields):
@@ -265,12 +248,8 @@ def _module(kind, irreps, backend, **fields):
     return kind(irreps, **fields, backend=backend)
 
 
-def row_product(
-    name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int, batch: int = 0
-) -> Problem:
-    """Return `ops.tensor_product` or `ops.elementwise_tensor_product` of each edge; `vmap` of a
-    batch.
-    """
+def row_product(name: str, irreps_x: str, irreps_y: str, nodes: int, edges: int) -> Problem:
+    """Return `ops.tensor_product` or `ops.elementwise_tensor_product` of each edge."""
     irreps = e3nn.Irreps(irreps_x), e3nn.Irreps(irreps_y)
 
     def function(backend):
@@ -278,10 +257,9 @@ def row_product(
             x, y = (e3nn.IrrepsArray(i, a) for i, a in zip(irreps, floats, strict=True))
             return getattr(ops, name)(x, y, backend=backend).array
 
-        return jax.vmap(product, (0, None)) if batch else product
+        return product
 
-    lead = (batch, edges) if batch else (edges,)
-    return Problem(function, tuple((*lead, i.dim) for i in irreps), None)
+    return Problem(function, tuple((edges, i.dim) for i in irreps), None)
 
 
 def weighted_channels(nodes: int, edges: int) -> Problem:

@@ -14,8 +14,9 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import model_launches, tetris_launches
 from benchmarks.cases import CASES
+from benchmarks.launches import models as model_launches
+from benchmarks.launches import tetris as tetris_launches
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.primitives import ahead

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from e3nn.util.codegen import CodeGenMixin
 
-from benchmarks import mace_networks
-from benchmarks.mace_networks import DENSITY, DENSITY_RESIDUAL, PLAIN, Shape
+from benchmarks.clients import mace_networks
+from benchmarks.clients.mace_networks import DENSITY, DENSITY_RESIDUAL, PLAIN, Shape
 
 FOLDER = Path(__file__).parents[1] / "tests" / "convert" / "goldens"
 SMALL = {
@@ -61,7 +61,7 @@ GOLDENS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--compare", help="a name of benchmarks.mace_networks.SHAPES, or all")
+    parser.add_argument("--compare", help="a name in mace_networks.SHAPES, or all")
     parser.add_argument("--atoms", type=int, default=24)
     parser.add_argument("names", nargs="*", help="of the goldens to make; all if none is given")
     options = parser.parse_args()

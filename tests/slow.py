@@ -14,7 +14,7 @@ SLOW = {
         r"test_every_order_is_timed_where_parity_is_green",
         r"test_the_command_writes_all_of_its_results",
     ),
-    "benchmarks/test_growth.py": (
+    "models/test_kernels_by_layers.py": (
         r"test_three_and_six_layers_have_the_same_number_of_native_kernels",
         r"test_three_and_six_layers_have_the_same_triton_kernels",
     ),

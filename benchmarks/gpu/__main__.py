@@ -11,7 +11,7 @@ on the same machine. Training steps of the three models. Two cases come first, t
 their times; then the rest. No time is given of what is not right. What fails, is missing, or does
 not fit into the minutes is a result that says so; an error of eqfuse fails the command when all is
 done. Results are printed, and written to FILE as they come. Beside a time of eqfuse stands what
-`benchmarks.predict` predicted for that GPU, where its results have the case.
+`benchmarks.predictions` predicted for that GPU, where its results have the case.
 
 Without a GPU: --dry-run runs all of it in tiny sizes on the CPU, where no number means anything;
 --compile-only compiles every kernel, and every computation, for an H100. A later run with the same

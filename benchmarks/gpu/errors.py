@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.peers import MissingError
+from benchmarks.gpu.peers import MissingError
 from benchmarks.record import ParityError
 
 LENGTH = 200

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu.errors import first_line
-from benchmarks.peers import PEERS, Side
+from benchmarks.gpu.peers import PEERS, Side
 from benchmarks.problems import ORDERS, PROBLEMS, Problem, derivative
 from benchmarks.record import ParityError
 from benchmarks.timing import compile_all, interleaved_batches, precision

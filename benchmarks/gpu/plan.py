@@ -71,7 +71,7 @@ def jobs(
 
     Args:
       backend: of eqfuse.
-      peers: names of `benchmarks.peers.PEERS`, with options.
+      peers: names of `benchmarks.gpu.peers.PEERS`, with options.
       seconds: to time each function.
       dry: tiny sizes.
       cached: whether kernels may be those of an earlier run.

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.predict --json` predicted, beside what is measured."""
+"""What `python -m benchmarks.predictions --json` predicted, beside what is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Predictions:
 
     Args:
       device: name of the GPU, as JAX gives it; there are predictions for A100, H100 and H200.
-      file: that `benchmarks.predict` wrote; nothing is predicted if there is none.
+      file: that `benchmarks.predictions` wrote; nothing is predicted if there is none.
     Raises:
       ValueError: a file of something else.
     """
@@ -31,7 +31,7 @@ class Predictions:
                     if name.split()[0] in device.replace("-", " ").split():
                         self._ms[_key(result)] += 1e3 * seconds
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} holds no predictions of benchmarks.predict") from error
+            raise ValueError(f"{file} holds no predictions of benchmarks.predictions") from error
 
     def add(self, result: dict) -> dict:
         """Return a result with "predicted_ms" of eqfuse, if there is a prediction for it."""

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import model_launches
 from benchmarks.gpu.errors import first_line
 from benchmarks.gpu.op_times import OURS, REFERENCE, largest_difference, random_arrays, scratch
-from benchmarks.kernels import empty_cache
+from benchmarks.launches import models as model_launches
+from benchmarks.products.kernels import empty_cache
 from benchmarks.record import ParityError
 from benchmarks.timing import compile_all, interleaved_batches, precision
 from eqfuse import ops

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.account import NOT_SCHEDULED, account, table
+from benchmarks.launches.account import NOT_SCHEDULED, account, table
 from benchmarks.record import ParityError
 from eqfuse.train.device.hlo import NOT_ATTRIBUTED
 
@@ -44,7 +44,7 @@ def test_launches_that_the_text_does_not_hold_are_a_line_of_their_own():
 
 
 def test_nothing_is_reported_where_parity_is_red():
-    launches = pytest.importorskip("benchmarks.launches")
+    launches = pytest.importorskip("benchmarks.launches.__main__")
 
     def parity(name):
         raise ParityError(f"{name}: results differ")

@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 
 from triton.backends.nvidia.compiler import CUDABackend
 
-from benchmarks import compile_time
+from benchmarks.products import compile_time
 
 
 def table(monkeypatch, capsys, *arguments):

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import peers
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import measure, op_times, parity, plan, steps
+from benchmarks.gpu import measure, op_times, parity, peers, plan, steps
 from benchmarks.gpu.errors import first_line, spoiled
 from benchmarks.gpu.tables import Tables
 from benchmarks.gpu.worker import Job, Worker

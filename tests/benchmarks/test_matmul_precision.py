@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import matmul_precision
+from benchmarks.steps import precision as matmul_precision
 from eqfuse import ops
 
 

@@ -5,9 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import peers
 from benchmarks.cases import Case, Channelwise, Contraction
-from benchmarks.gpu import op_times, parity
+from benchmarks.gpu import op_times, parity, peers
 from benchmarks.problems import ORDERS, channelwise, contraction, derivative, graph_product
 
 TINY = (4, 9)

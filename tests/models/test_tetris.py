@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.e3nn_tetris import Reference
+from benchmarks.launches.e3nn_tetris import Reference
 from eqfuse import models
 from eqfuse.data.tetris import tetris
 

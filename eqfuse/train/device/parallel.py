@@ -171,7 +171,7 @@ def matmul_precision(asked: str, dtype: str, device: jax.Device) -> str:
     """Return the precision of matmuls by the name that JAX gives it.
 
     TF32 alone would cost three digits of the forces; in three products it has the errors of
-    float32, see `benchmarks/matmul_precision.py`.
+    float32, see `benchmarks/steps/precision.py`.
 
     Args:
       asked: "highest", "tf32x3", or "auto".

@@ -27,8 +27,8 @@ def gpu(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("order", "launches"), [("forward", 1), ("backward", 1), ("double", 2)])
 def test_the_graph_product_is_one_launch_each_way(gpu, order, launches):
-    from benchmarks.graph_product_launches import CASES
     from benchmarks.launches import count
+    from benchmarks.launches.graph_product import CASES
 
     scratch = []
     for size in ("135 nodes, 2700 edges", "3000 nodes, 160000 edges"):
@@ -52,8 +52,8 @@ def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, chann
     The backward follows the forward as far as it needs it: the product, on a graph the row before
     the gate too.
     """
-    from benchmarks import fused_launches
     from benchmarks.launches import count
+    from benchmarks.launches import fused as fused_launches
 
     if channels is None:  # fewer, in kernels that take seconds to compile
         monkeypatch.setattr(fused_launches, "FEATURES", "16x0e+16x0o+16x1e+16x1o")
@@ -70,9 +70,9 @@ def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, chann
 
 @pytest.mark.slow
 def test_launches_of_a_training_step_of_the_tetris_network(gpu):
-    from benchmarks.account import NOT_SCHEDULED, account
     from benchmarks.launches import compiled
-    from benchmarks.tetris_launches import CASES
+    from benchmarks.launches.account import NOT_SCHEDULED, account
+    from benchmarks.launches.tetris import CASES
     from eqfuse.train.device.hlo import NOT_ATTRIBUTED
 
     found = compiled(*CASES["tetris, eqfuse"](), gpu)

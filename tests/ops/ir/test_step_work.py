@@ -4,7 +4,7 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 
-from benchmarks.step_work import step_work
+from benchmarks.work import step_work
 from eqfuse import ops
 
 

@@ -44,7 +44,7 @@ def test_every_gpu_computes_its_own_rows():
     """Compiled for four H100s, forward and backward launch on 2 of 8 rows and move nothing."""
     pytest.importorskip("triton", reason="kernels are compiled by triton")
     topologies = pytest.importorskip("jax.experimental.topologies")
-    description = (HERE.parents[2] / "benchmarks" / "h100.txtpb").read_text()
+    description = (HERE.parents[2] / "benchmarks" / "launches" / "h100.txtpb").read_text()
     try:
         topology = topologies.get_topology_desc(
             "", platform="cuda", topology="1x1x4", target_config=description

@@ -1,6 +1,6 @@
 """Generated kernels compile for the GPUs that they are meant for, without one, and do not spill.
 
-The rest of the cases, and tables of their resources: `python -m benchmarks.kernels`.
+The rest of the cases, and tables of their resources: `python -m benchmarks.products.kernels`.
 """
 
 import pytest

@@ -1,6 +1,6 @@
 """Fused kernels and those of Linear compile for the GPUs that they are meant for and do not spill.
 
-The rest of the cases, and tables of their resources: `python -m benchmarks.kernels`.
+The rest of the cases, and tables of their resources: `python -m benchmarks.products.kernels`.
 """
 
 import dataclasses

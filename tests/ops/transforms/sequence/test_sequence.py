@@ -55,7 +55,7 @@ def test_tetris_is_one_native_call_with_the_gradients_of_e3nn(capsys):
     step = ops.sequence(jax.value_and_grad(loss), report=True)
     assert native_calls(step, args) == 1
     assert "of them products and Linears | a native call of" in capsys.readouterr().out
-    # three layers, each with the roundings of its sums, as in benchmarks/tetris_launches.py
+    # three layers, each with the roundings of its sums, as in benchmarks/launches/tetris.py
     assert difference(step(*args), jax.jit(jax.value_and_grad(reference))(*args)) <= 1e-4
 
 

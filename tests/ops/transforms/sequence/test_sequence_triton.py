@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import sequences
-from benchmarks.cpu_cases import random_graph, step_on
+from benchmarks.networks import random_graph, step_on
+from benchmarks.steps import sequences
 from eqfuse import ops
 from eqfuse.ops.backends.triton.emit import steps as triton_steps
 from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
@@ -41,7 +41,7 @@ def test_a_training_step_of_tetris_is_one_kernel_that_equals_e3nns():
     before = interpret_count()
     found = jax.block_until_ready(ops.sequence(step, most=math.inf)(*args))
     assert interpret_count() - before == 1
-    # three layers, each with the roundings of its sums, as in benchmarks/tetris_launches.py
+    # three layers, each with the roundings of its sums, as in benchmarks/launches/tetris.py
     assert difference(found, expected) <= 1e-4
 
 

@@ -14,7 +14,7 @@ from eqfuse.ops.ir.form import Form, Index, Path, Role
 from eqfuse.ops.ir.schedule import ordered_groups, reductions
 
 REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
-"""Registers of a thread at most, by our estimate: no kernel of `benchmarks/kernels.py` spills then.
+"""Registers of a thread at most, by our estimate: no kernel of `benchmarks.products` spills then.
 
 The estimate leaves out addresses, and in float64 the coefficients, which take registers there.
 """

@@ -1,0 +1,192 @@
+"""Existing e3nn-jax code: as it is, with two imports swapped, with `ops.fuse` besides, rewritten.
+
+    python -m benchmarks.clients [NETWORK ...] [--seconds 4] [--json FILE] [--launches]
+
+All sides of a network run in turn in one process, after their energies, forces and gradients were
+compared. `forces` is the energy with its gradient by the positions; `training` the gradient, by the
+parameters, of a loss on both. With --launches, what they launch on an H100, compiled ahead of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import launches, record, timing
+from benchmarks.clients.existing_networks import E3NN, NETWORKS, SWAPPED
+from eqfuse import ops
+
+NODES, EDGES = 135, 2688
+SIZES = {"Tetris": (32, 96)}
+"""Nodes and edges, where they are others: those of the example are eight shapes of four."""
+SIDES = ("e3nn-jax", "swapped", "fused", "rewritten")
+ORDERING = "rewritten, edges ordered in it"
+TOLERANCE = 1e-4
+"""Float32, through two layers, and two derivatives."""
+
+
+def graph(nodes: int, edges: int, seed: int = 0):
+    """Return positions, species, senders, receivers of a random graph."""
+    rng = np.random.default_rng(seed)
+    receivers = np.sort(rng.integers(nodes, size=edges))
+    senders = (receivers + rng.integers(1, nodes, size=edges)) % nodes
+    positions = rng.normal(size=(nodes, 3)) * 1.5
+    species = rng.integers(4, size=nodes)
+    return tuple(
+        jnp.asarray(a, d)
+        for a, d in ((positions, "f"), (species, "i"), (senders, "i"), (receivers, "i"))
+    )
+
+
+def sides(name: str) -> dict:
+    """Return, by side, the energy as a function of (parameters, positions, *graph)."""
+    network = NETWORKS[name]
+
+    def energy(apply, with_edges):
+        def function(params, positions, species, senders, receivers, edges):
+            vectors = positions[senders] - positions[receivers]
+            last = (edges,) if with_edges else ()
+            return jnp.sum(apply(params, vectors, species, senders, receivers, *last))
+
+        return function
+
+    swapped = energy(network(SWAPPED).apply, False)
+    found = {
+        "e3nn-jax": energy(network(E3NN).apply, False),
+        "swapped": swapped,
+        "fused": ops.fuse(swapped),
+    }
+    if name != "Allegro":
+        found["rewritten"] = energy(network(SWAPPED).apply, True)
+    return found
+
+
+def tasks(energy) -> dict:
+    """Return the functions that are timed, of the arguments of an energy."""
+
+    def forces(params, positions, *graph):
+        return jax.value_and_grad(energy, 1)(params, positions, *graph)
+
+    def loss(params, *arguments):
+        value, gradient = forces(params, *arguments)
+        return value**2 / len(gradient) + jnp.sum(gradient**2)
+
+    return {"energy": energy, "forces": forces, "training": jax.grad(loss)}
+
+
+def arguments(name: str):
+    """Return parameters, positions and graph."""
+    positions, species, senders, receivers = graph(*SIZES.get(name, (NODES, EDGES)))
+    network = NETWORKS[name](E3NN)
+    vectors = positions[senders] - positions[receivers]
+    params = jax.jit(network.init)(jax.random.key(0), vectors, species, senders, receivers)
+    edges = ops.Edges.from_arrays(senders, receivers, len(positions))
+    return params, positions, species, senders, receivers, edges
+
+
+def measure(name: str, seconds: float):
+    """Yield the results of a network, one for each task."""
+    args = arguments(name)
+    by_side = {side: tasks(energy) for side, energy in sides(name).items()}
+    for task in ("energy", "forces", "training"):
+        compiled = {s: timing.compiled(t[task], args)[0] for s, t in by_side.items()}
+        expected = compiled["e3nn-jax"](*args)
+        try:
+            difference = max(
+                record.parity(expected, c(*args), TOLERANCE) for c in compiled.values()
+            )
+        except record.ParityError as error:
+            yield {"network": name, "task": task, "error": str(error)}
+            continue
+        first = "rewritten" if "rewritten" in compiled else "swapped"
+        ordered = {first: compiled[first]} | compiled
+        times = timing.interleaved(ordered, args, seconds)
+        yield {"network": name, "task": task, "difference": difference, "first": first, **times}
+
+
+def with_orders(energy):
+    """Return the energy of a rewritten network that orders the edges itself, as `ops.fuse` does."""
+
+    def function(params, positions, species, senders, receivers, edges):
+        edges = ops.Edges.from_arrays(senders, receivers, edges.num_nodes)
+        return energy(params, positions, species, senders, receivers, edges)
+
+    return function
+
+
+def count(name: str):
+    """Yield the launches of a network's tasks on an H100, by side."""
+    args = arguments(name)
+    os.environ["EQFUSE_BACKEND"] = "triton"
+    counted = sides(name)
+    if "rewritten" in counted:
+        counted[ORDERING] = with_orders(counted["rewritten"])
+    for task in tasks(counted["fused"]):
+        found = {}
+        for side, energy in counted.items():
+            try:
+                found[side] = launches.count(tasks(energy)[task], args).launches
+            except jax.errors.JaxRuntimeError as error:
+                if side != "e3nn-jax":
+                    raise
+                found[side] = f"XLA does not compile it: {str(error).split(':')[1].strip()}"
+        yield {"network": name, "task": task, "launches": found}
+
+
+def row(result: dict) -> str:
+    """Return a line of the table."""
+    head = f"| {result['network']} | {result['task']} |"
+    if "error" in result:
+        return f"{head} {result['error']} | | | | |"
+    cells = []
+    for side in SIDES:
+        if side not in result["ms"]:
+            cells.append("")
+            continue
+        ms, ratio = result["ms"][side], result["ratio"][side]
+        times = 1 / ratio.median
+        spread = f"{1 / ratio.high:.2f} to {1 / ratio.low:.2f}"
+        cells.append(f"{ms.median:.1f}; {times:.2f} ({spread})")
+    return f"{head} {' | '.join(cells)} | {result['difference']:.0e} |"
+
+
+def row_of_launches(result: dict) -> str:
+    """Return a line of the table of launches."""
+    cells = (str(result["launches"].get(side, "")) for side in (*SIDES, ORDERING))
+    return f"| {result['network']} | {result['task']} | {' | '.join(cells)} |"
+
+
+LAUNCHES_HEADER = f"""
+| network | task | e3nn-jax | swapped | swapped, `ops.fuse` | rewritten | {ORDERING} |
+|---|---|---:|---:|---:|---:|---:|"""
+HEADER = """
+| network | task | e3nn-jax | swapped | swapped, `ops.fuse` | rewritten | differ by |
+|---|---|---|---|---|---|---|"""
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], default=[])
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each comparison")
+    parser.add_argument("--launches", action="store_true", help="count launches, time nothing")
+    record.add_json_option(parser)
+    options = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    kept = record.Record(options.json)
+    print(LAUNCHES_HEADER if options.launches else HEADER, flush=True)
+    for name in options.networks or NETWORKS:
+        results = count(name) if options.launches else measure(name, options.seconds)
+        for result in results:
+            kept.add(result)
+            print((row_of_launches if options.launches else row)(result), flush=True)
+    kept.finish()
+
+
+if __name__ == "__main__":
+    main()

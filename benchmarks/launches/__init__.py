@@ -1,0 +1,13 @@
+"""Launches and scratch memory of computations compiled for a GPU."""
+
+from benchmarks.launches.count import (
+    H100,
+    Compiled,
+    Launches,
+    PluginMissingError,
+    compiled,
+    count,
+    device,
+)
+
+__all__ = ["H100", "Compiled", "Launches", "PluginMissingError", "compiled", "count", "device"]

@@ -1,0 +1,80 @@
+"""What an optimizer does of a training step, alone: launches, and a prediction of their time.
+
+    python -m benchmarks.launches.optimizer
+    python -m benchmarks.launches optimizer [NAME ...] --account
+
+Gradient to parameters and their average, for the networks of `benchmarks.launches.models`: Adam,
+Muon as `train.py` has it on a GPU, and optax's Muon, which takes the matrices of each shape by
+themselves.
+"""
+
+import functools
+
+import jax
+import optax
+from optax import contrib
+
+from benchmarks import launches
+from benchmarks.launches.models import MODELS, batch, potential_of, shapes_of
+from benchmarks.predictions import steps
+from benchmarks.predictions.devices import DEVICES
+from eqfuse.train import muon, optimizer
+from eqfuse.train.flat import Flat
+
+SIDES = ("Adam", "Muon", "Muon of optax")
+
+
+def of_optax(flat: Flat) -> optax.GradientTransformation:
+    """Return optax's Muon of a flat array, for a learning rate of one."""
+    placed = zip(flat.names, flat.shapes, strict=True)
+    dimensions = flat.tree.unflatten(
+        [
+            contrib.MuonDimensionNumbers(len(shape) - 2, len(shape) - 1)
+            if muon.is_matrix(name, shape)
+            else None
+            for name, shape in placed
+        ]
+    )
+    inner = contrib.muon(1.0, consistent_rms=muon.RMS, muon_weight_dimension_numbers=dimensions)
+
+    def update(gradient, state, params=None):
+        updates, state = inner.update(flat.unflatten(gradient), state, flat.unflatten(params))
+        return flat.flatten(updates), state
+
+    return optax.GradientTransformation(lambda p: inner.init(flat.unflatten(p)), update)
+
+
+def update_of(name: str, side: str):
+    """Return the update of a network's parameters, and the shapes of its arguments."""
+    flat = Flat.of(shapes_of(potential_of(name, "xla"), batch(135, 2_700)), muon.place)
+    found = {
+        "Adam": lambda: optax.chain(optax.scale_by_adam(), optax.scale(-1.0)),
+        "Muon": lambda: muon.muon(flat, muon.SPARED),
+        "Muon of optax": lambda: of_optax(flat),
+    }[side]()
+
+    def update(state, gradient):
+        return optimizer.apply_gradient(state, gradient, 0.003, found, 0.99)
+
+    params = jax.ShapeDtypeStruct((flat.size,), flat.dtype)
+    state = jax.eval_shape(lambda p: optimizer.init_state(p, found), params)
+    return update, (state, params)
+
+
+CASES = {
+    f"{name}, {side}": functools.partial(update_of, name, side) for name in MODELS for side in SIDES
+}
+
+
+def main() -> None:
+    """Print a table in Markdown; its times are predicted, not measured."""
+    [device] = (d for d in DEVICES if d.name.startswith("H100"))
+    print(f"| update, {device.name} | launches | predicted, µs |\n|---|---|---|")
+    for name, case in CASES.items():
+        compiled = launches.compiled(*case())
+        seconds = sum(item.seconds for item in steps.items(compiled.text, None, device))
+        print(f"| {name} | {compiled.launches.launches} | {1e6 * seconds:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

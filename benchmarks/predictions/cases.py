@@ -1,0 +1,79 @@
+"""The launches of the benchmarks' cases and of training steps, at the sizes of `graphs`."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.launches import models as model_launches
+from benchmarks.predictions import counts, devices, graphs, launches, model
+from benchmarks.predictions.devices import Device
+from benchmarks.problems import ORDERS, PROBLEMS, derivative
+from eqfuse import ops
+from eqfuse.graph import Graph
+from tests.emulator.functions import Launch
+
+NAMES = tuple(PROBLEMS)
+
+
+def launches_of(name: str, order: str, size: tuple[int, int], dtype: str = "float32"):
+    """Return the launches of an order of a case.
+
+    Args:
+      name: of `NAMES`.
+      order: "forward", "backward" or "double".
+      size: of `graphs.SIZES`.
+    """
+    problem = PROBLEMS[name](*size)
+    integers = problem.integers
+    if isinstance(integers, ops.Edges):
+        integers = graphs.edges(size)
+    function = derivative(problem.function("triton"), order)
+    return launches.launches_of(function, problem.arguments(order, dtype), integers)
+
+
+def step(name: str, size: tuple[int, int]):
+    """Return a training step of a model on a real structure, and its arguments, of which
+    index arrays alone have numbers.
+    """
+    function, (params, state, graph, *labels) = model_launches.training_step(name, "triton", *size)
+    numbers = jax.tree.map(_zeros, graph)
+    real = Graph(
+        **{
+            **{field: getattr(graph, field) for field in ("positions", "shifts", "cells")},
+            "species": numbers.species,
+            "edges": graphs.edges(size),
+            "graph_index": numbers.graph_index,
+            "node_mask": graph.node_mask,
+            "graph_mask": graph.graph_mask,
+        }
+    )
+    return function, (params, state, real, *labels)
+
+
+def _zeros(struct):
+    return np.zeros(struct.shape, struct.dtype) if jnp.issubdtype(struct.dtype, jnp.integer) else 0
+
+
+_COUNTED: dict[tuple, counts.Counts] = {}
+
+
+def counted(launch: Launch, size: tuple[int, int], device: Device) -> counts.Counts:
+    """Return the counts of a launch for a device; computed once for all that have one cache."""
+    key = launch.spec, launch.grid, launch.scalars, size
+    key += device.target, device.cache, device.processors
+    if key not in _COUNTED:
+        resident = functools.partial(_resident, device)
+        edges = graphs.edges(size)
+        _COUNTED[key] = counts.count(launch, device.target, device.cache, resident, edges)
+    return _COUNTED[key]
+
+
+def _resident(device: Device, kernel, warps: int) -> int:
+    return device.processors * model.resident_blocks(device, kernel, warps)
+
+
+__all__ = ["NAMES", "ORDERS", "counted", "devices", "launches_of", "step"]

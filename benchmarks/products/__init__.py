@@ -1,0 +1,1 @@
+"""Products and Linears on a CPU, and the resources of their GPU kernels."""

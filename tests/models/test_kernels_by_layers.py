@@ -1,0 +1,49 @@
+"""The number of kernels that a model needs does not grow with its layers."""
+
+import re
+
+import jax
+import pytest
+from jax.interpreters import partial_eval as pe
+
+from benchmarks.networks import random_graph, step_on
+from eqfuse.ops.primitives import ahead
+
+# With one parity the irreps are the same from the second layer to the last but one.
+MODELS = {
+    "nequip": {"parity": False, "radial_layers": 1},
+    "mace": {"correlation": 2},
+    "allegro": {"parity": False, "latent_dim": 8},
+}
+
+
+def step_of(name, layers):
+    graph = random_graph(60)
+    return step_on(graph, name, channels=4, lmax=1, layers=layers, **MODELS[name])
+
+
+def triton_kernels(problem) -> set:
+    """Return the distinct Triton kernels of a step, none of them compiled."""
+    traced = jax.jit(problem.function("triton")).trace(*problem.args).jaxpr.jaxpr
+    used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
+    return set(ahead._specs(used))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_three_and_six_layers_have_the_same_triton_kernels(name):
+    few, many = (triton_kernels(step_of(name, layers)) for layers in (3, 6))
+    assert len(few) > 10
+    assert few == many
+
+
+@pytest.mark.slow
+def test_three_and_six_layers_have_the_same_number_of_native_kernels():
+    kernels = []
+    for layers in (3, 6):
+        step = step_of("mace", layers)
+        text = jax.jit(step.function("llvm")).lower(*step.args).as_text()
+        calls = re.findall(r"custom_call @(eqfuse\w+)", text)
+        kernels.append((len(set(calls)), len(calls)))
+    assert 10 < kernels[0][0] == kernels[1][0]
+    assert kernels[0][1] < kernels[1][1]

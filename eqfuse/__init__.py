@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 __all__ = ["Calculator"]
 
 
-_startup.quiet_cuda_plugin()
+_startup.silence_cuda_plugin()
 
 
 def __getattr__(name: str):

@@ -4,14 +4,15 @@ import logging
 import os
 from pathlib import Path
 
+from eqfuse._jax_compat import BACKEND_LOGGER
+
 DEVICES = Path("/dev")
 # NVIDIA's driver, in containers too; WSL; the driver of Jetson boards
 _GPUS = ("nvidia[0-9]*", "nvidiactl", "dxg", "nvhost*", "nvgpu")
 _SKIP = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
-_LOGGER = "jax._src.xla_bridge"
 
 
-def quiet_cuda_plugin():
+def silence_cuda_plugin():
     """Let JAX say nothing of missing CUDA libraries without an NVIDIA GPU, and one line with one.
 
     JAX's CUDA plug-in compiles for a GPU also where there is none, and needs no CUDA for that; but
@@ -22,7 +23,7 @@ def quiet_cuda_plugin():
     """
     if not any(True for pattern in _GPUS for _ in DEVICES.glob(pattern)):
         os.environ.setdefault(_SKIP, "1")
-    logging.getLogger(_LOGGER).addFilter(_as_one_line)
+    logging.getLogger(BACKEND_LOGGER).addFilter(_as_one_line)
 
 
 def _as_one_line(record: logging.LogRecord) -> bool:

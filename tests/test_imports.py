@@ -5,6 +5,8 @@ Inside of ops: ir <- backends <- primitives <- transforms <- the public ops.
 
 import ast
 import functools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "eqfuse"
 
 ALLOWED = {
-    "ops": {"ops"},
+    "ops": {"ops", "_jax_compat"},
     "graph": {"ops"},
     "models": {"ops", "graph", "models"},
     "data": {"ops", "graph", "data"},
@@ -22,7 +24,8 @@ ALLOWED = {
     "inference": {"graph", "ops", "data", "models", "train", "plots", "inference"},
     "convert": {"ops", "graph", "data", "models", "train", "convert"},
     "cli": {"ops", "train", "inference", "convert"},
-    "_startup": set(),
+    "_startup": {"_jax_compat"},
+    "_jax_compat": set(),
 }
 # The layers of ops: what each may import of the others; modules that are not listed are public ops,
 # which may import all. The backends do not import each other.
@@ -194,6 +197,18 @@ def test_every_part_has_a_rule():
 )
 def test_the_rule_sees_a_violation(module, source):
     assert len(violations(source, module) + layer_violations(source, module)) == 1
+
+
+def test_one_module_uses_what_is_private_in_jax():
+    using = [path.name for _, path in modules() if "jax._src" in path.read_text("utf-8")]
+    assert using == ["_jax_compat.py"]
+
+
+def test_ops_import_nothing_that_only_training_needs():
+    heavy = ("ase", "hydra", "matplotlib", "omegaconf", "orbax", "optax", "vesin")
+    code = f"import sys, eqfuse.ops; print([n for n in {heavy} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_only_launchers_import_triton():

@@ -57,12 +57,12 @@ def test_only_a_check_is_skipped_and_only_without_a_gpu(tmp_path, monkeypatch, n
     monkeypatch.setattr(os, "environ", {})
     if name is not None:
         (tmp_path / name).touch()
-    _startup.quiet_cuda_plugin()
+    _startup.silence_cuda_plugin()
     assert os.environ == ({} if name else {_startup._SKIP: "1"})
 
 
 def test_what_the_user_has_set_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(_startup, "DEVICES", tmp_path)
     monkeypatch.setattr(os, "environ", {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"})
-    _startup.quiet_cuda_plugin()
+    _startup.silence_cuda_plugin()
     assert os.environ == {_startup._SKIP: "", "JAX_PLATFORMS": "cuda"}

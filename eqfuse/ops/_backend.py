@@ -45,12 +45,6 @@ PRECISIONS = ("ieee", "tf32x3", "tf32")
 TF32X3 = "TF32_TF32_F32_X3"
 """What `jax.default_matmul_precision` calls matmuls of float32 in three products of TF32."""
 
-NO_GPU = (
-    "backend 'triton' runs on a GPU (CUDA or ROCm), and this computation is for a CPU; use "
-    "backend='xla' there, or backend='triton-interpret' to check the kernels' results in Triton's "
-    "interpreter, thousands of times slower"
-)
-
 COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 

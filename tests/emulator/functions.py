@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from eqfuse.ops.backends.triton.launch import launch_p
 from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
 from eqfuse.ops.backends.triton.spec import KernelSpec
-from eqfuse.ops.primitives.launch import launch_p
 from eqfuse.ops.primitives.lowering import lowerings
 from eqfuse.ops.transforms.sequence.primitive import run_sequence, sequence_p
 from tests.emulator.arrays import Array, is_poison, poison
@@ -28,7 +28,7 @@ class Launch:
       spec: the kernel.
       arrays: its inputs; those whose numbers are not needed may be jax.ShapeDtypeStructs.
       shapes: of its outputs.
-      scalars, grid, aliases: as `primitives.launch.launch` takes them.
+      scalars, grid, aliases: as `backends.triton.launch.launch` takes them.
     """
 
     spec: KernelSpec

@@ -81,8 +81,8 @@ def test_linear_is_e3nns(options, backend):
 def test_gradients_of_many_rows_are_sums_of_parts(at_once, monkeypatch):
     """Three parts, in two turns and in one."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
+    from eqfuse.ops.backends.triton import linear_forms as linear_kernels
     from eqfuse.ops.backends.triton.emit import linear_kernel
-    from eqfuse.ops.primitives import linear_kernels
 
     monkeypatch.setattr(linear_kernel, "AT_ONCE", at_once)
     monkeypatch.setattr(linear_kernels, "reduction", linear_kernel.reduction)  # not cached

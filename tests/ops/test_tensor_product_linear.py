@@ -154,7 +154,7 @@ def test_kernels_are_bitwise_repeatable(case):
 def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
     """Enough rows for several sums, also where their number does not divide that of the rows."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.primitives import linear_kernels
+    from eqfuse.ops.backends.triton import linear_forms as linear_kernels
 
     monkeypatch.setattr(linear_kernels, "ROWS_OF_A_PART", 10)
     x, y = (

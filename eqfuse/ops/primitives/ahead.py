@@ -8,7 +8,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.primitives.launch import launch_p
+from eqfuse.ops.backends.triton.launch import launch_p
 from eqfuse.ops.primitives.lowering import lowerings
 
 

@@ -7,9 +7,9 @@ forward and reverse. Index arrays are those of `Edges`, absent for a form over r
 
 import jax
 import jax.numpy as jnp
-from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.interpreters import batching
 
+from eqfuse import _jax_compat
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.primitives import multilinear
@@ -18,8 +18,7 @@ from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
 form_p = multilinear.multilinear_primitive(
     "eqfuse_form", "form", ("num_rows", "num_nodes", "backend")
 )
-# the lowering of a form over rows partitions it over the devices; JAX has no public way to say so
-prim_requires_devices_during_lowering.add(form_p)
+_jax_compat.require_devices_when_lowered(form_p)  # forms over rows are partitioned there
 
 
 def evaluate(form: Form, inputs, edges: Edges | None = None, *, backend: str) -> list[jax.Array]:

@@ -4,11 +4,11 @@ import dataclasses
 import functools
 
 from eqfuse.ops.backends.triton.emit import fused_backward, fused_forward
+from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives.definitions import Call, product
-from eqfuse.ops.primitives.launch import launch
 
 forward_kernel = functools.lru_cache(maxsize=256)(fused_forward.forward)
 backward_kernel = functools.lru_cache(maxsize=256)(fused_backward.backward)

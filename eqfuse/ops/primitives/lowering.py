@@ -12,16 +12,16 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
+from eqfuse.ops.backends.triton import forms as triton_forms
+from eqfuse.ops.backends.triton import linear_forms as triton_linear_forms
 from eqfuse.ops.backends.xla import forms as xla_forms
 from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.primitives import (
-    form_kernels,
     forms,
     fused,
     fused_kernels,
     linear_forms,
-    linear_kernels,
     native,
     sequences,
 )
@@ -53,7 +53,7 @@ def _form(*args, form, num_rows, num_nodes, backend):
 def _kernels(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
     if backend == "llvm":
         return native.run(form, inputs, indices, num_rows, num_nodes)
-    return form_kernels.run(form, inputs, indices, num_rows, num_nodes, backend)
+    return triton_forms.run(form, inputs, indices, num_rows, num_nodes, backend)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -91,7 +91,7 @@ def _over_rows(form: Form, backend: str):
 def _linear_form(*arrays, linear_form, num_rows, backend):
     values, index = linear_forms.split(linear_form, arrays)
     if backend.startswith("triton") and num_rows and linear_form.terms:
-        return linear_kernels.run(linear_form, values, index, num_rows, backend)
+        return triton_linear_forms.run(linear_form, values, index, num_rows, backend)
     index = index[0] if index else None
     if backend == "llvm" and num_rows and linear_form.terms:
         return native.linear(linear_form, values, index, num_rows)

@@ -4,10 +4,11 @@ import functools
 from collections.abc import Callable
 
 import jax
-from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 from jax.sharding import PartitionSpec
+
+from eqfuse import _jax_compat
 
 
 def compiled(primitive, static=("call", "active", "wanted", "given", "reached")):
@@ -48,8 +49,7 @@ def defined_primitive(name: str, function, abstract, *, jvp=None, transpose=None
     ad.primitive_transposes[primitive] = transpose or functools.partial(transpose_of, function)
     batching.primitive_batchers[primitive] = batch_of(function)
     definitions[primitive] = function
-    # a form over rows is partitioned when it is lowered; JAX has no public way to say so
-    prim_requires_devices_during_lowering.add(primitive)
+    _jax_compat.require_devices_when_lowered(primitive)  # it may hold forms over rows
     return primitive
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.transforms.fuse.found import Found, as_rows, found
 from eqfuse.ops.transforms.fuse.indices import Gathered, summed
 from eqfuse.ops.transforms.fuse.layouts import Unfit
+from eqfuse.ops.transforms.fuse.match import Found, as_rows, found
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial
 from eqfuse.ops.transforms.fuse.program import Program
 from eqfuse.ops.transforms.fuse.rows import Array, Rows

@@ -16,11 +16,11 @@ from eqfuse.ops.ir.linears import Linear, Parameter
 from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.definitions import Call
 from eqfuse.ops.transforms.fuse import graphs
-from eqfuse.ops.transforms.fuse.activated import FoundGate, gate_behind
-from eqfuse.ops.transforms.fuse.found import Found, as_rows, found
+from eqfuse.ops.transforms.fuse.gates import FoundGate, gate_behind
 from eqfuse.ops.transforms.fuse.graphs import GraphProduct
 from eqfuse.ops.transforms.fuse.indices import summed
 from eqfuse.ops.transforms.fuse.layouts import Unfit
+from eqfuse.ops.transforms.fuse.match import Found, as_rows, found
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms, merged
 from eqfuse.ops.transforms.fuse.program import Program
 from eqfuse.ops.transforms.fuse.rows import Rows, Summed

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.sharding_impls import UnspecifiedValue
 from jax.extend.core import ClosedJaxpr, Literal
+
+from eqfuse import _jax_compat
 
 LARGEST_CONSTANT = 1 << 16
 """Elements of an array that is folded at most."""
@@ -186,7 +187,7 @@ def _is_plain_jit(eqn) -> bool:
         return False
     names = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
     asked = [s for name in names for s in eqn.params.get(name, ())]
-    return all(s is None or isinstance(s, UnspecifiedValue) for s in asked)
+    return all(map(_jax_compat.is_unspecified, asked))
 
 
 @dataclasses.dataclass(frozen=True)

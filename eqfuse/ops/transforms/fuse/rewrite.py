@@ -6,9 +6,9 @@ import dataclasses
 import pathlib
 
 import jax
-from jax._src import source_info_util
 from jax.extend.core import ClosedJaxpr
 
+from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import graphs, layers
 from eqfuse.ops.transforms.fuse.layouts import Unfit
 from eqfuse.ops.transforms.fuse.polynomials import TooLargeError
@@ -132,7 +132,7 @@ def _between(program: Program, rows: Rows, number: int) -> str:
 
 
 def _where(node: Node) -> str:
-    for frame in source_info_util.user_frames(node.eqn.source_info.traceback):
+    for frame in _jax_compat.user_frames(node.eqn.source_info):
         path = pathlib.PurePath(frame.file_name)
         if not path.is_relative_to(OPS) and "e3nn_jax" not in path.parts:
             return f"{path.name}:{frame.start_line}"
@@ -145,9 +145,7 @@ def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
     Args:
       constants: those operands that are known numbers; None for the others.
     """
-    info = eqn.source_info
-    stack = source_info_util.current_name_stack() + info.name_stack
-    with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+    with _jax_compat.same_source(eqn.source_info), eqn.ctx.manager:
         name, params = eqn.primitive.name, dict(eqn.params)
         if name in ("remat2", "checkpoint", "remat"):
             function = _function(ClosedJaxpr(params["jaxpr"], ()), entries, constants)
@@ -157,7 +155,7 @@ def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
             found = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
         else:
             if name == "scan":
-                always = constants[: _num_constants(params)]
+                always = constants[: _jax_compat.num_scan_constants(params)]
                 params["jaxpr"] = _retraced(params["jaxpr"], entries, always)
             elif name == "while":
                 first = params["cond_nconsts"]
@@ -168,11 +166,6 @@ def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
                 params["branches"] = tuple(_retraced(b, entries, constants[1:]) for b in branches)
             found = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
     return list(found) if eqn.primitive.multiple_results else [found]
-
-
-def _num_constants(params) -> int:
-    """Return how many operands of a `scan` every step gets; JAX 0.12 has them as a tree."""
-    return params["num_consts"] if "num_consts" in params else len(params["ft_in"].unpack()[0])
 
 
 def _function(closed: ClosedJaxpr, entries: list[Entry], constants: list):

@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax._src.sharding_impls import ShardingContext
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
+from eqfuse import _jax_compat
 from eqfuse.ops.backends.llvm.emit import steps as native_steps
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.backends.triton.emit import steps as triton_steps
+from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.ir.steps import Steps
 from eqfuse.ops.primitives import rules
-from eqfuse.ops.primitives.launch import launch
 from eqfuse.ops.primitives.native import native_p
 from eqfuse.ops.transforms.sequence.segments import BACKENDS, Segments, bind
 
@@ -209,8 +209,7 @@ def run_sequence(*arrays, call: Traced) -> list:
 
 
 def _lower(ctx, *operands, call: Traced):
-    context = ctx.module_context.axis_context
-    if isinstance(context, ShardingContext) and context.num_devices == 1:
+    if _jax_compat.is_on_one_device(ctx.module_context.axis_context):
         return mlir.lower_fun(run_sequence, multiple_results=True)(ctx, *operands, call=call)
     return _lower_as_written(ctx, *operands, call=call, where="on several devices")
 

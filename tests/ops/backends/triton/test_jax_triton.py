@@ -12,8 +12,8 @@ import pytest
 from benchmarks.cases import Case
 from benchmarks.fused_cases import fused, mixing_kernels
 from eqfuse.ops.backends.triton.emit import fused_backward, fused_forward, plan
+from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.backends.triton.spec import TRITON_TYPES
-from eqfuse.ops.primitives.launch import launch
 from tests.ops.backends.triton.test_handover import fields
 
 pytest.importorskip("triton")

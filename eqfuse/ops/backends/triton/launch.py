@@ -5,9 +5,14 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from eqfuse.ops._backend import NO_GPU
 from eqfuse.ops.backends.triton.runtime.launch import lower_gpu, lower_interpret
 from eqfuse.ops.backends.triton.spec import KernelSpec
+
+NO_GPU = (
+    "backend 'triton' runs on a GPU (CUDA or ROCm), and this computation is for a CPU; use "
+    "backend='xla' there, or backend='triton-interpret' to check the kernels' results in Triton's "
+    "interpreter, thousands of times slower"
+)
 
 launch_p = Primitive("eqfuse_launch")
 launch_p.multiple_results = True

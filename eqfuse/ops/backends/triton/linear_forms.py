@@ -4,8 +4,8 @@ import functools
 import math
 
 from eqfuse.ops.backends.triton.emit import linear_kernel, linear_plan
+from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.ir.linear_form import LinearForm, Weights
-from eqfuse.ops.primitives.launch import launch
 
 ROWS_OF_A_PART = 128
 """Rows that a program walks, at least, for its sum of a gradient of weights."""

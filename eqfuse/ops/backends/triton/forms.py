@@ -4,8 +4,8 @@ import jax
 
 from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.backends.triton.emit.form_kernel import Kernel
+from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.primitives.launch import launch
 
 
 def run(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):

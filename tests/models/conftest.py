@@ -8,6 +8,7 @@ from eqfuse.data.neighbors import neighbor_list
 from eqfuse.graph import Graph
 from eqfuse.models import Potential, build
 from eqfuse.ops import Edges
+from tests.ops import tiers
 
 CUTOFF = 3.0
 # One small network of each kind, with features of both parities.
@@ -16,6 +17,8 @@ SMALL = {
     "allegro": {"layers": 2, "lmax": 1, "latent_dim": 8, "two_body_layers": 2, "readout_hidden": 3},
     "mace": {"layers": 2, "lmax": 1, "parity": True, "readout_hidden": 3, "radial_hidden": 8},
 }
+# What all networks do alike is tested with one of them by default.
+ONE_OF_ALL = tiers.slow_unless(["nequip"], *SMALL)
 
 
 @pytest.fixture(autouse=True, scope="module")

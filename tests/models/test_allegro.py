@@ -9,8 +9,7 @@ from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["allegro", "nequip"])
+@pytest.mark.parametrize("name", ["allegro", pytest.param("nequip", marks=pytest.mark.slow)])
 def test_an_atom_feels_those_within_its_cutoff_and_no_others(small_potential, make_graph, name):
     """The derivatives of the energy of each atom, of a zigzag chain that is longer than the cutoff.
 

@@ -7,7 +7,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import predict
-from tests.models.conftest import CUTOFF
+from tests.models.conftest import CUTOFF, ONE_OF_ALL
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, only
 
@@ -41,7 +41,7 @@ def computed(make, name, backend, dtype, variables, graph):
     return jax.tree.leaves(jax.tree.map(lambda a: a.astype(np.float64), found))
 
 
-@pytest.fixture(scope="module", params=list(TINY))
+@pytest.fixture(scope="module", params=ONE_OF_ALL)
 def case(request, small_potential, make_graph, molecule):
     """A model, its parameters in float64, a graph, and what e3nn-jax makes of them."""
     name = request.param
@@ -61,8 +61,7 @@ def rounded(case, small_potential):
     return computed(small_potential, name, "e3nn", np.float32, variables, graph)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 def test_float64(case, small_potential, backend):
     name, variables, graph, exact = case
     with only(backend, forbidden=NOT_IN_GATES):
@@ -73,9 +72,6 @@ def test_float64(case, small_potential, backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "case", tiers.slow_unless(["nequip"], *TINY), indirect=True, scope="module"
-)
 def test_float32_is_as_good_as_that_of_e3nn(case, rounded, small_potential, backend):
     """No array is off by more than twice what e3nn-jax is, or by a hundred roundings.
 
@@ -90,7 +86,7 @@ def test_float32_is_as_good_as_that_of_e3nn(case, rounded, small_potential, back
         assert np.abs(a - b).max() <= allowed
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ONE_OF_ALL)
 def test_parameters_are_alike_for_every_backend(small_potential, make_graph, molecule, name):
     graph = make_graph([molecule(0)], CUTOFF)
 

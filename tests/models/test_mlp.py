@@ -7,11 +7,12 @@ import pytest
 from eqfuse import ops
 from eqfuse.models import mlp
 from eqfuse.ops.ir.linear_form import LinearForm
+from tests.ops import tiers
 from tests.ops.parity import only
 
 
 @pytest.mark.parametrize("few_rows", [0, 100], ids=["many rows", "few rows"])
-@pytest.mark.parametrize("backend", ["xla", "llvm"])
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm"))
 @pytest.mark.parametrize(
     ("widths", "act"),
     [((7,), None), ((4, 1), None), ((4, 6, 5), jax.nn.silu)],

@@ -14,13 +14,12 @@ ALL = (NequIP, Allegro, MACE)
 TETRIS = "0o + 7x0e"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "irreps_out", "settings"),
     [
         (NequIP, "2x0e + 0o + 1o + 1e + 2e + 2o", {"layers": 3, "lmax": 2}),
-        (Allegro, "0e + 0o + 1o + 0e + 1e", {}),
-        (MACE, "2x0e + 0o + 1o + 1e", {"parity": True}),
+        pytest.param(Allegro, "0e + 0o + 1o + 0e + 1e", {}, marks=pytest.mark.slow),
+        pytest.param(MACE, "2x0e + 0o + 1o + 1e", {"parity": True}, marks=pytest.mark.slow),
     ],
 )
 def test_every_output_irrep_is_equivariant(graph, rotation, cls, irreps_out, settings):

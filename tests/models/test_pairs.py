@@ -13,7 +13,7 @@ from ase.data import covalent_radii
 from eqfuse import ops
 from eqfuse.models import MACE, ZBL, predict
 from eqfuse.models.pairs import agnesi_transform
-from tests.models.conftest import CUTOFF
+from tests.models.conftest import CUTOFF, ONE_OF_ALL
 from tests.models.networks import shapes_of, small, variables_of
 
 NUMBERS = (1, 8, 14)
@@ -45,8 +45,7 @@ def test_zbl_survives_json():
     assert ZBL.from_plain(None) is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["nequip", "allegro", "mace"])
+@pytest.mark.parametrize("name", ONE_OF_ALL)
 def test_zbl_is_added_to_every_network(name, small_potential, make_graph):
     """Also where atoms without neighbours are bound to have no energy."""
     positions = np.array([[0.0, 0.0, 0.0], [0.0, 0.1, 0.5], [1.8, 0.0, 0.2]])

@@ -11,14 +11,17 @@ import pytest
 from ase.build import make_supercell
 
 from eqfuse.models import Allegro, NequIP, Potential, compile_predict, predict
-from tests.models.conftest import CUTOFF, SMALL
+from tests.models.conftest import CUTOFF, ONE_OF_ALL, SMALL
 
 # Fields that a symmetry or a split of the sum over edges leaves exact: a few thousand float64
 # operations on numbers of order 1 that round at 1e-16 each.
 EXACT = 1e-12
 
 
-@pytest.fixture(scope="module", params=list(SMALL))
+EVERY_NETWORK = pytest.mark.parametrize("potential", SMALL, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", params=ONE_OF_ALL)
 def potential(request, small_potential):
     return small_potential(request.param)
 
@@ -64,6 +67,7 @@ def test_energy_is_invariant_and_forces_turn(
     np.testing.assert_allclose(after.stress, matrix @ before.stress @ matrix.T, rtol=0, atol=1e-10)
 
 
+@EVERY_NETWORK
 def test_compiled_predictions_are_one_native_call(potential, variables, run, make_graph):
     """Compare a small network's with the results of what is written."""
     graph = make_graph([crystal()], CUTOFF)
@@ -84,6 +88,7 @@ def test_permutation_and_translation(run, make_graph, molecule):
 
 
 @pytest.mark.parametrize("periodic", [False, True])
+@EVERY_NETWORK
 def test_forces_are_minus_the_gradient(run, make_graph, molecule, periodic):
     species, positions, cell = crystal() if periodic else molecule(0)
     forces = run(make_graph([(species, positions, cell)], CUTOFF)).forces
@@ -101,6 +106,7 @@ def test_forces_are_minus_the_gradient(run, make_graph, molecule, periodic):
         assert abs(-slope / (12 * h) - forces[atom, axis]) < 1e-7
 
 
+@EVERY_NETWORK
 def test_stress_is_the_strain_derivative_over_the_volume(run, make_graph):
     structure = crystal()
     stress = run(make_graph([structure], CUTOFF)).stress[0]
@@ -140,7 +146,6 @@ def test_stress_of_a_molecule_is_zero(run, make_graph, molecule):
     assert not np.any(run(make_graph([molecule(0)], CUTOFF)).stress)
 
 
-@pytest.mark.slow
 def test_molecules_far_apart_do_not_see_each_other(run, make_graph, molecule):
     (z1, x1, _), (z2, x2, _) = molecule(0), molecule(1, 5)
     together = (np.append(z1, z2), np.append(x1, x2 + np.array([100.0, 0, 0]), axis=0), None)
@@ -223,7 +228,6 @@ def test_padding_is_neutral(run, make_graph, molecule):
         np.testing.assert_array_equal(getattr(elsewhere, field), value)
 
 
-@pytest.mark.slow
 def test_gradients_for_training_are_finite_and_blind_to_padding(
     potential, variables, make_graph, molecule
 ):
@@ -240,7 +244,6 @@ def test_gradients_for_training_are_finite_and_blind_to_padding(
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.slow
 def test_second_derivatives_are_finite_at_zero_length(potential, variables, make_graph, molecule):
     graph = make_graph([molecule(0, 3)], CUTOFF, nodes=5, edges=12)
     rest, real = (graph.species, graph.edges), graph.edges.senders != graph.edges.receivers
@@ -283,8 +286,7 @@ def test_scale_and_shift_are_parameters(potential, variables, make_graph, molecu
     np.testing.assert_allclose(difference, expected, rtol=0, atol=EXACT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["nequip", "mace", "allegro"])
+@pytest.mark.parametrize("model", ONE_OF_ALL)
 def test_the_energy_of_an_isolated_atom_is_its_reference(
     small_potential, make_graph, molecule, model
 ):

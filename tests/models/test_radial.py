@@ -12,6 +12,7 @@ from eqfuse.models.radial import (
     spherical_harmonics,
 )
 from eqfuse.ops.ir.linear_form import LinearForm
+from tests.ops import tiers
 from tests.ops.parity import PORTABLE, only
 
 
@@ -69,8 +70,8 @@ def test_spherical_harmonics_are_component_normalised_and_of_natural_parity():
 
 
 @pytest.mark.parametrize("few_edges", [0, 100], ids=["many edges", "few edges"])
-@pytest.mark.parametrize("backend", PORTABLE)
-@pytest.mark.parametrize("hidden", [(), (4,), (4, 6)])
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm", "triton-interpret"], *PORTABLE))
+@pytest.mark.parametrize("hidden", tiers.slow_unless([(4,)], (), (4,), (4, 6)))
 def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypatch):
     monkeypatch.setattr(mlp, "FEW_ROWS", few_edges)
     monkeypatch.setattr(radial, "TOGETHER", 2)
@@ -104,7 +105,6 @@ def test_radial_networks_are_those_of_e3nn(few_edges, backend, hidden, monkeypat
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), found[1], expected[1])
 
 
-@pytest.mark.slow
 def test_hidden_layers_of_many_edges_are_not_kept_for_the_derivatives():
     def kept(num_edges):
         networks = radial.RadialNetworks((64, 64), (8,), "xla")

@@ -56,7 +56,6 @@ def test_the_tetris_network_needs_50_steps_at_most_as_a_median_over_seeds():
     assert np.median([run(seed) for seed in range(30)]) <= 50
 
 
-@pytest.mark.slow
 def test_the_tetris_network_is_that_of_e3nn():
     graph, _ = tetris()
     with jax.enable_x64(True):
@@ -78,7 +77,6 @@ def test_the_tetris_network_is_that_of_e3nn():
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
 def test_padding_edges_do_nothing():
     """To the others' networks neither: `test_potential`."""
     model, (graph, _) = models.TetrisNet(), tetris()

@@ -1,17 +1,28 @@
-"""Which checks against e3nn-jax run by default, and which by `-m slow`."""
+"""Which checks against e3nn-jax run by default, and which by `--run-slow`."""
 
 import numpy as np
 import pytest
 
 from tests.ops.parity import BACKENDS, PORTABLE
 
+Parameter = type(pytest.param())
 NATIVE = "llvm"
 """The backend that compiles fastest, which computes every case by default."""
 
 
-def slow_unless(kept, *values) -> list:
-    """Return the values as parameters of a test, those that are not kept marked slow."""
-    return [v if v in kept else pytest.param(v, marks=pytest.mark.slow) for v in values]
+def slow_unless(kept, *parameters) -> list:
+    """Return the parameters of a test, slow where neither their id nor first value is kept."""
+    sets = [p if isinstance(p, Parameter) else pytest.param(p) for p in parameters]
+    return [
+        p
+        if p.values[0] in kept or p.id in kept
+        else pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.slow])
+        for p in sets
+    ]
+
+
+KERNELS = slow_unless(["llvm", "triton-interpret", "triton"], *BACKENDS)
+"""All backends, of which XLA, which compiles longest, is left to `--run-slow`."""
 
 
 def by_backend(cases, core, always: str = NATIVE) -> list:

@@ -2,6 +2,7 @@
 
 python -m eqfuse.convert mace FILE.model RUN      # a network of mace-torch as a run
 python -m eqfuse.convert export RUN FILE.npz      # a run, for scripts/mace_load.py
+python -m eqfuse.convert run OLD NEW              # a run of an earlier version
 """
 
 import argparse
@@ -13,6 +14,7 @@ from ase.data import chemical_symbols
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.export import export_mace
 from eqfuse.convert.mace_description import Description
+from eqfuse.convert.old_run import convert_run
 from eqfuse.convert.write import convert_mace
 from eqfuse.train import CheckpointError
 from eqfuse.train.settings.settings import ConfigError
@@ -33,6 +35,10 @@ def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.co
         if options.program == "export":
             export_mace(options.run, options.file)
             print(f"{options.file} is written; scripts/mace_load.py makes a mace network of it")
+            return 0
+        if options.program == "run":
+            names = " and ".join(convert_run(options.old, options.new))
+            print(f"{options.new} is written, with the checkpoints {names} of {options.old}")
             return 0
         description = convert_mace(options.file, options.run, head=options.head)
     except (ConvertError, ConfigError, CheckpointError) as error:
@@ -58,6 +64,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
     export = programs.add_parser("export", help="a run of MACE, for mace-torch")
     export.add_argument("run", metavar="RUN", help="the folder of the run")
     export.add_argument("file", type=Path, metavar="FILE.npz", help="the file to write")
+    run = programs.add_parser("run", help="a run of an earlier version (needs orbax-checkpoint)")
+    run.add_argument("old", metavar="OLD", help="the folder of the run, which stays as it is")
+    run.add_argument("new", metavar="NEW", help="the folder to write, which must not exist")
     return parser
 
 

@@ -135,7 +135,7 @@ def _write(path: Path, run: str, description: Description, params: dict):
         checkpoints = Checkpoints(folder.checkpoints, metadata)
         progress = {"position": {"epoch": 0, "batch": 0}, "epoch": 0}
         checkpoints.offer("best", 0, lambda: variables, progress)
-        checkpoints.close()
+        checkpoints.flush()
         text = json.dumps(metadata["converted"], indent=1)
         (folder.path / CONVERTED).write_text(f"{text}\n", encoding="utf-8")
     finally:

@@ -37,7 +37,7 @@ class Calculator(ase.calculators.calculator.Calculator):
     stress; energies are totals, in eV, reference energies included.
 
     Args:
-      run: the run's folder.
+      run: the run's folder, or a file of its network (.safetensors).
       skin: Å.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.

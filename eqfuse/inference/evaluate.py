@@ -54,7 +54,7 @@ def main(
 
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program, description="Errors of a trained run on a file.")
-    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("run", type=Path, help="folder of the run, or file of its network")
     parser.add_argument("file", type=Path, help="extended XYZ file, or rMD17 .npz, with labels")
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
     keys = "; as in the training if not given"
@@ -137,7 +137,8 @@ def _folder(options) -> Path:
     name = options.file.name
     for suffix in (".gz", ".bz2", ".xz", ".xyz", ".extxyz", ".npz"):
         name = name.removesuffix(suffix) or name
-    folder = options.run / f"evaluation-{name}"
+    above = options.run if options.run.is_dir() else options.run.parent
+    folder = above / f"evaluation-{name}"
     source = folder / SOURCE
     before = source.read_text(encoding="utf-8").strip() if source.exists() else ""
     if before and before != str(options.file.resolve()):

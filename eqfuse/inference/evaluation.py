@@ -37,7 +37,7 @@ def evaluate(folder, structures: Sequence[Structure], *, backend=None) -> list[P
     """Return predictions of the best checkpoint of a run, in the precision that it was trained in.
 
     Args:
-      folder: of the run.
+      folder: of the run, or a file of its network.
       structures: energies and forces are not looked at.
       backend: see `eqfuse.ops`.
     Raises:

@@ -19,12 +19,11 @@ from eqfuse.train.loop import Fit
 from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training, init_state
 from eqfuse.train.run.checkpoint import (
-    CheckpointError,
     has_checkpoint,
     read_checkpoint,
     read_to_resume,
 )
-from eqfuse.train.run.drawing import draw, picture_batcher
+from eqfuse.train.run.plots import draw, picture_batcher
 from eqfuse.train.run.progress import warnings_printed
 from eqfuse.train.run.report import report
 from eqfuse.train.run.resume import check_same_run
@@ -210,7 +209,7 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
         drawn = False
         raise
     finally:
-        checkpoints.close()
+        checkpoints.flush()
         if devices.is_main and drawn:
             draw(folder, potential, picture_batcher(config, dataset))
 
@@ -239,9 +238,6 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool
     flat, optimizer = flat_training(config.training, params)
     like = init_state(flat.flatten(params), optimizer)
     theirs, state = read_to_resume(folder.path, like, writes=writes)
-    shapes = [jax.tree.map(np.shape, tree) for tree in (like, state)]
-    if shapes[0] != shapes[1]:
-        raise CheckpointError(f"the checkpoint in {folder.path} is of another model")
     position = theirs["position"]
     print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch")
     return jax.tree.map(jnp.asarray, state), position

@@ -245,7 +245,7 @@ def _fit(config, module, params, graph, labels, folder, checkpoints, limit):
         for name in ("best", "last"):
             progress = {"loss": loss, "accuracy": accuracy}
             checkpoints.offer(name, count, lambda: flat.unflatten(params), progress)
-        checkpoints.close()
+        checkpoints.flush()
         if stop.signum is not None and accuracy < 1.0:
             raise Interrupted(
                 stop.signum, f"interrupted in step {count}; go on with resume={folder.path}"

@@ -237,3 +237,16 @@ def test_a_group_may_be_named_by_anything(run, water, tmp_path, capsys):
         assert "config_type slab[/x]" in out
         assert "config_type slab[red]" in out
         assert (run / f"evaluation-{name}" / "errors.csv").exists()
+
+
+def test_a_network_is_one_file_for_the_calculator_and_for_evaluation(run, water, tmp_path):
+    """As it is sent to someone who has no folder of the run."""
+    file = shutil.copy(run / "checkpoints" / "best.safetensors", tmp_path / "water.safetensors")
+    energies = []
+    for network in (run, file):
+        atoms = ase.io.read(water, 0)
+        atoms.calc = Calculator(network)
+        energies.append(atoms.get_potential_energy())
+    assert energies[0] == energies[1]
+    assert evaluate([str(file), str(water)]) == 0
+    assert (tmp_path / f"evaluation-{water.stem}" / "errors.csv").exists()

@@ -226,3 +226,20 @@ def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path
     assert "has no checkpoint" in refused([f"start_from={empty}", *rest], capsys, 1)
     (empty / "config.yaml").write_text(to_yaml(parse(["data=tetris"])), encoding="utf-8")
     assert "classifies the Tetris shapes" in refused([f"start_from={empty}", *rest], capsys)
+
+
+def test_a_file_of_a_network_starts_a_run_as_its_folder_does(base, settings, tmp_path):
+    file = shutil.copy(base / "checkpoints" / "best.safetensors", tmp_path / "water.safetensors")
+    for name, start in (("folder", base), ("file", file)):
+        run = f"run={tmp_path / name}"
+        assert main([f"start_from={start}", *settings[1:], "steps=3", run]) == 0
+    found = [read_checkpoint(tmp_path / name, ("last",))[0] for name in ("folder", "file")]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_a_damaged_file_of_a_network_is_refused(settings, tmp_path, capsys):
+    file = tmp_path / "water.safetensors"
+    file.write_bytes(bytes(100))
+    error = refused([f"start_from={file}", *settings[1:], f"run={tmp_path / 'run'}"], capsys)
+    assert f"checkpoint {file} is damaged" in error
+    assert not (tmp_path / "run").exists()

@@ -1,8 +1,6 @@
-"""How to read a run back from its checkpoints, best and last."""
+"""How to read a network or the state of a run back from its files."""
 
-import functools
-import hashlib
-import json
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,39 +8,25 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from eqfuse import models
-from eqfuse.train.run.disk import first_line, set_aside
-from eqfuse.train.run.quiet import quiet, signals_held
+from eqfuse.train.run.files import CheckpointError, read_file, read_metadata_of, set_aside
 
-FORMAT = 3
-KEPT = {"best": 1, "last": 2}
-"""How many of each kind stay: the older `last` is for a disk that damages the newer one."""
-
-
-class CheckpointError(ValueError):
-    """A run folder that cannot be read; the message is for the user."""
+FILES = {"best": ("best.safetensors",), "last": ("last.safetensors", "previous.safetensors")}
+"""Files of each checkpoint in `checkpoints/`, newest first: `previous` is for a disk that damages
+the newer one."""
 
 
 class DamagedCheckpointWarning(UserWarning):
-    """The newest checkpoint is damaged, and the one before it was read."""
+    """The newest checkpoint is damaged or missing, and the one before it was read."""
 
 
-def manager_options(**fields) -> ocp.CheckpointManagerOptions:
-    """Return options of a manager that waits for no other process."""
-    here = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process{here}"
-    )
-    return ocp.CheckpointManagerOptions(multiprocessing_options=alone, create=False, **fields)
-
-
-def load_run(folder, *, which: str | None = None, backend: str | None = None):
+def load_run(run, *, which: str | None = None, backend: str | None = None):
     """Return the trained network of a run, finished or interrupted.
 
     Args:
-      folder: the run's folder.
+      run: the run's folder, or one of its files, such as `checkpoints/best.safetensors`, wherever
+        it is now.
       which: "best" or "last"; None for the best one if there is one yet, else the last.
       backend: implementation of the ops, see `eqfuse.ops`; None to choose by device.
     Returns:
@@ -53,179 +37,167 @@ def load_run(folder, *, which: str | None = None, backend: str | None = None):
       {"6": -1029.5}), statistics and units.
     Raises:
       CheckpointError: no readable checkpoint there.
-      ValueError: another `which`.
+      ValueError: another `which`, or one for a file.
     Warns:
       DamagedCheckpointWarning: the newest one is damaged; the one before it is given.
     """
-    params, metadata, _ = read_checkpoint(folder, _names(which))
+    params, metadata, _ = read_checkpoint(run, _names(run, which))
     return module_of(metadata, backend), jax.tree.map(jnp.asarray, params), metadata
 
 
-def read_metadata(folder, *, which: str | None = None) -> dict:
+def read_metadata(run, *, which: str | None = None) -> dict:
     """Return what `load_run` gives as metadata, without the network.
 
     Args:
-      folder, which: see `load_run`.
+      run: a folder or file, see `load_run`.
+      which: see `load_run`.
     Raises:
       CheckpointError: no readable checkpoint there.
-      ValueError: another `which`.
+      ValueError: another `which`, or one for a file.
     """
-    return _of_newest(_read_metadata, folder, _names(which))[0]
+    return _of_newest(read_metadata_of, run, _names(run, which))[0]
 
 
-def _names(which: str | None) -> tuple[str, ...]:
-    if which not in (None, *KEPT):
-        raise ValueError(f'which={which!r} is unknown; it is "best", "last", or None for either')
-    return ("best", "last") if which is None else (which,)
-
-
-def has_checkpoint(folder, name: str) -> bool:
-    """Return whether a run has a whole checkpoint of that name, "best" or "last"."""
-    return bool(serials_in(Path(folder).expanduser().resolve() / "checkpoints" / name))
-
-
-def read_checkpoint(folder, names: tuple[str, ...], state_like=None):
+def read_checkpoint(run, names: tuple[str, ...], state_like=None):
     """Return the first of the named checkpoints that a run has.
 
     Args:
-      folder: the run's folder.
+      run: the run's folder, or a file of a network.
       names: of "best" and "last".
       state_like: pytree of arrays like the state that was offered; None not to read a state.
     Returns:
-      params, a pytree of numpy arrays; metadata; the state as numpy arrays, or None.
+      params, nested dicts of numpy arrays; metadata; the state as numpy arrays, or None.
     Raises:
       CheckpointError: no checkpoint, a damaged one, or one of another model.
     """
-    return _of_newest(functools.partial(_read, state_like=state_like), folder, names)[0]
+    return _of_newest(lambda path: _read(path, state_like), run, names)[0]
 
 
 def read_to_resume(folder, state_like, *, writes: bool):
     """Return what a run needs to go on: the last checkpoint that is whole.
 
-    Damaged ones that are newer are set aside, so that they do not count as one of those kept.
+    A damaged one that is newer is set aside, so that it does not replace the whole one.
 
     Args:
-      folder, state_like: see `read_checkpoint`.
-      writes: whether this process sets them aside.
+      folder: the run's folder.
+      state_like: see `read_checkpoint`.
+      writes: whether this process sets it aside.
     Returns:
       metadata; the state as numpy arrays.
     Raises:
       CheckpointError: no checkpoint, only damaged ones, or one of another model.
     """
-    read = functools.partial(_read, state_like=state_like)
-    (_, metadata, state), path, whole = _of_newest(read, folder, ("last",))
-    for serial in serials_in(path) if writes else ():
-        if serial > whole:
-            try:
-                set_aside(path / str(serial), path.with_name(f"{path.name}-{serial}"))
-            except OSError as error:
-                raise CheckpointError(
-                    f"the damaged checkpoint {path / str(serial)} cannot be renamed: "
-                    f"{error.strerror}; move it away, and resume the run"
-                ) from error
+    (_, metadata, state), damaged = _of_newest(lambda p: _read(p, state_like), folder, ("last",))
+    for path in filter(os.path.lexists, damaged if writes else ()):
+        try:
+            set_aside(path)
+        except OSError as error:
+            raise CheckpointError(
+                f"the damaged checkpoint {path} cannot be renamed: {error.strerror}; move it away, "
+                "and resume the run"
+            ) from error
     return metadata, state
 
 
-def _of_newest(read: Callable, folder, names: tuple[str, ...]):
-    """Return what `read` makes of the newest checkpoint that is whole, its folder and its number.
+def has_checkpoint(folder, name: str) -> bool:
+    """Return whether a run has a checkpoint of that name, "best" or "last", damaged or not."""
+    path = Path(folder).expanduser() / "checkpoints"
+    return any(os.path.lexists(path / file) for file in FILES[name]) or (path / name).is_dir()
 
-    All are looked for again where they were replaced meanwhile.
+
+def named_arrays(group: str, tree) -> dict[str, np.ndarray]:
+    """Return the leaves of a pytree by their paths, "group/key/...", as a file holds them."""
+    leaves = jax.tree.leaves_with_path(tree)
+    return {"/".join([group, *map(_key, path)]): _plain(leaf) for path, leaf in leaves}
+
+
+def _key(entry) -> str:
+    return jax.tree_util.keystr((entry,), simple=True)
+
+
+def _plain(leaf) -> np.ndarray:
+    is_key = jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf, order="C")
+
+
+def _names(run, which: str | None) -> tuple[str, ...]:
+    if which not in (None, *FILES):
+        raise ValueError(f'which={which!r} is unknown; it is "best", "last", or None for either')
+    if which is not None and _path(run).is_file():
+        raise ValueError(f"which={which!r} is for the folder of a run, and {run} is one file")
+    return ("best", "last") if which is None else (which,)
+
+
+def _path(run) -> Path:
+    if "\0" in str(run):
+        raise CheckpointError(f"{str(run)!r} is no folder: it has a NUL character in its name")
+    return Path(run).expanduser().resolve()
+
+
+def _of_newest(read: Callable, run, names: tuple[str, ...]):
+    """Return what `read` makes of the newest file that is whole, and the newer files.
 
     Raises:
-      CheckpointError: of the newest one, if none is whole.
+      CheckpointError: there is none, or none is whole (then it is about the newest).
     """
-    path, serials = _newest(folder, names)
-    while True:
-        damage = None
-        for serial in serials:
-            try:
-                with signals_held(), quiet():
-                    made = read(path, serial)
-            except CheckpointError as error:
-                damage = damage or error
-                continue
-            if damage is not None:
-                text = f"{damage}; the one before it, {path / str(serial)}, is taken"
-                warnings.warn(text, DamagedCheckpointWarning, stacklevel=4)
-            return made, path, serial
-        before, (path, serials) = (path, serials), _newest(folder, names)
-        if (path, serials) == before:
-            raise damage
+    paths = _paths(run, names)
+    problem = None
+    for count, path in enumerate(paths):
+        try:
+            made = read(path)
+        except CheckpointError as error:
+            problem = problem or error
+            continue
+        if problem is not None:
+            text = f"{problem}; the one before it, {path}, is taken"
+            warnings.warn(text, DamagedCheckpointWarning, stacklevel=4)
+        return made, paths[:count]
+    raise problem
 
 
-def _newest(folder, names: tuple[str, ...]) -> tuple[Path, list[int]]:
-    """Return where the first of the named checkpoints that a run has is, and its numbers, newest
-    first.
-
-    Raises:
-      CheckpointError: it has none.
-    """
-    if "\0" in str(folder):
-        raise CheckpointError(f"{str(folder)!r} is no folder: it has a NUL character in its name")
-    folder = Path(folder).expanduser().resolve()
-    for name in names:
-        path = folder / "checkpoints" / name
-        if serials := serials_in(path):
-            return path, sorted(serials, reverse=True)
-    raise CheckpointError(f"{folder} has no checkpoint ({' or '.join(names)}); is it a run folder?")
-
-
-def serials_in(path: Path) -> list[int]:
-    """Return numbers of the whole checkpoints; one that was being written is not among them."""
-    return ocp.utils.checkpoint_steps(path) if path.is_dir() else []
+def _paths(run, names: tuple[str, ...]) -> list[Path]:
+    """Return the files of the first of the named checkpoints that a run has, newest first."""
+    run = _path(run)
+    if run.is_file():
+        return [run]
+    for name in filter(lambda name: has_checkpoint(run, name), names):
+        folder = run / "checkpoints"
+        if (folder / name).is_dir():
+            raise CheckpointError(
+                f"{run} was written by an earlier version; `eqfuse convert run {run} NEW` writes "
+                "its networks and its state to a folder for this one"
+            )
+        return [folder / file for file in FILES[name]]
+    raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); is it a run folder?")
 
 
-def _read(path: Path, serial: int, state_like):
-    where, metadata = path / str(serial), _read_metadata(path, serial)
-    arguments = {"params": ocp.args.StandardRestore()}
-    if state_like is not None:
-        if "state" not in metadata["arrays_sha256"]:
-            raise CheckpointError(f"checkpoint {where} has no training state to resume from")
-        arguments["state"] = ocp.args.StandardRestore(jax.tree.map(np.asarray, state_like))
-    restored = _restore(path, serial, **arguments)
-    for key, item in restored.items():
-        if digest_of(item) != metadata["arrays_sha256"][key]:
-            raise CheckpointError(f"checkpoint {where} is damaged: {key} has changed")
-    return restored["params"], metadata, restored.get("state")
+def _read(path: Path, state_like):
+    groups = ("params",) if state_like is None else ("params", "state")
+    arrays, metadata = read_file(path, groups)
+    params = {}
+    for name in [name for name in arrays if name.startswith("params/")]:
+        *above, last = name.split("/")[1:]
+        tree = params
+        for key in above:
+            tree = tree.setdefault(key, {})
+        tree[last] = arrays.pop(name)
+    return params, metadata, None if state_like is None else _state(path, arrays, state_like)
 
 
-def _read_metadata(path: Path, serial: int) -> dict:
-    where = path / str(serial)
-    metadata = _restore(path, serial, metadata=ocp.args.JsonRestore())["metadata"]
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        found = metadata.get("format") if isinstance(metadata, dict) else None
-        raise CheckpointError(
-            f"checkpoint {where} has format {found}, this version reads format {FORMAT}"
-        )
-    digest = metadata.pop("sha256", None)
-    if digest != digest_of_text(metadata):
-        raise CheckpointError(f"checkpoint {where} is damaged: its metadata has changed")
-    return metadata
-
-
-def _restore(path: Path, serial: int, **arguments):
-    try:
-        with ocp.CheckpointManager(path, options=manager_options()) as manager:
-            restored = manager.restore(serial, args=ocp.args.Composite(**arguments))
-    except Exception as error:  # orbax and tensorstore raise many types on broken files
-        raise CheckpointError(
-            f"checkpoint {path / str(serial)} is damaged, or of another model: {first_line(error)}"
-        ) from error
-    return {key: restored[key] for key in arguments}
-
-
-def digest_of(tree) -> str:
-    """Return the SHA-256 of the arrays of a pytree: their order, dtypes, shapes and bytes."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(tree):
-        array = np.ascontiguousarray(leaf)
-        digest.update(f"{array.dtype} {np.shape(leaf)} ".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def digest_of_text(metadata: dict) -> str:
-    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
+def _state(path: Path, arrays: dict[str, np.ndarray], like):
+    if not arrays:
+        raise CheckpointError(f"checkpoint {path} has no training state to resume from")
+    ours = named_arrays("state", like)
+    kinds = [{n: (a.shape, a.dtype) for n, a in tree.items()} for tree in (ours, arrays)]
+    if kinds[0] != kinds[1]:
+        raise CheckpointError(f"checkpoint {path} is of another model or optimizer")
+    leaves = [
+        jax.random.wrap_key_data(arrays[name], impl=jax.random.key_impl(leaf))
+        if jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+        else arrays[name]
+        for name, leaf in zip(ours, jax.tree.leaves(like), strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def module_of(metadata: dict, backend: str | None):

@@ -9,7 +9,7 @@ from eqfuse import ops
 from eqfuse.data import Batcher, Dataset
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.loop import Limits
-from eqfuse.train.run.drawing import picture_batcher
+from eqfuse.train.run.plots import picture_batcher
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.data_config import FIT

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from eqfuse.train.run.files import CheckpointError, read_metadata_of
 from eqfuse.train.settings.config import (
     DEFAULTS,
     GROUPS,
@@ -54,7 +55,7 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
     others = parse(arguments)
     folder = os.path.expanduser(others.resume)
     config = read_config(Path(folder))
-    if (Path(folder) / CONVERTED).exists():
+    if _is_converted(Path(folder)):
         raise ConfigError(
             f"{folder} holds a converted network and no training to go on with; "
             f"start_from={folder} trains it further, in a folder of its own"
@@ -64,14 +65,13 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
 
 
 def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
-    """Return the configuration that `start_from=FOLDER` asks for; None if it is not among the
-    arguments.
+    """Return the configuration that `start_from=` asks for; None if it is not given.
 
     Args:
       parse: arguments to configuration.
       arguments: settings such as "start_from=runs/first", "lr=0.001".
     Raises:
-      ConfigError: no run on energies and forces in the folder, or settings of the network besides.
+      ConfigError: no network of energies and forces there, or settings of the network besides.
     """
     names = [argument.partition("=")[0] for argument in arguments]
     if "start_from" not in names:
@@ -87,14 +87,31 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
         return config
     if config.data.name == "tetris":
         raise ConfigError("start_from= is for energies and forces; give data= too, see --help")
-    theirs = read_config(Path(config.start_from))
+    theirs = _trained_config(Path(config.start_from))
     if theirs.data.name == "tetris":
         raise ConfigError(
-            f"the run in {config.start_from} classifies the Tetris shapes; start_from= takes one "
-            "of energies and forces"
+            f"the network of {config.start_from} classifies the Tetris shapes; start_from= takes "
+            "one of energies and forces"
         )
     given = {SHORTHANDS.get(name, name) for name in names}
     return dataclasses.replace(config, model=theirs.model, training=_tuning(config, given))
+
+
+def _trained_config(run: Path) -> Config:
+    """Return the configuration of a network: in the folder of its run, or in its file."""
+    if not run.is_file():
+        return read_config(run)
+    try:
+        return _checked(OmegaConf.create(read_metadata_of(run)["config"]), run)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _is_converted(run: Path) -> bool:
+    """Return whether the network was converted from another program."""
+    if run.is_file():
+        return "converted" in read_metadata_of(run)
+    return (run / CONVERTED).exists()
 
 
 def _tuning(config: Config, given: set[str]) -> MoleculeTraining:
@@ -102,7 +119,7 @@ def _tuning(config: Config, given: set[str]) -> MoleculeTraining:
     for.
     """
     training = config.training
-    if not (Path(config.start_from) / CONVERTED).exists():
+    if not _is_converted(Path(config.start_from)):
         return training
     optimizer = training.optimizer if "training.optimizer" in given else "adam"
     lr = training.lr if "training.lr" in given else TUNING_LR[optimizer]
@@ -122,6 +139,10 @@ def read_config(folder: Path) -> Config:
         raise ConfigError(f"{folder} holds no run: there is no {path}") from error
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    return _checked(plain, path)
+
+
+def _checked(plain, path: Path) -> Config:
     try:
         choices = {group: plain[group]["name"] for group in DEFAULTS}
         names = {**choices, "training": choices["data"]}

@@ -6,14 +6,13 @@ import datetime
 import fcntl
 import io
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
 
 from eqfuse import __version__
 from eqfuse.train.run.checkpoint import has_checkpoint
-from eqfuse.train.run.disk import set_aside, write_whole
+from eqfuse.train.run.files import set_aside, write_whole
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.config import Config, ConfigError
 from eqfuse.train.settings.options import to_yaml
@@ -227,8 +226,7 @@ def folder_for(config: Config) -> Path:
     """Return where the run will write.
 
     Raises:
-      ConfigError: `run` names something that exists, and is not to be resumed; a path that no
-        checkpoint can be written to.
+      ConfigError: `run` names something that exists, and is not to be resumed.
     """
     if config.run is not None:
         path = Path(config.run)
@@ -237,26 +235,14 @@ def folder_for(config: Config) -> Path:
                 raise ConfigError(_exists(path))
         except OSError as error:
             raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
-        _check_name(path)
         return path
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     base = Path("runs") / f"{stamp}_{config.model.name}_{config.data.name}"
-    _check_name(base)
     path, count = base, 1
     while path.exists():
         count += 1
         path = base.with_name(f"{base.name}_{count}")
     return path
-
-
-def _check_name(path: Path):
-    """Refuse a folder that orbax, which writes the checkpoints, would take for a pattern."""
-    whole = str(path.resolve())
-    if re.search(r"\[.*\]|\\", whole):
-        raise ConfigError(
-            f"the run cannot be written to {whole}: no checkpoint can be written below a folder "
-            "with [...] or a backslash in its name; set run= to another one"
-        )
 
 
 def _exists(path: Path) -> str:

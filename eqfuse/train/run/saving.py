@@ -1,46 +1,32 @@
 """Checkpoints of a run, best and last, written so that none is ever lost."""
 
-import contextlib
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
-from eqfuse.train.run.checkpoint import (
-    FORMAT,
-    KEPT,
-    CheckpointError,
-    digest_of,
-    digest_of_text,
-    manager_options,
-    serials_in,
-)
-from eqfuse.train.run.disk import reason, remedy, require_space, sync, sync_tree
-from eqfuse.train.run.quiet import quiet, signals_held
+from eqfuse.train.run.checkpoint import FILES, CheckpointError, has_checkpoint, named_arrays
+from eqfuse.train.run.files import encode, sync_folder, write_whole
 
 
 class Checkpoints:
-    """Writes the checkpoints `best` and `last` under one folder.
+    """Writes the checkpoints `best` and `last` to one folder.
 
-    The two newest of `last` are kept. A new checkpoint is complete on disk, safe from a power loss,
-    before the one that it replaces is removed, so that a run killed at any moment leaves one of the
-    two. `best` is written before a `last` that knows of it. A signal waits until a write has ended.
-    What is offered more often than `seconds` waits in memory for the next offer or for `flush`.
-    With `writes` False nothing is: another process does it.
+    The last one is kept with the one before it. A new checkpoint is complete on disk, safe from a
+    power loss, before it replaces another, so that a run killed at any moment leaves one of the
+    two. `best` is written before a `last` that knows of it. What is offered more often than
+    `seconds` waits in memory for the next offer or for `flush`. With `writes` False nothing is
+    written: another process does it.
     """
 
     def __init__(self, folder: Path, metadata: dict, seconds: float = 0.0, *, writes: bool = True):
         self._writes = writes
         self._folder = Path(folder).resolve()
-        self._metadata = {"format": FORMAT, **metadata}
+        self._metadata = metadata
         self._seconds = seconds
         self._waiting = {}
         self._written_at = -np.inf
-        self._managers = {}
 
     def offer(self, name: str, step: int, params: Callable, progress: dict, state=None):
         """Keep parameters as checkpoint `name`, now or at the next chance.
@@ -66,68 +52,32 @@ class Checkpoints:
         """
         for name in ("best", "last"):
             if name in self._waiting:
-                self._write(name, *self._waiting.pop(name))
+                self._write(name, *self._waiting[name])
+                del self._waiting[name]  # now: an exception within the writing leaves it here
         self._written_at = time.monotonic()
 
-    def close(self):
-        try:
-            self.flush()
-        finally:
-            for manager in self._managers.values():
-                manager.close()
-
     def _write(self, name: str, step: int, params: Callable, progress: dict, state):
-        items = {"params": params()} | ({} if state is None else {"state": state})
-        items = {key: jax.tree.map(np.asarray, item) for key, item in items.items()}
-        metadata = {**self._metadata, "step": step, **progress}
-        metadata["arrays_sha256"] = {key: digest_of(item) for key, item in items.items()}
-        arguments = {key: ocp.args.StandardSave(item) for key, item in items.items()}
-        arguments["metadata"] = ocp.args.JsonSave({**metadata, "sha256": digest_of_text(metadata)})
+        arrays = named_arrays("params", params())
+        if state is not None:
+            arrays |= named_arrays("state", state)
+        content = encode(arrays, {**self._metadata, "step": step, **progress})
+        path, *previous = (self._folder / file for file in FILES[name])
         try:
-            with signals_held():
-                self._save(name, items, ocp.args.Composite(**arguments))
-        except (OSError, ValueError, RuntimeError) as error:
+            if not self._folder.exists():
+                self._folder.mkdir(parents=True)
+                sync_folder(self._folder.parent)
+            write_whole(path, content, *previous)
+        except OSError as error:
             raise CheckpointError(
-                f"the checkpoint cannot be written to {self._folder / name}: {reason(error)}; "
-                f"{remedy(error)}: {self._intact(name)}"
+                f"the checkpoint, {len(content) // 1000 + 1} kB, cannot be written to {path}: "
+                f"{error.strerror}; free or repair the disk and resume the run: "
+                f"{self._intact(name)}"
             ) from error
-
-    def _save(self, name: str, items: dict, arguments):
-        manager = self._manager(name)
-        require_space(self._folder, items)
-        before = sorted(manager.all_steps())
-        # Counted, not named by step: a resumed run may write the same step again.
-        serial = 1 + max(before, default=0)
-        with quiet():
-            manager.save(serial, args=arguments, force=True)
-        try:
-            sync_tree(self._folder / name / str(serial))
-            for folder in (self._folder / name, self._folder, self._folder.parent):
-                sync(folder)
-        except OSError:
-            manager.delete(serial)  # nobody knows what of it is there
-            raise
-        for old in [*before, serial][: -KEPT[name]]:
-            manager.delete(old)
 
     def _intact(self, name: str) -> str:
         """Return what is left where a checkpoint of this name could not be written."""
-        if self._has(name):
+        run = self._folder.parent
+        if has_checkpoint(run, name):
             return "the one before it is intact"
-        others = [other for other in KEPT if self._has(other)]
+        others = [other for other in FILES if has_checkpoint(run, other)]
         return f"the one in {others[0]} is intact" if others else "none has been written yet"
-
-    def _has(self, name: str) -> bool:
-        with contextlib.suppress(OSError):
-            return bool(serials_in(self._folder / name))
-        return False
-
-    def _manager(self, name: str) -> ocp.CheckpointManager:
-        if name not in self._managers:
-            (self._folder / name).mkdir(parents=True, exist_ok=True)
-            # What a process left unfinished that was killed, or found the disk full.
-            for unfinished in (self._folder / name).glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(unfinished, ignore_errors=True)
-            options = manager_options(enable_async_checkpointing=False)
-            self._managers[name] = ocp.CheckpointManager(self._folder / name, options=options)
-        return self._managers[name]

@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 
-from eqfuse.train.run.quiet import STOPPING
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""The signals that end a run."""
 
 
 class TrainingFailed(RuntimeError):

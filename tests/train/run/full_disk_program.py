@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from eqfuse.train.run import disk
 from eqfuse.train.run.checkpoint import CheckpointError, read_checkpoint
 from eqfuse.train.run.saving import Checkpoints
 
@@ -15,20 +14,19 @@ METADATA = {"model": "nequip", "model_fields": {}, "potential": None}
 
 
 def main(folder: Path):
-    disk._OVERHEAD = -1_000_000  # without the look at the free space beforehand
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     failures, seen, step = [], [], 0
-    # No file can be longer than this; those of a checkpoint have between 10 bytes and 30 kB.
+    # No file can be longer than this; a checkpoint has 17 kB.
     for limit in (0, 30, 100, 300, 600, 1000, 2000, 4000, 8000, 16_000, 40_000):
         checkpoints = Checkpoints(folder / "checkpoints", METADATA)
         checkpoints.offer("last", step, lambda: ARRAYS, {}, state=ARRAYS)
-        left = [path.name for path in (folder / "checkpoints" / "last").iterdir()]
+        left = [path.name for path in (folder / "checkpoints").iterdir()]
         assert len(left) == min(2, 1 + len(seen)), left  # what failed before is gone
         seen.append(step)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
             checkpoints.offer("last", step + 1, lambda: ARRAYS, {}, state=ARRAYS)
-            checkpoints.close()
+            checkpoints.flush()
             step += 1
         except CheckpointError as error:
             failures.append(str(error))

@@ -18,7 +18,7 @@ import pytest
 from eqfuse.train import molecule
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
-from eqfuse.train.run.checkpoint import CheckpointError, read_checkpoint
+from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.resume import check_same_run
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.settings import ConfigError
@@ -82,7 +82,7 @@ def test_a_killed_run_ends_like_one_that_was_not(settings, whole, tmp_path, kill
     rng = np.random.default_rng(time.time_ns())  # other moments in every run of the test
     process = start([*settings, f"epochs={EPOCHS}", f"run={folder}"])
     for _ in range(kills):
-        while process.poll() is None and not (folder / "checkpoints" / "last").exists():
+        while process.poll() is None and not (folder / "checkpoints").exists():
             time.sleep(0.01)
         time.sleep(rng.uniform(0.0, 1.5))
         process.send_signal(signal.SIGKILL)
@@ -117,7 +117,8 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
 @pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_again(whole, tmp_path, capsys):
     folder = tmp_path / "early"
-    (folder / "checkpoints" / "last" / "1.orbax-checkpoint-tmp-0").mkdir(parents=True)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "last.safetensors.part").write_bytes(b"begun")
     shutil.copy(whole / "config.yaml", folder)
     assert main([f"resume={folder}"]) == 0
     assert "from the beginning" in capsys.readouterr().out
@@ -259,36 +260,6 @@ def test_two_processes_do_not_share_a_folder(whole, capsys):
     with open(whole / ".lock", "a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert "another process trains" in refused([f"resume={whole}", "epochs=20"], capsys)
-
-
-def test_a_damaged_byte_is_an_error_or_changes_nothing(whole, capfd):
-    """One changed byte in every file of a checkpoint, and nothing is printed by orbax's threads."""
-    rng = np.random.default_rng(0)
-    last = whole / "checkpoints" / "last"
-    shutil.rmtree(min(last.iterdir(), key=lambda path: int(path.name)))  # would be read instead
-    params, metadata, _ = read_checkpoint(whole, ("last",))
-    capfd.readouterr()
-    files = [path for path in (whole / "checkpoints" / "last").rglob("*") if path.is_file()]
-    refusals = 0
-    for path in files:
-        original = path.read_bytes()
-        if not original:
-            continue
-        damaged = bytearray(original)
-        damaged[rng.integers(len(damaged))] ^= 0xFF
-        path.write_bytes(damaged)
-        try:
-            again = read_checkpoint(whole, ("last",))
-        except CheckpointError as error:
-            assert "damaged" in str(error)  # noqa: PT017 - it may also not be raised
-            refusals += 1
-        else:
-            jax.tree.map(np.testing.assert_array_equal, again[0], params)
-            assert again[1] == metadata
-        path.write_bytes(original)
-    assert refusals > 0
-    time.sleep(0.1)
-    assert capfd.readouterr().err == ""
 
 
 def test_settings_that_an_earlier_version_did_not_have_were_at_their_default(tmp_path):

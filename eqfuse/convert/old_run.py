@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from eqfuse.convert.errors import ConvertError
-from eqfuse.train.run.checkpoint import FILES, named_arrays
-from eqfuse.train.run.files import encode, write_whole
+from eqfuse.train.run.checkpoint import named_arrays
+from eqfuse.train.run.files import FILES, encode, write_whole
 
 OLD_FORMAT = 3
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
 
 import jax
@@ -15,7 +14,6 @@ from eqfuse.convert.mace_parameters import parameters
 from eqfuse.convert.pickled import read_module
 from eqfuse.data import Shape, collate
 from eqfuse.train.molecule import UNITS
-from eqfuse.train.run.resume import CONVERTED
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.settings.config import Config, MACEConfig, MoleculeTraining
@@ -107,13 +105,7 @@ def _write(path: Path, run: str, description: Description, params: dict):
         "model": "mace",
         "model_fields": description.fields,
         "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
-        "potential": {
-            "scale": list(potential.scale),
-            "shift": list(potential.shift),
-            "trainable_scale_shift": False,
-            "binds_within": None,
-            "repulsion": potential.repulsion and dataclasses.asdict(potential.repulsion),
-        },
+        "potential": potential.to_plain(),
         "data_sha256": "",
         "species": list(description.references),
         "reference_energies": {str(z): e for z, e in description.references.items()},
@@ -136,8 +128,6 @@ def _write(path: Path, run: str, description: Description, params: dict):
         progress = {"position": {"epoch": 0, "batch": 0}, "epoch": 0}
         checkpoints.offer("best", 0, lambda: variables, progress)
         checkpoints.flush()
-        text = json.dumps(metadata["converted"], indent=1)
-        (folder.path / CONVERTED).write_text(f"{text}\n", encoding="utf-8")
     finally:
         folder.close()
 

@@ -6,6 +6,7 @@ import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from eqfuse import ops
 from eqfuse.models.allegro_irreps import Paths, tensor_paths
@@ -208,6 +209,21 @@ class Allegro(nn.Module):
         latents = e3nn.Irreps([(self.latent_dim, SCALAR)])
         inputs = [latents + times(self.channels, paths.inputs) for paths in self._paths()]
         return [*inputs, e3nn.Irreps(self.irreps_out)]
+
+    def narrow(self, params: dict, keep) -> tuple["Allegro", dict]:
+        """Return this network for some of its species, with the same predictions for them.
+
+        Args:
+          params: its parameters.
+          keep: [n] numbers of the species that stay, in their new order.
+        """
+        count, kernel = self.num_species, params["two_body"]["Dense_0"]["kernel"]
+        # its rows: the species of the two atoms, one-hot, then the radial basis
+        rows = np.concatenate([keep, count + np.asarray(keep), np.arange(2 * count, len(kernel))])
+        # a dense layer divides by the square root of its rows
+        kernel = (kernel[rows] * np.sqrt(len(rows) / len(kernel))).astype(kernel.dtype)
+        two_body = {**params["two_body"], "Dense_0": {"kernel": kernel}}
+        return self.clone(num_species=len(keep)), {**params, "two_body": two_body}
 
     def _paths(self) -> list[Paths]:
         return tensor_paths(self.irreps_out, layers=self.layers, lmax=self.lmax, parity=self.parity)

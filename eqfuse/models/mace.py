@@ -14,6 +14,7 @@ from eqfuse.models.message_passing import embed_species, radial_networks
 from eqfuse.models.nequip import gate_input
 from eqfuse.models.pairs import agnesi_transform, radii_of
 from eqfuse.models.radial import edge_features
+from eqfuse.models.species import take, take_species
 
 
 class MACELayer(nn.Module):
@@ -229,6 +230,21 @@ class MACE(nn.Module):
         """Return the node features from the embedding to the readout, `layers + 2` Irreps."""
         hidden = [features for _, features in self.basis_and_feature_irreps()]
         return [e3nn.Irreps([(self.channels, SCALAR)]), *hidden, e3nn.Irreps(self.irreps_out)]
+
+    def narrow(self, params: dict, keep) -> tuple["MACE", dict]:
+        """Return this network for some of its species, with the same predictions for them.
+
+        Args:
+          params: its parameters.
+          keep: [n] numbers of the species that stay, in their new order.
+        """
+        by_species = ("embedding", "species_linear", "contraction", "skip")
+        network = self.clone(
+            num_species=len(keep),
+            atomic_numbers=take(self.atomic_numbers, keep),
+            covalent_radii=take(self.covalent_radii, keep),
+        )
+        return network, take_species(params, keep, by_species)
 
     def basis_and_feature_irreps(self) -> list[tuple[e3nn.Irreps, e3nn.Irreps]]:
         """Return A and the node features of each layer, see `eqfuse.models.mace_irreps`."""

@@ -19,6 +19,7 @@ from eqfuse.models.irreps import (
 )
 from eqfuse.models.message_passing import embed_species, radial_networks
 from eqfuse.models.radial import edge_features
+from eqfuse.models.species import take_species
 
 
 def hidden_irreps(
@@ -188,6 +189,16 @@ class NequIP(nn.Module):
             parity=self.parity,
         )
         return [e3nn.Irreps([(self.channels, SCALAR)]), *hidden, e3nn.Irreps(self.irreps_out)]
+
+    def narrow(self, params: dict, keep) -> tuple["NequIP", dict]:
+        """Return this network for some of its species, with the same predictions for them.
+
+        Args:
+          params: its parameters.
+          keep: [n] numbers of the species that stay, in their new order.
+        """
+        params = take_species(params, keep, ("embedding", "skip"))
+        return self.clone(num_species=len(keep)), params
 
     @nn.compact
     def __call__(self, vectors, species, edges):

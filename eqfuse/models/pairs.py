@@ -9,6 +9,7 @@ import numpy as np
 from ase.data import covalent_radii
 
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
+from eqfuse.models.species import take
 
 DECAYS = (3.2, 0.9423, 0.4028, 0.2016)
 
@@ -77,6 +78,11 @@ class ZBL:
         if plain is None:
             return None
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
+
+    def narrow(self, keep) -> "ZBL":
+        """Return the potential between some of its species, `keep` [n]."""
+        numbers, radii = take(self.atomic_numbers, keep), take(self.covalent_radii, keep)
+        return dataclasses.replace(self, atomic_numbers=numbers, covalent_radii=radii)
 
     @jax.named_scope("zbl")
     def __call__(self, vectors: jax.Array, species: jax.Array, edges) -> jax.Array:

@@ -1,5 +1,6 @@
 """From a model of atoms to energies, forces and stress."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from eqfuse import ops
 from eqfuse.graph import Graph
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
+from eqfuse.models.species import take
 
 
 class Potential(nn.Module):
@@ -48,9 +50,37 @@ class Potential(nn.Module):
     binds_within: float | None = None
     repulsion: ZBL | None = None
 
+    def narrow(self, variables: dict, keep) -> tuple["Potential", dict]:
+        """Return this potential for some of its species, with the same predictions for them.
+
+        Args:
+          variables: its variables, {"params": ...}.
+          keep: [n] numbers of the species that stay, in their new order.
+        """
+        params = variables["params"]
+        model, of_model = self.model.narrow(params["model"], keep)
+        smaller = self.clone(
+            model=model,
+            scale=take(self.scale, keep),
+            shift=take(self.shift, keep),
+            repulsion=None if self.repulsion is None else self.repulsion.narrow(keep),
+        )
+        own = {name: params[name][keep] for name in ("scale", "shift")}
+        return smaller, {"params": {**own, "model": of_model}}
+
+    def to_plain(self) -> dict:
+        """Return its settings besides the model, as plain values for JSON."""
+        return {
+            "scale": list(self.scale),
+            "shift": list(self.shift),
+            "trainable_scale_shift": self.trainable_scale_shift,
+            "binds_within": self.binds_within,
+            "repulsion": self.repulsion and dataclasses.asdict(self.repulsion),
+        }
+
     @nn.compact
     def __call__(self, vectors, species, edges):
-        """Energy of each node.
+        """Return the energy of each node.
 
         Args:
           vectors: [n_edges, 3] Å, from receiver (centre) to sender (neighbour).

@@ -1,13 +1,10 @@
 """A trained network for some of its elements: fewer parameters, the same predictions."""
 
-import jax
 import numpy as np
 from ase.data import chemical_symbols
 
+from eqfuse.train.run.checkpoint import module_of
 from eqfuse.train.settings.settings import ConfigError
-
-_BY_SPECIES = ("embedding", "contraction", "skip", "species_linear", "scale", "shift")
-"""Parameters, or parts of the network, whose first axis are the species."""
 
 
 def check_elements(needed, species) -> None:
@@ -38,43 +35,18 @@ def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
     Returns:
       params and metadata of the smaller network; the predictions of these elements are the same.
     """
-    species = list(metadata["species"])
-    elements = list(elements)
-    if elements == species:
-        return params, metadata
-    keep = np.array([species.index(z) for z in elements])
-    params = jax.tree.map_with_path(
-        lambda path, leaf: _kept([key.key for key in path], leaf, keep, len(species)), params
-    )
-    potential = dict(metadata["potential"])
-    potential |= {name: _chosen(potential[name], keep) for name in ("scale", "shift")}
-    if potential.get("repulsion") is not None:
-        potential["repulsion"] = _with_elements(potential["repulsion"], keep)
+    keep = np.array([metadata["species"].index(z) for z in elements])
+    potential, params = module_of(metadata, None).narrow(params, keep)
     references = metadata["reference_energies"]
-    fields = _with_elements(metadata["model_fields"], keep)
     return params, {
         **metadata,
-        "model_fields": {**fields, "num_species": len(elements)},
-        "potential": potential,
-        "species": elements,
+        "model_fields": {n: _plain(getattr(potential.model, n)) for n in metadata["model_fields"]},
+        "potential": potential.to_plain(),
+        "species": list(elements),
         "reference_energies": {str(z): references[str(z)] for z in elements},
     }
 
 
-def _chosen(values, keep) -> list:
-    return [values[k] for k in keep]
-
-
-def _with_elements(fields: dict, keep) -> dict:
-    """Return settings with those of the elements that are kept, where they are by element."""
-    names = ("atomic_numbers", "covalent_radii")
-    chosen = {n: _chosen(fields[n], keep) for n in names if fields.get(n) is not None}
-    return {**fields, **chosen}
-
-
-def _kept(path: list[str], leaf, keep, count: int):
-    if path[-3:] == ["two_body", "Dense_0", "kernel"]:  # Allegro: both elements one-hot, then B
-        rows = np.concatenate([keep, count + keep, np.arange(2 * count, len(leaf))])
-        # a dense layer divides by the square root of its rows
-        return (leaf[rows] * np.sqrt(len(rows) / len(leaf))).astype(leaf.dtype)
-    return leaf[keep] if any(name in _BY_SPECIES for name in path) else leaf
+def _plain(value):
+    """Return a setting of a model as JSON has it."""
+    return list(value) if isinstance(value, tuple) else value

@@ -6,6 +6,7 @@ leaves the rest as it is.
 
 import csv
 import hashlib
+import os
 import shutil
 import sys
 import warnings
@@ -106,8 +107,9 @@ _DAMAGES: dict[str, Callable] = {
 _USES = {
     "config.yaml": ("resume",),
     "metrics.csv": ("resume",),
-    "last": ("resume", "last"),
-    "best": ("load_run", "best", "Calculator", "resume"),
+    "last.safetensors": ("resume", "last"),
+    "previous.safetensors": ("resume", "last"),
+    "best.safetensors": ("load_run", "best", "Calculator", "resume"),
 }
 
 
@@ -141,9 +143,7 @@ class Attacks:
     def prepare(self, seed: int):
         """Choose what is damaged, how, and what is done with the run then; see `Worker`."""
         rng = np.random.default_rng(seed)
-        found = [path for path in self._whole.glob("checkpoints/**/*") if path.is_file()]
-        # The names of some are random, their sizes are not.
-        files = sorted(found, key=lambda path: (path.parent, path.stat().st_size, path))
+        files = sorted(self._whole.glob("checkpoints/*"))
         top = [self._whole / name for name in ("config.yaml", "metrics.csv")]
         file = top[int(rng.integers(2))] if rng.random() < 0.3 else files[rng.integers(len(files))]
         how = list(_DAMAGES)[rng.integers(len(_DAMAGES))]
@@ -194,7 +194,9 @@ class Attacks:
             return "refused", said.error
         check_no_traceback(said)
         warned = said.err + " ".join(str(warning.message) for warning in caught)
-        if answers[0] != self._answers[use] and "damaged" not in warned:
+        # A run without a best network gives the last one.
+        other = answers[0] != self._answers[use] and os.path.lexists(damaged)
+        if other and not ("damaged" in warned or "missing" in warned):
             raise FaultError("another checkpoint was taken, and nothing was said")
         return ("the same" if answers[0] == self._answers[use] else "an older one, said"), warned
 

@@ -130,9 +130,9 @@ class Kills:
 
 def _kill_within_write(rng: np.random.Generator, folder: Path) -> Kill:
     if rng.random() < 0.5:
-        count = int(rng.integers(1, 300))
+        count = int(rng.integers(1, 150))
         return Kill(f"within a write, at change {count} of a file", f"operation:{count}:{folder}")
-    offers, size = int(rng.integers(1, 6)), int(np.exp(rng.uniform(np.log(30), np.log(7000))))
+    offers, size = int(rng.integers(1, 6)), int(np.exp(rng.uniform(np.log(30), np.log(20_000))))
     what = f"within a write, byte {size} of a file after checkpoint {offers}"
     return Kill(what, f"size:{offers}:{size}")
 

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import models
-from eqfuse.train.run.files import CheckpointError, read_file, read_metadata_of, set_aside
-
-FILES = {"best": ("best.safetensors",), "last": ("last.safetensors", "previous.safetensors")}
-"""Files of each checkpoint in `checkpoints/`, newest first: `previous` is for a disk that damages
-the newer one."""
+from eqfuse.train.run.files import (
+    FILES,
+    CheckpointError,
+    read_file,
+    read_metadata_of,
+    set_aside,
+)
 
 
 class DamagedCheckpointWarning(UserWarning):
@@ -102,7 +104,7 @@ def read_to_resume(folder, state_like, *, writes: bool):
 def has_checkpoint(folder, name: str) -> bool:
     """Return whether a run has a checkpoint of that name, "best" or "last", damaged or not."""
     path = Path(folder).expanduser() / "checkpoints"
-    return any(os.path.lexists(path / file) for file in FILES[name]) or (path / name).is_dir()
+    return any(os.path.lexists(path / file) for file in FILES[name]) or os.path.isdir(path / name)
 
 
 def named_arrays(group: str, tree) -> dict[str, np.ndarray]:
@@ -123,7 +125,7 @@ def _plain(leaf) -> np.ndarray:
 def _names(run, which: str | None) -> tuple[str, ...]:
     if which not in (None, *FILES):
         raise ValueError(f'which={which!r} is unknown; it is "best", "last", or None for either')
-    if which is not None and _path(run).is_file():
+    if which is not None and os.path.isfile(_path(run)):
         raise ValueError(f"which={which!r} is for the folder of a run, and {run} is one file")
     return ("best", "last") if which is None else (which,)
 
@@ -158,11 +160,11 @@ def _of_newest(read: Callable, run, names: tuple[str, ...]):
 def _paths(run, names: tuple[str, ...]) -> list[Path]:
     """Return the files of the first of the named checkpoints that a run has, newest first."""
     run = _path(run)
-    if run.is_file():
+    if os.path.isfile(run):
         return [run]
     for name in filter(lambda name: has_checkpoint(run, name), names):
         folder = run / "checkpoints"
-        if (folder / name).is_dir():
+        if os.path.isdir(folder / name):
             raise CheckpointError(
                 f"{run} was written by an earlier version; `eqfuse convert run {run} NEW` writes "
                 "its networks and its state to a folder for this one"

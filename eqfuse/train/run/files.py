@@ -13,6 +13,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+FILES = {"best": ("best.safetensors",), "last": ("last.safetensors", "previous.safetensors")}
+"""Names of each checkpoint's files, newest first: `previous` is for a disk that damages `last`."""
+
 FORMAT = 4
 _METADATA = "eqfuse"
 
@@ -106,8 +109,9 @@ def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
         if previous is not None and path.exists():
             os.replace(path, previous)
         os.replace(part, path)
-    finally:
+    except BaseException:
         part.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from eqfuse.train.run.files import CheckpointError, read_metadata_of
+from eqfuse.train.run.files import FILES, CheckpointError, read_metadata_of
 from eqfuse.train.settings.config import (
     DEFAULTS,
     GROUPS,
@@ -23,9 +23,6 @@ from eqfuse.train.settings.settings import require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
 CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
-
-CONVERTED = "converted.json"
-"""In the folder of a run: what it was converted from (`eqfuse.convert`)."""
 
 TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 """Learning rates by default for a converted network: measured, see `eqfuse/convert/README.md`."""
@@ -99,7 +96,7 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
 
 def _trained_config(run: Path) -> Config:
     """Return the configuration of a network: in the folder of its run, or in its file."""
-    if not run.is_file():
+    if not os.path.isfile(run):
         return read_config(run)
     try:
         return _checked(OmegaConf.create(read_metadata_of(run)["config"]), run)
@@ -108,10 +105,12 @@ def _trained_config(run: Path) -> Config:
 
 
 def _is_converted(run: Path) -> bool:
-    """Return whether the network was converted from another program."""
-    if run.is_file():
-        return "converted" in read_metadata_of(run)
-    return (run / CONVERTED).exists()
+    """Return whether the best network was converted from another program."""
+    path = run if os.path.isfile(run) else run / "checkpoints" / FILES["best"][0]
+    try:
+        return "converted" in read_metadata_of(path)
+    except CheckpointError:  # an error where it is needed
+        return False
 
 
 def _tuning(config: Config, given: set[str]) -> MoleculeTraining:

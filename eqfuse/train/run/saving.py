@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from eqfuse.train.run.checkpoint import FILES, CheckpointError, has_checkpoint, named_arrays
-from eqfuse.train.run.files import encode, sync_folder, write_whole
+from eqfuse.train.run.checkpoint import has_checkpoint, named_arrays
+from eqfuse.train.run.files import FILES, CheckpointError, encode, sync_folder, write_whole
 
 
 class Checkpoints:

@@ -18,7 +18,7 @@ from benchmarks import launches as compiled_launches
 from benchmarks.predictions import counts, devices, model, steps
 from benchmarks.steps.sequences import tetris
 from eqfuse import ops
-from eqfuse.ops.backends.triton.emit import steps as triton_steps
+from eqfuse.ops.backends.triton.emit import program as triton_program
 from tests.emulator import functions
 
 DEVICES = {device.name.split()[0]: device for device in devices.DEVICES}
@@ -60,7 +60,7 @@ def main() -> None:
     """Print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="H100", choices=DEVICES)
-    parser.add_argument("--warps", type=int, nargs="+", default=[triton_steps.WARPS])
+    parser.add_argument("--warps", type=int, nargs="+", default=[triton_program.WARPS])
     about = "of the eight; of one it bounds what a block for each could reach"
     parser.add_argument("--shapes", type=int, default=8, help=about)
     options = parser.parse_args()
@@ -71,7 +71,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     row("as it is written", step, args, device)
     for warps in options.warps:
-        triton_steps.WARPS = warps
+        triton_program.WARPS = warps
         row(f"sequence, {warps} warps", ops.sequence(step, most=math.inf), args, device)
 
 

@@ -26,7 +26,7 @@ from benchmarks import record
 from benchmarks.networks import normal
 from benchmarks.steps.sequences import CASES, WARM_UP, sides
 from eqfuse.ops.ir.linear_form import LinearForm, Weights
-from eqfuse.ops.ir.steps import Kernel
+from eqfuse.ops.ir.steps import Multilinear
 from eqfuse.ops.transforms.sequence.primitive import Traced
 from eqfuse.train.device.memory import keep_freed_memory
 
@@ -41,9 +41,9 @@ def linears(case) -> list[tuple[LinearForm, int]]:
     step, args = case("llvm")
     leaves, tree = jax.tree.flatten(args)
     closed = jax.make_jaxpr(lambda *flat: step(*jax.tree.unflatten(tree, flat)))(*leaves)
-    steps = [s for part in Traced(closed, math.inf).segments.native for s in part.steps.steps]
-    kernels = [s for s in steps if isinstance(s, Kernel) and isinstance(s.what, LinearForm)]
-    return [(s.what, s.num_rows) for s in kernels]
+    steps = [s for part in Traced(closed, math.inf).segments.native for s in part.program.steps]
+    kernels = [s for s in steps if isinstance(s, Multilinear) and isinstance(s.form, LinearForm)]
+    return [(s.form, s.num_rows) for s in kernels]
 
 
 def matmuls(forms) -> list[tuple[int, int, int]]:

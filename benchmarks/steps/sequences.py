@@ -25,7 +25,7 @@ from benchmarks import record
 from benchmarks.networks import normal, potential_on, random_graph, step_on
 from eqfuse import data, models, ops
 from eqfuse.graph import Graph
-from eqfuse.ops.backends.llvm.emit.steps import generate
+from eqfuse.ops.backends.llvm.emit.program import generate
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.transforms.sequence.primitive import Traced
 from eqfuse.train.device.memory import keep_freed_memory
@@ -194,7 +194,7 @@ def functions(step, args) -> dict:
     leaves, tree = jax.tree.flatten(args)
     closed = jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*leaves)
     [segment] = Traced(closed, math.inf).segments.native
-    text = generate(segment.steps, "float32", machine.machine()).text
+    text = generate(segment.program, "float32", machine.machine()).text
     names = re.findall(r"define internal void @(\w+)", text)
     lists = sum(bool(re.fullmatch(r"steps\d+", name)) for name in names)
     return {"bodies": len(names) - lists, "lists": lists}

@@ -154,7 +154,7 @@ def only(
 
     Inside, the `forbidden` products of e3nn-jax raise. `launches` is how many kernels are
     interpreted, exactly; `kinds` are those of what native kernels
-    compute: Form, LinearForm, StepSequence.
+    compute: Form, LinearForm, Program.
     """
     if backend == "llvm" and kinds is not None:
         jax.clear_caches()  # what was traced before is not computed again
@@ -187,7 +187,7 @@ def only(
 
 def record_native(patch: pytest.MonkeyPatch) -> list:
     """Return what is computed by native kernels from now on: each Form, LinearForm and
-    StepSequence.
+    Program.
     """
     computed = []
 
@@ -200,7 +200,7 @@ def record_native(patch: pytest.MonkeyPatch) -> list:
 
         patch.setattr(_native, name, record)
 
-    for name in ("run", "linear", "sequence"):
+    for name in ("run", "linear", "by_rows"):
         recorded(name, getattr(_native, name))
     return computed
 

@@ -221,6 +221,10 @@ class Form:
         return f"{operand.name}.{ref.segment}[{shape}]"
 
     @property
+    def operands(self) -> tuple[Operand, ...]:
+        return self.inputs + self.outputs
+
+    @property
     def num_terms(self) -> int:
         return sum(len(path.terms) for path in self.paths)
 

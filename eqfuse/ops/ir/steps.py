@@ -1,21 +1,17 @@
-"""A whole computation as steps: products and Linears, and the operations between them.
+"""The steps of a program: forms and linear forms, and the operations between them.
 
-Where a network is small, what it takes to begin each operation is more than the operation itself.
-`Steps` is a list of them for one kernel: forms and linear forms, element-wise functions, copies
-that stand for every change of shape, sums, and rows that are gathered and added by an index array.
-Arrays are numbered and flat; shapes are in the steps. Pure Python, hashable.
+Arrays are numbered; shapes are in the steps. Pure Python, hashable.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
+import enum
 import functools
-import heapq
 import math
 
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.form import Form, Index, Operand
+from eqfuse.ops.ir.linear_form import LinearForm, Rows, Weights
 
 BYTES = {"bool": 1, "int32": 4, "float32": 4, "float64": 8}
 
@@ -25,36 +21,38 @@ REAL |= {"log1p", "expm1", "tanh", "logistic", "sin", "cos", "square", "is_finit
 
 FUNCTIONS = REAL | {"add", "sub", "mul", "neg", "max", "min", "eq", "ne", "lt", "le", "gt", "ge"}
 FUNCTIONS |= {"and", "or", "not", "select", "convert", "identity"}
-"""Element-wise functions that steps may have."""
-
-ALIGNMENT = 64
+"""Functions that element-wise steps may have."""
 
 
-def joined(*axes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return axes (size, stride, ...) without those of size 1, neighbours as one where they can
-    be.
-    """
-    found: list[tuple[int, ...]] = []
-    for size, *strides in zip(*axes, strict=True):
-        if size == 1:
-            continue
-        if found and all(a == size * b for a, b in zip(found[-1][1:], strides, strict=True)):
-            found[-1] = (found[-1][0] * size, *strides)
-        else:
-            found.append((size, *strides))
-    return found
+class Extent(enum.Enum):
+    """How many rows an array has: one for the whole program, one for each row, or for each node."""
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    NODES = "nodes"
 
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """A flat array of `size` elements, at least one."""
+    """An array of `size` elements, at least one, or of rows of `size` elements each."""
 
     size: int
     dtype: str
+    extent: Extent = Extent.WHOLE
 
     @property
     def bytes(self) -> int:
         return self.size * BYTES[self.dtype]
+
+    @classmethod
+    def of(cls, operand: Operand | Rows | Weights, dtype: str) -> Array:
+        """Return the array of an operand of a form or of a linear form."""
+        if isinstance(operand, Rows):
+            return cls(operand.size, dtype, Extent.ROWS)
+        if isinstance(operand, Weights):
+            return cls(math.prod(operand.shape), dtype)
+        by_index = {Index.ROW: Extent.ROWS, Index.SHARED: Extent.WHOLE}
+        return cls(operand.size, dtype, by_index.get(operand.index, Extent.NODES))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,8 +68,16 @@ class Number:
         return hash(repr(self.value))
 
 
+class _OneResult:
+    write: int
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.write,)
+
+
 @dataclasses.dataclass(frozen=True)
-class Map:
+class Elementwise(_OneResult):
     """One of `FUNCTIONS`, element by element.
 
     Attributes:
@@ -84,13 +90,36 @@ class Map:
     write: int
     power: int = 0
 
-    @property
-    def writes(self) -> tuple[int, ...]:
-        return (self.write,)
+    def dtypes(self, arrays) -> list[str]:
+        """Return the dtype of each operand; all but the first of "select" have the last one."""
+        dtypes = [arrays[n].dtype for n in self.reads if not isinstance(n, Number)]
+        dtype = dtypes[-1] if dtypes else arrays[self.write].dtype
+        if self.function == "select":
+            return ["bool", *[arrays[self.write].dtype] * 2]
+        return [dtype] * len(self.reads)
 
 
 @dataclasses.dataclass(frozen=True)
-class Copy:
+class ElementwiseLoop:
+    """Element-wise functions of one size, in one loop."""
+
+    functions: tuple[Elementwise, ...]
+
+    @functools.cached_property
+    def reads(self) -> tuple[int, ...]:
+        """Return the arrays that it reads and does not write itself."""
+        found = dict.fromkeys(
+            n for m in self.functions for n in m.reads if not isinstance(n, Number)
+        )
+        return tuple(n for n in found if n not in self.writes)
+
+    @functools.cached_property
+    def writes(self) -> tuple[int, ...]:
+        return tuple(m.write for m in self.functions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy(_OneResult):
     """Elements of one array, copied to some places of another.
 
         out[first_out + sum_d i_d stride_out_d] = in[first_in + sum_d i_d stride_in_d]
@@ -106,13 +135,9 @@ class Copy:
     first_in: int = 0
     first_out: int = 0
 
-    @property
-    def writes(self) -> tuple[int, ...]:
-        return (self.write,)
-
 
 @dataclasses.dataclass(frozen=True)
-class Reduce:
+class Reduce(_OneResult):
     """A sum ("add"), "max", "min", "or" or "and" over some axes of an array.
 
     Attributes:
@@ -128,13 +153,16 @@ class Reduce:
     sizes_over: tuple[int, ...]
     strides_over: tuple[int, ...]
 
-    @property
-    def writes(self) -> tuple[int, ...]:
-        return (self.write,)
+    def initial(self, dtype: str) -> float:
+        """Return what the reduction of no element is."""
+        values = {"add": 0.0, "max": -math.inf, "min": math.inf, "or": 0, "and": 1}
+        if dtype == "int32":
+            values |= {"max": -(2**31), "min": 2**31 - 1}
+        return values[self.function]
 
 
 @dataclasses.dataclass(frozen=True)
-class Gather:
+class Gather(_OneResult):
     """Rows of `width` elements: reads are the rows and the index of each row that is written.
 
     An index out of range reads the nearest row, or gives rows of `fill` if that is not None.
@@ -145,13 +173,9 @@ class Gather:
     width: int
     fill: Number | None
 
-    @property
-    def writes(self) -> tuple[int, ...]:
-        return (self.write,)
-
 
 @dataclasses.dataclass(frozen=True)
-class ScatterAdd:
+class ScatterAdd(_OneResult):
     """Rows added to others: reads are what they are added to, the index of each, and the rows.
 
     A row of an index out of range is dropped, or goes to the nearest row if `clipped`.
@@ -162,165 +186,44 @@ class ScatterAdd:
     width: int
     clipped: bool
 
-    @property
-    def writes(self) -> tuple[int, ...]:
-        return (self.write,)
-
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
+class Multilinear:
     """A form or a linear form.
 
     Attributes:
       operands: an array for each input.
+      writes: an array for each output.
       indices: an array for each index array that it may need, by name.
       num_rows, num_nodes: of a form; a linear form has rows only.
+
+    A program over rows is given its index arrays by name when it is called, and how many rows and
+    nodes there are; `indices` and the two numbers are empty there.
     """
 
-    what: Form | LinearForm
+    form: Form | LinearForm
     operands: tuple[int, ...]
-    indices: tuple[tuple[str, int], ...]
     writes: tuple[int, ...]
-    num_rows: int
-    num_nodes: int
+    indices: tuple[tuple[str, int], ...] = ()
+    num_rows: int = 0
+    num_nodes: int = 0
 
     @property
     def reads(self) -> tuple[int, ...]:
         return (*self.operands, *(n for _, n in self.indices))
 
 
-@dataclasses.dataclass(frozen=True)
-class Maps:
-    """Element-wise functions of one size, in one loop."""
-
-    maps: tuple[Map, ...]
-
-    @functools.cached_property
-    def reads(self) -> tuple[int, ...]:
-        """Return the arrays that it reads and does not write itself."""
-        found = dict.fromkeys(n for m in self.maps for n in m.reads if not isinstance(n, Number))
-        return tuple(n for n in found if n not in self.writes)
-
-    @functools.cached_property
-    def writes(self) -> tuple[int, ...]:
-        return tuple(m.write for m in self.maps)
+Step = ElementwiseLoop | Elementwise | Copy | Reduce | Gather | ScatterAdd | Multilinear
 
 
-Step = Maps | Map | Copy | Reduce | Gather | ScatterAdd | Kernel
-
-
-@dataclasses.dataclass(frozen=True)
-class Steps:
-    """Steps from the arrays `inputs` to the arrays `outputs`, in an order in which they can run.
-
-    Attributes:
-      indices: of inputs that are index arrays: number, name and limit. An index is less than the
-        limit; offsets end with it.
-    """
-
-    arrays: tuple[Array, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    steps: tuple[Step, ...]
-    indices: tuple[tuple[int, str, int], ...] = ()
-
-    @functools.cached_property
-    def _hash(self):
-        return hash((self.arrays, self.inputs, self.outputs, self.steps, self.indices))
-
-    def __hash__(self):
-        return self._hash
-
-    @functools.cached_property
-    def in_loops(self) -> Steps:
-        """Return the same with element-wise functions of one size in one loop, if they can be.
-
-        A function moves up to the last loop of its size that all it reads comes before.
-        """
-        steps: list[list[Map] | Step] = []
-        loops: dict[int, list[int]] = {}
-        made: dict[int, int] = {}
-        for step in self.steps:
-            place = None
-            if isinstance(step, Map):
-                size = self.arrays[step.write].size
-                ready = max((made.get(n, -1) for n in step.reads if isinstance(n, int)), default=-1)
-                last = loops.setdefault(size, [])
-                if last and last[-1] >= ready:
-                    place = last[-1]
-                    steps[place].append(step)
-                else:
-                    last.append(len(steps))
-                    steps.append([step])
-            else:
-                steps.append(step)
-            for n in step.writes:
-                made[n] = len(steps) - 1 if place is None else place
-        joined = tuple(Maps(tuple(s)) if isinstance(s, list) else s for s in steps)
-        return dataclasses.replace(self, steps=joined)
-
-    @functools.cached_property
-    def uses(self) -> dict[int, tuple[int, int]]:
-        """Return the first and the last step that touches each array; outputs are used at the
-        end.
-        """
-        found: dict[int, tuple[int, int]] = {}
-        for k, step in enumerate(self.steps):
-            for n in (*step.reads, *step.writes):
-                if not isinstance(n, Number):
-                    found[n] = found.get(n, (k, k))[0], k
-        return found
-
-    def stored(self) -> set[int]:
-        """Return the arrays that need memory of their own: not those within one loop only."""
-        outside = set()
-        for k, step in enumerate(self.steps):
-            of_loop = set(step.writes) if isinstance(step, Maps) else set()
-            outside |= {n for n in of_loop if self.uses[n][1] > k}
-            if not isinstance(step, Maps):
-                outside |= set(step.writes)
-        return outside - set(self.outputs)
-
-    def places(self) -> tuple[dict[int, int], int]:
-        """Return where in scratch memory each stored array begins, in bytes, and the bytes of all.
-
-        An array takes the first gap between those that are used at the same time.
-        """
-        gaps: list[tuple[int, float]] = [(0, math.inf)]  # begin, end, in order
-        live: list[tuple[int, int, int]] = []  # a heap: last step, begin, end
-        found, total = {}, 0
-        for n in sorted(self.stored(), key=lambda n: self.uses[n][0]):
-            first, last = self.uses[n]
-            while live and live[0][0] < first:
-                _, begin, end = heapq.heappop(live)
-                k = bisect.bisect(gaps, (begin,))
-                if gaps[k][0] == end:
-                    end = gaps.pop(k)[1]
-                if k and gaps[k - 1][1] == begin:
-                    k -= 1
-                    begin = gaps.pop(k)[0]
-                gaps.insert(k, (begin, end))
-            size = -(-self.arrays[n].bytes // ALIGNMENT) * ALIGNMENT
-            k = next(k for k, (begin, end) in enumerate(gaps) if end - begin >= size)
-            begin, end = gaps[k]
-            gaps[k : k + 1] = [(begin + size, end)] if begin + size < end else []
-            heapq.heappush(live, (last, begin, begin + size))
-            found[n], total = begin, max(total, begin + size)
-        return found, total
-
-    @property
-    def num_kernels(self) -> int:
-        """Return how many forms and linear forms there are."""
-        return sum(isinstance(s, Kernel) for s in self.steps)
-
-    @property
-    def elements(self) -> int:
-        """Return the elements that its functions and copies write or read, all in all."""
-        sizes = 0
-        for step in self.steps:
-            if isinstance(step, Copy):
-                sizes += math.prod(step.sizes)
-            elif not isinstance(step, Kernel):
-                touched = (*step.reads, *step.writes)
-                sizes += max(self.arrays[n].size for n in touched if not isinstance(n, Number))
-        return sizes
+def merged_axes(*axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return axes (size, stride, ...) without those of size 1, with adjacent ones merged."""
+    found: list[tuple[int, ...]] = []
+    for size, *strides in zip(*axes, strict=True):
+        if size == 1:
+            continue
+        if found and all(a == size * b for a, b in zip(found[-1][1:], strides, strict=True)):
+            found[-1] = (found[-1][0] * size, *strides)
+        else:
+            found.append((size, *strides))
+    return found

@@ -6,15 +6,15 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from eqfuse.ops.backends.llvm.emit import linear_form as native_linear
-from eqfuse.ops.backends.llvm.emit import sequence as native_sequence
-from eqfuse.ops.backends.llvm.emit import sequence_arrays
+from eqfuse.ops.backends.llvm.emit import row_arrays, row_program
 from eqfuse.ops.backends.llvm.emit.form import generate
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide, transposed, width_of
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.backends.xla import linear_forms
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm, Rows, Weights
-from eqfuse.ops.ir.sequence import StepSequence
+from eqfuse.ops.ir.program import Program
+from eqfuse.ops.ir.steps import Extent
 
 native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True
@@ -81,38 +81,32 @@ def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Ar
     ]
 
 
-def sequence(
-    sequence: StepSequence, arrays, indices, num_rows: int, num_nodes: int
+def by_rows(
+    program: Program, arrays, indices, num_rows: int, num_nodes: int
 ) -> list[jax.Array] | None:
-    """Return the outputs of a sequence, computed by its native kernel; None where its steps are
-    better alone.
+    """Return the outputs of a program, computed by its native kernel, block by block of rows.
 
     Args:
-      sequence: what to compute; one that `is_runnable`.
+      program: what to compute; one that `runs_by_rows`.
       arrays: an array for each input, of one dtype, float32 or float64.
       indices: the index arrays by name.
+    Returns:
+      None where its steps are faster alone.
     """
-    parts = sequence_arrays.num_parts(sequence, num_rows, num_nodes)
+    parts = row_arrays.num_parts(program, num_rows, num_nodes)
     if not parts or arrays[0].dtype.name not in ("float32", "float64"):
         return None
-    module = native_sequence.generate(sequence, arrays[0].dtype.name, machine.machine(), parts)
-    is_weights = [isinstance(sequence.operands[n], Weights) for n in range(len(sequence.operands))]
-    inputs = [a.reshape(1, -1) if is_weights[n] else a for n, a in enumerate(arrays)]
-    inputs += [arrays[n].T.reshape(1, -1) for n in sequence_arrays.transposed_weights(sequence)]
+    module = row_program.generate(program, machine.machine(), parts)
+    counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
+    shapes = [(counts[array.extent], array.size) for array in program.arrays]
+    inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]
+    inputs += [arrays[n].T.reshape(1, -1) for n in row_arrays.transposed_weights(program)]
     inputs += [indices[name] for name in module.index_arrays]
-    shapes, final = [], []
-    for n in sequence.outputs:
-        operand = sequence.operands[n]
-        if is_weights[n]:
-            final.append(operand.shape)
-            shapes.append((1, width_of(operand)))
-        else:
-            by_row = isinstance(operand, Rows) or operand.index is Index.ROW
-            final.append((num_rows if by_row else num_nodes, operand.size))
-            shapes.append(final[-1])
-    shapes += [(parts, width) for width in module.copies]
-    results = native_p.bind(*inputs, module=module, shapes=tuple(shapes))
-    return [r.reshape(shape) for r, shape in zip(results, final, strict=False)]
+    results = [shapes[n] for n in program.outputs]
+    results += [(parts, width) for width in module.copies]
+    results = native_p.bind(*inputs, module=module, shapes=tuple(results))
+    outputs = zip((program.operands[n] for n in program.outputs), results, strict=False)
+    return [r.reshape(o.shape) if isinstance(o, Weights) else r for o, r in outputs]
 
 
 @native_p.def_abstract_eval

@@ -1,4 +1,4 @@
-"""Equations of a traced function as `ir.steps`, a rule for each primitive of JAX."""
+"""Equations of a traced function as steps of a program, a rule for each primitive of JAX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide
 from eqfuse.ops.ir import steps
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Index
 from eqfuse.ops.ir.linear_form import Weights
-from eqfuse.ops.ir.steps import Copy, Kernel, Map, Number, Reduce
+from eqfuse.ops.ir.steps import Copy, Elementwise, Multilinear, Number, Reduce
 from eqfuse.ops.transforms.fuse.program import Node
 from eqfuse.ops.transforms.sequence.values import VIEWS, NoStepError, Values, dtype_of, strides_of
 
@@ -23,7 +23,7 @@ REDUCTIONS |= {"reduce_or": "or", "reduce_and": "and"}
 
 
 class Converter(Values):
-    """Turns nodes of a program into steps, one after the other."""
+    """Turns nodes of a traced function into steps, one after the other."""
 
     def convert(self, node: Node):
         """Add the steps of a node.
@@ -37,7 +37,7 @@ class Converter(Values):
         elif node.name in (FORM, LINEAR_FORM):
             self._form(node) if node.name == FORM else self._linear_form(node)
         elif name in steps.FUNCTIONS:
-            self._map(node, name)
+            self._elementwise(node, name)
         elif name in VIEWS:
             if node.params.get("dimensions") is not None and name == "reshape":
                 raise NoStepError("reshape of a permutation")
@@ -50,7 +50,7 @@ class Converter(Values):
         else:
             raise NoStepError(f"{node.name} has no step")
 
-    def _map(self, node: Node, name: str):
+    def _elementwise(self, node: Node, name: str):
         out = self.aval(node.outputs[0])
         reads = [self._broadcast(v, out.shape) for v in node.inputs]
         dtypes = [dtype_of(self.aval(v)) for v in node.inputs]
@@ -68,13 +68,13 @@ class Converter(Values):
             self.steps.append(Copy((reads[0],), first, (1,), (0,), (1,)))
             reads[0] = first
         power = node.params["y"] if name == "integer_pow" else 0
-        self.steps.append(Map(name, tuple(reads), self.result(node.outputs[0]), power))
+        self.steps.append(Elementwise(name, tuple(reads), self.result(node.outputs[0]), power))
 
     def _converted(self, read, dtype: str):
         if isinstance(read, Number):
             return read
         array = self.new(self.arrays[read].size, dtype)
-        self.steps.append(Map("convert", (read,), array))
+        self.steps.append(Elementwise("convert", (read,), array))
         return array
 
     def _broadcast(self, value: int, shape) -> int | Number:
@@ -94,16 +94,16 @@ class Converter(Values):
             raise NoStepError("clamp of bool")
         middle = self.new(out.size, dtype_of(out))
         low, x, high = (self._broadcast(v, out.shape) for v in (low, x, high))
-        self.steps.append(Map("max", (low, x), middle))
-        self.steps.append(Map("min", (middle, high), self.result(node.outputs[0])))
+        self.steps.append(Elementwise("max", (low, x), middle))
+        self.steps.append(Elementwise("min", (middle, high), self.result(node.outputs[0])))
 
     def _one_minus_square(self, node: Node):
         """Add (1 - x)(1 + x), which JAX 0.12 has for the slope of tanh."""
         out, read = self.aval(node.outputs[0]), self.array(node.inputs[0])
         less, more = (self.new(out.size, dtype_of(out)) for _ in range(2))
-        self.steps.append(Map("sub", (Number(1.0), read), less))
-        self.steps.append(Map("add", (Number(1.0), read), more))
-        self.steps.append(Map("mul", (less, more), self.result(node.outputs[0])))
+        self.steps.append(Elementwise("sub", (Number(1.0), read), less))
+        self.steps.append(Elementwise("add", (Number(1.0), read), more))
+        self.steps.append(Elementwise("mul", (less, more), self.result(node.outputs[0])))
 
     # changes of shape
 
@@ -277,7 +277,7 @@ class Converter(Values):
             indices.append((name, self.index_array(value, name, limit)))
         operands = tuple(self.array(v) for v in node.inputs[:n])
         writes = tuple(self.result(v) for v in node.outputs)
-        self.steps.append(Kernel(form, operands, tuple(indices), writes, rows, nodes))
+        self.steps.append(Multilinear(form, operands, writes, tuple(indices), rows, nodes))
 
     def _linear_form(self, node: Node):
         form, rows = node.params["linear_form"], node.params["num_rows"]
@@ -297,7 +297,7 @@ class Converter(Values):
         operands = tuple(self.array(v) for v in node.inputs[:n])
         writes = tuple(self.result(v) for v in node.outputs)
         nodes = max(1, form.num_sets)
-        self.steps.append(Kernel(form, operands, tuple(indices), writes, rows, nodes))
+        self.steps.append(Multilinear(form, operands, writes, tuple(indices), rows, nodes))
 
 
 RULES = {

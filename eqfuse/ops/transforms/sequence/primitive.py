@@ -14,11 +14,11 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
 from eqfuse import _jax_compat
-from eqfuse.ops.backends.llvm.emit import steps as native_steps
+from eqfuse.ops.backends.llvm.emit import program as native_program
 from eqfuse.ops.backends.llvm.runtime import machine
-from eqfuse.ops.backends.triton.emit import steps as triton_steps
+from eqfuse.ops.backends.triton.emit import program as triton_program
 from eqfuse.ops.backends.triton.launch import launch
-from eqfuse.ops.ir.steps import Steps
+from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.native import native_p
 from eqfuse.ops.transforms.sequence.segments import BACKENDS, Segments, bind
@@ -58,7 +58,7 @@ class Traced:
     @functools.cached_property
     def operations(self) -> int:
         """Return about how many operations its kernels run: on a CPU, of vectors."""
-        return sum(cost(s.steps, self.segments) for s in self.segments.native)
+        return sum(cost(s.program, self.segments) for s in self.segments.native)
 
     @functools.cached_property
     def reason(self) -> str:
@@ -86,7 +86,7 @@ class Traced:
         """Return a line that says what computes it."""
         if self.reason:
             return f"as written: {self.reason}"
-        steps = [len(s.steps.in_loops.steps) for s in self.segments.native]
+        steps = [len(s.program.in_loops.steps) for s in self.segments.native]
         one, several = CALLS[self.segments.backend == "llvm"]
         calls = f"one {one}" if len(steps) == 1 else f"{len(steps)} {several}"
         return f"{calls} of {sum(steps)} steps"
@@ -117,11 +117,11 @@ def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
     return total, backends, placed
 
 
-def cost(steps: Steps, segments: Segments) -> int:
-    """Return about how many operations steps are: on a CPU, of vectors of this machine."""
+def cost(program: Program, segments: Segments) -> int:
+    """Return about how many operations a program is: on a CPU, of vectors of this machine."""
     if segments.backend == "llvm":
-        return native_steps.cost(steps, segments.dtype, machine.machine())
-    return triton_steps.cost(steps)
+        return native_program.cost(program, segments.dtype, machine.machine())
+    return triton_program.cost(program)
 
 
 def _definition(*arrays, call: Traced) -> list:
@@ -142,50 +142,50 @@ sequence_p = rules.defined_primitive("eqfuse_sequence", _transformed, _abstract)
 
 def _evaluate(segments: Segments, arrays) -> list:
     """Return the outputs of a function, segment by segment."""
-    program = segments.program
-    env = dict(program.given) | dict(zip(program.inputs, arrays, strict=True))
+    trace = segments.trace
+    env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
     for segment in segments.segments:
-        if segment.steps is None:
+        if segment.program is None:
             for node in segment.nodes:
                 found = bind(node.eqn, [env[v] for v in node.inputs])
                 env.update(zip(node.outputs, found, strict=True))
             continue
         given = [_given(env, key) for key in segment.inputs]
         call = _call if segments.backend == "llvm" else _launch
-        results = call(segment.steps, given, segments)
+        results = call(segment.program, given, segments)
         for node in segment.nodes:
             for v in node.outputs:
-                if not program.avals[v].size:
-                    env[v] = jnp.zeros(program.avals[v].shape, program.avals[v].dtype)
+                if not trace.avals[v].size:
+                    env[v] = jnp.zeros(trace.avals[v].shape, trace.avals[v].dtype)
         for value, result in zip(segment.outputs, results, strict=True):
-            env[value] = result.reshape(program.avals[value].shape)
-    return [env[v] for v in program.outputs]
+            env[value] = result.reshape(trace.avals[value].shape)
+    return [env[v] for v in trace.outputs]
 
 
-def _launch(steps: Steps, arrays, segments: Segments) -> list[jax.Array]:
-    """Return the outputs of steps, flat, from one launch."""
-    kernel = triton_steps.generate(steps, segments.dtype)
-    shapes = [(steps.arrays[n].size,) for n in steps.outputs] + [(kernel.scratch,)]
+def _launch(program: Program, arrays, segments: Segments) -> list[jax.Array]:
+    """Return the outputs of a program, flat, from one launch."""
+    kernel = triton_program.generate(program, segments.dtype)
+    shapes = [(program.arrays[n].size,) for n in program.outputs] + [(kernel.scratch,)]
     flat = [a.reshape(-1) for a in arrays]
     *results, _ = launch(kernel.spec, flat, shapes, (), (1,), segments.backend)
     return results
 
 
-def _call(steps: Steps, arrays, segments: Segments) -> list[jax.Array]:
-    """Return the outputs of steps, flat, from one native call."""
+def _call(program: Program, arrays, segments: Segments) -> list[jax.Array]:
+    """Return the outputs of a program, flat, from one native call."""
     dtype = segments.dtype
-    module = native_steps.generate(steps, dtype, machine.machine())
-    indices = {n for n, _, _ in steps.indices}
+    module = native_program.generate(program, dtype, machine.machine())
+    indices = {n for n, _, _ in program.indices}
     shaped = [
         a.reshape(-1) if n in indices else a.reshape(1, -1)
-        for n, a in zip(steps.inputs, arrays, strict=True)
+        for n, a in zip(program.inputs, arrays, strict=True)
     ]
-    shapes = tuple((1, steps.arrays[n].size) for n in steps.outputs)
-    dtypes = tuple(steps.arrays[n].dtype for n in steps.outputs)
+    shapes = tuple((1, program.arrays[n].size) for n in program.outputs)
+    dtypes = tuple(program.arrays[n].dtype for n in program.outputs)
     shapes += tuple((1, width) for width in module.copies)
     dtypes += (dtype,) * len(module.copies)
     results = native_p.bind(*shaped, module=module, shapes=shapes, dtypes=dtypes)
-    return results[: len(steps.outputs)]
+    return results[: len(program.outputs)]
 
 
 def _given(env, key):

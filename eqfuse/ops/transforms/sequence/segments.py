@@ -9,10 +9,12 @@ import functools
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from eqfuse.ops.backends.triton.emit import steps as triton_steps
-from eqfuse.ops.ir.steps import Copy, Number, Steps
+from eqfuse.ops.backends.triton.emit import program as triton_program
+from eqfuse.ops.ir.program import Program
+from eqfuse.ops.ir.steps import Copy, Number
 from eqfuse.ops.primitives.rules import definitions
-from eqfuse.ops.transforms.fuse.program import Node, Program, needed_values
+from eqfuse.ops.transforms.fuse import program as traces
+from eqfuse.ops.transforms.fuse.program import Node, needed_values
 from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter
 from eqfuse.ops.transforms.sequence.values import NoStepError
 
@@ -26,13 +28,13 @@ class Segment:
 
     Attributes:
       nodes: in order.
-      steps: one native kernel for all of them; None where XLA computes them one by one.
+      program: one native kernel for all of them; None where XLA computes them one by one.
       inputs: what the kernel reads: values, or see `Converter.inputs`.
       outputs: the values that are its results.
     """
 
     nodes: tuple[Node, ...]
-    steps: Steps | None = None
+    program: Program | None = None
     inputs: tuple = ()
     outputs: tuple[int, ...] = ()
 
@@ -41,7 +43,7 @@ class Segments:
     """A traced function as segments.
 
     Attributes:
-      program: its nodes.
+      trace: its nodes.
       segments: in the order in which they run.
       reasons: why nodes are no steps, with how many.
       backend: of the forms, one of `BACKENDS`; "" where there is none.
@@ -49,14 +51,14 @@ class Segments:
     """
 
     def __init__(self, closed: ClosedJaxpr):
-        self.program = Program(expanded(closed), {})
-        needed = needed_values(self.program, {})
-        self._nodes = [n for k, n in enumerate(self.program.nodes) if k in needed.nodes]
+        self.trace = traces.Program(expanded(closed), {})
+        needed = needed_values(self.trace, {})
+        self._nodes = [n for k, n in enumerate(self.trace.nodes) if k in needed.nodes]
         of_kernels = [n for n in self._nodes if n.name in KERNELS]
         backends = [n.params["backend"] for n in of_kernels]
         self.backend = next((b for b in BACKENDS if b in backends), "")
         of_kernels = [n for n in of_kernels if n.params["backend"] == self.backend]
-        dtypes = {str(self.program.avals[n.inputs[0]].dtype) for n in of_kernels}
+        dtypes = {str(self.trace.avals[n.inputs[0]].dtype) for n in of_kernels}
         self.dtype = next((d for d in ("float32", "float64") if d in dtypes), "")
         self.reasons: collections.Counter[str] = collections.Counter()
         self.segments = self._cut()
@@ -64,7 +66,7 @@ class Segments:
     @functools.cached_property
     def native(self) -> tuple[Segment, ...]:
         """Return the segments that are one kernel each."""
-        return tuple(s for s in self.segments if s.steps is not None)
+        return tuple(s for s in self.segments if s.program is not None)
 
     def _cut(self) -> list[Segment]:
         """Cut so that what runs natively comes as early, and in as few pieces, as can be.
@@ -96,14 +98,14 @@ class Segments:
                 todo += node.inputs[len(what.inputs) :]
         found: set[Node] = set()
         while todo:
-            node = self.program.node(todo.pop())
+            node = self.trace.node(todo.pop())
             if node is not None and node not in found:
                 found.add(node)
                 todo += node.inputs
         return found
 
     def _converter(self) -> Converter:
-        return Converter(self.program, self.dtype, self.backend)
+        return Converter(self.trace, self.dtype, self.backend)
 
     def _reason(self, node: Node) -> str:
         """Return why a node is no step, or ""."""
@@ -116,7 +118,7 @@ class Segments:
             return str(error)
         if self.backend == "llvm":
             return ""
-        return next(filter(None, map(triton_steps.left_out, converter.steps)), "")
+        return next(filter(None, map(triton_program.left_out, converter.steps)), "")
 
     def _segment(self, parts, level: int) -> Segment:
         nodes = parts[level]
@@ -127,29 +129,24 @@ class Segments:
             converter.convert(node)
         own = set(map(id, nodes))
         later = {v for n in self._nodes if id(n) not in own for v in n.inputs}
-        later |= set(self.program.outputs)
+        later |= set(self.trace.outputs)
         made = [v for n in nodes for v in n.outputs if v in later]
-        outputs = tuple(v for v in made if self.program.avals[v].size)
+        outputs = tuple(v for v in made if self.trace.avals[v].size)
         results: list[int] = []
         known: set[int] = set()
         for value in outputs:
             read = converter.numbers[value]
             if isinstance(read, Number) or read in converter.inputs or read in known:
-                aval = self.program.avals[value]
+                aval = self.trace.avals[value]
                 array = converter.new(aval.size, str(aval.dtype))
                 stride = 0 if isinstance(read, Number) else 1
                 converter.steps.append(Copy((read,), array, (aval.size,), (stride,), (1,)))
                 read = array
             results.append(read)
             known.add(read)
-        steps = Steps(
-            tuple(converter.arrays),
-            tuple(converter.inputs),
-            tuple(results),
-            tuple(converter.steps),
-            tuple(converter.indices),
-        )
-        return Segment(tuple(nodes), steps, tuple(converter.inputs.values()), outputs)
+        parts = converter.arrays, converter.inputs, results, converter.steps, converter.indices
+        program = Program(*map(tuple, parts))
+        return Segment(tuple(nodes), program, tuple(converter.inputs.values()), outputs)
 
 
 def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -94,8 +94,11 @@ def table(traced: Traced) -> str:
         return traced.choice
     lines = [("operations", "computed by", "why not")]
     for segment in traced.segments.native:
-        found = f"{len(segment.nodes)}, {segment.steps.num_kernels} of them products and Linears"
-        lines.append((found, f"a native call of {len(segment.steps.in_loops.steps)} steps", ""))
+        products = len(segment.program.multilinear)
+        operations = f"{len(segment.nodes)}, {products} of them products and Linears"
+        lines.append(
+            (operations, f"a native call of {len(segment.program.in_loops.steps)} steps", "")
+        )
     for reason, count in sorted(traced.segments.reasons.items()):
         if reason:
             lines.append((str(count), "XLA", reason))

@@ -1,4 +1,4 @@
-"""The values of a traced function as arrays of `ir.steps`."""
+"""The values of a traced function as arrays of a program."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def strides_of(shape) -> tuple[int, ...]:
 
 
 class Values:
-    """The values of a program as arrays of steps.
+    """The values of a traced function as arrays.
 
     Attributes:
       dtype, backend: of the forms.
-      arrays, steps, indices: as in `Steps`, of what was turned so far.
-      inputs: what is read from outside, by the number of its array: a value of the program, or
+      arrays, steps, indices: as in `ir.program.Program`, of what was turned so far.
+      inputs: what is read from outside, by the number of its array: a value of the trace, or
         ("order" or "offsets", value of an index, sets of weights).
       numbers: of the values, an array, a `Number`, or None where it has no elements.
     """
 
-    def __init__(self, program: Program, dtype: str, backend: str):
-        self.program, self.dtype, self.backend = program, dtype, backend
+    def __init__(self, trace: Program, dtype: str, backend: str):
+        self.trace, self.dtype, self.backend = trace, dtype, backend
         self.arrays: list[Array] = []
         self.steps: list = []
         self.indices: list[tuple[int, str, int]] = []
@@ -47,7 +47,7 @@ class Values:
     # values
 
     def aval(self, value: int):
-        return self.program.avals[value]
+        return self.trace.avals[value]
 
     def new(self, size: int, dtype: str) -> int:
         self.arrays.append(Array(size, dtype))
@@ -70,7 +70,7 @@ class Values:
         if value not in self.numbers:
             aval = self.aval(value)
             dtype = dtype_of(aval)
-            number = _number(self.program, value) if aval.size else None
+            number = _number(self.trace, value) if aval.size else None
             if not aval.size:
                 self.numbers[value] = None
             elif number is not None:
@@ -115,25 +115,25 @@ class Values:
 SAME_NUMBERS = VIEWS | {"broadcast_in_dim", "copy", "copy_p", "stop_gradient"}
 
 
-def _number(program: Program, value: int):
+def _number(trace: Program, value: int):
     """Return the number that a value is everywhere, if it is written so; None otherwise.
 
     Nothing is computed for it, as `Program.uniform` does: each operation would be compiled.
     """
-    if value in program.given:
-        found = program.given[value]
+    if value in trace.given:
+        found = trace.given[value]
         if isinstance(found, jax.core.Tracer) or np.size(found) > LARGEST_CONSTANT:
             return None
         found = np.ravel(found)
         same = found.tobytes() == found[:1].tobytes() * found.size  # -0 is another number than 0
         return found[0].item() if same else None
-    node = program.node(value)
+    node = trace.node(value)
     if node is None or node.name not in SAME_NUMBERS | {"convert_element_type"}:
         return None
-    number = _number(program, node.inputs[node.outputs.index(value)])
+    number = _number(trace, node.inputs[node.outputs.index(value)])
     if number is None or node.name in SAME_NUMBERS:
         return number
-    return np.asarray(number).astype(program.avals[value].dtype).item()
+    return np.asarray(number).astype(trace.avals[value].dtype).item()
 
 
 def dtype_of(aval) -> str:

@@ -5,7 +5,7 @@ import pytest
 from eqfuse.ops import TensorProductLinear
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
-from eqfuse.ops.ir.sequence import StepSequence
+from eqfuse.ops.ir.program import Program
 from tests.ops.linear_cases import CASES, Problem
 from tests.ops.parity import only
 from tests.ops.test_tensor_product_linear import orders, orders_of_e3nn, worst
@@ -20,6 +20,6 @@ def test_all_orders_equal_e3nn(name, kernels, x64):
     case, problem = CASES[name], Problem(CASES[name])
     plain = case.cls is TensorProductLinear and not case.indexed
     by_row = not case.graph or dict(case.options).get("channelwise")
-    with only("llvm", kinds={Form, LinearForm, *([StepSequence] if plain and by_row else [])}):
+    with only("llvm", kinds={Form, LinearForm, *([Program] if plain and by_row else [])}):
         found = orders(problem, "llvm")
     assert worst(found, orders_of_e3nn(case)) < 1e-12

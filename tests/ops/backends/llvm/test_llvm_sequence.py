@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.emit import sequence_arrays
+from eqfuse.ops.backends.llvm.emit import row_arrays
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
-from eqfuse.ops.ir.sequence import StepSequence
+from eqfuse.ops.ir.program import Program
 from tests.ops.backends.llvm.test_llvm import REFUSED, assert_bitwise
 from tests.ops.parity import only
 from tests.ops.test_tensor_product_linear import worst
@@ -74,11 +74,9 @@ class Graph:
 
 RANDOM = np.random.default_rng(1)
 GRAPHS = {
-    "more edges of a node than a block": Graph(
-        RANDOM.integers(0, 3, 3 * sequence_arrays.MOST_ROWS), 3
-    ),
+    "more edges of a node than a block": Graph(RANDOM.integers(0, 3, 3 * row_arrays.MOST_ROWS), 3),
     "isolated nodes everywhere": Graph(2 * RANDOM.integers(5, 40, 101), 90),
-    "whole blocks": Graph(np.repeat(np.arange(4), sequence_arrays.MOST_ROWS), 4),
+    "whole blocks": Graph(np.repeat(np.arange(4), row_arrays.MOST_ROWS), 4),
     "sorted": Graph(np.sort(RANDOM.integers(0, 70, 333)), 70),
     "small blocks": Graph(RANDOM.integers(0, 9, 70), 9, "128x0e+128x1o+128x1e", "8x0e+8x1o+8x1e"),
     "one node has most edges": Graph(
@@ -89,9 +87,9 @@ GRAPHS = {
 }
 
 
-def chains(kernels) -> list[StepSequence]:
+def chains(kernels) -> list[Program]:
     """Return those of the kernels that are of sequences, of which there are some."""
-    found = [what for what in kernels if isinstance(what, StepSequence)]
+    found = [what for what in kernels if isinstance(what, Program)]
     assert found
     return found
 
@@ -103,7 +101,7 @@ def test_graphs_of_all_kinds(name, kernels, x64):
     with only("llvm"):
         found = GRAPHS[name].result("llvm", np.float64)
     assert worst(found, expected) < 1e-12
-    kinds = [tuple(type(step.what) for step in sequence.steps) for sequence in chains(kernels)]
+    kinds = [tuple(type(step.form) for step in sequence.steps) for sequence in chains(kernels)]
     forward, backward, double = (
         (Form, LinearForm),
         (Form, LinearForm, Form),
@@ -186,7 +184,7 @@ def test_few_rows_and_large_matrices_are_no_chain():
         text = jax.jit(module.apply).lower(params, x, y).as_text()
         return text.count("custom_call @eqfuse"), text.count("dot_general")
 
-    fewest = sequence_arrays.FEWEST_ROWS
+    fewest = row_arrays.FEWEST_ROWS
     assert num_calls(fewest - 1, "8x0e+8x1o") == (2, 0)
     assert num_calls(fewest, "8x0e+8x1o") == (1, 0)
     assert num_calls(fewest, "512x0e") == (1, 1)

@@ -11,9 +11,9 @@ import pytest
 
 from eqfuse import data, models, ops
 from eqfuse.graph import Graph
-from eqfuse.ops.backends.llvm.emit import steps as native_steps
+from eqfuse.ops.backends.llvm.emit import program as native_program
 from eqfuse.ops.backends.llvm.emit.module import Module
-from eqfuse.ops.backends.llvm.emit.steps import generate
+from eqfuse.ops.backends.llvm.emit.program import generate
 from eqfuse.ops.backends.llvm.runtime.machine import machine
 from eqfuse.ops.transforms.sequence.primitive import Traced
 from eqfuse.train.flat import Flat
@@ -63,11 +63,11 @@ def test_passes_that_are_shared_out(monkeypatch):
     """Here those of every product and Linear: the numbers are the same."""
     loss, args = tetris("llvm")
     alone = ops.sequence(jax.value_and_grad(loss))(*args)
-    monkeypatch.setattr(native_steps, "WORK_OF_A_THREAD", 1)
+    monkeypatch.setattr(native_program, "WORK_OF_A_THREAD", 1)
     generate.cache_clear()
     modules = []
     monkeypatch.setattr(
-        native_steps, "Module", lambda *a: modules.append(Module(*a)) or modules[-1]
+        native_program, "Module", lambda *a: modules.append(Module(*a)) or modules[-1]
     )
     try:
         shared = ops.sequence(jax.value_and_grad(lambda *a: loss(*a)))(*args)
@@ -151,7 +151,7 @@ def test_equal_layers_share_their_functions():
         leaves, tree = jax.tree.flatten(args)
         closed = jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*leaves)
         [segment] = Traced(closed, np.inf).segments.native
-        text = generate(segment.steps, "float32", machine()).text
+        text = generate(segment.program, "float32", machine()).text
         return text.count("define internal")
 
     # irreps grow in the first layers and shrink in the last; radial networks go by three layers

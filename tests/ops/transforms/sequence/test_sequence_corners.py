@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.emit.steps import generate
+from eqfuse.ops.backends.llvm.emit.program import generate
 from eqfuse.ops.backends.llvm.runtime.machine import machine
 from eqfuse.ops.ir.steps import Number
 from eqfuse.ops.transforms.sequence.primitive import Traced
@@ -294,8 +294,8 @@ def test_the_work_of_compiling_grows_with_the_layers():
         traced = Traced(jax.make_jaxpr(function)(np.eye(4, dtype=np.float32)), 1e9)
         cut = calls(lambda: traced.segments)
         [segment] = traced.segments.native
-        written = calls(lambda: generate(segment.steps, "float32", machine()))
-        return np.array([cut, written, calls(segment.steps.in_loops.places)])
+        written = calls(lambda: generate(segment.program, "float32", machine()))
+        return np.array([cut, written, calls(segment.program.in_loops.places)])
 
     work(3)  # what is kept for the next time
     first, second, third = work(20), work(40), work(80)

@@ -9,7 +9,8 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
-from eqfuse.ops.ir.steps import Array, Copy, Map, Maps, Steps
+from eqfuse.ops.ir.program import Program
+from eqfuse.ops.ir.steps import Array, Copy, Elementwise, ElementwiseLoop
 from eqfuse.ops.transforms.sequence.primitive import Traced
 
 # Triton's interpreter computes what is masked too
@@ -182,7 +183,7 @@ def test_float64():
             np.testing.assert_allclose(a, b, rtol=1e-14 if a.dtype == np.float64 else 1e-5)
 
 
-def random_steps(seed: int) -> Steps:
+def random_program(seed: int) -> Program:
     """Element-wise functions and copies of arrays of two sizes, in a random order of use."""
     rng = np.random.default_rng(seed)
     arrays, steps = [Array(16, "float32"), Array(700, "float32")], []
@@ -192,27 +193,27 @@ def random_steps(seed: int) -> Steps:
         same = arrays[read].size == arrays[n].size
         sizes = min(arrays[read].size, arrays[n].size), 1, 1
         copy = Copy((read,), n, *((size,) for size in sizes))
-        steps.append(Map("sin", (read,), n) if same else copy)
-    return Steps(tuple(arrays), (0, 1), (39,), tuple(steps))
+        steps.append(Elementwise("sin", (read,), n) if same else copy)
+    return Program(tuple(arrays), (0, 1), (39,), tuple(steps))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_arrays_that_are_used_at_the_same_time_lie_apart(seed):
-    steps = random_steps(seed).in_loops
-    places, total = steps.places()
-    assert total < sum(steps.arrays[n].bytes for n in places)  # memory is used again
+    program = random_program(seed).in_loops
+    places, total = program.places()
+    assert total < sum(program.arrays[n].bytes for n in places)  # memory is used again
     for a, b in itertools.combinations(places, 2):
-        (first, last), (begin, end) = steps.uses[a], steps.uses[b]
-        ends = places[a] + steps.arrays[a].bytes, places[b] + steps.arrays[b].bytes
+        (first, last), (begin, end) = program.uses[a], program.uses[b]
+        ends = places[a] + program.arrays[a].bytes, places[b] + program.arrays[b].bytes
         assert last < begin or end < first or ends[0] <= places[b] or ends[1] <= places[a]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_functions_in_one_loop_come_after_what_they_read(seed):
-    steps = random_steps(seed).in_loops
-    assert len(steps.steps) < len(random_steps(seed).steps)
-    known = set(steps.inputs)
-    for step in steps.steps:
-        for one in step.maps if isinstance(step, Maps) else (step,):
+    program = random_program(seed).in_loops
+    assert len(program.steps) < len(random_program(seed).steps)
+    known = set(program.inputs)
+    for step in program.steps:
+        for one in step.functions if isinstance(step, ElementwiseLoop) else (step,):
             assert known.issuperset(one.reads)
             known.add(one.write)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.networks import random_graph, step_on
 from benchmarks.steps import sequences
 from eqfuse import ops
-from eqfuse.ops.backends.triton.emit import steps as triton_steps
+from eqfuse.ops.backends.triton.emit import program as triton_program
 from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
 from eqfuse.ops.transforms.sequence.primitive import Traced
 from tests.emulator import functions
@@ -29,7 +29,7 @@ def steps_of(function, args):
     leaves, tree = jax.tree.flatten(args)
     flat = jax.make_jaxpr(lambda *a: function(*jax.tree.unflatten(tree, a)))(*leaves)
     [segment] = Traced(flat, math.inf).segments.native
-    return segment.steps
+    return segment.program
 
 
 @pytest.mark.slow
@@ -77,12 +77,12 @@ def small(backend: str):
 def test_barriers_stand_between_steps_that_touch_the_same_memory():
     """Each barrier is needed; without any one of them, what it guards is found."""
     step, args = sequences.tetris("triton")
-    steps = triton_steps.prepared(steps_of(step, args))
-    guarded = triton_steps.barriers(steps)
+    steps = triton_program.prepared(steps_of(step, args))
+    guarded = triton_program.barriers(steps)
     assert len(guarded) > 100
-    assert triton_steps.unguarded(steps, guarded) == []
+    assert triton_program.unguarded(steps, guarded) == []
     for left_out in sorted(guarded)[::20]:
-        pairs = triton_steps.unguarded(steps, guarded - {left_out})
+        pairs = triton_program.unguarded(steps, guarded - {left_out})
         assert any(a < left_out <= b for a, b in pairs)
 
 

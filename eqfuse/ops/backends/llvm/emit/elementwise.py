@@ -8,7 +8,7 @@ import math
 import struct
 
 from eqfuse.ops.backends.llvm.emit.ir import Function
-from eqfuse.ops.ir.steps import Array, Map, Maps, Number
+from eqfuse.ops.ir.steps import Elementwise, ElementwiseLoop, Number
 
 TYPES = {"bool": "i1", "int32": "i32", "float32": "float", "float64": "double"}
 STORED = {**TYPES, "bool": "i8"}
@@ -42,15 +42,11 @@ def literal(value: float, dtype: str, lanes: int = 1) -> str:
     return text if lanes == 1 else f"splat ({TYPES[dtype]} {text})"
 
 
-class Writer:
-    """Writes functions of values that are `lanes` numbers each.
+class FunctionEmitter:
+    """Writes functions of values that are `lanes` numbers each."""
 
-    Attributes:
-      declared: the declarations that what it wrote needs.
-    """
-
-    def __init__(self, f: Function, lanes: int, declared: set[str]):
-        self.f, self.lanes, self.declared = f, lanes, declared
+    def __init__(self, f: Function, lanes: int):
+        self.f, self.lanes = f, lanes
 
     def type(self, dtype: str) -> str:
         return kind(dtype, self.lanes)
@@ -82,12 +78,11 @@ class Writer:
         place = self.f.at(pointer, index, width)
         self.f.do(f"store {stored} {value}, ptr {place}, align {width}")
 
-    def apply(self, step: Map, values: list[str], dtype: str, out: str) -> str:
+    def apply(self, name: str, values: list[str], dtype: str, out: str, power: int = 0) -> str:
         """Return a function of values of one dtype, of which the result is of the dtype `out`.
 
         The first operand of "select" is of bool, whatever `dtype` is.
         """
-        name = step.function
         if name == "select":
             which, no, yes = values
             t = self.type(out)
@@ -104,8 +99,8 @@ class Writer:
         if name == "identity":
             return values[0]
         if dtype == "int32":
-            return self._integer(name, values, step.power)
-        return self._real(name, values, dtype, step.power)
+            return self._integer(name, values)
+        return self._real(name, values, dtype, power)
 
     def _compare(self, name: str, values: list[str], dtype: str) -> str:
         a, b = values
@@ -130,7 +125,7 @@ class Writer:
         names |= {"float32": "fpext", "float64": "fptrunc"}
         return self.f.value(f"{names[dtype]} {a} {value} to {b}")
 
-    def _integer(self, name: str, values: list[str], power: int) -> str:
+    def _integer(self, name: str, values: list[str]) -> str:
         f, t = self.f, self.type("int32")
         if name in ("add", "sub", "mul"):
             return f.value(f"{name} {t} {values[0]}, {values[1]}")
@@ -178,10 +173,6 @@ class Writer:
         if dtype == "float32" and name in ("tanh", "expm1"):
             return self._tanh(a) if name == "tanh" else self._expm1(a)
         return self._library(name, values, dtype)
-
-    def combine(self, function: str, a: str, b: str, dtype: str) -> str:
-        """Return two numbers added, or the larger of them, and so on; see `Reduce`."""
-        return self.apply(Map(function, (), 0), [a, b], dtype, dtype)
 
     def _power(self, a: str, power: int, dtype: str) -> str:
         result, square, rest = None, a, abs(power)
@@ -267,13 +258,13 @@ class Writer:
 
     def _call(self, name: str, values: list[str], dtype: str, out: str) -> str:
         a, b = self.type(dtype), self.type(out)
-        self.declared.add(f"declare {b} @{name}({', '.join([a] * len(values))})")
+        self.f.declared.add(f"declare {b} @{name}({', '.join([a] * len(values))})")
         return self.f.value(f"call {b} @{name}({', '.join(f'{a} {v}' for v in values)})")
 
     def _library(self, name: str, values: list[str], dtype: str) -> str:
         """Return a function of the C library, lane by lane."""
         assert name in LIBRARY, name
-        one = Writer(self.f, 1, self.declared)
+        one = FunctionEmitter(self.f, 1)
         symbol = name + "f" * (dtype == "float32")
         if self.lanes == 1:
             return one._call(symbol, values, dtype, dtype)
@@ -285,44 +276,24 @@ class Writer:
         return result
 
 
-def write_maps(
-    f: Function,
-    step: Maps,
-    arrays: tuple[Array, ...],
-    pointers: dict[int, str],
-    widest: int,
-    declared: set[str],
-):
+def emit_loop(f: Function, step: ElementwiseLoop, arrays, pointers: dict[int, str]):
     """Write a loop over functions of one size; those results are stored that have a pointer."""
-    size = arrays[step.writes[0]].size
-    lanes = widest if size >= widest else 1
-    whole = size // lanes * lanes
-    for start, stop, count in ((0, whole, lanes), (whole, size, 1)):
-        if start < stop:
-            with f.loop(str(stop), start=str(start), step=count) as loop:
-                _write_turn(Writer(f, count, declared), step, arrays, pointers, loop.index)
+    for loop, lanes in f.vector_loops(arrays[step.writes[0]].size):
+        emitter, values = FunctionEmitter(f, lanes), {}
+        for function in step.functions:
+            _apply(emitter, function, arrays, pointers, values, loop.index)
 
 
-def _write_turn(writer: Writer, step: Maps, arrays, pointers, index: str):
-    values: dict[int, str] = {}
-
-    def read(n) -> str:
+def _apply(emitter: FunctionEmitter, step: Elementwise, arrays, pointers, values, index: str):
+    dtypes, operands = step.dtypes(arrays), []
+    for n, dtype in zip(step.reads, dtypes, strict=True):
+        if isinstance(n, Number):
+            operands.append(emitter.number(n.value, dtype))
+            continue
         if n not in values:
-            values[n] = writer.load(pointers[n], arrays[n].dtype, arrays[n].size, index)
-        return values[n]
-
-    for m in step.maps:
-        out = arrays[m.write].dtype
-        dtypes = [arrays[n].dtype for n in m.reads if not isinstance(n, Number)]
-        dtype = dtypes[-1] if dtypes else out
-        operands = []
-        for place, n in enumerate(m.reads):
-            if isinstance(n, Number):
-                of = "bool" if m.function == "select" and place == 0 else dtype
-                of = out if m.function == "select" and place else of
-                operands.append(writer.number(n.value, of))
-            else:
-                operands.append(read(n))
-        values[m.write] = writer.apply(m, operands, dtype, out)
-        if m.write in pointers:
-            writer.store(values[m.write], pointers[m.write], out, index)
+            values[n] = emitter.load(pointers[n], arrays[n].dtype, arrays[n].size, index)
+        operands.append(values[n])
+    out = arrays[step.write].dtype
+    values[step.write] = emitter.apply(step.function, operands, dtypes[-1], out, step.power)
+    if step.write in pointers:
+        emitter.store(values[step.write], pointers[step.write], out, index)

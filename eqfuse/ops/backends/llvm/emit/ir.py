@@ -23,10 +23,15 @@ class Function:
     Args:
       header: `define ...` without the brace.
       dtype: of the floating point values, "float32" or "float64".
+      widest: lanes of a vector at most.
+
+    Attributes:
+      declared: the declarations of the functions that it calls, besides `declarations`.
     """
 
-    def __init__(self, header: str, dtype: str):
-        self.header, self.dtype = header, dtype
+    def __init__(self, header: str, dtype: str, widest: int = 1):
+        self.header, self.dtype, self.widest = header, dtype, widest
+        self.declared: set[str] = set()
         self.real, self.bytes = REAL[dtype], BYTES[dtype]
         self._lines: list[str] = ["entry:"]
         self._count = 0
@@ -74,6 +79,15 @@ class Function:
             phis.append(f"{name} = phi {kind} [{first}, %{before}], [{follow}, %{last}]")
         self._lines[place:place] = phis
         self._label(f"done{n}")
+
+    def vector_loops(self, size: int):
+        """Yield loops over `size` elements and the elements of a turn: whole vectors, then rest."""
+        lanes = self.widest if size >= self.widest else 1
+        whole = size // lanes * lanes
+        for start, stop, count in ((0, whole, lanes), (whole, size, 1)):
+            if start < stop:
+                with self.loop(str(stop), start=str(start), step=count) as loop:
+                    yield loop, count
 
     def vector(self, lanes: int, wide: bool = False) -> str:
         """Return the type of `lanes` real numbers, of float64 where it is `wide`."""

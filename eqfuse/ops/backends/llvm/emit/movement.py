@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import math
 
-from eqfuse.ops.backends.llvm.emit.elementwise import STORED, Writer, kind, literal
+from eqfuse.ops.backends.llvm.emit.elementwise import (
+    STORED,
+    FunctionEmitter,
+    emit_loop,
+    kind,
+    literal,
+)
 from eqfuse.ops.backends.llvm.emit.ir import Function
-from eqfuse.ops.ir.steps import BYTES, Array, Copy, Gather, Number, Reduce, ScatterAdd, joined
+from eqfuse.ops.ir.steps import (
+    BYTES,
+    Copy,
+    ElementwiseLoop,
+    Gather,
+    Number,
+    Reduce,
+    ScatterAdd,
+    Step,
+    merged_axes,
+)
 
 UNROLLED = 8
 """Turns of an inner loop that are written out."""
@@ -31,11 +47,11 @@ def nested(f: Function, axes, pointers: list[str], widths: list[int], body):
         nested(f, rest, moved(loop.index), widths, body)
 
 
-def write_copy(f: Function, step: Copy, arrays: tuple[Array, ...], pointers: dict[int, str]):
+def write_copy(f: Function, step: Copy, arrays, pointers: dict[int, str]):
     """Write a copy between the first elements that it reads and writes, where `pointers` are."""
     dtype = arrays[step.write].dtype
     width, stored = BYTES[dtype], STORED[dtype]
-    axes = joined(step.sizes, step.strides_in, step.strides_out)
+    axes = merged_axes(step.sizes, step.strides_in, step.strides_out)
     target = pointers[step.write]
     [read] = step.reads
     if isinstance(read, Number):
@@ -71,69 +87,51 @@ def _memcpy(f: Function, target: str, source: str, num_bytes: int):
     f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {source}, i64 {num_bytes}, i1 false)")
 
 
-FIRST = {"add": 0.0, "max": -math.inf, "min": math.inf, "or": 0, "and": 1}
-
-
-def write_reduce(
-    f: Function,
-    step: Reduce,
-    arrays: tuple[Array, ...],
-    pointers: dict[int, str],
-    widest: int,
-    declared: set[str],
-):
+def write_reduce(f: Function, step: Reduce, arrays, pointers: dict[int, str]):
     """Write a sum or the like; numbers that lie side by side in vectors where they stay so."""
     [read], out = step.reads, step.write
     dtype = arrays[out].dtype
     width = BYTES[dtype]
-    over = joined(step.sizes_over, step.strides_over)
+    over = merged_axes(step.sizes_over, step.strides_over)
     steps_out = [math.prod(step.sizes[k + 1 :]) for k in range(len(step.sizes))]
-    axes = joined(step.sizes, step.strides, steps_out)
+    axes = merged_axes(step.sizes, step.strides, steps_out)
     inner = axes.pop() if axes and axes[-1][1] == 1 else None
 
     def total(source: str, target: str, lanes: int):
-        writer = Writer(f, lanes, declared)
-        value = _reduced(writer, step.function, dtype, source, over)
-        writer.store(value, target, dtype, "0")
+        emitter = FunctionEmitter(f, lanes)
+        emitter.store(_reduced(emitter, step, dtype, source, over), target, dtype, "0")
 
     def body(places):
         if inner is None:
             total(*places, 1)
             return
-        size = inner[0]
-        lanes = widest if size >= widest else 1
-        whole = size // lanes * lanes
-        for start, stop, count in ((0, whole, lanes), (whole, size, 1)):
-            if start < stop:
-                with f.loop(str(stop), start=str(start), step=count) as loop:
-                    total(*(f.at(p, loop.index, width) for p in places), count)
+        for loop, lanes in f.vector_loops(inner[0]):
+            total(*(f.at(p, loop.index, width) for p in places), lanes)
 
     nested(f, axes, [pointers[read], pointers[out]], [width, width], body)
 
 
-def _reduced(writer: Writer, function: str, dtype: str, source: str, over) -> str:
+def _reduced(emitter: FunctionEmitter, step: Reduce, dtype: str, source: str, over) -> str:
     """Return the sum over some axes, a loop for each, from `lanes` numbers at `source` on."""
-    f, first = writer.f, FIRST[function]
-    if dtype == "int32" and math.isinf(first):
-        first = -(2**31) if first < 0 else 2**31 - 1
+    f = emitter.f
 
     def added(value: str, place: str) -> str:
-        new = writer.load(place, dtype, 2, "0")
-        return writer.combine(function, value, new, dtype)
+        new = emitter.load(place, dtype, 2, "0")
+        return emitter.apply(step.function, [value, new], dtype, dtype)
 
     def run(value: str, place: str, axes) -> str:
         if not axes:
             return added(value, place)
         (size, stride), rest = axes[0], axes[1:]
         width = BYTES[dtype]
-        with f.loop(str(size), carried=[value], kinds=[kind(dtype, writer.lanes)]) as loop:
+        with f.loop(str(size), carried=[value], kinds=[kind(dtype, emitter.lanes)]) as loop:
             loop.next = [run(loop.carried[0], f.at(place, loop.index, stride * width), rest)]
         return loop.carried[0]
 
-    return run(writer.number(first, dtype), source, over)
+    return run(emitter.number(step.initial(dtype), dtype), source, over)
 
 
-def write_gather(f: Function, step: Gather, arrays: tuple[Array, ...], pointers: dict[int, str]):
+def write_gather(f: Function, step: Gather, arrays, pointers: dict[int, str]):
     source, index = step.reads
     dtype = arrays[source].dtype
     row_bytes = step.width * BYTES[dtype]
@@ -178,3 +176,17 @@ def write_scatter_add(f: Function, step: ScatterAdd, arrays, pointers: dict[int,
             new = f.value(f"load {t}, ptr {there}, align {width}")
             total = f.value(f"{'add' if dtype == 'int32' else 'fadd'} {t} {old}, {new}")
             _store(f, total, t, here, width)
+
+
+WRITERS = {
+    ElementwiseLoop: emit_loop,
+    Copy: write_copy,
+    Reduce: write_reduce,
+    Gather: write_gather,
+    ScatterAdd: write_scatter_add,
+}
+
+
+def write(f: Function, step: Step, arrays, pointers: dict[int, str]):
+    """Write a step that is no form, with pointers to those of its arrays that are in memory."""
+    WRITERS[type(step)](f, step, arrays, pointers)

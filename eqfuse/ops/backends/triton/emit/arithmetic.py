@@ -18,7 +18,7 @@ class _Sum:
     name: str
 
 
-class ArithmeticWriter:
+class ArithmeticEmitter:
     """Writes the statements of a form, one group of paths at a time.
 
     Args:

@@ -2,8 +2,8 @@
 
 import math
 
-from eqfuse.ops.backends.triton.emit.lines import LineWriter
-from eqfuse.ops.ir.steps import Map, Number
+from eqfuse.ops.backends.triton.emit.emitter import Emitter
+from eqfuse.ops.ir.steps import Elementwise, Number
 
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
@@ -37,26 +37,26 @@ def larger(a: str, b: str, dtype: str, function: str = "max") -> str:
     return f"{name}({a}, {b}{nan})"
 
 
-class FunctionWriter:
+class FunctionEmitter:
     """Writes functions of values that are named.
 
     Args:
-      lines: where their statements go.
+      emitter: where their statements go.
     """
 
-    def __init__(self, lines: LineWriter):
-        self.lines, self._names = lines, 0
+    def __init__(self, emitter: Emitter):
+        self.emitter, self._names = emitter, 0
 
     def name(self, text: str) -> str:
         """Return a variable that holds the value of `text`."""
         self._names += 1
         name = f"f{self._names}"
-        self.lines.emit(f"{name} = {text}")
+        self.emitter.emit(f"{name} = {text}")
         return name
 
-    def apply(self, step: Map, values: list[str], dtype: str, out: str) -> str:
+    def apply(self, function: str, values: list[str], dtype: str, out: str, power: int) -> str:
         """Return a variable with a function of values of `dtype`; its result is of dtype `out`."""
-        function, a = step.function, values[0]
+        a = values[0]
         b = values[1] if len(values) > 1 else ""
         if function in ARITHMETIC:
             text = f"{a} {ARITHMETIC[function]} {b}"
@@ -71,7 +71,7 @@ class FunctionWriter:
         elif function == "convert":
             text = self._converted(a, dtype, out)
         elif function == "integer_pow":
-            return self._power(a, step.power, dtype)
+            return self._power(a, power, dtype)
         elif function == "div":
             text = self._quotient(a, b, dtype)
         elif function == "not":
@@ -182,24 +182,17 @@ class FunctionWriter:
         return self.name(f"{n} / tl.where({small}, {d}, 1.0 + {t})")
 
 
-def operands(step: Map, arrays, read) -> tuple[list[str], str]:
+def operands(step: Elementwise, arrays, read) -> tuple[list[str], str]:
     """Return the values that a function reads, as text, and their dtype.
 
     Args:
-      arrays: of the steps.
+      arrays: of the program.
       read: gives the variable of an array.
     """
-    out = arrays[step.write].dtype
-    dtypes = [arrays[n].dtype for n in step.reads if not isinstance(n, Number)]
-    dtype = dtypes[-1] if dtypes else out
-    found = []
-    for place, n in enumerate(step.reads):
+    dtypes, found = step.dtypes(arrays), []
+    for n, dtype in zip(step.reads, dtypes, strict=True):
         if not isinstance(n, Number):
             found.append(read(n))
-        elif step.function in BETWEEN:
-            found.append(literal(n.value, dtype))
-        elif step.function == "select":
-            found.append(constant(n.value, out) if place else literal(n.value, "bool"))
         else:
-            found.append(constant(n.value, dtype))
-    return found, dtype
+            found.append((literal if step.function in BETWEEN else constant)(n.value, dtype))
+    return found, dtypes[-1]

@@ -8,9 +8,9 @@ bit. Every thread holds one channel, and the coefficients are literals.
 
 import dataclasses
 
-from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticWriter, component_name
+from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
+from eqfuse.ops.backends.triton.emit.emitter import program
 from eqfuse.ops.backends.triton.emit.form_operands import WARP, OperandWriter, Task
-from eqfuse.ops.backends.triton.emit.lines import program
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
 from eqfuse.ops.ir.form import Index, Path
 
@@ -199,7 +199,7 @@ class _Writer(OperandWriter):
         last = {}
         for number, group in enumerate(self.task.groups):
             last.update({(p.output.operand, p.output.segment): number for p in group})
-        body = ArithmeticWriter(form, self._load, self.emit)
+        body = ArithmeticEmitter(form, self._load, self.emit)
         body.loaded(
             component_name(form.inputs[i], number, component)
             for i in self.inputs

@@ -3,7 +3,7 @@
 import dataclasses
 
 from eqfuse.ops.backends.triton.emit.arithmetic import component_name
-from eqfuse.ops.backends.triton.emit.lines import LineWriter
+from eqfuse.ops.backends.triton.emit.emitter import Emitter
 from eqfuse.ops.ir.form import Form, Index, Operand, Path
 
 WARP = 32
@@ -51,7 +51,7 @@ def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
     return block, -(-form.max_mul // block)
 
 
-class OperandWriter(LineWriter):
+class OperandWriter(Emitter):
     """Collects the text of one kernel: what has to do with one operand."""
 
     def __init__(self, task: Task):

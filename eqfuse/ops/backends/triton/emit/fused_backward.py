@@ -6,10 +6,10 @@ parameters are not its business: they are sums over all rows, for which a kernel
 the product and the cotangent of the pre-activation, which this kernel writes if it is asked to.
 """
 
-from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticWriter, component_name
+from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
+from eqfuse.ops.backends.triton.emit.emitter import SLICE
+from eqfuse.ops.backends.triton.emit.fused_emitter import COMPONENTS, FusedEmitter
 from eqfuse.ops.backends.triton.emit.fused_forward import FusedKernel, activated, gate_value
-from eqfuse.ops.backends.triton.emit.fused_lines import COMPONENTS, FusedWriter
-from eqfuse.ops.backends.triton.emit.lines import SLICE
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.gates import Part
@@ -44,7 +44,7 @@ def backward_form(form: Form, wanted: tuple[bool, ...]) -> Form:
     return form.jvp(wanted).transpose(linear, (True,))
 
 
-class _Backward(FusedWriter):
+class _Backward(FusedEmitter):
     def __init__(self, fused: Fused, wanted, given, dtype: str, writes_dz: bool):
         super().__init__(fused, dtype, least=SLICE, threads=2)
         self.cotangents = backward_form(fused.form, wanted)
@@ -193,7 +193,7 @@ class _Backward(FusedWriter):
 
     def _name_components(self, segment: int, parts, dz):
         """Name the cotangents of the components of a segment: the variables that
-        `ArithmeticWriter` reads.
+        `ArithmeticEmitter` reads.
         """
         s = self.out.segments[segment]
         [term, *_] = self.linear.into(parts[0].block)
@@ -207,7 +207,7 @@ class _Backward(FusedWriter):
     def _statements_of(self, segment: int, assigned: set[str]):
         """Write the part of the product's backward that reads the cotangent of this segment."""
         form = self.cotangents
-        body = ArithmeticWriter(form, self.load_component, self.emit)
+        body = ArithmeticEmitter(form, self.load_component, self.emit)
         last = len(form.inputs) - 1
         dout = form.inputs[last]
         body.loaded(component_name(dout, segment, k) for k in range(dout.segments[segment].dim))
@@ -221,7 +221,7 @@ class _Backward(FusedWriter):
             for path in group:
                 self._accumulate(body, path, assigned)
 
-    def _accumulate(self, body: ArithmeticWriter, path, assigned: set[str]):
+    def _accumulate(self, body: ArithmeticEmitter, path, assigned: set[str]):
         operand = self.cotangents.outputs[path.output.operand]
 
         def accumulate(component, expression):

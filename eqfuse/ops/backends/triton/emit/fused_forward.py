@@ -7,8 +7,8 @@ matrices of the Linear, and at the end applies the gate; the product is never wr
 import dataclasses
 
 from eqfuse.ops.backends.triton.emit import activations
-from eqfuse.ops.backends.triton.emit.fused_lines import FusedWriter
-from eqfuse.ops.backends.triton.emit.lines import SLICE
+from eqfuse.ops.backends.triton.emit.emitter import SLICE
+from eqfuse.ops.backends.triton.emit.fused_emitter import FusedEmitter
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.gates import Part, Tile
@@ -36,7 +36,7 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
     """Return the kernel of a fused op: writes out, and the pre-activation z where the gate changes
     it.
     """
-    t = FusedWriter(fused, dtype, least=1)
+    t = FusedEmitter(fused, dtype, least=1)
     t.row_prologue()
     z: dict[Part, str] = {}
     finished: set[Part] = set()
@@ -65,7 +65,7 @@ def forward(fused: Fused, dtype: str) -> FusedKernel:
     return FusedKernel(spec, tuple(inputs), tuple(outputs), t.rows)
 
 
-def _add_linear(t: FusedWriter, segments: list[int], parts: list[Part], z: dict[Part, str]):
+def _add_linear(t: FusedEmitter, segments: list[int], parts: list[Part], z: dict[Part, str]):
     """Add the Linear of segments of the product to the parts that read them."""
     for segment, components in t.product(segments).items():
         s = t.out.segments[segment]
@@ -84,7 +84,7 @@ def _add_linear(t: FusedWriter, segments: list[int], parts: list[Part], z: dict[
                     t.emit(f"{z[part]} += {t.dot(piece, matrix, term.scale)}")
 
 
-def _finish(t: FusedWriter, part: Part, z: dict[Part, str]):
+def _finish(t: FusedEmitter, part: Part, z: dict[Part, str]):
     """Add bias and skip, and store the pre-activation as an output; the tile becomes
     three-dimensional.
     """
@@ -101,7 +101,7 @@ def _finish(t: FusedWriter, part: Part, z: dict[Part, str]):
     t.store_tile(*t.place_of(part), part, name)
 
 
-def _value(t: FusedWriter, tile: Tile, z: dict[Part, str]) -> str:
+def _value(t: FusedEmitter, tile: Tile, z: dict[Part, str]) -> str:
     """Return what the gate makes of a part."""
     value = z[tile.part]
     if tile.gate is None:
@@ -109,7 +109,7 @@ def _value(t: FusedWriter, tile: Tile, z: dict[Part, str]) -> str:
     return t.name(f"{gate_value(t, tile, z[tile.gate])} * {value}")
 
 
-def gate_value(t: FusedWriter, tile: Tile, z: str, derivative: bool = False) -> str:
+def gate_value(t: FusedEmitter, tile: Tile, z: str, derivative: bool = False) -> str:
     """Return act(gate), or its derivative, [ROWS, 1, columns]: the gate is the first component of
     z.
     """
@@ -117,7 +117,7 @@ def gate_value(t: FusedWriter, tile: Tile, z: str, derivative: bool = False) -> 
     return activated(t, tile.act, first, derivative)
 
 
-def activated(t: FusedWriter, act, x: str, derivative: bool = False) -> str:
+def activated(t: FusedEmitter, act, x: str, derivative: bool = False) -> str:
     """Return an activation of variable x, or its derivative."""
     statements, expression = activations.triton_text(act, x, derivative)
     for statement in statements:

@@ -9,8 +9,8 @@ bit.
 
 import dataclasses
 
+from eqfuse.ops.backends.triton.emit.emitter import SLICE, WARPS, DenseEmitter, power_of_two
 from eqfuse.ops.backends.triton.emit.linear_plan import TILE, WIDE_TILE, Job, jobs, side
-from eqfuse.ops.backends.triton.emit.lines import SLICE, WARPS, DenseWriter, power_of_two
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.ir.linear_form import BlockRef, LinearForm, Rows, Term, Weights
 
@@ -36,7 +36,7 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TIL
     num_rows and num_parts, and the outputs; with `partial`, weights are [num_parts, ...] sums in
     float32 or better.
     """
-    text = DenseWriter(dtype, linear_form.input_precision)
+    text = DenseEmitter(dtype, linear_form.input_precision)
     text.emit("program = tl.program_id(0)")
     text.emit("first = program * 0")
     for job in jobs(linear_form):
@@ -59,7 +59,7 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TIL
 class JobWriter:
     """Writes one job."""
 
-    def __init__(self, linear_form: LinearForm, job: Job, text: DenseWriter, tile: int):
+    def __init__(self, linear_form: LinearForm, job: Job, text: DenseEmitter, tile: int):
         self.linear_form, self.job, self.text, self.tile = linear_form, job, text, tile
 
     def together(self, size: int, most: int) -> int:
@@ -226,7 +226,7 @@ def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
     """Return the sums over the first axis of arrays [num_parts, size], in order, each into its own
     output.
     """
-    text = DenseWriter("float64" if dtype == "float64" else "float32")
+    text = DenseEmitter("float64" if dtype == "float64" else "float32")
     text.emit("program = tl.program_id(0)")
     text.emit("first = program * 0")
     for n, size in enumerate(sizes):

@@ -6,7 +6,7 @@ and there are fewer of them to share out.
 
 import dataclasses
 
-from eqfuse.ops.backends.triton.emit.lines import SLICE, power_of_two
+from eqfuse.ops.backends.triton.emit.emitter import SLICE, power_of_two
 from eqfuse.ops.ir.linear_form import LinearForm, Rows, Term, Weights
 
 TILE = 32

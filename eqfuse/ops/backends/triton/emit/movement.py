@@ -1,20 +1,29 @@
 """Element-wise loops, copies, sums, and rows found by an index array, by all threads of a block.
 
-Each function here writes the body of a step: pointers `a0_ptr`, `a1_ptr`, ... are its arrays. An
-element is written by one thread, and sums are in a fixed order: repeatable bit for bit.
+Each function here writes the statements of a step: pointers `a0_ptr`, `a1_ptr`, ... are its arrays.
+An element is written by one thread, and sums are in a fixed order: repeatable bit for bit.
 """
 
 import math
 
 from eqfuse.ops.backends.triton.emit.elementwise import (
-    FunctionWriter,
+    FunctionEmitter,
     constant,
     larger,
     literal,
     operands,
 )
-from eqfuse.ops.backends.triton.emit.lines import LineWriter, power_of_two
-from eqfuse.ops.ir.steps import Copy, Gather, Maps, Number, Reduce, ScatterAdd, joined
+from eqfuse.ops.backends.triton.emit.emitter import Emitter, power_of_two
+from eqfuse.ops.ir.steps import (
+    Copy,
+    ElementwiseLoop,
+    Gather,
+    Number,
+    Reduce,
+    ScatterAdd,
+    Step,
+    merged_axes,
+)
 
 REDUCED = 64
 """Elements of a sum that are added side by side, at most."""
@@ -23,7 +32,7 @@ STORED = {"bool": "int32", "int32": "int32", "float32": "float32", "float64": "f
 """Dtypes in memory."""
 
 
-def elements(t: LineWriter, size: int, threads: int):
+def elements(t: Emitter, size: int, threads: int):
     """Return a loop over `size` elements, with `i` and the mask `inside`."""
     block = min(power_of_two(size), threads)
     loop = t.block(f"for begin in tl.range(0, {size}, {block}, num_stages=1):")
@@ -49,11 +58,11 @@ def place(index: str, axes, number: int, first: int = 0) -> str:
     return " + ".join(parts if any(s[number] for _, *s in axes) else [*parts, f"{index} * 0"])
 
 
-def write_maps(t: LineWriter, step: Maps, arrays, names: dict[int, str], threads: int):
+def write_loop(t: Emitter, step: ElementwiseLoop, arrays, names: dict[int, str], threads: int):
     """Write functions of one size; those results are stored that have a name."""
     loop, head = elements(t, arrays[step.writes[0]].size, threads)
     values: dict[int, str] = {}
-    functions = FunctionWriter(t)
+    functions = FunctionEmitter(t)
 
     def read(n: int) -> str:
         if n not in values:
@@ -66,15 +75,15 @@ def write_maps(t: LineWriter, step: Maps, arrays, names: dict[int, str], threads
     with loop:
         for line in head:
             t.emit(line)
-        for m in step.maps:
+        for m in step.functions:
             found, dtype = operands(m, arrays, read)
             out = arrays[m.write].dtype
-            values[m.write] = functions.apply(m, found, dtype, out)
+            values[m.write] = functions.apply(m.function, found, dtype, out, m.power)
             if m.write in names:
                 _store(t, names[m.write], "i", values[m.write], out)
 
 
-def _store(t: LineWriter, pointer: str, at: str, value: str, dtype: str, mask: str = "inside"):
+def _store(t: Emitter, pointer: str, at: str, value: str, dtype: str, mask: str = "inside"):
     value = f"{value}.to(tl.int32)" if dtype == "bool" else value
     t.emit(f"tl.store({pointer} + {at}, {value}, mask={mask})")
 
@@ -91,14 +100,14 @@ def _loaded(address: str, dtype: str, other: str = "0") -> str:
     return f"{text}.to(tl.int32)" if dtype == "bool" else text
 
 
-def write_copy(t: LineWriter, step: Copy, arrays, names: dict[int, str], threads: int) -> list[int]:
+def write_copy(t: Emitter, step: Copy, arrays, names: dict[int, str], threads: int) -> list[int]:
     """Write a copy, with sizes and strides as arguments, so that one function serves many.
 
     Returns:
       The numbers that it is called with behind the pointers: `n0`, `n1`, ...
     """
     dtype = arrays[step.write].dtype
-    axes = joined(step.sizes, step.strides_in, step.strides_out) or [(1, 1, 1)]
+    axes = merged_axes(step.sizes, step.strides_in, step.strides_out) or [(1, 1, 1)]
     [read] = step.reads
     numbers = [math.prod(step.sizes), step.first_in, step.first_out]
     t.emit(f"for begin in tl.range(0, n0, {threads}, num_stages=1):")
@@ -126,21 +135,16 @@ def write_copy(t: LineWriter, step: Copy, arrays, names: dict[int, str], threads
     return numbers
 
 
-FIRST = {"add": 0.0, "max": -math.inf, "min": math.inf, "or": 0, "and": 1}
-
-
-def write_reduce(t: LineWriter, step: Reduce, arrays, names: dict[int, str], threads: int):
+def write_reduce(t: Emitter, step: Reduce, arrays, names: dict[int, str], threads: int):
     """Write a sum or the like: `k` of what stays by `r` of what it runs over."""
     [read], dtype = step.reads, arrays[step.write].dtype
-    kept, over = joined(step.sizes, step.strides), joined(step.sizes_over, step.strides_over)
+    kept = merged_axes(step.sizes, step.strides)
+    over = merged_axes(step.sizes_over, step.strides_over)
     count, length = math.prod(step.sizes), math.prod(step.sizes_over)
     across = min(power_of_two(length), REDUCED)
     down = min(power_of_two(count), max(1, threads // across))
-    first = FIRST[step.function]
-    if dtype == "int32" and isinstance(first, float) and math.isinf(first):
-        first = -(2**31) if first < 0 else 2**31 - 1
     stored = STORED[dtype]
-    first = literal(first, stored)
+    first = literal(step.initial(dtype), stored)
     with t.block(f"for begin in tl.range(0, {count}, {down}, num_stages=1):"):
         t.emit(f"k = begin + tl.arange(0, {down})[:, None]")
         t.emit(f"total = tl.full([{down}, {across}], {first}, tl.{stored})")
@@ -171,12 +175,12 @@ def _over_axis(function: str, dtype: str) -> str:
     return f'tl.where({nan}, float("nan"), {text})'
 
 
-def _rows(t: LineWriter, size: int, width: int):
+def _rows(t: Emitter, size: int, width: int):
     t.emit(f"row = i // {width}")
     t.emit(f"column = i % {width}")
 
 
-def write_gather(t: LineWriter, step: Gather, arrays, names: dict[int, str], threads: int):
+def write_gather(t: Emitter, step: Gather, arrays, names: dict[int, str], threads: int):
     """Write rows found by an index."""
     source, index = step.reads
     rows, size = arrays[source].size // step.width, arrays[step.write].size
@@ -195,7 +199,7 @@ def write_gather(t: LineWriter, step: Gather, arrays, names: dict[int, str], thr
         t.emit(f"tl.store({names[step.write]} + i, value, mask=inside)")
 
 
-def write_scatter_add(t: LineWriter, step: ScatterAdd, arrays, names: dict[int, str], threads: int):
+def write_scatter_add(t: Emitter, step: ScatterAdd, arrays, names: dict[int, str], threads: int):
     """Write rows added to others: each element looks through all indices, in order."""
     start, index, updates = step.reads
     size, count = arrays[start].size, arrays[index].size
@@ -214,3 +218,21 @@ def write_scatter_add(t: LineWriter, step: ScatterAdd, arrays, names: dict[int, 
             address = f"{names[updates]} + update * {step.width} + column"
             t.emit(f"total += tl.load({address}, mask=mine, other=0)")
         t.emit(f"tl.store({names[step.write]} + i, total, mask=inside)")
+
+
+WRITERS = {
+    ElementwiseLoop: write_loop,
+    Copy: write_copy,
+    Reduce: write_reduce,
+    Gather: write_gather,
+    ScatterAdd: write_scatter_add,
+}
+
+
+def emit(t: Emitter, step: Step, arrays, names: dict[int, str], threads: int) -> list[int]:
+    """Write a step that is no form; return the numbers that it is called with behind the pointers.
+
+    Args:
+      names: of the pointers to those of its arrays that are in memory.
+    """
+    return WRITERS[type(step)](t, step, arrays, names, threads) or []

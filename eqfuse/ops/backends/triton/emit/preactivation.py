@@ -2,7 +2,7 @@
 
 import math
 
-from eqfuse.ops.backends.triton.emit.lines import SLICE, WARPS, DenseWriter, power_of_two
+from eqfuse.ops.backends.triton.emit.emitter import SLICE, WARPS, DenseEmitter, power_of_two
 from eqfuse.ops.ir.gates import Part
 from eqfuse.ops.ir.linear_form import Term
 
@@ -11,7 +11,7 @@ ELEMENTS = 4
 """Elements of a matmul's result that a thread holds, at most."""
 
 
-class PreactivationWriter(DenseWriter):
+class PreactivationWriter(DenseEmitter):
     """Writes the parts of a fused kernel that read or write the pre-activation and the parameters.
 
     The row is cut into parts, some columns of one irrep each, whose tiles are [rows, components,

@@ -1,4 +1,4 @@
-"""A sequence as one native kernel: all steps for a block of rows, then for the next block.
+"""A program that runs by rows as one native kernel: all steps for a block, then for the next one.
 
 What lies between the steps is in the scratch memory of a thread, and so in its cache: rows by
 position, each component with its channels side by side. A table of pointers tells every step where
@@ -18,14 +18,14 @@ from eqfuse.ops.backends.llvm.emit.groups import Groups
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.kernel import write_block
 from eqfuse.ops.backends.llvm.emit.layout import Copies
-from eqfuse.ops.backends.llvm.emit.linear_layouts import Layouts, width_of, write_copies
+from eqfuse.ops.backends.llvm.emit.linear_layouts import Layouts, write_copies
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Module, Pass, assembled
 from eqfuse.ops.backends.llvm.emit.plan import Machine, Plan
+from eqfuse.ops.backends.llvm.emit.row_arrays import NODE, ORDER, PTR, Arrays
 from eqfuse.ops.backends.llvm.emit.rows import RowsWriter
-from eqfuse.ops.backends.llvm.emit.sequence_arrays import NODE, ORDER, PTR, Arrays
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.linear_form import Rows
-from eqfuse.ops.ir.sequence import StepSequence
+from eqfuse.ops.ir.program import Program
 
 FIRST, LAST = ("word", "first"), ("word", "last")
 """Words of the table of pointers: the positions of the block."""
@@ -35,34 +35,33 @@ SUMMED = 4096
 
 
 @functools.lru_cache(maxsize=256)
-def generate(sequence: StepSequence, dtype: str, machine: Machine, parts: int) -> Module:
-    """Return the module that computes a sequence in one dtype, its rows or nodes cut into `parts`.
+def generate(program: Program, machine: Machine, parts: int) -> Module:
+    """Return the module that computes a program over rows, which are cut into `parts`.
 
     Arguments: the inputs, weights as [1, elements]; `transposed_weights`; index arrays. Results:
     the outputs, alike; sums of each part, [parts, elements], of the outputs that are weights.
     """
-    return _Generator(sequence, dtype, machine, parts).module()
+    return _Generator(program, machine, parts).module()
 
 
 class _Generator:
-    def __init__(self, sequence: StepSequence, dtype: str, machine: Machine, parts: int):
-        self.sequence, self.dtype, self.machine, self.parts = sequence, dtype, machine, parts
-        self.copies = Copies(dtype, machine.vector_bytes // ir.BYTES[dtype])
-        self.arrays = Arrays(sequence, parts, dtype)
+    def __init__(self, program: Program, machine: Machine, parts: int):
+        self.program, self.machine, self.parts = program, machine, parts
+        self.dtype = program.arrays[0].dtype
+        self.copies = Copies(self.dtype, machine.vector_bytes // ir.BYTES[self.dtype])
+        self.arrays = Arrays(program, parts)
         self.arguments = self.arrays.arguments
         self.texts: list[str] = []
         self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes
         self.cost = 0
 
     def module(self) -> Module:
-        for n in self.sequence.local:
-            self.arrays.add_local(
-                ("array", n), self.sequence.operands[n].size * ir.BYTES[self.dtype]
-            )
-        for key in (FIRST, LAST) if self.sequence.on_graph else ():
+        for n in self.program.local:
+            self.arrays.add_local(("array", n), self.program.arrays[n].bytes)
+        for key in (FIRST, LAST) if self.program.on_graph else ():
             self.arguments.add_word(key)
-        for s, step in enumerate(self.sequence.steps):
-            if isinstance(step.what, Form):
+        for s, step in enumerate(self.program.steps):
+            if isinstance(step.form, Form):
                 self._form(s, step)
             else:
                 self._linear_form(s, step)
@@ -71,7 +70,7 @@ class _Generator:
         texts = [ir.declarations(self.dtype), *self.copies.functions.values()]
         texts += [*self.texts, *(p.text for p in passes)]
         text, name = assembled(texts, self.arguments, passes)
-        widths = tuple(width_of(self.sequence.operands[n]) for n in self.arrays.sums)
+        widths = tuple(self.program.arrays[n].size for n in self.arrays.sums)
         return Module(name, text, self.arrays.index_arrays, widths)
 
     def _pointer(self, f: Function, *key) -> str:
@@ -93,12 +92,12 @@ class _Generator:
         has.
         """
         form, local = self._with_channels_side_by_side(step)
-        reduce_over = Index.RECEIVER if self.sequence.on_graph else Index.ROW
+        reduce_over = Index.RECEIVER if self.program.on_graph else Index.ROW
         outputs = range(len(form.outputs))
         plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
         name = f"step_{s}"
         f = self._function(name)
-        numbers = {"in": step.reads, "out": step.writes}
+        numbers = {"in": step.operands, "out": step.writes}
         base = {key: self._pointer(f, "array", numbers[key[0]][key[1]]) for key in plan.operands()}
         arrays = {n: self._pointer(f, "index", n) for n in plan.index_arrays()}
         rows = RowsWriter(plan, f, self.copies, base, arrays)
@@ -128,23 +127,23 @@ class _Generator:
         which those are.
         """
         sides, local = [], []
-        for side, numbers in (("inputs", step.reads), ("outputs", step.writes)):
-            operands = list(getattr(step.what, side))
+        for side, numbers in (("inputs", step.operands), ("outputs", step.writes)):
+            operands = list(getattr(step.form, side))
             for k, n in enumerate(numbers):
-                if n in self.sequence.local:
+                if n in self.program.local:
                     local.append((side.removesuffix("puts"), k))
-                    if isinstance(self.sequence.operands[n], Rows):
-                        operands[k] = side_by_side(operands[k], self.sequence.operands[n])
+                    if isinstance(self.program.operands[n], Rows):
+                        operands[k] = side_by_side(operands[k], self.program.operands[n])
             sides.append(tuple(operands))
-        return Form(*sides, step.what.paths), local
+        return Form(*sides, step.form.paths), local
 
     def _linear_form(self, s: int, step):
         """Write the functions of a linear form: copies of what it reads, results by row,
         gradients.
         """
-        numbers = (*step.reads, *step.writes)
-        local = [k for k, n in enumerate(numbers) if n in self.sequence.local]
-        layouts = Layouts(step.what, self.dtype, self.machine, local)
+        numbers = (*step.operands, *step.writes)
+        local = [k for k, n in enumerate(numbers) if n in self.program.local]
+        layouts = Layouts(step.form, self.dtype, self.machine, local)
         for n, (_, block) in enumerate(layouts.packed):
             width = layouts.copy_width(block) * ir.BYTES[self.dtype]
             self.arrays.add_local((f"copy of step {s}", n), width)
@@ -154,7 +153,7 @@ class _Generator:
         if layouts.packed:
             f, order = self._ordered(f"copy_{s}")
             self._add_function(f, f"copy_{s}", 0, write_copies(layouts, f, order))
-        if any(isinstance(o, Rows) for o in step.what.outputs):
+        if any(isinstance(o, Rows) for o in step.form.outputs):
             f, order = self._ordered(f"rows_{s}")
             cost = linear_rows.write_rows(layouts, f, "%begin", "%end", order)
             self._add_function(f, f"rows_{s}", linear_rows.scratch(layouts) * f.bytes, cost)
@@ -169,13 +168,13 @@ class _Generator:
         if side == "copy":
             return self.arguments.numbers[f"copy of step {s}", n]
         if side == "transposed":
-            return self.arguments.numbers["transposed", step.reads[n]]
-        return self.arguments.numbers["array", (step.reads if side == "in" else step.writes)[n]]
+            return self.arguments.numbers["transposed", step.operands[n]]
+        return self.arguments.numbers["array", (step.operands if side == "in" else step.writes)[n]]
 
     def _ordered(self, name: str) -> tuple[Function, str | None]:
         """Return a function, and the order of rows that it loads."""
         f = self._function(name)
-        return f, self._pointer(f, "index", ORDER) if self.sequence.on_graph else None
+        return f, self._pointer(f, "index", ORDER) if self.program.on_graph else None
 
     def _main(self) -> Pass:
         """Return the pass that takes every part through all steps, block by block."""
@@ -188,19 +187,19 @@ class _Generator:
         with f.loop("%end", start="%begin") as units:
             first, last = (self._boundary(f, u) for u in (units.index, f.plus(units.index, 1)))
             for n, array in sums.items():
-                size = width_of(self.sequence.operands[n]) * f.bytes
+                size = self.program.arrays[n].bytes
                 part = f.at(array, units.index, size)
                 f.zero(part, size)
                 self._set(
                     f, self.arguments.numbers["array", n], f.value(f"ptrtoint ptr {part} to i64")
                 )
-            if self.sequence.on_graph:
+            if self.program.on_graph:
                 self._part_of_nodes(f, first, last)
             else:
                 with f.loop(last, start=first, step=self.arrays.block) as blocks:
                     stop = f.minimum(f.plus(blocks.index, self.arrays.block), last)
                     self._block(f, blocks.index, stop, None)
-        block = 0 if self.sequence.on_graph else 1
+        block = 0 if self.program.on_graph else 1
         return Pass("sequence", f.text(), block, self.cost, 0, self.arrays.scratch, self.parts)
 
     def _boundary(self, f: Function, unit: str) -> str:
@@ -211,7 +210,7 @@ class _Generator:
         """
         half = self.parts // 2
         share = f.minimum(f.times(unit, 2), f.plus(unit, half))
-        ptr = self._pointer(f, "index", PTR) if self.sequence.on_graph else None
+        ptr = self._pointer(f, "index", PTR) if self.program.on_graph else None
         rows = f.load_index(ptr, "%rows") if ptr else "%rows"
         row = f.value(f"sdiv i64 {f.times(share, rows)}, {self.parts + half}")
         if not ptr:
@@ -264,7 +263,7 @@ class _Generator:
 
     def _sum(self, n: int) -> Pass:
         """Return the pass that adds up the sums of the parts."""
-        width = width_of(self.sequence.operands[n])
+        width = self.program.arrays[n].size
         f = self._function(f"sum_{n}")
         parts, result = self._pointer(f, "sum", n), self._pointer(f, "array", n)
         lanes, units = self.copies.widest, -(-width // SUMMED)

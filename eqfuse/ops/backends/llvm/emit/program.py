@@ -1,4 +1,4 @@
-"""Steps as one native kernel, which takes them one after the other, on one thread.
+"""A program that runs whole as one native kernel: its steps one after the other, on one thread.
 
 Only those passes of forms and linear forms are shared out over threads that are worth it. Arrays
 between the steps lie in scratch memory, which an array leaves to others after its last use. Steps
@@ -13,14 +13,14 @@ from eqfuse.ops.backends.llvm.emit import form as native_form
 from eqfuse.ops.backends.llvm.emit import ir, movement
 from eqfuse.ops.backends.llvm.emit import linear_form as native_linear
 from eqfuse.ops.backends.llvm.emit.arguments import DATA, DTYPES, Arguments, Entry
-from eqfuse.ops.backends.llvm.emit.elementwise import write_maps
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.linear_layouts import transposed
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Module, Pass, Written, assembled
 from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
-from eqfuse.ops.ir.steps import BYTES, Array, Copy, Gather, Kernel, Maps, Number, Reduce, Steps
+from eqfuse.ops.ir.program import Program
+from eqfuse.ops.ir.steps import BYTES, Array, Copy, Multilinear, Step
 
 WORK_OF_A_THREAD = 300_000
 """Vector operations of a pass from which on it is shared out: about a tenth of a millisecond.
@@ -33,53 +33,51 @@ LONGEST = 256
 
 
 @functools.lru_cache(maxsize=64)
-def generate(steps: Steps, dtype: str, machine: Machine) -> Module:
-    """Return the module that computes steps whose forms are of one dtype.
+def generate(program: Program, dtype: str, machine: Machine) -> Module:
+    """Return the module that computes a program whose forms are of one dtype.
 
     Arguments: the inputs, [1, size], index arrays [size]. Results: the outputs, [1, size], and
     scratch memory.
     """
-    return _Generator(steps, dtype, machine).module()
+    return _Generator(program, dtype, machine).module()
 
 
-def cost(steps: Steps, dtype: str, machine: Machine) -> int:
+def cost(program: Program, dtype: str, machine: Machine) -> int:
     """Return the vector operations of all steps, about."""
-    total = steps.elements // (machine.vector_bytes // ir.BYTES[dtype])
-    for step in steps.steps:
-        if isinstance(step, Kernel):
-            for p in _written(step.what, dtype, machine).passes:
-                total += _cost(p, step)
+    total = program.elements // (machine.vector_bytes // ir.BYTES[dtype])
+    for step in program.multilinear:
+        total += sum(_cost(p, step) for p in _written(step.form, dtype, machine).passes)
     return total
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(what: Form | LinearForm, dtype: str, machine: Machine) -> Written:
-    module = native_form if isinstance(what, Form) else native_linear
-    return module.write(what, dtype, machine)
+def _written(form: Form | LinearForm, dtype: str, machine: Machine) -> Written:
+    module = native_form if isinstance(form, Form) else native_linear
+    return module.write(form, dtype, machine)
 
 
-def prepared(steps: Steps, dtype: str, machine: Machine) -> Steps:
-    """Return the same with all arrays that kernels need: transposed weights, copies of rows.
+def prepared(program: Program, dtype: str, machine: Machine) -> Program:
+    """Return the same with all arrays that forms need: transposed weights, copies of rows.
 
-    The operands of a kernel are then its arguments and those that are written its results, in the
-    order of its table.
+    The operands of a form are then the arguments of its kernel and those that are written its
+    results, in the order of its table.
     """
-    arrays, found = list(steps.arrays), []
+    arrays, found = list(program.arrays), []
     known: dict[tuple[int, tuple], int] = {}
 
     def new(size: int) -> int:
         arrays.append(Array(size, dtype))
         return len(arrays) - 1
 
-    for step in steps.steps:
-        if not isinstance(step, Kernel):
+    for step in program.steps:
+        if not isinstance(step, Multilinear):
             found.append(step)
             continue
-        what, operands = step.what, list(step.operands)
-        written = _written(what, dtype, machine)
-        for i in transposed(what) if isinstance(what, LinearForm) else ():
-            rows, columns = what.inputs[i].shape
-            sizes = (max(1, what.num_sets), columns, rows)
+        form, operands = step.form, list(step.operands)
+        written = _written(form, dtype, machine)
+        for i in transposed(form) if isinstance(form, LinearForm) else ():
+            rows, columns = form.inputs[i].shape
+            sizes = (max(1, form.num_sets), columns, rows)
             key = step.operands[i], sizes
             if key not in known:
                 known[key] = new(arrays[step.operands[i]].size)
@@ -88,34 +86,34 @@ def prepared(steps: Steps, dtype: str, machine: Machine) -> Steps:
             operands.append(known[key])
         by_name = dict(step.indices)
         operands += [by_name[name] for name in written.index_arrays]
-        count = step.num_nodes if isinstance(what, Form) else step.num_rows
+        count = step.num_nodes if isinstance(form, Form) else step.num_rows
         writes = (*step.writes, *(new(count * width) for width in written.copies))
         found.append(dataclasses.replace(step, operands=tuple(operands), indices=(), writes=writes))
-    return dataclasses.replace(steps, arrays=tuple(arrays), steps=tuple(found))
+    return dataclasses.replace(program, arrays=tuple(arrays), steps=tuple(found))
 
 
 class _Generator:
-    def __init__(self, steps: Steps, dtype: str, machine: Machine):
+    def __init__(self, program: Program, dtype: str, machine: Machine):
         self.dtype, self.machine = dtype, machine
-        self.steps = prepared(steps, dtype, machine).in_loops
-        self.arrays = self.steps.arrays
+        self.program = prepared(program, dtype, machine).in_loops
+        self.arrays = self.program.arrays
         self.widest = machine.vector_bytes // ir.BYTES[dtype]
         self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
         self.kernels: dict[Form | LinearForm, str] = {}
         self.passes: list[Pass] = []
-        self.places, self.scratch = self.steps.places()
+        self.places, self.scratch = self.program.places()
         self.arguments = self._arguments()
 
     def module(self) -> Module:
         """Return the kernel; its passes are the steps, but for those that are shared out."""
         self._begin()
-        for k, step in enumerate(self.steps.steps):
+        for k, step in enumerate(self.program.steps):
             if k and k % LONGEST == 0:
                 self._end()
                 self._begin()
-            if isinstance(step, Kernel):
-                self._kernel(step)
+            if isinstance(step, Multilinear):
+                self._multilinear(step)
             else:
                 self._step(step)
         self._end()
@@ -132,8 +130,8 @@ class _Generator:
 
     def _arguments(self) -> Arguments:
         arguments = Arguments(self.dtype)
-        indices = {n: (name, limit) for n, name, limit in self.steps.indices}
-        for side, numbers in (("in", self.steps.inputs), ("out", self.steps.outputs)):
+        indices = {n: (name, limit) for n, name, limit in self.program.indices}
+        for side, numbers in (("in", self.program.inputs), ("out", self.program.outputs)):
             for k, n in enumerate(numbers):
                 array = self.arrays[n]
                 arguments.add_word((side, n))
@@ -169,30 +167,17 @@ class _Generator:
             self.pointers[n] = found
         return self.pointers[n]
 
-    def _is_stored(self, n: int) -> bool:
-        return n in self.places or any((s, n) in self.arguments.numbers for s in ("in", "out"))
-
-    def _step(self, step):
-        """Call the function of a step that is no kernel, which equal ones share."""
-        numbers = dict.fromkeys(n for n in (*step.reads, *step.writes) if not isinstance(n, Number))
-        given = [n for n in numbers if self._is_stored(n)]
-        names = {n: f"%a{k}" for k, n in enumerate(given)}
+    def _step(self, step: Step):
+        """Call the function of a step that is no form, which equal ones share."""
+        names = {n: f"%a{k}" for k, n in enumerate(self.program.in_memory(step))}
         parameters = ", ".join(f"ptr {name}" for name in names.values())
-        f = Function(f"define internal void @NAME({parameters})", self.dtype)
-        if isinstance(step, Maps):
-            write_maps(f, step, self.arrays, names, self.widest, self.declared)
-        elif isinstance(step, Copy):
-            movement.write_copy(f, step, self.arrays, names)
-        elif isinstance(step, Reduce):
-            movement.write_reduce(f, step, self.arrays, names, self.widest, self.declared)
-        elif isinstance(step, Gather):
-            movement.write_gather(f, step, self.arrays, names)
-        else:
-            movement.write_scatter_add(f, step, self.arrays, names)
+        f = Function(f"define internal void @NAME({parameters})", self.dtype, self.widest)
+        movement.write(f, step, self.arrays, names)
+        self.declared |= f.declared
         text = f.text()
         name = f"step_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         self.texts[name] = text.replace("@NAME(", f"@{name}(", 1)
-        pointers = {n: self._pointer(n) for n in given}
+        pointers = {n: self._pointer(n) for n in names}
         if isinstance(step, Copy):  # where it starts is no part of its function
             width = BYTES[self.arrays[step.write].dtype]
             starts = [(step.write, step.first_out), *((n, step.first_in) for n in step.reads)]
@@ -202,15 +187,15 @@ class _Generator:
         arguments = ", ".join(f"ptr {pointer}" for pointer in pointers.values())
         self.main.do(f"call void @{name}({arguments})")
 
-    def _kernel(self, step: Kernel):
+    def _multilinear(self, step: Multilinear):
         """Call the passes of a form or a linear form, with a table of its arrays."""
-        what, main = step.what, self.main
-        written = _written(what, self.dtype, self.machine)
-        if what not in self.kernels:
-            self.kernels[what] = f"kernel{len(self.kernels)}"
+        form, main = step.form, self.main
+        written = _written(form, self.dtype, self.machine)
+        if form not in self.kernels:
+            self.kernels[form] = f"kernel{len(self.kernels)}"
             self.texts |= written.functions
             for p in written.passes:
-                name = f"{self.kernels[what]}_{p.name}"
+                name = f"{self.kernels[form]}_{p.name}"
                 self.texts[name] = p.text.replace(f"@{p.name}(", f"@{name}(")
         numbers = (*step.operands, *step.writes)
         place, self.scratch = self.scratch, self.scratch + 8 * len(numbers)
@@ -218,7 +203,7 @@ class _Generator:
         for k, n in enumerate(numbers):
             main.do(f"store ptr {self._pointer(n)}, ptr {main.at(table, 8 * k)}, align 8")
         for p in written.passes:
-            name = f"{self.kernels[what]}_{p.name}"
+            name = f"{self.kernels[form]}_{p.name}"
             units, work = _units(p, step), _cost(p, step)
             if work < WORK_OF_A_THREAD:
                 self.most = max(self.most, p.scratch)
@@ -236,12 +221,12 @@ class _Generator:
             self._begin()
 
 
-def _cost(p: Pass, step: Kernel) -> int:
+def _cost(p: Pass, step: Multilinear) -> int:
     """Return about how many vector operations a pass is."""
     return p.row_cost * step.num_rows + p.node_cost * step.num_nodes
 
 
-def _units(p: Pass, step: Kernel) -> int:
+def _units(p: Pass, step: Multilinear) -> int:
     """Return the units of a pass, as the runtime counts them."""
     if p.block > 0:
         return -(-step.num_rows // p.block)

@@ -1,14 +1,14 @@
-"""A form and a Linear as the body of a step: one block computes all rows, or all nodes.
+"""A form and a linear form as the statements of a step: one block computes all rows or nodes.
 
-A thread has a channel of a row; rows that have their turn together go in lockstep. A node sums its
+A thread has a channel of a row, and several rows are computed at the same time. A node sums its
 edges in their order, and waits for the node that has most of them. Nothing is added atomically.
 """
 
 import contextlib
 
 from eqfuse.ops.backends.triton.emit import linear_kernel, linear_plan
-from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticWriter, component_name
-from eqfuse.ops.backends.triton.emit.lines import DenseWriter, power_of_two
+from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
+from eqfuse.ops.backends.triton.emit.emitter import DenseEmitter, power_of_two
 from eqfuse.ops.ir.form import Form, Index, Operand
 from eqfuse.ops.ir.linear_form import LinearForm, Weights
 from eqfuse.ops.ir.schedule import ordered_groups
@@ -17,7 +17,7 @@ MOST_CHANNELS = 128
 TILE = 64
 
 
-class FormWriter(DenseWriter):
+class FormEmitter(DenseEmitter):
     """Writes a form; pointers have the names of operands and of index arrays.
 
     Args:
@@ -33,7 +33,7 @@ class FormWriter(DenseWriter):
         self.channels = power_of_two(form.max_mul)
         self.rows = max(1, threads // self.channels)
 
-    def write(self):
+    def emit_all(self):
         """Write all outputs, those of one kind of row together."""
         for index in dict.fromkeys(o.index for o in self.form.outputs):
             written = [o for o, operand in enumerate(self.form.outputs) if operand.index is index]
@@ -102,16 +102,16 @@ class FormWriter(DenseWriter):
             place, mask = self._place(operand, segment, component, present)
             self.emit(f"{name} = {self.loaded(f'{operand.name}_row + {place}', mask)}")
 
-        body = ArithmeticWriter(part, load, self.emit)
+        arithmetic = ArithmeticEmitter(part, load, self.emit)
         for group in ordered_groups(part):
-            body.new_group()
+            arithmetic.new_group()
             for path in group:
                 operand = self.form.outputs[path.output.operand]
 
                 def add(component, expression, operand=operand, segment=path.output.segment):
                     self.emit(f"{component_name(operand, segment, component)} += {expression}")
 
-                body.add_path(path, add)
+                arithmetic.add_path(path, add)
 
     def _place(self, operand: Operand, segment, component: int, present: str):
         offset = segment.offset + component * segment.component_stride
@@ -148,9 +148,9 @@ class _Job(linear_kernel.JobWriter):
             self.text.emit("number += 1")
 
 
-def write_linear(form: LinearForm, dtype: str, num_rows: int) -> DenseWriter:
-    """Return the body of a linear form: inputs `a0_ptr`, ..., `set_index_ptr`, outputs `o0_ptr`."""
-    text = DenseWriter(dtype, form.input_precision)
+def emit_linear(form: LinearForm, dtype: str, num_rows: int) -> DenseEmitter:
+    """Return the statements of a linear form of `a0_ptr`, ..., `set_index_ptr` to `o0_ptr`, ..."""
+    text = DenseEmitter(dtype, form.input_precision)
     text.emit(f"num_rows = {num_rows}")
     text.emit("num_parts = 1")
     for job in linear_plan.jobs(form):

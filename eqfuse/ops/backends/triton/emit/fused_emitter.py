@@ -7,8 +7,8 @@ tile in a loop, so that the code of a matmul does not grow with the channels.
 
 import contextlib
 
-from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticWriter, component_name
-from eqfuse.ops.backends.triton.emit.lines import SLICE, power_of_two
+from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
+from eqfuse.ops.backends.triton.emit.emitter import SLICE, power_of_two
 from eqfuse.ops.backends.triton.emit.preactivation import THREADS, PreactivationWriter
 from eqfuse.ops.ir.form import Form, Index, Operand
 from eqfuse.ops.ir.fused import Fused
@@ -20,7 +20,7 @@ LANES = 32
 """Channels at a time of a kernel with several threads for each: few, so that it has many rows."""
 
 
-class FusedWriter(PreactivationWriter):
+class FusedEmitter(PreactivationWriter):
     """Writes a fused kernel.
 
     Args:
@@ -118,7 +118,7 @@ class FusedWriter(PreactivationWriter):
         return f"{offset} + lane * {segment.channel_stride}", f"in_{segment.mul}"
 
     def load_component(self, operand, segment, component, name):
-        """Write the load of a component, as `ArithmeticWriter` asks for it."""
+        """Write the load of a component, as `ArithmeticEmitter` asks for it."""
         place, mask = self.place(operand, segment, component)
         self.emit(f"{name} = {self.loaded(f'{operand.name}_row + {place}', mask)}")
 
@@ -150,7 +150,7 @@ class FusedWriter(PreactivationWriter):
             self.emit(f"{name} = {self.zeros(self.rows, self.channels)}")
         self.masks([*used, self.out])
         self.row_pointers(used)
-        body = ArithmeticWriter(part, self.load_component, self.emit)
+        body = ArithmeticEmitter(part, self.load_component, self.emit)
         for group in ordered_groups(part):
             body.new_group()
             for path in group:

@@ -43,7 +43,7 @@ def _adder(number: int) -> list[str]:
     return ["", "", "@triton.jit", head, f"    return {total}"]
 
 
-class LineWriter:
+class Emitter:
     """Collects the lines of one kernel."""
 
     def __init__(self):
@@ -62,7 +62,7 @@ class LineWriter:
         self.indent -= 1
 
 
-class DenseWriter(LineWriter):
+class DenseEmitter(Emitter):
     """Collects the lines of one dense kernel.
 
     Args:

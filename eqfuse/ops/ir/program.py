@@ -1,0 +1,206 @@
+"""A program: steps that one kernel runs one after the other, from arrays to arrays.
+
+There are two ways to run one.
+
+- By rows: all steps for a block of rows, then for the next block. Between a product of edge
+  features and its Linear lies an array with all paths of the product, the largest of a model;
+  between the derivatives of both lie its tangents and cotangents. Such a kernel keeps them in the
+  cache. `primitives.tracing` makes these programs of what JAX makes of a definition and its
+  derivatives, so that no derivative is written by hand. Their steps are forms and linear forms.
+- Whole: each step for all rows. Where a network is small, what it takes to begin each operation is
+  more than the operation itself. `transforms.sequence` makes these programs, of all kinds of step.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import heapq
+import math
+
+from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.linear_form import LinearForm, Rows
+from eqfuse.ops.ir.steps import (
+    Array,
+    Copy,
+    Elementwise,
+    ElementwiseLoop,
+    Extent,
+    Multilinear,
+    Number,
+    Step,
+)
+
+ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Steps from the arrays `inputs` to the arrays `outputs`, in an order in which they can run.
+
+    Attributes:
+      arrays: what each number stands for.
+      indices: of inputs that are index arrays: number, name and limit. An index is less than the
+        limit; offsets end with it.
+    """
+
+    arrays: tuple[Array, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+    indices: tuple[tuple[int, str, int], ...] = ()
+
+    @functools.cached_property
+    def _hash(self):
+        return hash((self.arrays, self.inputs, self.outputs, self.steps, self.indices))
+
+    def __hash__(self):
+        return self._hash
+
+    @property
+    def multilinear(self) -> list[Multilinear]:
+        """Return the steps that are forms or linear forms."""
+        return [s for s in self.steps if isinstance(s, Multilinear)]
+
+    @property
+    def forms(self) -> list[Form]:
+        return [s.form for s in self.multilinear if isinstance(s.form, Form)]
+
+    @property
+    def linear_forms(self) -> list[LinearForm]:
+        return [s.form for s in self.multilinear if isinstance(s.form, LinearForm)]
+
+    # programs that run by rows
+
+    @functools.cached_property
+    def operands(self) -> dict[int, object]:
+        """Return what the arrays of forms and linear forms are there; of both, the latter's."""
+        found = {}
+        for step in self.multilinear:
+            numbers = (*step.operands, *step.writes)
+            for n, operand in zip(numbers, step.form.operands, strict=True):
+                if n not in found or isinstance(operand, Rows):
+                    found[n] = operand
+        return found
+
+    @functools.cached_property
+    def local(self) -> tuple[int, ...]:
+        """Return the arrays that are neither inputs nor outputs."""
+        return tuple(n for s in self.steps for n in s.writes if n not in self.outputs)
+
+    @property
+    def on_graph(self) -> bool:
+        """Return whether some step reads or writes nodes."""
+        return any(form.on_graph for form in self.forms)
+
+    @property
+    def runs_by_rows(self) -> bool:
+        """Return whether blocks of rows can run through it, and it is worth a kernel of its own."""
+        if not self.local or set(self.inputs) & set(self.outputs):
+            return False
+        indices = {operand.index for form in self.forms for operand in form.operands}
+        if indices & {Index.SENDER, Index.SHARED}:
+            return False
+        if any(linear_form.num_sets for linear_form in self.linear_forms):
+            return False
+        between = {n for s in self.steps for n in s.reads} - set(self.inputs) | set(self.local)
+        return all(self.arrays[n].extent is Extent.ROWS for n in between)
+
+    # programs that run whole
+
+    @functools.cached_property
+    def in_loops(self) -> Program:
+        """Return the same with element-wise functions of one size in one loop, if they can be.
+
+        A function moves up to the last loop of its size that all it reads comes before.
+        """
+        steps: list[list[Elementwise] | Step] = []
+        loops: dict[int, list[int]] = {}
+        made: dict[int, int] = {}
+        for step in self.steps:
+            place = None
+            if isinstance(step, Elementwise):
+                size = self.arrays[step.write].size
+                ready = max((made.get(n, -1) for n in step.reads if isinstance(n, int)), default=-1)
+                last = loops.setdefault(size, [])
+                if last and last[-1] >= ready:
+                    place = last[-1]
+                    steps[place].append(step)
+                else:
+                    last.append(len(steps))
+                    steps.append([step])
+            else:
+                steps.append(step)
+            for n in step.writes:
+                made[n] = len(steps) - 1 if place is None else place
+        looped = (ElementwiseLoop(tuple(s)) if isinstance(s, list) else s for s in steps)
+        return dataclasses.replace(self, steps=tuple(looped))
+
+    @functools.cached_property
+    def uses(self) -> dict[int, tuple[int, int]]:
+        """Return the first and the last step that touches each array."""
+        found: dict[int, tuple[int, int]] = {}
+        for k, step in enumerate(self.steps):
+            for n in _touched(step):
+                found[n] = found.get(n, (k, k))[0], k
+        return found
+
+    def stored(self) -> set[int]:
+        """Return the arrays that need memory of their own: not those within one loop only."""
+        outside = set()
+        for k, step in enumerate(self.steps):
+            in_loop = isinstance(step, ElementwiseLoop)
+            outside |= {n for n in step.writes if not in_loop or self.uses[n][1] > k}
+        return outside - set(self.outputs)
+
+    def places(self) -> tuple[dict[int, int], int]:
+        """Return where in scratch memory each stored array begins, in bytes, and the bytes of all.
+
+        An array takes the first gap between those that are used at the same time.
+        """
+        gaps: list[tuple[int, float]] = [(0, math.inf)]  # begin, end, in order
+        live: list[tuple[int, int, int]] = []  # a heap: last step, begin, end
+        found, total = {}, 0
+        for n in sorted(self.stored(), key=lambda n: self.uses[n][0]):
+            first, last = self.uses[n]
+            while live and live[0][0] < first:
+                _, begin, end = heapq.heappop(live)
+                k = bisect.bisect(gaps, (begin,))
+                if gaps[k][0] == end:
+                    end = gaps.pop(k)[1]
+                if k and gaps[k - 1][1] == begin:
+                    k -= 1
+                    begin = gaps.pop(k)[0]
+                gaps.insert(k, (begin, end))
+            size = -(-self.arrays[n].bytes // ALIGNMENT) * ALIGNMENT
+            k = next(k for k, (begin, end) in enumerate(gaps) if end - begin >= size)
+            begin, end = gaps[k]
+            gaps[k : k + 1] = [(begin + size, end)] if begin + size < end else []
+            heapq.heappush(live, (last, begin, begin + size))
+            found[n], total = begin, max(total, begin + size)
+        return found, total
+
+    def in_memory(self, step: Step) -> list[int]:
+        """Return the arrays of a step that are inputs, outputs or stored, in its order."""
+        return [n for n in _touched(step) if n in self._kept]
+
+    @functools.cached_property
+    def _kept(self) -> set[int]:
+        return self.stored().union(self.inputs, self.outputs)
+
+    @property
+    def elements(self) -> int:
+        """Return the elements that its functions and copies write or read, all in all."""
+        sizes = 0
+        for step in self.steps:
+            if isinstance(step, Copy):
+                sizes += math.prod(step.sizes)
+            elif not isinstance(step, Multilinear):
+                sizes += max(self.arrays[n].size for n in _touched(step))
+        return sizes
+
+
+def _touched(step: Step) -> list[int]:
+    """Return the arrays that a step reads or writes, each once."""
+    return list(dict.fromkeys(n for n in (*step.reads, *step.writes) if not isinstance(n, Number)))

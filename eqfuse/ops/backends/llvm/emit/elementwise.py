@@ -1,13 +1,15 @@
 """Element-wise functions as LLVM IR, in vectors: one loop for all functions of one size.
 
-exp, tanh and what follows from them are computed here in float32, to about one unit in the last
-place, several numbers at once; all else that is not arithmetic is the C library's.
+exp and what follows from it are computed here in float32, to about one unit in the last place,
+several numbers at once; all else that is not arithmetic is the C library's.
 """
 
 import math
 import struct
 
 from eqfuse.ops.backends.llvm.emit.ir import Function
+from eqfuse.ops.ir import functions
+from eqfuse.ops.ir.functions import Expression, variable
 from eqfuse.ops.ir.steps import Elementwise, ElementwiseLoop, Number
 
 TYPES = {"bool": "i1", "int32": "i32", "float32": "float", "float64": "double"}
@@ -18,7 +20,7 @@ COMPARED = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge
 ARITHMETIC = {"add": "add", "sub": "sub", "mul": "mul", "div": "div"}
 INTRINSICS = {"abs": "fabs", "sqrt": "sqrt", "max": "maximum", "min": "minimum"}
 """LLVM's own functions. Of those of two numbers, NaN where either is, and -0 is less than 0."""
-LIBRARY = ("exp", "log", "log1p", "expm1", "tanh", "sin", "cos", "pow")
+LIBRARY = ("exp", "log", "log1p", "expm1", "sin", "cos", "pow")
 """Functions of the C library, in float32 with an f behind the name."""
 
 
@@ -166,32 +168,36 @@ class FunctionEmitter:
             t = self.type(dtype)
             return self.f.value(f"select {self.type('bool')} {is_zero}, {t} {a}, {t} {signed}")
         if name == "logistic":
-            e = self.exp(self.f.value(f"fneg {self.type(dtype)} {a}"), dtype)
-            return self.binary("div", one, self.binary("add", one, e, dtype), dtype)
-        if dtype == "float32" and name == "exp":
-            return self.exp(a, dtype)
-        if dtype == "float32" and name in ("tanh", "expm1"):
-            return self._tanh(a) if name == "tanh" else self._expm1(a)
+            return self._evaluate(functions.logistic(variable(a)), dtype)
+        if name == "tanh":
+            return self._evaluate(functions.tanh(variable(a), self._let(dtype)), dtype)
+        if dtype == "float32" and name in ("exp", "expm1"):
+            return self._exp(a) if name == "exp" else self._expm1(a)
         return self._library(name, values, dtype)
 
+    def _evaluate(self, expression: Expression | float, dtype: str) -> str:
+        """Return the value of an expression of numbers of one dtype."""
+        if not isinstance(expression, Expression):
+            return self.number(expression, dtype)
+        if expression.function == "variable":
+            return expression.operands[0]
+        values = [self._evaluate(operand, dtype) for operand in expression.operands]
+        return self.apply(expression.function, values, dtype, dtype)
+
+    def _let(self, dtype: str) -> functions.Let:
+        return lambda name, expression: variable(self._evaluate(expression, dtype))
+
     def _power(self, a: str, power: int, dtype: str) -> str:
-        result, square, rest = None, a, abs(power)
-        while rest:
-            if rest & 1:
-                result = square if result is None else self.binary("mul", result, square, dtype)
-            rest >>= 1
-            square = self.binary("mul", square, square, dtype) if rest else square
-        result = result or self.number(1, dtype)
+        result = functions.power(variable(a), abs(power), self._let(dtype))
+        result = self.number(1, dtype) if result is None else self._evaluate(result, dtype)
         return self.binary("div", self.number(1, dtype), result, dtype) if power < 0 else result
 
-    def exp(self, a: str, dtype: str) -> str:
-        """Return exp(a)."""
-        if dtype == "float64":
-            return self._library("exp", [a], dtype)
+    def _exp(self, a: str) -> str:
+        """Return exp(a) in float32."""
         polynomial, halves = self._reduced(a)
-        e = self.binary("add", polynomial, self.number(1, dtype), dtype)
+        e = self.binary("add", polynomial, self.number(1, "float32"), "float32")
         for half in halves:
-            e = self.binary("mul", e, half, dtype)
+            e = self.binary("mul", e, half, "float32")
         return e
 
     def _reduced(self, a: str) -> tuple[str, list[str]]:
@@ -235,17 +241,6 @@ class FunctionEmitter:
         power = self.binary("mul", first, second, d)
         scaled = self.binary("mul", self.binary("mul", polynomial, first, d), second, d)
         return self.binary("add", scaled, self.binary("sub", power, self.number(1, d), d), d)
-
-    def _tanh(self, a: str) -> str:
-        """Return (exp(2|a|) - 1) / (exp(2|a|) + 1), with the sign of a."""
-        d, t = "float32", self.type("float32")
-        size = self._intrinsic("fabs", [a], d)
-        large = self.f.value(f"fcmp ogt {t} {size}, {self.number(10.0, d)}")  # tanh is 1
-        bounded = f"select {self.type('bool')} {large}, {t} {self.number(10.0, d)}, {t} {size}"
-        size = self.f.value(bounded)
-        e = self._expm1(self.binary("add", size, size, d))
-        e = self.binary("div", e, self.binary("add", e, self.number(2, d), d), d)
-        return self._intrinsic("copysign", [e, a], d)
 
     def _of(self, dtype: str) -> str:
         return self._lanes(SUFFIX[dtype])

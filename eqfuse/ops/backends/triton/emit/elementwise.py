@@ -2,7 +2,10 @@
 
 import math
 
-from eqfuse.ops.backends.triton.emit.emitter import Emitter
+from eqfuse.ops.backends.triton.emit.emitter import DenseEmitter, Emitter
+from eqfuse.ops.ir import functions
+from eqfuse.ops.ir.functions import Expression, variable
+from eqfuse.ops.ir.gates import Activation
 from eqfuse.ops.ir.steps import Elementwise, Number
 
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -35,6 +38,50 @@ def larger(a: str, b: str, dtype: str, function: str = "max") -> str:
     name = {"max": "tl.maximum", "min": "tl.minimum"}[function]
     nan = "" if dtype == "int32" else ", propagate_nan=tl.PropagateNan.ALL"
     return f"{name}({a}, {b}{nan})"
+
+
+OPERATORS = ARITHMETIC | COMPARED | {"div": "/"}
+CALLED = {"abs": "tl.abs", "exp": "tl.exp"}
+
+
+def text(expression: Expression | float) -> str:
+    """Return an expression as text, with no more parentheses than it needs."""
+    return _text(expression)[0]
+
+
+def _text(expression: Expression | float) -> tuple[str, int]:
+    """Return the text of an expression, and how strongly its outermost operator binds."""
+    if not isinstance(expression, Expression):
+        return repr(expression), 4
+    function, operands = expression.function, expression.operands
+    if function == "variable":
+        return operands[0], 4
+    parts = [_text(o) for o in operands]
+    if function == "neg":
+        return f"-{_within(parts[0], 3)}", 3
+    if function in OPERATORS:
+        binds = 0 if function in COMPARED else 1 if function in ("add", "sub") else 2
+        left, right = _within(parts[0], binds), _within(parts[1], binds + 1)
+        return f"{left} {OPERATORS[function]} {right}", binds
+    if function == "select":
+        condition, no, yes = (part for part, _ in parts)
+        return f"tl.where({condition}, {yes}, {no})", 4
+    return f"{CALLED[function]}({parts[0][0]})", 4
+
+
+def _within(part: tuple[str, int], least: int) -> str:
+    return part[0] if part[1] >= least else f"({part[0]})"
+
+
+def activated(t: DenseEmitter, act: Activation, x: str, derivative: bool = False) -> str:
+    """Return an activation of variable x, or its derivative."""
+
+    def let(name: str, expression: Expression) -> Expression:
+        t.emit(f"act_{name} = {text(expression)}")
+        return variable(f"act_{name}")
+
+    value = text(functions.ACTIVATIONS[act.name](variable(x), let)[derivative])
+    return t.name(value if act.scale == 1.0 else f"{act.scale!r} * ({value})")
 
 
 class FunctionEmitter:
@@ -103,16 +150,14 @@ class FunctionEmitter:
         return f"tl.div_rn({a}, {b})" if dtype == "float32" else f"{a} / {b}"
 
     def _power(self, a: str, power: int, dtype: str) -> str:
-        result, square, rest = "", a, abs(power)
-        while rest:
-            if rest & 1:
-                result = self.name(f"{result} * {square}") if result else square
-            rest >>= 1
-            square = self.name(f"{square} * {square}") if rest else square
-        result = result or self.name(self._one(a, dtype))
+        result = functions.power(variable(a), abs(power), self._let)
+        result = text(result) if result else self.name(self._one(a, dtype))
         if power >= 0:
             return result
         return self.name(self._quotient(self._one(a, dtype), result, dtype))
+
+    def _let(self, name: str, expression: Expression) -> Expression:
+        return variable(self.name(text(expression)))
 
     @staticmethod
     def _one(a: str, dtype: str) -> str:
@@ -145,7 +190,7 @@ class FunctionEmitter:
         return self.name(f"tl.cos({a})")
 
     def _logistic(self, a: str, dtype: str) -> str:
-        return self.name(f"1.0 / (1.0 + tl.exp(-{a}))")
+        return self.name(text(functions.logistic(variable(a))))
 
     def _pow(self, a: str, b: str, dtype: str) -> str:
         """Return exp(b log |a|) in float64, with the sign and the exceptions of C's pow."""
@@ -173,13 +218,7 @@ class FunctionEmitter:
         return self.name(f"tl.where({s} == 1.0, {a}, {usual})")
 
     def _tanh(self, a: str, dtype: str) -> str:
-        """Return tanh; below 0.4 by a continued fraction (Lambert), where 1 - exp cancels."""
-        t, q = self.name(f"tl.exp(-2.0 * tl.abs({a}))"), self.name(f"{a} * {a}")
-        small = self.name(f"tl.abs({a}) < 0.4")
-        n = f"{a} * (135135.0 + {q} * (17325.0 + {q} * (378.0 + {q})))"
-        n = self.name(f"tl.where({small}, {n}, tl.where({a} < 0, {t} - 1.0, 1.0 - {t}))")
-        d = f"135135.0 + {q} * (62370.0 + {q} * (3150.0 + {q} * 28.0))"
-        return self.name(f"{n} / tl.where({small}, {d}, 1.0 + {t})")
+        return text(functions.tanh(variable(a), self._let))
 
 
 def operands(step: Elementwise, arrays, read) -> tuple[list[str], str]:

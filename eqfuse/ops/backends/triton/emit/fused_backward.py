@@ -7,9 +7,10 @@ the product and the cotangent of the pre-activation, which this kernel writes if
 """
 
 from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
+from eqfuse.ops.backends.triton.emit.elementwise import activated
 from eqfuse.ops.backends.triton.emit.emitter import SLICE
 from eqfuse.ops.backends.triton.emit.fused_emitter import COMPONENTS, FusedEmitter
-from eqfuse.ops.backends.triton.emit.fused_forward import FusedKernel, activated, gate_value
+from eqfuse.ops.backends.triton.emit.fused_forward import FusedKernel, gate_value
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.gates import Part

@@ -6,7 +6,7 @@ matrices of the Linear, and at the end applies the gate; the product is never wr
 
 import dataclasses
 
-from eqfuse.ops.backends.triton.emit import activations
+from eqfuse.ops.backends.triton.emit.elementwise import activated
 from eqfuse.ops.backends.triton.emit.emitter import SLICE
 from eqfuse.ops.backends.triton.emit.fused_emitter import FusedEmitter
 from eqfuse.ops.backends.triton.spec import KernelSpec
@@ -115,11 +115,3 @@ def gate_value(t: FusedEmitter, tile: Tile, z: str, derivative: bool = False) ->
     """
     first = t.name(f"tl.sum({z}, axis=1, keep_dims=True)")
     return activated(t, tile.act, first, derivative)
-
-
-def activated(t: FusedEmitter, act, x: str, derivative: bool = False) -> str:
-    """Return an activation of variable x, or its derivative."""
-    statements, expression = activations.triton_text(act, x, derivative)
-    for statement in statements:
-        t.emit(statement)
-    return t.name(expression)

@@ -21,7 +21,7 @@ from eqfuse.train.settings.settings import ConfigError
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.convert") -> int:
-    """Convert or export what the arguments name, and print what it is.
+    """Convert or export a network, and print a description of it.
 
     Args:
       arguments: of the command; None for those of the command line.

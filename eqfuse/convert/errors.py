@@ -2,4 +2,4 @@
 
 
 class ConvertError(ValueError):
-    """A file or network that cannot be converted; the message is for the user."""
+    """An error for a file or network that cannot be converted; the message is for the user."""

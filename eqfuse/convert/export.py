@@ -92,9 +92,7 @@ def _check(metadata: dict, run):
 
 
 def _bases(model: models.MACE) -> dict[str, np.ndarray]:
-    """Return the maps of each product basis at sorted places, by layer, irrep and number of
-    factors.
-    """
+    """Return the maps of each product basis at sorted places, by layer, irrep and degree."""
     found = {}
     layers = model.basis_and_feature_irreps()
     for k, (irreps_basis, irreps_out) in enumerate(layers):

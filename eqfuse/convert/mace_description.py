@@ -1,4 +1,4 @@
-"""What a network of mace is like, and whether MACE of this package can be it."""
+"""The settings of a network of mace as settings of this package's MACE."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ COULOMB = 14.3996
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A network of mace in terms of this package.
+    """The settings of a network of mace in terms of this package.
 
     Attributes:
       fields: settings of `eqfuse.models.MACE`, but for the backend.
@@ -52,7 +52,7 @@ class Description:
 
 
 def described(network: Record, head: str | None = None) -> Description:
-    """Return what a network is like.
+    """Return the description of a network.
 
     Args:
       network: as `eqfuse.convert.pickled.read_module` returns it.
@@ -81,7 +81,7 @@ def described(network: Record, head: str | None = None) -> Description:
 
 
 def irreps(found) -> e3nn.Irreps:
-    """Return irreps of e3nn's for PyTorch, a record or text."""
+    """Return irreps from a record of e3nn's for PyTorch or from text."""
     if isinstance(found, str):
         return e3nn.Irreps(found)
     pairs = []
@@ -107,7 +107,7 @@ def _refuse(what: str):
 
 
 def _check_kinds(network: Record):
-    """Refuse a network whose parts are of kinds, or options, that are not known here."""
+    """Refuse a network with parts or options of an unknown kind."""
     if network.name not in _NETWORKS or not network.kind.startswith("mace."):
         raise ConvertError(
             f"the file holds a {network.kind}; only {' and '.join(_NETWORKS)} of mace, which "
@@ -187,7 +187,7 @@ def _check_readouts(network: Record):
 
 
 def _head(network: Record, head: str | None) -> tuple[int, int]:
-    """Number of the head that is asked for, and how many there are."""
+    """Return the number of the head that is asked for, and the number of heads."""
     heads = network.get("heads", ["Default"])
     if head is None and len(heads) == 1:
         return 0, 1
@@ -282,7 +282,7 @@ def _transform(transform: Record | None, species: tuple[int, ...]) -> dict:
 
 
 def _repulsion(network: Record, species: tuple[int, ...], scale: float) -> ZBL | None:
-    """Return the pair repulsion, which mace scales with the rest."""
+    """Return the pair repulsion, which mace scales with the other energies."""
     zbl = network.get("pair_repulsion_fn")
     if zbl is None:
         return None

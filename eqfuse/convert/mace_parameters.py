@@ -70,7 +70,7 @@ def parameters(network: Record, description: Description) -> dict:
 
 
 def activation_ratio(cst: float) -> float:
-    """Return what e3nn's normalised silu is, in units of e3nn-jax's.
+    """Return the ratio of e3nn's normalised silu to e3nn-jax's.
 
     Args:
       cst: the constant by which e3nn multiplies, as the file has it.
@@ -85,9 +85,7 @@ def _ratio(activation: Record) -> float:
 
 
 def _linear_blocks(linear: Record) -> list[tuple[tuple[int, int], np.ndarray]]:
-    """Return places of input and output, and the matrix with its path weight, of each path of a
-    Linear.
-    """
+    """Return input, output and scaled matrix of each path of a Linear."""
     flat, at, found = np.asarray(linear.get("weight"), np.float64), 0, []
     for instruction in linear.get("instructions"):
         i, o, shape, weight = instruction.args
@@ -104,7 +102,7 @@ def _name(number: int, rows: int, columns: int, ir: e3nn.Irrep) -> str:
 
 
 def _linear(linear: Record) -> dict:
-    """Return a Linear of sorted irreps, each once."""
+    """Return the parameters of a Linear whose irreps are sorted and each occur once."""
     irreps_in = irreps(linear.get("irreps_in"))
     return {
         _name(o, *w.shape, irreps_in[i].ir): w * math.sqrt(len(w))
@@ -113,7 +111,7 @@ def _linear(linear: Record) -> dict:
 
 
 def _species_linear(tp: Record, order) -> dict:
-    """Return a tensor product with one-hot elements is a Linear for each of them."""
+    """Return a tensor product with one-hot elements as parameters of a Linear for each element."""
     irreps_in, found = irreps(tp.get("irreps_in1")), {}
     flat, at = np.asarray(tp.get("weight"), np.float64), 0
     for instruction in tp.get("instructions"):
@@ -127,9 +125,7 @@ def _species_linear(tp: Record, order) -> dict:
 
 
 def _paths(tp: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
-    """Return the paths of a convolution, in the order of this package, and where their
-    weights are.
-    """
+    """Return the paths of a convolution in this package's order, and where their weights are."""
     irreps_in1, irreps_out = (irreps(tp.get(name)) for name in ("irreps_in1", "irreps_out"))
     kept, found, at = [ir for _, ir in irreps_basis], [], 0
     for instruction in tp.get("instructions"):
@@ -144,7 +140,7 @@ def _paths(tp: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
 
 
 def _radial(layers: list[Record], paths: list[dict]) -> dict:
-    """Return the dense layers of a radial network, its output in the order of the paths."""
+    """Return the dense layers of a radial network, with outputs in the order of the paths."""
     found, before = {}, 1.0
     for k, layer in enumerate(layers):
         kernel = np.asarray(layer.get("weight"), np.float64) * before
@@ -161,7 +157,7 @@ def _radial(layers: list[Record], paths: list[dict]) -> dict:
 
 
 def _basis(block: Record, paths: list[dict], irreps_basis: e3nn.Irreps, fields: dict) -> dict:
-    """Return the Linear after the convolution."""
+    """Return the parameters of the Linear after the convolution."""
     blocks = {i: w for (i, _), w in _linear_blocks(block.get("linear"))}
     neighbors = fields["avg_num_neighbors"]
     scale = 1.0 if fields["density_normalization"] else 1 / math.sqrt(neighbors)
@@ -173,7 +169,7 @@ def _basis(block: Record, paths: list[dict], irreps_basis: e3nn.Irreps, fields: 
 
 
 def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:
-    """Return the part of a matrix that belongs to one of several heads, which lie side by side."""
+    """Return the part of a matrix that belongs to one of several heads, which are side by side."""
     return np.split(w, head[1], axis=axis)[head[0]]
 
 

@@ -1,4 +1,4 @@
-"""Read a module that torch saved, with NumPy alone: nothing that the file says is executed.
+"""A reader of modules saved by torch that needs only NumPy and executes nothing.
 
 Such a file is a zip archive of a pickle and the bytes of its tensors. A pickle is a program that
 may call any function of any module. Here every name that it asks for is an inert `Record`, which
@@ -31,7 +31,7 @@ _OLD_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 
 
 class Record:
-    """An object of a pickle: what it was made with, and nothing else of it.
+    """An object of a pickle: the arguments and the state that it was given.
 
     Attributes:
       kind: name of its class or function, with that of the module.
@@ -47,7 +47,7 @@ class Record:
         return self
 
     def __init__(self, *args, **kwargs):
-        """Accept whatever the pickle says."""
+        """Accept any arguments."""
 
     def __setstate__(self, state):
         self.state = state
@@ -56,20 +56,20 @@ class Record:
         return Record(*args)
 
     def append(self, item):
-        """Accept an item of what would be a list."""
+        """Accept an item of a list."""
 
     def extend(self, items):
-        """Accept items of what would be a list."""
+        """Accept items of a list."""
 
     def __setitem__(self, key, value):
-        """Accept an item of what would be a dict."""
+        """Accept an item of a dict."""
 
     def __hash__(self):
         return id(self)
 
     @property
     def name(self) -> str:
-        """Return the last part of `kind`."""
+        """Last part of `kind`."""
         return self.kind.rpartition(".")[2]
 
     def get(self, name: str, default=None):
@@ -101,7 +101,7 @@ class Storage:
 
 
 def read_module(path) -> Record:
-    """Read what `torch.save(module, path)` wrote.
+    """Read a file of `torch.save(module, path)`.
 
     Args:
       path: of the file.
@@ -160,7 +160,7 @@ class _Unpickler(pickle.Unpickler):
         self._archive, self._root, self._kinds, self._storages = archive, root, {}, {}
 
     def find_class(self, module, name):
-        """Return a class of records for any name but those of dict and set, which do nothing."""
+        """Return a class of records for any name except those of dict and set, which do nothing."""
         if (module, name) == ("collections", "OrderedDict"):
             return dict
         if (module, name) == ("builtins", "set"):

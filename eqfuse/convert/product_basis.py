@@ -1,4 +1,4 @@
-"""Weights of mace's product basis as weights of the one of this package.
+"""Weights of mace's product basis in the product basis of this package.
 
 Both are symmetric maps of several factors A to one irrep. Those of mace come from trees of
 couplings and depend on each other (23 of three factors to 0e for l <= 3); here they are an
@@ -72,7 +72,7 @@ def our_maps(kept: tuple[e3nn.Irrep, ...], ir: e3nn.Irrep, degree: int) -> np.nd
 
 
 def _rows(part: Record, ir: e3nn.Irrep, kept, components) -> list[np.ndarray]:
-    """Return weights of one output, for each number of factors."""
+    """Return the weights of one output, for each number of factors."""
     degrees = [nu for nu in range(1, 10) if part.get(f"U_matrix_{nu}") is not None]
     weights = [part.get("weights_max"), *_in_order(part.get("weights"))]
     rows = []

@@ -1,4 +1,4 @@
-"""Write a converted network as the folder of a run."""
+"""Converted networks written as folders of runs."""
 
 import dataclasses
 import hashlib
@@ -53,7 +53,7 @@ def convert_mace(path, run, *, head: str | None = None) -> Description:
 
 
 def potential_of(description: Description) -> models.Potential:
-    """Return the potential that the description is of."""
+    """Return the potential of a description."""
     count = len(description.references)
     return models.Potential(
         model=models.build("mace", **description.fields),
@@ -64,7 +64,7 @@ def potential_of(description: Description) -> models.Potential:
 
 
 def variables_of(params: dict, description: Description) -> dict:
-    """Return the variables of that potential, in the dtype of the file."""
+    """Return the variables of the potential, in the dtype of the file."""
     count = len(description.references)
     tree = {
         "params": {
@@ -77,7 +77,7 @@ def variables_of(params: dict, description: Description) -> dict:
 
 
 def _check(params: dict, description: Description):
-    """Refuse parameters of other shapes than the network's."""
+    """Refuse parameters whose shapes differ from those of the network."""
     potential = potential_of(description)
     with jax.enable_x64(True):
         graph = collate([], Shape(1, 1, 1), "float64").graph
@@ -133,7 +133,7 @@ def _write(path: Path, run: str, description: Description, params: dict):
 
 
 def _config(path: Path, run: str, description: Description) -> Config:
-    """Return the settings of the run; its data are the file that was converted."""
+    """Return the settings of the run, whose data file is the file that was converted."""
     names = {f.name for f in dataclasses.fields(MACEConfig)}
     fields = {name: v for name, v in description.fields.items() if name in names}
     return Config(

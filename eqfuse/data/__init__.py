@@ -5,6 +5,7 @@ from eqfuse.data.dataset import Dataset
 from eqfuse.data.errors import DataError
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.prefetch import prefetched
+from eqfuse.data.readers import Keys, Units, read_structures
 from eqfuse.data.readers.embedded import read_embedded
 from eqfuse.data.readers.extxyz import read_extxyz
 from eqfuse.data.readers.public import fetch_public
@@ -19,10 +20,12 @@ __all__ = [
     "Batcher",
     "DataError",
     "Dataset",
+    "Keys",
     "Labels",
     "Sample",
     "Shape",
     "Structure",
+    "Units",
     "collate",
     "fetch_public",
     "fit_reference_energies",
@@ -32,5 +35,6 @@ __all__ = [
     "read_embedded",
     "read_extxyz",
     "read_rmd17",
+    "read_structures",
     "tetris",
 ]

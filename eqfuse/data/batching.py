@@ -1,4 +1,4 @@
-"""Batches of a few fixed shapes, so that few programs are compiled."""
+"""Batches of a few fixed shapes, for which few programs are compiled."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +44,7 @@ class Sample:
     order: np.ndarray | None = None
 
     def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
-        """Return what is known of each atom, [n_atoms, ...], in the order of the structure."""
+        """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""
         if self.order is None:
             return of_atoms
         out = np.empty_like(of_atoms)
@@ -63,7 +63,7 @@ class Sample:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """What a batch should be predicted to have; zero where there is padding.
+    """The labels of a batch; zero in the padding.
 
     Attributes:
       energy: [n_graphs] eV, relative to the reference energies (subtracted in float64).
@@ -150,7 +150,7 @@ def _labels(samples: Sequence[Sample], shape: Shape, dtype) -> Labels:
 
 
 def _padded(arrays: list, shape: tuple[int, ...], fill, dtype) -> np.ndarray:
-    """Return the arrays one after the other, then `fill`."""
+    """Return an array of a shape with the arrays one after the other, then `fill`."""
     out = np.full(shape, fill, dtype)
     if arrays:
         values = np.concatenate(arrays)
@@ -210,7 +210,7 @@ class Batcher:
         self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:
-        """Number of batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return -(-len(self.samples) // self.batch_size)
 
     @property
@@ -219,12 +219,12 @@ class Batcher:
 
     @property
     def padding_waste(self) -> Waste:
-        """Return how much of epoch 0, shuffled, is padding."""
+        """Return the fraction of epoch 0, shuffled, that is padding."""
         room = np.array([self.shapes[k][:2] for k in self._fits(0, shuffle=True)]).sum(axis=0)
         return Waste(*(1 - self._sizes.sum(axis=0) / (self._parts * room)).tolist())
 
     def used_shapes(self, epochs: Iterable[int] = (0,), shuffle: bool = True) -> set[Shape]:
-        """Return the shapes that occur in some epochs: that many programs are compiled."""
+        """Return the shapes that occur in some epochs; one program is compiled for each."""
         used = set()
         for epoch in epochs:
             used |= set(self._fits(epoch, shuffle).tolist())
@@ -247,7 +247,7 @@ class Batcher:
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
     def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:
-        """Return which samples are in each batch of an epoch."""
+        """Return the numbers of the samples in each batch of an epoch."""
         order = self._order(epoch, shuffle)
         return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
 
@@ -256,7 +256,7 @@ class Batcher:
         return shuffled(count, (self.seed, epoch)) if shuffle else np.arange(count)
 
     def _fits(self, epoch: int, shuffle: bool) -> np.ndarray:
-        """Number of the smallest shape that holds each part of each batch, [num batches]."""
+        """Return the number of the smallest shape that holds each batch, [num_batches]."""
         order = self._order(epoch, shuffle)
         until = np.concatenate([[(0, 0)], np.cumsum(self._sizes[order], axis=0)])
         starts = np.arange(0, len(order), self.batch_size)
@@ -270,9 +270,7 @@ class Batcher:
         )
 
     def _split(self, count: int) -> np.ndarray:
-        """Return where the parts of `count` samples begin and end, [parts + 1]; as
-        np.array_split.
-        """
+        """Return where the parts of `count` samples begin and end, [parts + 1]."""
         lengths = [len(part) for part in np.array_split(np.arange(count), self._parts)]
         return np.cumsum([0, *lengths])
 

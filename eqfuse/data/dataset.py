@@ -1,4 +1,4 @@
-"""Structures split, referenced and given neighbour lists: what training reads."""
+"""Training and validation sets made of structures."""
 
 import dataclasses
 import warnings
@@ -7,89 +7,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data.batching import Sample, shuffled
+from eqfuse.data.batching import Sample
 from eqfuse.data.errors import DataError
-from eqfuse.data.neighbors import gathering_offsets, neighbor_list
-from eqfuse.data.ordering import renumbered, spatial_order
 from eqfuse.data.references import energies_of_atoms, fit_reference_energies, subtract
+from eqfuse.data.samples import prepare_samples, species_table
+from eqfuse.data.splits import split_indices
 from eqfuse.data.structures import Structure, names_of
-
-_SPLIT_STREAM = 1
-
-
-def species_table(structures: Sequence[Structure]) -> tuple[int, ...]:
-    """Sorted atomic numbers of all elements in the structures."""
-    return tuple(sorted({int(z) for structure in structures for z in np.unique(structure.numbers)}))
-
-
-def species_index(numbers, species: Sequence[int]) -> np.ndarray:
-    """Index of each atomic number in a sorted table of species, [n_atoms] int32.
-
-    Raises:
-      DataError: an element that is not in the table, by name.
-    """
-    table = np.asarray(species)
-    numbers = np.asarray(numbers)
-    unknown = sorted(set(numbers.tolist()) - set(table.tolist()))
-    if unknown:
-        raise DataError(
-            f"{', '.join(chemical_symbols[z] for z in unknown)} not among the model's species "
-            f"({', '.join(chemical_symbols[z] for z in table)}); train with structures that have "
-            "it, or leave these structures out"
-        )
-    return np.searchsorted(table, numbers).astype(np.int32)
-
-
-def split_indices(
-    count: int, train_size: float | None, val_size: float | None, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return random disjoint indices for training and validation, the same for the same seed.
-
-    Args:
-      count: number of structures.
-      train_size, val_size: a number of structures (int), or a fraction of them (float from 0 to
-        1, rounded down); `train_size` None takes all that validation leaves, `val_size` None takes
-        none for validation. The validation structures depend on the seed and `val_size` only, not
-        on `train_size`.
-      seed: non-negative.
-    Returns:
-      training and validation indices, in random order.
-    Raises:
-      DataError: an empty split, more structures than there are, a negative size or seed.
-    """
-    if seed < 0:
-        raise DataError(f"the seed must be at least 0, got {seed}")
-    n_val = 0 if val_size is None else _split_size("val_size", val_size, count)
-    n_train = count - n_val if train_size is None else _split_size("train_size", train_size, count)
-    checked = [("training", "train", train_size, n_train)]
-    if val_size is not None:
-        checked.insert(0, ("validation", "val", val_size, n_val))
-    for name, key, given, size in checked:
-        if size <= 0:
-            raise DataError(
-                f"the {name} split is empty: {key}_size={given} of {count} structures; ask for at "
-                f"least one (data.{key}=1), or give more structures"
-            )
-    if n_train + n_val > count:
-        raise DataError(
-            f"{n_train} training and {n_val} validation structures asked for, but there are only "
-            f"{count}; lower train_size (data.train) or val_size (data.val)"
-        )
-    order = shuffled(count, (seed,), stream=_SPLIT_STREAM)
-    return order[n_val : n_val + n_train], order[:n_val]
-
-
-def _split_size(name: str, size: float, count: int) -> int:
-    if isinstance(size, float) and 0 <= size <= 1:
-        return int(np.floor(size * count + 1e-9))  # 0.29 * 100 is 28.999999999999996
-    if size < 0 or size != int(size):
-        raise DataError(f"{name} must be a number of structures or a fraction, got {size}")
-    return int(size)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and validation samples, and what a model has to know of them.
+    """Training and validation samples, and the statistics that a model needs.
 
     Make one with `Dataset.build`.
 
@@ -127,7 +55,7 @@ class Dataset:
         references: Mapping[int, float] | None = None,
         validation: Sequence[Structure] | None = None,
     ) -> "Dataset":
-        """Split the structures, subtract reference energies, find the neighbours.
+        """Split the structures, subtract reference energies, compute neighbour lists.
 
         Isolated atoms among the structures (see `Structure.config_type`) are not trained on and not
         validated with.
@@ -177,8 +105,8 @@ class Dataset:
             references = energies_of_atoms(isolated)
         references = dict(references)
         common = cutoff, species, references
-        train = _prepared(train_structures, [names[i] for i in train_indices], *common)
-        val = _prepared(val_structures, [val_names[i] for i in val_indices], *common)
+        train = prepare_samples(train_structures, *common, [names[i] for i in train_indices])
+        val = prepare_samples(val_structures, *common, [val_names[i] for i in val_indices])
         _warn_of_atoms_without_neighbors((*train, *val), cutoff)
         _warn_of_unseen_elements(train_structures, val_structures)
         return cls(
@@ -193,24 +121,13 @@ class Dataset:
             cutoff=float(cutoff),
         )
 
-    def prepare(self, structures: Sequence[Structure]) -> tuple[Sample, ...]:
-        """Return samples of further structures (a test set), with this species table and
-        references.
-
-        Raises and warns as `build`.
-        """
-        samples = prepare_samples(structures, self.cutoff, self.species, self.references)
-        _warn_of_atoms_without_neighbors(samples, self.cutoff)
-        return samples
-
     def with_references(
         self,
         references: Mapping[int, float],
         structures: Sequence[Structure],
         validation: Sequence[Structure] | None = None,
     ) -> "Dataset":
-        """Return the same, with energies relative to other reference energies: as if built with
-        them.
+        """Return this dataset with energies relative to other reference energies.
 
         Args:
           references: atomic number -> eV.
@@ -232,21 +149,19 @@ class Dataset:
 
     @property
     def force_rms(self) -> float:
-        """Root mean square of the training forces' components, eV/Å; 1 if all are zero."""
+        """Root mean square of the components of the training forces, eV/Å; 1 if all are zero."""
         forces = np.concatenate([sample.forces for sample in self.train])
         return float(np.sqrt(np.mean(forces**2))) or 1.0
 
     @property
     def mean_neighbors(self) -> float:
-        """Return the average number of neighbours of a training atom within the cutoff."""
+        """Average number of neighbours of a training atom within the cutoff."""
         num_edges = sum(sample.num_edges for sample in self.train)
         return num_edges / sum(sample.num_atoms for sample in self.train)
 
     @property
     def avg_num_neighbors(self) -> float:
-        """Return what sums over neighbours are scaled by: `mean_neighbors`, or 1 if no atom has
-        any.
-        """
+        """The normalisation of sums over neighbours: `mean_neighbors`, or 1 if that is zero."""
         return self.mean_neighbors or 1.0
 
     @property
@@ -259,27 +174,8 @@ class Dataset:
         return energy / sum(sample.num_atoms for sample in self.train)
 
 
-def prepare_samples(
-    structures: Sequence[Structure],
-    cutoff: float,
-    species: Sequence[int],
-    references: Mapping[int, float],
-) -> tuple[Sample, ...]:
-    """Return samples of structures for a model that exists.
-
-    Args:
-      structures: with energies and forces.
-      cutoff: Å.
-      species: sorted atomic numbers of the model.
-      references: atomic number -> eV.
-    Raises:
-      DataError: as `Dataset.build`.
-    """
-    return _prepared(structures, names_of(structures), cutoff, species, references)
-
-
 def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices of the structures that are no isolated atoms, and of those that are.
+    """Return the indices of the structures, and those of the isolated atoms among them.
 
     Raises:
       DataError: there are isolated atoms only.
@@ -294,7 +190,7 @@ def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _require_fitted(references, structures: Sequence[Structure], names: Sequence[str]):
-    """Refuse elements whose energy no training structure tells.
+    """Refuse elements for which no training structure determines a reference energy.
 
     Raises:
       DataError: one of them, with the first structure that has it.
@@ -321,41 +217,6 @@ def _warn_of_unseen_elements(train, val):
             UserWarning,
             stacklevel=3,
         )
-
-
-def _prepared(structures, names, cutoff, species, references) -> tuple[Sample, ...]:
-    return tuple(
-        _prepare(structure, name, cutoff, species, references)
-        for structure, name in zip(structures, names, strict=True)
-    )
-
-
-def _prepare(structure, name, cutoff, species, references) -> Sample:
-    try:
-        if structure.energy is None or structure.forces is None:
-            missing = "energy" if structure.energy is None else "forces"
-            raise DataError(f"there is no {missing}; training needs energies and forces")
-        positions, cell = structure.positions, structure.cell
-        senders, receivers, shifts = neighbor_list(positions, cell, structure.pbc, cutoff)
-        order = spatial_order(positions, cell, structure.pbc, cutoff)
-        positions = positions[order]
-        senders, receivers, shifts = renumbered(order, senders, receivers, shifts)
-        offsets, shifts = gathering_offsets(positions, senders, receivers, shifts)
-        return Sample(
-            positions=positions - offsets,
-            species=species_index(structure.numbers[order], species),
-            senders=senders,
-            receivers=receivers,
-            shifts=shifts,
-            cell=cell,
-            energy=subtract(structure, references),
-            forces=structure.forces[order],
-            stress=structure.stress,
-            name=name,
-            order=order,
-        )
-    except DataError as err:
-        raise DataError(f"{name}: {err}") from err
 
 
 def _warn_of_atoms_without_neighbors(samples, cutoff: float) -> None:

@@ -2,8 +2,8 @@
 
 
 class DataError(ValueError):
-    """Input data, or a request made of it, that cannot be used; the message says what to do."""
+    """An error for data, or a request made of them, that cannot be used; it says what to do."""
 
 
 class FlownApartError(DataError):
-    """Atoms so far apart that no neighbour list can be made."""
+    """An error for atoms so far apart that no neighbour list can be made."""

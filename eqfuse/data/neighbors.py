@@ -85,7 +85,7 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
 
 
 def gathering_offsets(positions, senders, receivers, shifts) -> tuple[np.ndarray, np.ndarray]:
-    """Find images of neighbours near each other and near the origin, as float32 needs them.
+    """Return images of the atoms near their neighbours and near the origin, as float32 needs.
 
         near = positions - offsets
         vector[e] = near[senders[e]] + moved_shifts[e] - near[receivers[e]]
@@ -115,7 +115,7 @@ def gathering_offsets(positions, senders, receivers, shifts) -> tuple[np.ndarray
 
 
 def _steps_to_neighbors(positions, senders, receivers, shifts, part) -> np.ndarray:
-    """Lattice vectors [n_atoms, 3] that move each atom near the one before it in a tree.
+    """Return lattice vectors [n_atoms, 3] that move each atom near the one before it in a tree.
 
     Args:
       part: [n_atoms], the connected part that each atom is in; it keeps the place of its first.
@@ -141,9 +141,7 @@ def _steps_to_neighbors(positions, senders, receivers, shifts, part) -> np.ndarr
 
 
 def _cells_away(positions, cell, pbc) -> np.ndarray:
-    """Return how many cells each atom is outside of its own, [n_atoms, 3]; 0 in other
-    directions.
-    """
+    """Return the cell that each atom is in, [n_atoms, 3]; 0 along non-periodic directions."""
     away = np.zeros(positions.shape)
     away[:, pbc] = np.floor(positions @ np.linalg.pinv(cell[pbc]))
     return away
@@ -172,7 +170,7 @@ def _closed_up(points, cell, pbc, away, cutoff: float) -> tuple[np.ndarray, np.n
 
 
 def _extent(points, cell, pbc) -> np.ndarray:
-    """Return [3] Å, the distance between faces of the cell, or of the first and last atom."""
+    """Return the distance between faces of the cell, or of the first and last atom, [3] Å."""
     extent = np.ptp(points, axis=0)
     with np.errstate(divide="ignore"):
         # Infinite from 1e154 Å on.
@@ -195,7 +193,7 @@ def _too_far_apart(points, cell, pbc, cutoff: float) -> bool:
 
 
 def _require_together(points, cell, pbc, cutoff: float) -> None:
-    """Refuse points in too many boxes.
+    """Refuse points that are too far apart for a neighbour list.
 
     Raises:
       FlownApartError: see `_too_far_apart`.
@@ -209,7 +207,7 @@ def _require_together(points, cell, pbc, cutoff: float) -> None:
 
 
 def _require_few_pairs(points, cell, pbc, cutoff: float) -> None:
-    """Refuse a list that memory does not hold, or that takes hours.
+    """Refuse a neighbour list that does not fit the memory, or takes hours.
 
     Along lattice vectors within reach of their images, these are as dense as the volume says; along
     other directions atoms are counted in boxes as wide as the cutoff.

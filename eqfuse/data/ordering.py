@@ -1,4 +1,4 @@
-"""The order of the atoms of large structures: those near each other in space, near in memory."""
+"""The order of the atoms of large structures: those near in space are near in memory."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ _BITS = 20  # of the number of a box along an axis: three of them fit 63 bits
 
 
 def spatial_order(positions, cell, pbc, cutoff: float) -> np.ndarray:
-    """Return the atoms along a space-filling curve (Z-order), or as they are if they are few.
+    """Return the atoms along a space-filling curve (Z-order); few atoms keep their order.
 
     A kernel reads the features of all neighbours of an atom; those of the atom before are mostly
     the same, and still in the cache.

@@ -9,7 +9,7 @@ _END = object()
 
 
 def prefetched(items: Iterable, depth: int = 2) -> Iterator:
-    """Yield the same items in the same order, made by a thread up to `depth` ahead of their use.
+    """Yield items in their order, made by a thread up to `depth` ahead of their use.
 
     What the thread raises is raised here, in its place in the order.
     """

@@ -1,4 +1,4 @@
-"""Per-species reference energies: what a model does not have to learn.
+"""Reference energies of the species, which a model does not have to learn.
 
 All-electron total energies are of the order of -1e4 eV per molecule, where neighbouring float32
 numbers are 1e-3 eV apart: references are subtracted in float64, before any cast.
@@ -11,7 +11,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.errors import DataError
-from eqfuse.data.readers.extxyz import read_extxyz
+from eqfuse.data.readers import Keys, read_structures
 from eqfuse.data.structures import Structure
 
 TOLERANCE = 1e-6
@@ -21,18 +21,18 @@ TOLERANCE = 1e-6
 def isolated_atom_energies(
     path: str | os.PathLike, *, energy_key: str = "energy"
 ) -> dict[int, float]:
-    """Return energies of isolated atoms from an extended XYZ file of single atoms.
+    """Return the energies of isolated atoms from a file of single atoms.
 
     Args:
       path: the file, one frame per element.
-      energy_key: name of the energy in the comment lines, eV.
+      energy_key: name of the energies in the file, eV.
     Returns:
       atomic number -> energy in eV, sorted by atomic number.
     Raises:
-      DataError: as `read_extxyz`; a frame with several atoms or no energy; an element given twice
-        with different energies.
+      DataError: as `read_structures`; a frame with several atoms or no energy; an element given
+        twice with different energies.
     """
-    atoms = read_extxyz(path, energy_key=energy_key, require_labels=False)
+    atoms = read_structures(path, keys=Keys(energy=energy_key), require_labels=False)
     for atom in atoms:
         if atom.num_atoms != 1:
             raise DataError(
@@ -45,7 +45,7 @@ def isolated_atom_energies(
 
 
 def energies_of_atoms(atoms: Sequence[tuple[str, Structure]]) -> dict[int, float]:
-    """Return energies of single atoms.
+    """Return the energy of each element from single atoms.
 
     Args:
       atoms: where each is, for messages, and the atom with its energy, eV.
@@ -91,7 +91,7 @@ def fit_reference_energies(structures: Sequence[Structure]) -> dict[int, float]:
 def fit_energies_of_atoms(
     numbers: Sequence[np.ndarray], energies: Sequence[float]
 ) -> dict[int, float]:
-    """Return the least-squares fit of `fit_reference_energies`.
+    """Return the fit of `fit_reference_energies` for lists of atomic numbers.
 
     Args:
       numbers: atomic numbers of each structure.
@@ -110,7 +110,7 @@ def fit_energies_of_atoms(
 
 
 def subtract(structure: Structure, references: Mapping[int, float]) -> float:
-    """Energy of a structure relative to its atoms' reference energies, eV, in float64.
+    """Return the energy of a structure relative to its atoms' reference energies, eV, in float64.
 
     Raises:
       DataError: no energy, or an element without a reference energy.

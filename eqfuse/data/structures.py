@@ -13,7 +13,7 @@ ISOLATED_ATOM = "IsolatedAtom"
 
 
 def is_isolated_atom(config_type: str | None) -> bool:
-    """Return whether a config_type says so, in either spelling."""
+    """Return whether a config_type marks an isolated atom, in either spelling."""
     return (config_type or "").replace("_", "").lower() == ISOLATED_ATOM.lower()
 
 
@@ -109,7 +109,7 @@ class Structure:
 
     @property
     def is_isolated_atom(self) -> bool:
-        """Return whether its energy is a reference energy, and nothing to train on."""
+        """Whether this is an isolated atom, whose energy is a reference and is not trained on."""
         return is_isolated_atom(self.config_type)
 
     @property
@@ -119,7 +119,7 @@ class Structure:
 
 
 def names_of(structures: Sequence[Structure], name: str = "structure") -> list[str]:
-    """Return what messages call the structures: their origin, or `name` and a number from 0."""
+    """Return names of the structures for messages: their origin, or `name` and a number from 0."""
     return [structure.origin or f"{name} {n}" for n, structure in enumerate(structures)]
 
 

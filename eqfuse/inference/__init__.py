@@ -1,1 +1,1 @@
-"""Run trained networks: the calculator of ASE, and errors on a file."""
+"""Trained networks at work: predictions, ASE's calculator, errors on a file."""

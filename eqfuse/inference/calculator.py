@@ -1,20 +1,17 @@
 """A trained run as a calculator of ASE."""
 
-import contextlib
 import dataclasses
 
 import ase.calculators.calculator
-import jax
 import numpy as np
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Sample, Shape, Structure, collate, neighbor_list
-from eqfuse.data.dataset import species_index
 from eqfuse.data.errors import FlownApartError
 from eqfuse.data.neighbors import gathering_offsets
 from eqfuse.data.ordering import renumbered, spatial_order
-from eqfuse.models import compile_predict
-from eqfuse.train import load_run, read_metadata
+from eqfuse.data.samples import species_index
+from eqfuse.inference.predict import Network
 
 _EDGE_MULTIPLE, _NODE_MULTIPLE = 64, 4
 _HEADROOM = 1.1
@@ -25,7 +22,7 @@ _DIVERGED = (
 
 
 class Calculator(ase.calculators.calculator.Calculator):
-    """Energy, energies of the atoms, forces and stress of a trained run.
+    """Energy, energies of atoms, forces and stress from a trained run.
 
         atoms.calc = eqfuse.Calculator("runs/first")
 
@@ -54,40 +51,28 @@ class Calculator(ase.calculators.calculator.Calculator):
         super().__init__(**kwargs)
         if not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
-        if dtype not in (None, "float32", "float64"):
-            raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
-        metadata = read_metadata(run, which=which)
-        if metadata["potential"] is None:
-            raise ValueError(f"{run} trained no potential but a classification (data=tetris)")
-        self._dtype = dtype or metadata["config"]["dtype"]
-        with self._precision():
-            potential, params, _ = load_run(run, which=which, backend=backend)
-            params = jax.tree.map(lambda p: p.astype(self._dtype), params)
-        self.species = tuple(metadata["species"])
-        self.cutoff = float(metadata["model_fields"]["cutoff"])
+        self.network = Network(run, which=which, dtype=dtype, backend=backend)
         self.skin = float(skin)
-        self._references = {int(z): e for z, e in metadata["reference_energies"].items()}
         self._neighbors = None
         self._shapes = []
-        self._potential, self._params = potential, params
-        self._evaluated = compile_predict(potential, stress=True)
 
-    def __getstate__(self):
-        # A copy, or one for another process, compiles for itself.
-        params = jax.tree.map(np.asarray, self._params)
-        return {**self.__dict__, "_params": params, "_evaluated": None}
+    @property
+    def species(self) -> tuple[int, ...]:
+        """Sorted atomic numbers that the network knows."""
+        return self.network.species
 
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        self._evaluated = compile_predict(self._potential, stress=True)
+    @property
+    def cutoff(self) -> float:
+        """Cutoff of the network, Å."""
+        return self.network.cutoff
 
     @property
     def num_compilations(self) -> int:
-        """Return how many programs were compiled so far."""
-        return self._evaluated._cache_size()
+        """Number of programs that were compiled so far."""
+        return self.network.num_compilations
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=()):
-        """Calculate as ASE's calculators do; units are eV, eV/Å and eV/Å^3.
+        """Compute energy, forces and stress as ASE's calculators do, in eV, eV/Å and eV/Å^3.
 
         Raises:
           DataError: an element that the run was not trained on, no atoms, atoms at one place,
@@ -115,14 +100,19 @@ class Calculator(ase.calculators.calculator.Calculator):
             forces=np.zeros((len(species), 3)),
             order=order,
         )
-        with self._precision():
-            graph = collate([sample], self._padded(sample), self._dtype).graph
-            prediction = jax.device_get(self._evaluated(self._params, graph))
-        self._store(prediction, sample)
+        graph = collate([sample], self._padded(sample), self.network.dtype).graph
+        [predicted] = self.network.compute(graph, [sample])
+        self.results = {
+            "energy": predicted.energy,
+            "free_energy": predicted.energy,
+            "energies": predicted.energies,
+            "forces": predicted.forces,
+        }
+        if predicted.stress is not None:
+            self.results["stress"] = full_3x3_to_voigt_6_stress(predicted.stress)
 
     def _edges(self, cell):
-        """Return pairs within the cutoff, positions of the images that they join, and the order of
-        the atoms, as in `Sample`.
+        """Return the pairs within the cutoff, the positions that they join, and the atoms' order.
 
         They are of a list that is made anew when atoms have moved too far.
         """
@@ -151,9 +141,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         return senders[near], receivers[near], shifts[near], positions, listed.order
 
     def _padded(self, sample: Sample) -> Shape:
-        """Return a shape with room for the sample: of those compiled for, unless most would be
-        padding.
-        """
+        """Return a compiled shape with room for the sample, or a new one with less padding."""
         n_nodes, n_edges = sample.num_atoms + 1, sample.num_edges
         fitting = [
             shape
@@ -169,32 +157,10 @@ class Calculator(ase.calculators.calculator.Calculator):
         self._shapes.append(Shape(n_nodes, _room(n_edges, _EDGE_MULTIPLE), 2))
         return self._shapes[-1]
 
-    def _store(self, prediction, sample: Sample):
-        def of_atoms(array):
-            return sample.in_structure(np.asarray(array[: sample.num_atoms], np.float64))
-
-        isolated = np.array([self._references[z] for z in self.atoms.numbers.tolist()])
-        energies = of_atoms(prediction.node_energy) + isolated
-        self.results = {
-            "energy": float(energies.sum()),
-            "free_energy": float(energies.sum()),
-            "energies": energies,
-            "forces": of_atoms(prediction.forces),
-        }
-        if self.atoms.pbc.any() and np.linalg.det(sample.cell):
-            stress = np.asarray(prediction.stress[0], np.float64)
-            self.results["stress"] = full_3x3_to_voigt_6_stress(stress)
-
-    @contextlib.contextmanager
-    def _precision(self):
-        # TF32 would cost three digits of the forces on a GPU.
-        with jax.enable_x64(self._dtype == "float64"), jax.default_matmul_precision("highest"):
-            yield
-
 
 @dataclasses.dataclass(frozen=True)
 class _Neighbors:
-    """A list of pairs, and the atoms that it was made for.
+    """A list of pairs, and the structure for which it was made.
 
     Atoms are numbered as in `order`, but for `positions`. `shifts` are between the images that
     `offsets` moves the atoms to: see `gathering_offsets`.
@@ -211,7 +177,7 @@ class _Neighbors:
 
 
 def _room(count: int, multiple: int) -> int:
-    """Return a tenth more than a number of atoms or edges, and at least one, in whole multiples."""
+    """Return a count of atoms or edges plus a tenth and one, rounded up to a multiple."""
     return -(-int(_HEADROOM * count + 1) // multiple) * multiple
 
 

@@ -1,4 +1,4 @@
-"""Errors of a trained run on a file: `python -m eqfuse.inference.evaluate RUN FILE`."""
+"""The command `eqfuse evaluate RUN FILE`: errors of a trained run on a file."""
 
 import argparse
 import contextlib
@@ -15,7 +15,9 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse import data, ops
 from eqfuse import plots as pictures
-from eqfuse.inference.evaluation import Predicted, error_table, evaluate
+from eqfuse.data.readers import stem
+from eqfuse.inference.error_table import error_table
+from eqfuse.inference.predict import Network, Predicted, predict
 from eqfuse.train import CheckpointError, read_metadata
 from eqfuse.train.device.programs import keep_programs
 
@@ -28,7 +30,7 @@ _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 def main(
     arguments: list[str] | None = None, program: str = "python -m eqfuse.inference.evaluate"
 ) -> int:
-    """Print and write what the arguments ask for.
+    """Evaluate a run on a file; print and write the errors.
 
     Args:
       arguments: of the command; None for those of the command line.
@@ -77,7 +79,7 @@ def _evaluate(options, trained_on: dict):
     folder = _folder(options)
     folder.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
     try:
-        predicted = evaluate(options.run, structures, backend=options.backend)
+        predicted = predict(Network(options.run, backend=options.backend), structures)
     except (CheckpointError, data.DataError):
         with contextlib.suppress(OSError):  # of an earlier evaluation: not empty
             folder.rmdir()
@@ -96,24 +98,23 @@ def _evaluate(options, trained_on: dict):
 
 
 def _read(options, trained_on: dict) -> list[data.Structure]:
-    """Return the structures of the file, with labels of the names that the training was given.
+    """Return the structures of the file, whose labels are named as in training by default.
 
     Args:
+      options: of the command.
       trained_on: the settings of the data of the run.
     """
-    if options.file.suffix == ".npz":
-        return data.read_rmd17(options.file)
     keys = {}
-    for name in ("energy_key", "forces_key", "stress_key"):
-        usual = name.removesuffix("_key")
-        keys[name] = getattr(options, name) or trained_on.get(name, usual)
+    for name, usual in data.Keys()._asdict().items():
+        given = getattr(options, f"{name}_key")
+        keys[name] = given or trained_on.get(f"{name}_key", usual)
         if keys[name] != usual:
-            print(f"{usual} under the key {keys[name]!r}")
-    return data.read_extxyz(options.file, **keys)
+            print(f"{name} under the key {keys[name]!r}")
+    return data.read_structures(options.file, keys=data.Keys(**keys))
 
 
 def _not_isolated(structures, path) -> list[data.Structure]:
-    """Return the structures that are predicted; says how many are not.
+    """Return the structures that are not isolated atoms, and print the number of the others.
 
     Raises:
       DataError: none.
@@ -127,18 +128,15 @@ def _not_isolated(structures, path) -> list[data.Structure]:
 
 
 def _folder(options) -> Path:
-    """Return where the results go.
+    """Return the folder of the results.
 
     Raises:
       DataError: the default folder holds those of another file of this name.
     """
     if options.out:
         return options.out
-    name = options.file.name
-    for suffix in (".gz", ".bz2", ".xz", ".xyz", ".extxyz", ".npz"):
-        name = name.removesuffix(suffix) or name
     above = options.run if options.run.is_dir() else options.run.parent
-    folder = above / f"evaluation-{name}"
+    folder = above / f"evaluation-{stem(options.file)}"
     source = folder / SOURCE
     before = source.read_text(encoding="utf-8").strip() if source.exists() else ""
     if before and before != str(options.file.resolve()):
@@ -183,9 +181,7 @@ def _print(rows: list[dict]):
 
 
 def _atoms(structure, predicted: Predicted) -> ase.Atoms:
-    """Return predictions under the usual names; those of the file as reference_energy
-    and the like.
-    """
+    """Return the predictions as ASE's atoms, with the file's labels as reference_energy etc."""
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
     )

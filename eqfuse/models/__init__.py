@@ -59,7 +59,7 @@ def build(name: str, **fields) -> nn.Module:
 
 
 def summary(module: nn.Module, params) -> str:
-    """Return the irreps of each layer and the number of parameters, as lines of text.
+    """Return a text of the irreps of each layer and the number of parameters.
 
     Args:
       module: a model, or a `Potential` around one.
@@ -77,7 +77,7 @@ def summary(module: nn.Module, params) -> str:
 
 
 def ops_summary(module: nn.Module, params, graph: Graph) -> str:
-    """Return how many ops of each kind one evaluation calls, and what runs them, as lines of text.
+    """Return a text of the number of ops of each kind in one evaluation, and their backends.
 
     Where that is not what is best on this machine, the line says why. Derivatives run on the same
     backend. Nothing is compiled or computed.

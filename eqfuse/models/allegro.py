@@ -19,7 +19,7 @@ UPDATE = 0.5
 
 
 def times(channels: int, irs) -> e3nn.Irreps:
-    """Return each irrep `channels` times."""
+    """Return irreps with `channels` copies of each irrep."""
     return e3nn.Irreps([(channels, ir) for ir in irs])
 
 
@@ -47,7 +47,7 @@ class EnvironmentProduct(nn.Module):
 
     @nn.compact
     def __call__(self, x, v, sh, edges):
-        """Return the product.
+        """Return the product, mixed by the Linear.
 
         Args:
           x: latents, [n_edges, latent_dim].
@@ -111,7 +111,7 @@ class AllegroLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x, v, sh, envelope, edges):
-        """Return one layer.
+        """Return latents and edge features after the layer.
 
         Args:
           x, v, sh, edges: as in `EnvironmentProduct`.
@@ -134,9 +134,7 @@ class AllegroLayer(nn.Module):
         return x, v
 
     def _latents(self, x, mixed):
-        """Return the MLP of x and of the scalars, of which `mixed` is the Linear,
-        [n_edges, width].
-        """
+        """Return the MLP of x and of the scalars, [n_edges, width], whose Linear is `mixed`."""
         width = x.shape[-1]
         scalars = self.channels * self.paths.num_scalars
         # each is normalised by its own number of columns, and the matrix by that of all
@@ -269,7 +267,7 @@ class Allegro(nn.Module):
         require_positive(**{name: getattr(self, name) for name in positive})
 
     def _two_body_latents(self, basis, envelope, species, edges):
-        """Return x of the two atoms of each edge, [n_edges, latent_dim]."""
+        """Return the latents x of the two atoms of each edge, [n_edges, latent_dim]."""
         z = jax.nn.one_hot(species, self.num_species, dtype=basis.dtype)
         widths = [self.latent_dim >> k for k in reversed(range(self.two_body_layers))]
         widths = tuple(max(1, width) for width in widths)
@@ -278,15 +276,13 @@ class Allegro(nn.Module):
         return envelope[:, None] * x
 
     def _first_features(self, x, sh, irs):
-        """Return V: spherical harmonics, weighted, IrrepsArray [n_edges, channels x irs]."""
+        """Return V, the weighted spherical harmonics, IrrepsArray [n_edges, channels x irs]."""
         widths = (self.channels * len(irs),)
         weights = MLP(widths, None, self.backend, name="first_features")(x)
         return ops.weighted_channels(sh.filter(keep=irs), weights, backend=self.backend)
 
     def _readout(self, x, v, sh, edges, paths: Paths):
-        """Return the parts of the output that each edge gives, IrrepsArray [n_edges,
-        irreps_out].
-        """
+        """Return what each edge adds to the output, IrrepsArray [n_edges, irreps_out]."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         count = irreps_out.count(SCALAR)
         scalars, chunks = None, []

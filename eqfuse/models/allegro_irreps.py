@@ -1,4 +1,4 @@
-"""Which irreps the layers of Allegro have: what the harmonics can reach and the output needs."""
+"""The irreps of Allegro's layers: those that can be reached and that the output needs."""
 
 import dataclasses
 
@@ -23,12 +23,12 @@ class Paths:
 
     @property
     def num_scalars(self) -> int:
-        """Return how many pairs of an input and a spherical harmonic give a scalar."""
+        """Number of pairs of an input and a spherical harmonic that give a scalar."""
         return sum(SCALAR in ir * y for ir in self.inputs for y in self.environment)
 
 
 def tensor_paths(irreps_out: str, *, layers: int, lmax: int, parity: bool) -> list[Paths]:
-    """Return the products of each layer, and that of the readout of irreps other than 0e.
+    """Return the paths of each layer's product, and of the readout of irreps other than 0e.
 
     The first features are spherical harmonics; those after a layer are irreps of its product. A
     product has the scalars, which the latents read, and the irreps that can still become scalars,

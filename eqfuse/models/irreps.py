@@ -1,4 +1,4 @@
-"""What the models have in common in checking settings and choosing irreps."""
+"""Checks of settings and sets of irreps that the models share."""
 
 import e3nn_jax as e3nn
 
@@ -35,18 +35,18 @@ def harmonics(lmax: int) -> list[e3nn.Irrep]:
 
 
 def allowed(lmax: int, parity: bool) -> set[e3nn.Irrep]:
-    """Return irreps up to lmax: of both parities, or of natural parity, (-1)^l, only."""
+    """Return the irreps up to lmax, of both parities or of natural parity (-1)^l only."""
     parities = (1, -1) if parity else (1,)
     return {e3nn.Irrep(l, p * (-1) ** l) for l in range(lmax + 1) for p in parities}
 
 
 def products(irs, others) -> set[e3nn.Irrep]:
-    """Return what the tensor products of two sets of irreps hold."""
+    """Return the irreps in the tensor products of two sets of irreps."""
     return {out for a in irs for b in others for out in a * b}
 
 
 def unreachable(irreps_out, missing, **settings) -> ValueError:
-    """Return the error of a network that cannot produce some irreps of its output.
+    """Return an error for output irreps that a network cannot produce.
 
     Args:
       irreps_out: as they were asked for.

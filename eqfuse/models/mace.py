@@ -45,7 +45,7 @@ class MACELayer(nn.Module):
 
     @nn.compact
     def __call__(self, h, sh, weights, species, edges, basis):
-        """Return one step of message passing.
+        """Return the node features after the layer.
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].
@@ -99,14 +99,14 @@ class MACELayer(nn.Module):
         return out
 
     def _density(self, basis, edges):
-        """Return how crowded each node is, [n_nodes]: the sum over its edges of tanh((B w)^2)."""
+        """Return the density of neighbours, [n_nodes]: the sum over edges of tanh((B w)^2)."""
         width = basis.shape[1]
         w = self.param("density", nn.initializers.normal(1.0), (width,), basis.dtype)
         of_edges = jnp.tanh((basis @ w) ** 2 / width)
         return jax.ops.segment_sum(of_edges, edges.receivers, edges.num_nodes)
 
     def _contraction_weights(self, irreps_basis, irreps, dtype):
-        """Return W, [num_species, paths, channels]: each number of factors has one part in the sum.
+        """Return the weights W of the contraction, [num_species, paths, channels].
 
         A product of nu factors of variance 1 has a variance of the order of nu!.
         """
@@ -141,9 +141,7 @@ class Readout(nn.Module):
 
     @nn.compact
     def __call__(self, h):
-        """Apply it to h, IrrepsArray [n_nodes, irreps]. Returns IrrepsArray [n_nodes,
-        irreps_out].
-        """
+        """Return IrrepsArray [n_nodes, irreps_out] for h, IrrepsArray [n_nodes, irreps]."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         gated = gate_input({ir for _, ir in irreps_out}, self.hidden)
         h = ops.Linear(gated, force_irreps_out=True, backend=self.backend, name="linear_in")(h)
@@ -247,7 +245,7 @@ class MACE(nn.Module):
         return network, take_species(params, keep, by_species)
 
     def basis_and_feature_irreps(self) -> list[tuple[e3nn.Irreps, e3nn.Irreps]]:
-        """Return A and the node features of each layer, see `eqfuse.models.mace_irreps`."""
+        """Return the irreps of A and of the node features of each layer."""
         return feature_irreps(
             self.irreps_out,
             layers=self.layers,
@@ -325,7 +323,7 @@ class MACE(nn.Module):
         return out
 
     def _transform(self, species, edges):
-        """Return what is done to the lengths of the edges, or None."""
+        """Return the transform of the lengths of the edges, or None."""
         if self.distance_transform is None:
             return None
         if self.distance_transform != "agnesi":

@@ -1,4 +1,4 @@
-"""Which irreps the layers of MACE have: what the input can reach and the output needs."""
+"""The irreps of MACE's layers: those that can be reached and that the output needs."""
 
 import e3nn_jax as e3nn
 
@@ -16,7 +16,7 @@ def feature_irreps(
     correlation: int,
     parity: bool,
 ) -> list[tuple[e3nn.Irreps, e3nn.Irreps]]:
-    """Return the atomic basis A and the node features of each layer.
+    """Return the irreps of the atomic basis A and of the node features of each layer.
 
     A has every irrep up to `lmax` that the features before it can become in a product with the
     spherical harmonics, and that can be a factor of the features after it. Features have those up
@@ -57,7 +57,7 @@ def feature_irreps(
 
 
 def _gates(irs) -> set[e3nn.Irrep]:
-    """Return the scalars that gate the other irreps in the last readout."""
+    """Return the irreps of the gates in the last readout."""
     return {SCALAR} if any(ir.l > 0 for ir in irs) else set()
 
 
@@ -72,9 +72,7 @@ def _contracts(basis, ir, correlation: int) -> bool:
 
 
 def _needed(basis, features, correlation: int):
-    """Return those of `basis` that can be a factor, of up to `correlation`, of one of
-    `features`.
-    """
+    """Return the irreps of `basis` that can be a factor of an irrep of `features`."""
     others = {SCALAR}
     for _ in range(correlation - 1):
         others |= {out for ir in others for b in basis for out in ir * b}

@@ -1,4 +1,4 @@
-"""What NequIP and MACE begin with: features of the species, and weights of the products."""
+"""The first steps of NequIP and MACE: features of the species, weights of the products."""
 
 import e3nn_jax as e3nn
 import flax.linen as nn
@@ -9,7 +9,7 @@ from eqfuse.models.radial import RadialNetworks
 
 
 def embed_species(network: nn.Module, species, dtype) -> e3nn.IrrepsArray:
-    """Return the first node features, [n_nodes, channels x 0e]: parameters of each species.
+    """Return the first node features, [n_nodes, channels x 0e], parameters of each species.
 
     Args:
       network: whose parameter `embedding` it is, with `num_species` and `channels`.

@@ -30,7 +30,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Apply it to x [rows, columns]. Returns [rows, widths[-1]]."""
+        """Return the network of x [rows, columns], [rows, widths[-1]]."""
         *hidden, last = kernels(self, x)
         act = normalized(self.act)
         for kernel in hidden:
@@ -39,20 +39,18 @@ class MLP(nn.Module):
 
 
 class Kernels(nn.Module):
-    """The parameters of an `MLP`, for those who compute it otherwise."""
+    """The parameters of an `MLP` without its computation."""
 
     widths: tuple[int, ...]
 
     @nn.compact
     def __call__(self, x):
-        """Declare them for x [rows, columns]. Returns a matrix for each layer."""
+        """Return the matrix of each layer for x [rows, columns]."""
         return kernels(self, x)
 
 
 def kernels(module: nn.Module, x) -> list[jax.Array]:
-    """Return the matrix of each layer of a module with `widths`, as its parameters; the first reads
-    x.
-    """
+    """Return the matrices of a module's layers, of `widths`, the first of which multiplies x."""
     sizes = [x.shape[1], *module.widths]
     return [
         _Kernel(shape, name=f"Dense_{i}")(x.dtype)
@@ -61,7 +59,7 @@ def kernels(module: nn.Module, x) -> list[jax.Array]:
 
 
 def normalized(act: Callable | None) -> Callable:
-    """Return the activation scaled to keep the variance of normal numbers, as e3nn-jax does.
+    """Return an activation scaled to keep the variance of normal numbers, as e3nn-jax does.
 
     Its constant is that of float64 in any precision: the one that e3nn-jax finds in float32 is off
     by 2e-6, which the layers of a network make 1e-5.
@@ -73,7 +71,7 @@ def normalized(act: Callable | None) -> Callable:
 
 
 def dense(x, kernel, backend: str | None):
-    """Return a layer: x times a matrix, normalised.
+    """Return x times a matrix, normalised.
 
     On a CPU natively for few rows: XLA's threads take longer to begin than such a product takes.
 
@@ -90,7 +88,7 @@ def dense(x, kernel, backend: str | None):
 
 
 def scale(kernel) -> float:
-    """Return what e3nn-jax multiplies a dense layer with."""
+    """Return the factor by which e3nn-jax normalises a dense layer."""
     return math.sqrt(1 / kernel.shape[0]) ** _gradient_normalization()
 
 

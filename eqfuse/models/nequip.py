@@ -25,7 +25,7 @@ from eqfuse.models.species import take_species
 def hidden_irreps(
     irreps_out: str, *, layers: int, channels: int, lmax: int, parity: bool
 ) -> list[e3nn.Irreps]:
-    """Return the node features after each layer: what the input can reach and the output needs.
+    """Return the irreps of the features after each layer, those that the output needs.
 
     An irrep of layer k is kept if the scalars that a network starts from can become it in k
     products with the spherical harmonics, and if it can become one of `irreps_out`, or a gate, in
@@ -62,8 +62,7 @@ def hidden_irreps(
 
 
 def gate_input(irreps, channels: int) -> e3nn.Irreps:
-    """Return what `e3nn.gate` reads to give `irreps`: scalars, one even gate per other irrep, the
-    others.
+    """Return the input irreps of `e3nn.gate` for an output: scalars, gates, gated irreps.
 
     Args:
       irreps: the irreps (not repeated) after the gate.
@@ -76,8 +75,7 @@ def gate_input(irreps, channels: int) -> e3nn.Irreps:
 
 
 def messages(irreps_in, irreps_sh, irreps_out) -> e3nn.Irreps:
-    """Return the products of node features and harmonics that a layer with these features after it
-    reads.
+    """Return the irreps of the products of node features and harmonics that a layer needs.
 
     Args:
       irreps_in, irreps_out: node features before and after the layer.
@@ -108,7 +106,7 @@ class Interaction(nn.Module):
 
     @nn.compact
     def __call__(self, h, sh, weights, species, edges):
-        """Return one step of message passing.
+        """Return the node features after the layer.
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].

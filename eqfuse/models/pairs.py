@@ -1,4 +1,4 @@
-"""What is known of a pair of elements: the Agnesi transform of its length, and ZBL repulsion."""
+"""Functions of a pair of elements: the Agnesi transform of its length, and ZBL repulsion."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ def radii_of(atomic_numbers) -> tuple[float, ...]:
 def agnesi_transform(
     lengths: jax.Array, radii: jax.Array, constants: tuple[float, float, float]
 ) -> jax.Array:
-    """Map edge lengths to (0, 1], steepest where atoms form bonds.
+    """Return edge lengths mapped to (0, 1], steepest where atoms form bonds.
 
         T(d) = 1 / (1 + a x^q / (1 + x^(q - p))),    x = d / r0
 
@@ -74,7 +74,7 @@ class ZBL:
 
     @classmethod
     def from_plain(cls, plain: dict | None) -> "ZBL | None":
-        """Return what `dataclasses.asdict` was made of, also after it has been JSON."""
+        """Return the potential of a dict by `dataclasses.asdict`, which may have been JSON."""
         if plain is None:
             return None
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
@@ -86,7 +86,7 @@ class ZBL:
 
     @jax.named_scope("zbl")
     def __call__(self, vectors: jax.Array, species: jax.Array, edges) -> jax.Array:
-        """Return the repulsion of each node, [n_nodes] eV: half of that of each of its pairs.
+        """Return the repulsion energy of each node, [n_nodes] eV: half of each of its pairs.
 
         Args:
           vectors: [n_edges, 3] Å, of zero length for padding.

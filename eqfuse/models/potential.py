@@ -114,14 +114,14 @@ class Potential(nn.Module):
 
 @jax.named_scope("binding")
 def _bound(vectors, edges, cutoff: float):
-    """Return [n_nodes], how much each atom is bound: 0 without neighbours, soon 1 with them."""
+    """Return the binding of each atom, [n_nodes]: 0 without neighbours, close to 1 with them."""
     lengths, _, real = lengths_and_directions(vectors)
     near = jnp.where(real, polynomial_cutoff(lengths, cutoff, power=6), 0)
     return 1 - jnp.exp(-4 * jax.ops.segment_sum(near, edges.receivers, edges.num_nodes))
 
 
 class Prediction(NamedTuple):
-    """What a potential says of a batch; zero for padding.
+    """The predictions for a batch; zero in the padding.
 
     Attributes:
       energy: [n_graphs] eV, relative to the reference energies of the atoms.
@@ -137,7 +137,7 @@ class Prediction(NamedTuple):
 
 
 def predict(potential: Potential, params, graph: Graph, *, stress: bool = False) -> Prediction:
-    """Energy, forces and stress of each structure of a batch.
+    """Return energy, forces and stress of each structure of a batch.
 
         F_i = -dE/dr_i,    stress = (1/V) dE/de at e = 0, for the strain r -> (1 + (e + e^T)/2) r
 
@@ -177,7 +177,7 @@ def compile_predict(potential: Potential, *, stress: bool = False):
 
 
 def _strained_vectors(graph: Graph, positions: jax.Array, strain) -> jax.Array:
-    """Edge vectors [n_edges, 3] Å under `strain`, [n_graphs, 3, 3] or None."""
+    """Return edge vectors [n_edges, 3] Å under `strain`, [n_graphs, 3, 3] or None."""
     edges = graph.edges
     vectors = positions[edges.senders] + graph.shifts - positions[edges.receivers]
     if strain is None:
@@ -189,7 +189,7 @@ def _strained_vectors(graph: Graph, positions: jax.Array, strain) -> jax.Array:
 
 
 def _per_volume(virial, cells):
-    """Virial [n_graphs, 3, 3] eV over the volume of cells [n_graphs, 3, 3]; zero without volume."""
+    """Return the virial per volume of the cell, [n_graphs, 3, 3] eV/Å^3; zero without volume."""
     if virial is None:
         return None
     # The triple product, not jnp.linalg.det: exactly zero for a cell with a zero vector.

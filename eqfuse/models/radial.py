@@ -1,4 +1,4 @@
-"""What a model knows of an edge: its direction, its length, and smooth functions of the length."""
+"""Directions and lengths of edges, and smooth functions of the length."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ TOGETHER = 3
 
 
 def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Array:
-    """Bessel functions of the edge length, orthonormal on [0, c] for the measure d^2.
+    """Return Bessel functions of the edge length, orthonormal on [0, c] for the measure d^2.
 
         B_n(d) = sqrt(2 / c) sin(n pi d / c) / d,    n = 1 ... num_bessel
 
@@ -40,8 +40,7 @@ def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Arra
 
 
 def polynomial_cutoff(lengths: jax.Array, cutoff: float, power: int) -> jax.Array:
-    """Return what falls from 1 to 0 at the cutoff, where its first two derivatives are zero too;
-    zero beyond.
+    """Return a polynomial that falls from 1 to 0 at the cutoff, with two derivatives.
 
         u(x) = 1 - (p+1)(p+2)/2 x^p + p(p+2) x^(p+1) - p(p+1)/2 x^(p+2),    x = d / cutoff
 
@@ -64,7 +63,7 @@ def polynomial_cutoff(lengths: jax.Array, cutoff: float, power: int) -> jax.Arra
 
 
 def lengths_and_directions(vectors: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Edge lengths and unit vectors, with derivatives of every order also where the vector is zero.
+    """Return edge lengths and unit vectors, differentiable also where the vector is zero.
 
     Args:
       vectors: [n_edges, 3] Å.
@@ -80,8 +79,7 @@ def lengths_and_directions(vectors: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
 
 def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
-    """Return component-normalised spherical harmonics of unit vectors: the square of each has mean
-    1.
+    """Return spherical harmonics of unit vectors, normalised so that squares have mean 1.
 
     Args:
       directions: [n_edges, 3] unit vectors.
@@ -98,7 +96,7 @@ def spherical_harmonics(directions: jax.Array, ls: range) -> e3nn.IrrepsArray:
 
 
 class EdgeGeometry(NamedTuple):
-    """What is known of each edge.
+    """Angular and radial functions of each edge.
 
     Attributes:
       sh: spherical harmonics, IrrepsArray [n_edges, 0e + 1o + ...].
@@ -119,7 +117,7 @@ def edge_geometry(
     poly_power: int,
     transform: Callable[[jax.Array], jax.Array] | None = None,
 ) -> EdgeGeometry:
-    """Return what a message is made of: directions, and lengths that fade at the cutoff.
+    """Return harmonics of the directions, and functions of the lengths that vanish at the cutoff.
 
     Args:
       vectors: [n_edges, 3] Å, of zero length for padding.
@@ -164,9 +162,7 @@ class RadialNetworks(nn.Module):
 
     @nn.compact
     def __call__(self, basis):
-        """Apply them to basis [n_edges, num_bessel]. Returns an array [n_edges, width] for each
-        output.
-        """
+        """Return the output of each network, [n_edges, width], for basis [n_edges, num_bessel]."""
         networks = [
             mlp.Kernels((*self.hidden, width), name=f"layer_{k}")(basis)
             for k, width in enumerate(self.outputs)

@@ -1,4 +1,4 @@
-"""From node features to the eight classes of the Tetris shapes."""
+"""The logits of the eight Tetris shapes from node features."""
 
 import e3nn_jax as e3nn
 import jax

@@ -1,4 +1,4 @@
-"""The Tetris network of e3nn-jax, with its parameters: small, without a radial network."""
+"""The Tetris network of e3nn-jax with its parameters: small, without a radial network."""
 
 import e3nn_jax as e3nn
 import flax.linen as nn
@@ -30,7 +30,7 @@ class TetrisLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x, y, edges):
-        """Return one layer.
+        """Return the node features after the layer.
 
         Args:
           x: node features, IrrepsArray [n_nodes, irreps_in].
@@ -63,9 +63,7 @@ class TetrisNet(nn.Module):
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
-        """Return the node features that go into the network and those after each of its three
-        layers.
-        """
+        """Return the irreps of the input and of the node features after each layer."""
         sh = e3nn.Irreps([(1, (l, (-1) ** l)) for l in range(1, LMAX + 1)])
         irreps = [e3nn.Irreps("0e")]
         for target in (HIDDEN, HIDDEN, self.irreps_out):

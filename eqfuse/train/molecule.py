@@ -12,7 +12,7 @@ import numpy as np
 
 from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
-from eqfuse.data.dataset import species_table
+from eqfuse.data.samples import species_table
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.initial import initial_parameters
 from eqfuse.train.loop import Fit

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse import data
-from eqfuse.train.settings.data_config import FIT, ExtxyzData, FileData, MoleculeData, RMD17Data
+from eqfuse.train.settings.data_config import FIT, FileData, MoleculeData, RMD17Data
 
 _ISOLATED_ATOMS = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
 
@@ -30,7 +30,7 @@ def read_structures(settings: MoleculeData) -> list[data.Structure]:
             split = _downloaded(settings, "index_train_01.csv")
             frames = np.loadtxt(split, dtype=np.int64, ndmin=1)
         path = _downloaded(settings, f"{settings.name}_{settings.molecule}.npz")
-        return data.read_rmd17(path, frames)
+        return data.read_rmd17(path, frames=frames)
     return data.read_embedded(settings.name)
 
 
@@ -89,16 +89,12 @@ def _read_all(settings: FileData, path: str) -> list[data.Structure]:
 
 
 def _read(settings: FileData, path) -> list[data.Structure]:
-    if isinstance(settings, RMD17Data):
-        return data.read_rmd17(path)
-    if not isinstance(settings, ExtxyzData):
-        return data.read_extxyz(path)
-    return data.read_extxyz(
-        path,
-        energy_key=settings.energy_key,
-        forces_key=settings.forces_key,
-        stress_key=settings.stress_key,
-    )
+    return data.read_structures(path, format=settings.format, keys=_keys(settings))
+
+
+def _keys(settings: MoleculeData) -> data.Keys:
+    usual = data.Keys()._asdict()
+    return data.Keys(*(getattr(settings, f"{name}_key", key) for name, key in usual.items()))
 
 
 def read_reference_energies(settings: MoleculeData) -> dict[int, float] | None:
@@ -112,8 +108,9 @@ def read_reference_energies(settings: MoleculeData) -> dict[int, float] | None:
         return None
     if path is None and settings.name in _ISOLATED_ATOMS and settings.path is None:
         path = _downloaded(settings, _ISOLATED_ATOMS[settings.name])
-    key = settings.energy_key if isinstance(settings, ExtxyzData) else "energy"
-    return None if path is None else data.isolated_atom_energies(path, energy_key=key)
+    if path is None:
+        return None
+    return data.isolated_atom_energies(path, energy_key=_keys(settings).energy)
 
 
 def _downloaded(settings: MoleculeData, file: str) -> Path:

@@ -9,7 +9,7 @@ import pytest
 import eqfuse
 from eqfuse.convert.command import main
 from eqfuse.data import Structure
-from eqfuse.inference.evaluation import evaluate
+from eqfuse.inference.predict import Network, predict
 
 
 def test_it_prints_what_the_network_is(model_file, tmp_path, capsys):
@@ -48,7 +48,9 @@ def test_the_run_is_a_calculator_of_either_precision_and_is_evaluated(run, expec
         assert error <= bound
         # single precision is not double, and double is not single
         assert (error > 1e-9) == (dtype == "float32")
-    [found] = evaluate(run("two_heads"), [Structure(numbers, positions, cell, np.full(3, True))])
+    [found] = predict(
+        Network(run("two_heads")), [Structure(numbers, positions, cell, np.full(3, True))]
+    )
     assert found.energy == pytest.approx(energy, rel=1e-10)
 
 

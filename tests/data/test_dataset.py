@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, Dataset, Structure
-from eqfuse.data.dataset import prepare_samples, species_index, split_indices
+from eqfuse.data.samples import prepare_samples, species_index
+from eqfuse.data.splits import split_indices
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_samples_keep_distances_and_labels(structures):
 def test_far_from_the_origin_float32_keeps_distances(structures):
     s = structures[0]
     far = Structure(s.numbers, s.positions + 1e5, energy=s.energy, forces=s.forces)
-    (sample,) = build(structures).prepare([far])
+    (sample,) = prepare_samples([far], 5.0, (1, 8), None)
     near = s.positions - s.positions[0]
     positions = sample.positions.astype(np.float32)
     # float32 roundings of numbers below 8 Å; at 1e5 Å they would be 4e-3 Å.

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from eqfuse.data import Structure
-from eqfuse.data.dataset import prepare_samples
 from eqfuse.data.ordering import LARGE, spatial_order
+from eqfuse.data.samples import prepare_samples
 
 CUTOFF = 4.0
 

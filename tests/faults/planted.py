@@ -191,9 +191,9 @@ FAULTS = (
     ),
     Fault(
         "forces of an npz file left in kcal/mol",
-        f"{DATA}/readers/rmd17.py",
-        "forces=np.asarray(forces[frame], np.float64) * energy_unit",
-        "forces=np.asarray(forces[frame], np.float64)",
+        f"{DATA}/readers/format.py",
+        '"forces": energy / length',
+        '"forces": 1.0 / length',
         ("tests/data/readers/test_readers.py",),
     ),
     # training and what comes after it
@@ -220,9 +220,9 @@ FAULTS = (
     ),
     Fault(
         "Calculator without reference energies",
-        "eqfuse/inference/calculator.py",
-        "of_atoms(prediction.node_energy) + isolated",
-        "of_atoms(prediction.node_energy)",
+        "eqfuse/inference/predict.py",
+        "sample.in_structure(energies + self.references[sample.species])",
+        "sample.in_structure(energies)",
         (
             "tests/inference/test_calculator.py::test_isolated_atoms_have_the_energies_that_were_given",
         ),

@@ -15,7 +15,7 @@ from ase.md.verlet import VelocityVerlet
 
 import eqfuse
 from eqfuse.data import DataError, Structure
-from eqfuse.inference.evaluation import evaluate
+from eqfuse.inference.predict import Network, predict
 from eqfuse.train import CheckpointError
 from eqfuse.train.main import main
 from tests.small_runs import TINY
@@ -87,7 +87,7 @@ def test_atoms_of_large_structures_are_sorted_and_come_back(atoms, run, monkeypa
         np.testing.assert_allclose(found, values, rtol=0, atol=1e-10)
     assert (np.diff(atoms.calc._neighbors.order) < 0).any()
     structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
-    [predicted] = evaluate(run, [structure])
+    [predicted] = predict(Network(run), [structure])
     np.testing.assert_allclose(predicted.forces, before["forces"], rtol=0, atol=1e-10)
 
 
@@ -205,7 +205,7 @@ def test_evaluation_of_atoms_that_left_their_cell_loses_no_precision(single):
         Structure(near.numbers, positions, near.cell.array, near.pbc)
         for positions in (near.positions, near.positions + images @ near.cell.array)
     ]
-    near, far = evaluate(single, frames)
+    near, far = predict(Network(single), frames)
     assert far.energy == pytest.approx(near.energy, abs=1e-5 * np.abs(near.relative_energy))
     for name in ("forces", "stress"):
         values = getattr(near, name)
@@ -232,7 +232,7 @@ def test_atoms_astride_faces_of_large_cells_lose_no_precision(single, kind):
         astride.wrap()
         frames += [middle, astride]
     structures = [Structure(f.numbers, f.positions, f.cell.array, f.pbc) for f in frames]
-    evaluated = zip(evaluate(single, structures), structures, strict=True)
+    evaluated = zip(predict(Network(single), structures), structures, strict=True)
     results = [(p.forces, p.stress * s.volume) for p, s in evaluated]
     calculator = eqfuse.Calculator(single)
     for frame in frames:
@@ -256,7 +256,9 @@ def test_too_many_pairs_are_refused(run):
     with pytest.raises(DataError, match=r"0\.1\]\] Å .* lower the cutoff .*, or correct the cell"):
         eqfuse.Calculator(run).get_forces(atoms)
     with pytest.raises(DataError, match=r"^structure 0: 4 atoms in a cell of .* pairs within"):
-        evaluate(run, [Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)])
+        predict(
+            Network(run), [Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)]
+        )
 
 
 def test_atoms_that_cannot_be_are_refused(run):

@@ -12,7 +12,7 @@ from eqfuse import Calculator
 from eqfuse import plots as pictures
 from eqfuse.data import read_extxyz
 from eqfuse.inference.evaluate import main as evaluate
-from eqfuse.inference.evaluation import evaluate as predictions
+from eqfuse.inference.predict import Network, predict
 from eqfuse.train.main import main
 from tests.small_runs import TINY
 
@@ -139,7 +139,7 @@ def test_predictions_have_the_precision_of_the_training(water, tiny, tmp_path):
     assert main([*settings, f"run={folder}"]) == 0
     structures = read_extxyz(water)[:3]
     calculator = Calculator(folder)
-    for structure, found in zip(structures, predictions(folder, structures), strict=True):
+    for structure, found in zip(structures, predict(Network(folder), structures), strict=True):
         atoms = ase.Atoms(structure.numbers, structure.positions, calculator=calculator)
         np.testing.assert_allclose(found.forces, atoms.get_forces(), rtol=0, atol=1e-12)
 

@@ -1,1 +1,83 @@
-"""Readers of files of structures, and the public data sets that are downloaded."""
+"""Read files of structures: one registry of formats for training, evaluation and prediction.
+
+To add a format, write `readers/NAME.py` with a function that is a `Reader`, and add a line to
+`FORMATS`.
+"""
+
+import os
+from typing import NamedTuple, Protocol
+
+from eqfuse.data.errors import DataError
+from eqfuse.data.readers.extxyz import read_extxyz
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units
+from eqfuse.data.readers.rmd17 import read_rmd17
+from eqfuse.data.structures import Structure
+
+_COMPRESSED = (".gz", ".bz2", ".xz")
+
+
+class Reader(Protocol):
+    """A function that reads all structures of a file, in eV and Å, and names them in errors."""
+
+    def __call__(
+        self,
+        path: str | os.PathLike,
+        *,
+        keys: Keys = USUAL_KEYS,
+        units: Units | None = None,
+        require_labels: bool = True,
+    ) -> list[Structure]: ...
+
+
+class Format(NamedTuple):
+    """A reader, and the suffixes of file names that it is chosen for."""
+
+    read: Reader
+    suffixes: tuple[str, ...]
+
+
+FORMATS = {
+    "extxyz": Format(read_extxyz, (".xyz", ".extxyz")),
+    "rmd17": Format(read_rmd17, (".npz",)),
+}
+"""Formats by name. The first one reads files of any other suffix."""
+
+
+def read_structures(
+    path: str | os.PathLike,
+    *,
+    format: str | None = None,
+    keys: Keys = USUAL_KEYS,
+    units: Units | None = None,
+    require_labels: bool = True,
+) -> list[Structure]:
+    """Read every structure of a file.
+
+    Args:
+      path: the file.
+      format: a key of `FORMATS`; None to choose by the suffix, also before .gz, .bz2 or .xz.
+      keys: names of the labels in the file, where the format has names.
+      units: of the file; None for those that the file names, or else the usual ones of the format.
+      require_labels: refuse a structure without energy or forces.
+    Returns:
+      the structures in order, in eV and Å.
+    Raises:
+      DataError: an unknown format, or a file that cannot be read; names the file and the frame.
+    """
+    if format is None:
+        name = stem(path, _COMPRESSED)
+        by_suffix = (n for n, known in FORMATS.items() if name.endswith(known.suffixes))
+        format = next(by_suffix, next(iter(FORMATS)))
+    if format not in FORMATS:
+        raise DataError(f"the format {format!r} is unknown; choose from: {', '.join(FORMATS)}")
+    read = FORMATS[format].read
+    return read(path, keys=keys, units=units, require_labels=require_labels)
+
+
+def stem(path: str | os.PathLike, suffixes=None) -> str:
+    """Return the name of a file without the suffixes of compression and format."""
+    name = os.path.basename(path)
+    known = (*_COMPRESSED, *(s for f in FORMATS.values() for s in f.suffixes))
+    for suffix in known if suffixes is None else suffixes:
+        name = name.removesuffix(suffix) or name
+    return name

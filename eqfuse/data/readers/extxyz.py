@@ -14,7 +14,7 @@ from ase.io.extxyz import key_val_str_to_dict
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.errors import DataError
-from eqfuse.data.readers.files import require_regular
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, require_regular
 from eqfuse.data.structures import Structure, is_isolated_atom
 
 _PLAIN = "eqfuse_"
@@ -31,39 +31,37 @@ _NESTED_LIST = r"\[\s*\[[^]]*\](?:\s*(?:,\s*)?\[[^]]*\])*\s*\]"
 def read_extxyz(
     path: str | os.PathLike,
     *,
-    energy_key: str = "energy",
-    forces_key: str = "forces",
-    stress_key: str = "stress",
+    keys: Keys = USUAL_KEYS,
+    units: Units | None = None,
     require_labels: bool = True,
 ) -> list[Structure]:
-    """Read every frame of an extended XYZ file (also .gz, .bz2, .xz), in Å and eV.
+    """Read every frame of an extended XYZ file, which may be compressed (.gz, .bz2, .xz).
 
-    A stress key whose name contains "virial" is read as the virial -V * stress in eV; with the
+    A stress key whose name contains "virial" is read as the virial -V * stress, an energy; with the
     default key, a frame without `stress` but with `virial` or `virials` has its stress from that.
-    Stress is 3x3 (9 numbers, or a list of lists) or xx yy zz yz xz xy (6 numbers), eV/Å^3, ASE's
-    sign.
+    Stress is 3x3 (9 numbers, or a list of lists) or xx yy zz yz xz xy (6 numbers), with ASE's sign.
 
     Args:
       path: the file.
-      energy_key: name of the total energy in the comment line, eV.
-      forces_key: name of the per-atom forces, eV/Å.
-      stress_key: name of the stress in the comment line; always optional in the file.
+      keys: names of the total energy and of the stress in the comment line, and of the column of
+        forces. The stress is always optional.
+      units: of the file; None for eV and Å.
       require_labels: refuse a frame without energy or forces; an isolated atom (see
         `Structure.config_type`) needs no forces.
     Returns:
-      one Structure per frame, in order.
+      one Structure per frame, in order, in eV and Å.
     Raises:
       DataError: a missing, empty or unreadable file, a pipe or a device; a frame without atoms or
         labels, with an unknown element, NaN, infinity or a comment line of more than 2^20
         characters. Names the file and the frame, counted from 0.
     References: https://github.com/libAtoms/extxyz
     """
-    structures = []
-    keys = energy_key, forces_key, stress_key
+    structures, units = [], units or Units()
     for frame, text in enumerate(_frames(path)):
         origin = f"{path}, frame {frame}"
         try:
-            structures.append(_structure(_parse(text, stress_key), *keys, require_labels, origin))
+            atoms = _parse(text, keys.stress)
+            structures.append(_structure(atoms, keys, units, require_labels, origin))
         except DataError as err:
             raise DataError(f"{origin}: {err}") from err
     if not structures:
@@ -133,8 +131,7 @@ def _parse(text: str, stress_key: str):
 
 
 def _with_plain_stress(comment: str, stress_key: str) -> str:
-    """Return a comment line whose stress and virial ASE takes as they are: six numbers, lists of
-    lists.
+    """Return a comment line from which ASE takes stress and virial as they are written.
 
     `_NINE_NUMBERS` have other names here. A list of lists is quoted.
     """
@@ -151,7 +148,7 @@ def _with_plain_stress(comment: str, stress_key: str) -> str:
     return re.sub(f"{_QUOTED}|{entry}", replaced, comment)
 
 
-def _structure(atoms, energy_key, forces_key, stress_key, require_labels, origin) -> Structure:
+def _structure(atoms, keys: Keys, units: Units, require_labels, origin) -> Structure:
     # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
     results = atoms.calc.results if atoms.calc is not None else {}
@@ -159,23 +156,24 @@ def _structure(atoms, energy_key, forces_key, stress_key, require_labels, origin
     info = {plain.get(key, key): value for key, value in atoms.info.items()}
     per_frame = {**results, **info}  # results may have a column of the same name
     per_atom = {**atoms.arrays, **results}
-    energy, forces = per_frame.get(energy_key), per_atom.get(forces_key)
+    energy, forces = per_frame.get(keys.energy), per_atom.get(keys.forces)
     config_type = atoms.info.get("config_type")
     config_type = None if config_type is None else str(config_type)
     if require_labels and energy is None:
         scalars = [key for key, value in per_frame.items() if _is_number(value)]
-        raise DataError(_missing("energy", energy_key, scalars))
+        raise DataError(_missing("energy", keys.energy, scalars))
     if require_labels and forces is None and not is_isolated_atom(config_type):
         vectors = [key for key, value in per_atom.items() if np.shape(value) == (len(atoms), 3)]
-        raise DataError(_missing("forces", forces_key, set(vectors) - {"positions"}))
-    return Structure(
+        raise DataError(_missing("forces", keys.forces, set(vectors) - {"positions"}))
+    volume = abs(np.linalg.det(atoms.cell.array))
+    return units.structure(
         numbers=atoms.numbers,
         positions=atoms.positions,
         cell=atoms.cell.array,
         pbc=atoms.pbc,
         energy=energy,
         forces=forces,
-        stress=_stress(per_frame, stress_key, abs(np.linalg.det(atoms.cell.array))),
+        stress=_stress(per_frame, keys.stress, volume),
         config_type=config_type,
         origin=origin,
     )

@@ -93,13 +93,13 @@ PUBLIC: dict[str, dict[str, RemoteFile]] = {
 
 
 def molecules(name: str) -> tuple[str, ...]:
-    """Return those of a set that has a file NAME_MOLECULE.npz for each, "rmd17" or "md22"."""
+    """Return the molecules of a set with a file NAME_MOLECULE.npz for each: rmd17 or md22."""
     files = [file for file in PUBLIC[name] if file.endswith(".npz")]
     return tuple(file.removeprefix(f"{name}_").removesuffix(".npz") for file in files)
 
 
 def default_folder() -> Path:
-    """Return where downloads are kept: `$XDG_CACHE_HOME/eqfuse`, or `~/.cache/eqfuse`."""
+    """Return the folder of downloads: `$XDG_CACHE_HOME/eqfuse`, or `~/.cache/eqfuse`."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "eqfuse"
 

@@ -3,44 +3,48 @@
 import os
 from collections.abc import Sequence
 
-import ase.units
 import numpy as np
 
 from eqfuse.data.errors import DataError
-from eqfuse.data.readers.files import require_regular
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, require_regular
 from eqfuse.data.structures import Structure
 
 _RMD17 = ("nuclear_charges", "coords", "energies", "forces")
 _MD22 = ("z", "R", "E", "F")
-_KCAL_PER_MOL = ase.units.kcal / ase.units.mol
-# In eV and Å, by spelling in small letters and without spaces and carets.
-_UNITS = {
-    "e_unit": {"kcal/mol": _KCAL_PER_MOL, "kcalmol-1": _KCAL_PER_MOL, "ev": 1.0},
-    "r_unit": {"ang": 1.0, "angstrom": 1.0, "a": 1.0, "å": 1.0},
-}
 
 
-def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> list[Structure]:
-    """Read a molecular-dynamics trajectory of one molecule in the layout of rMD17 or of MD22.
+def read_rmd17(
+    path: str | os.PathLike,
+    *,
+    keys: Keys = USUAL_KEYS,
+    units: Units | None = None,
+    require_labels: bool = True,
+    frames: Sequence[int] | None = None,
+) -> list[Structure]:
+    """Read the frames of one molecule in the layout of rMD17 or of MD22.
 
-    The file holds `nuclear_charges` [n_atoms], `coords` [n_frames, n_atoms, 3] in Å, `energies`
-    [n_frames] in kcal/mol and `forces` [n_frames, n_atoms, 3] in kcal/mol/Å; or the same as `z`,
-    `R`, `E` and `F`. Where it names its units, as sGDML does, energies (`e_unit`) may be in eV and
-    forces in eV/Å instead, and lengths (`r_unit`) are in Å.
+    The file holds `nuclear_charges` [n_atoms], `coords` [n_frames, n_atoms, 3], `energies`
+    [n_frames] and `forces` [n_frames, n_atoms, 3]; or the same as `z`, `R`, `E` and `F`. Energies
+    are in kcal/mol and lengths in Å, unless the file names its units as sGDML does, by `e_unit` and
+    `r_unit`.
 
     Args:
       path: the npz file.
+      keys: not used, since the format names its arrays.
+      units: of the file; None for those above.
+      require_labels: not used, since the format always has labels.
       frames: which to read, counted from 0, in their order; None for all.
     Returns:
       one Structure per frame, in order; energies in eV, forces in eV/Å.
     Raises:
-      DataError: a missing or unreadable file, a pipe or a device, missing arrays, other units,
-        shapes that do not fit, a frame that is not there, an unknown element, NaN or infinity.
-        Names the file and the frame, counted from 0.
+      DataError: a missing or unreadable file, a pipe or a device, missing arrays, unknown
+        units, shapes that do not fit, a frame that is not there, an unknown element, NaN or
+        infinity. Names the file and the frame, counted from 0.
     References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
       2023, doi:10.1126/sciadv.adf0873.
     """
-    arrays, energy_unit = _load(path)
+    arrays, named = _load(path)
+    units = units or named
     for key, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise DataError(f"{path}: {key} must be real numbers, and is {array.dtype}")
@@ -63,11 +67,11 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
         origin = f"{path}, frame {frame}"
         try:
             structures.append(
-                Structure(
+                units.structure(
                     numbers=numbers,
                     positions=coords[frame],
-                    energy=np.float64(energies[frame]) * energy_unit,
-                    forces=np.asarray(forces[frame], np.float64) * energy_unit,
+                    energy=energies[frame],
+                    forces=forces[frame],
                     origin=origin,
                 )
             )
@@ -76,8 +80,8 @@ def read_rmd17(path: str | os.PathLike, frames: Sequence[int] | None = None) -> 
     return structures
 
 
-def _load(path) -> tuple[dict[str, np.ndarray], float]:
-    """Return the arrays, and the unit of the energies in eV."""
+def _load(path) -> tuple[dict[str, np.ndarray], Units]:
+    """Return the arrays and their units."""
     require_regular(path)
     try:
         with open(path, "rb") as stream, _npz(path, stream) as file:
@@ -88,17 +92,16 @@ def _load(path) -> tuple[dict[str, np.ndarray], float]:
                     f"{path} has no {', '.join(missing)}; it has {', '.join(file) or 'nothing'}, "
                     f"rMD17 has {', '.join(_RMD17)} and MD22 {', '.join(_MD22)}"
                 )
-            units = {
-                key: _unit(path, key, _array(path, file, key)) for key in _UNITS if key in file
-            }
-            arrays = {key: _array(path, file, key) for key in keys}
-            return arrays, units.get("e_unit", _KCAL_PER_MOL)
+            units = _units(path, file)
+            return {key: _array(path, file, key) for key in keys}, units
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}; check the path (data.path)") from err
     except DataError:
         raise
     except Exception as err:  # zip, zlib and numpy raise many types on broken files
-        reason = "it is none" if "pickle" in str(err) else err  # what numpy takes for a pickle
+        reason = (
+            "it has another format" if "pickle" in str(err) else err
+        )  # what numpy takes for a pickle
         raise DataError(f"{path} cannot be read as an npz file: {reason}") from err
 
 
@@ -114,17 +117,18 @@ def _array(path, file, key: str) -> np.ndarray:
         ) from err
 
 
-def _unit(path, key: str, value: np.ndarray) -> float:
-    name = value.item() if value.size == 1 else value.tolist()
-    name = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-    unit = _UNITS[key].get("".join(name.lower().replace("^", "").split()))
-    if unit is None:
-        known = "kcal/mol and eV" if key == "e_unit" else "Å (Ang)"
-        raise DataError(
-            f"{path}: {key} is {name!r}, and only {known} can be read; convert the arrays, and "
-            f"change {key} with them"
-        )
-    return unit
+def _units(path, file) -> Units:
+    """Return the units that the file names; kcal/mol and Å where it names none."""
+    names = {"e_unit": "kcal/mol", "r_unit": "Å"}
+    for key in names:
+        if key in file:
+            value = _array(path, file, key)
+            name = value.item() if value.size == 1 else value.tolist()
+            names[key] = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+    try:
+        return Units.of(*names.values())
+    except DataError as err:
+        raise DataError(f"{path} (e_unit, r_unit): {err}; convert the arrays") from err
 
 
 def _npz(path, stream) -> np.lib.npyio.NpzFile:

@@ -83,11 +83,11 @@ def test_pipes_and_devices_are_never_opened(read, suffix, pipe):
     """Opening the one waits for a writer, and reading the other does not end."""
     link = pipe.with_name(f"link{suffix}")
     link.symlink_to(pipe)
-    with pytest.raises(DataError, match=rf"link{suffix} is a pipe and no file; write what it"):
+    with pytest.raises(DataError, match=rf"link{suffix} is a pipe and not a file; write"):
         read(link)
     link.unlink()
     link.symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=rf"link{suffix} is a device and no file; write what it"):
+    with pytest.raises(DataError, match=rf"link{suffix} is a device and not a file; write"):
         read(link)
 
 

@@ -10,7 +10,7 @@ import ase.units
 import numpy as np
 import pytest
 
-from eqfuse.data import DataError, read_extxyz, read_rmd17
+from eqfuse.data import DataError, Keys, Units, read_extxyz, read_rmd17, read_structures
 
 WATER = """3
 Properties=species:S:1:pos:R:3:{forces}:R:3 {energy}=-14.25 config_type=water pbc="F F F"
@@ -50,7 +50,7 @@ def test_molecule(write):
 
 def test_custom_keys(write):
     path = write(WATER.format(forces="REF_forces", energy="DFT_energy"))
-    (water,) = read_extxyz(path, energy_key="DFT_energy", forces_key="REF_forces")
+    (water,) = read_extxyz(path, keys=Keys("DFT_energy", "REF_forces"))
     assert water.energy == -14.25
     np.testing.assert_array_equal(water.forces[1], [-0.1, 0.2, 0])
     with pytest.raises(
@@ -60,7 +60,7 @@ def test_custom_keys(write):
     with pytest.raises(
         DataError, match=r"no forces under the key 'forces'; candidates: REF_forces "
     ):
-        read_extxyz(path, energy_key="DFT_energy")
+        read_extxyz(path, keys=Keys("DFT_energy"))
 
 
 def test_constraints_do_not_change_forces(write):
@@ -112,7 +112,7 @@ ROWS = str(STRESS.tolist())
     ],
 )
 def test_stress(write, entry, key, factor):
-    (structure,) = read_extxyz(write(CELL.format(stress=entry)), stress_key=key)
+    (structure,) = read_extxyz(write(CELL.format(stress=entry)), keys=Keys(stress=key))
     np.testing.assert_allclose(structure.stress, factor * STRESS, rtol=1e-15)
 
 
@@ -284,14 +284,44 @@ def test_md22_is_read_in_its_own_units(tmp_path, energy, factor, length):
     np.testing.assert_allclose(frame.forces, arrays["forces"][2] * factor, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("key", "unit"),
-    [("e_unit", "Hartree"), ("e_unit", "meV"), ("e_unit", ""), ("r_unit", "bohr"), ("r_unit", 1)],
-)
-def test_other_units_are_refused(tmp_path, key, unit):
+@pytest.mark.parametrize(("key", "unit"), [("e_unit", "meV"), ("e_unit", ""), ("r_unit", 1)])
+def test_unknown_units_are_refused(tmp_path, key, unit):
     save_md22(tmp_path / "m.npz", **{key: np.array(unit)})
-    with pytest.raises(DataError, match=rf"m\.npz: {key} is '{unit}', and only"):
+    with pytest.raises(DataError, match=rf"m\.npz \(e_unit, r_unit\): .* '{unit}' is unknown"):
         read_rmd17(tmp_path / "m.npz")
+
+
+def test_units_that_are_given_count(write, tmp_path):
+    """In atomic units, with forces in Hartree/Bohr and stress in Hartree/Bohr^3."""
+    text = CELL.format(stress=f'stress="{NINE}"')
+    path = write(text.replace("0.3 0.0 0.0 0.0", "0.3 0.5 -0.2 0.1"))
+    (plain,) = read_structures(path)
+    (atomic,) = read_structures(path, units=Units.of("Hartree", "Bohr"))
+    hartree, bohr = 27.211386, 0.52917721  # CODATA, to the digits written
+    for name, factor in (
+        ("positions", bohr),
+        ("cell", bohr),
+        ("energy", hartree),
+        ("forces", hartree / bohr),
+        ("stress", hartree / bohr**3),
+    ):
+        expected = factor * np.asarray(getattr(plain, name))
+        assert np.abs(expected).max() > 0
+        np.testing.assert_allclose(getattr(atomic, name), expected, rtol=1e-6)
+    arrays = save_md22(tmp_path / "m.npz", e_unit=np.array("eV"))
+    frame = read_structures(tmp_path / "m.npz", units=Units.of("Hartree", "Bohr"))[2]
+    np.testing.assert_allclose(frame.positions, arrays["coords"][2] * bohr, rtol=1e-6)
+
+
+def test_formats_are_chosen_by_name_or_suffix(write, tmp_path):
+    path = write(GOOD)
+    assert len(read_structures(path)) == len(read_structures(path, format="extxyz")) == 1
+    path.rename(tmp_path / "frames.dat")
+    assert len(read_structures(tmp_path / "frames.dat")) == 1
+    save_md22(tmp_path / "m.npz")
+    assert len(read_structures(tmp_path / "m.npz")) == 4
+    with pytest.raises(DataError, match="format 'cif' is unknown; choose from: extxyz, rmd17"):
+        read_structures(tmp_path / "m.npz", format="cif")
 
 
 @pytest.mark.parametrize(
@@ -331,7 +361,7 @@ def test_pickled_arrays_are_named_and_not_read(tmp_path, key):
     with pytest.raises(DataError, match=rf"m\.npz: {key} holds pickled Python objects.*save it"):
         read_rmd17(tmp_path / "m.npz")
     (tmp_path / "no.npz").write_bytes(pickle.dumps(arrays))
-    with pytest.raises(DataError, match=r"no\.npz cannot be read as an npz file: it is none"):
+    with pytest.raises(DataError, match=r"no\.npz cannot be read as an npz file: it has another"):
         read_rmd17(tmp_path / "no.npz")
 
 

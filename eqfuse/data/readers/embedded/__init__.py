@@ -1,4 +1,4 @@
-"""The data that ship with the package; README.md here says how they were made."""
+"""The data sets in the package; README.md describes how they were made."""
 
 from importlib import resources
 

@@ -1,0 +1,99 @@
+"""What the readers of all formats share: names of labels, units, checks of files."""
+
+import dataclasses
+import os
+import stat
+from typing import NamedTuple
+
+import ase.units
+
+from eqfuse.data.errors import DataError
+from eqfuse.data.structures import Structure
+
+_KCAL_PER_MOL = ase.units.kcal / ase.units.mol
+_ENERGIES = {
+    "ev": 1.0,
+    "kcal/mol": _KCAL_PER_MOL,
+    "kcalmol-1": _KCAL_PER_MOL,
+    "kj/mol": ase.units.kJ / ase.units.mol,
+    "hartree": ase.units.Hartree,
+    "ha": ase.units.Hartree,
+}
+_LENGTHS = {"å": 1.0, "a": 1.0, "ang": 1.0, "angstrom": 1.0, "bohr": ase.units.Bohr}
+
+
+class Keys(NamedTuple):
+    """Names of the labels in a file."""
+
+    energy: str = "energy"
+    forces: str = "forces"
+    stress: str = "stress"
+
+
+USUAL_KEYS = Keys()
+
+
+class Units(NamedTuple):
+    """Units of a file: `energy` in eV and `length` in Å.
+
+    Forces are in energy / length, stresses in energy / length^3.
+    """
+
+    energy: float = 1.0
+    length: float = 1.0
+
+    @classmethod
+    def of(cls, energy: str = "eV", length: str = "Å") -> "Units":
+        """Return the units of these names.
+
+        Args:
+          energy: eV, kcal/mol, kJ/mol or Hartree (Ha), in any case.
+          length: Å (A, Ang, Angstrom) or Bohr, in any case.
+        Raises:
+          DataError: a name that is not known.
+        """
+        return cls(_factor("energy", energy, _ENERGIES), _factor("length", length, _LENGTHS))
+
+    def structure(self, **fields) -> Structure:
+        """Return the `Structure` of these fields, which are in these units, in eV and Å."""
+        given = Structure(**fields)
+        if self == Units():
+            return given
+        energy, length = self
+        factors = {
+            "positions": length,
+            "cell": length,
+            "energy": energy,
+            "forces": energy / length,
+            "stress": energy / length**3,
+        }
+        values = {name: getattr(given, name) for name in factors}
+        scaled = {name: v * factors[name] for name, v in values.items() if v is not None}
+        return dataclasses.replace(given, **scaled)
+
+
+def _factor(quantity: str, name: str, known: dict[str, float]) -> float:
+    factor = known.get("".join(name.lower().replace("^", "").split()))
+    if factor is None:
+        raise DataError(f"the unit of {quantity} {name!r} is unknown; known: {', '.join(known)}")
+    return factor
+
+
+def require_regular(path: str | os.PathLike) -> None:
+    """Refuse pipes, devices and sockets: opening or reading them can last for ever.
+
+    A path that leads nowhere, or to a folder, is left for `open` to refuse.
+
+    Raises:
+      DataError: one of them.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        raise DataError(
+            f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')} and not a file; write its "
+            "contents to a file, and name that one"
+        )

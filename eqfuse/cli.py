@@ -12,12 +12,12 @@ usage: eqfuse COMMAND ...
 Equivariant interatomic potentials in JAX with fused tensor products.
 
   eqfuse train [name=value ...]   train a network
-  eqfuse evaluate RUN FILE        the errors of a trained run on a file
-  eqfuse convert mace FILE RUN    a network trained with mace as a run
-  eqfuse info                     backends, devices and versions on this machine
-  eqfuse show IRREPS IRREPS       what becomes of a tensor product: its form and its kernels
+  eqfuse evaluate RUN FILE        print the errors of a trained run on a file
+  eqfuse convert mace FILE RUN    convert a network trained with mace to a run
+  eqfuse info                     print the backends, devices and versions on this machine
+  eqfuse show IRREPS IRREPS       print the form and the kernels of a tensor product
 
-eqfuse COMMAND --help says more of each; eqfuse --version prints the version."""
+eqfuse COMMAND --help describes each; eqfuse --version prints the version."""
 
 
 # A command is imported when it is called: JAX takes seconds to import.
@@ -30,13 +30,13 @@ def _train(arguments: list[str]) -> int:
 def _evaluate(arguments: list[str]) -> int:
     from eqfuse.inference.evaluate import main
 
-    return main(arguments, "eqfuse evaluate")
+    return main(arguments)
 
 
 def _convert(arguments: list[str]) -> int:
     from eqfuse.convert.command import main
 
-    return main(arguments, "eqfuse convert")
+    return main(arguments)
 
 
 def _info(arguments: list[str]) -> int:

@@ -1,8 +1,8 @@
-"""Networks of other programs as runs, and back.
+"""The command `eqfuse convert`: networks of other programs as runs, and back.
 
-python -m eqfuse.convert mace FILE.model RUN      # a network of mace-torch as a run
-python -m eqfuse.convert export RUN FILE.npz      # a run, for scripts/mace_load.py
-python -m eqfuse.convert run OLD NEW              # a run of an earlier version
+eqfuse convert mace FILE.model RUN      # a network of mace-torch as a run
+eqfuse convert export RUN FILE.npz      # a run, for scripts/mace_load.py
+eqfuse convert run OLD NEW              # a run of an earlier version
 """
 
 import argparse
@@ -20,17 +20,15 @@ from eqfuse.train import CheckpointError
 from eqfuse.train.settings.settings import ConfigError
 
 
-def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.convert") -> int:
+def main(arguments: list[str]) -> int:
     """Convert or export a network, and print a description of it.
 
     Args:
-      arguments: of the command; None for those of the command line.
-      program: how it was called, for the help text.
-
+      arguments: of the command.
     Returns:
       0 done; 2 a file or folder that cannot be used.
     """
-    options = _parser(program).parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         if options.program == "export":
             export_mace(options.run, options.file)
@@ -50,9 +48,9 @@ def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.co
     return 0
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=program,
+        prog="eqfuse convert",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

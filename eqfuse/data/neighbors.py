@@ -16,10 +16,6 @@ _LEAST_CUTOFF = 1e-6  # vesin's
 # after the other, and divides by them: with 3 or more before that, none becomes zero. Where only
 # some directions are periodic, it compares each box with all along the others: 1e8 take 20 s.
 _BOXES, _FEWEST_BOXES, _COMPARED = 0.9e5, 3, 1e8
-# In cutoffs; the squares of lengths from 1e154 on are infinite.
-_LONGEST = 1e100
-# An empty layer so many cutoffs thick is cut away; thinner ones are no trouble.
-_VACUUM = 100
 # A list of so many pairs takes 6 GB while it is made, and a model needs kilobytes for each of them.
 # Per atom these are the neighbours within 60 Å in a metal: more come from a cell that is too small.
 # vesin looks at a hundred empty images of a box in the time of a pair.
@@ -44,8 +40,8 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     Raises:
       DataError: a cutoff that is not finite and above 1e-6 Å, two atoms at the same place, or more
         than about 5e7 pairs or 1e5 for each atom, estimated before any is looked for.
-      FlownApartError: atoms too far apart in directions that are not periodic: those of a molecule
-        by 1e5 cutoffs along a line or 300 in a plane, of a narrow slab by 1e4, of a wire by 100.
+      FlownApartError: atoms too far apart, or a vacuum too wide: more than 1e5 cutoffs along a line
+        or 300 in a plane; along non-periodic directions of a narrow slab 1e4, of a wire 100.
     References: vesin, https://github.com/Luthaf/vesin
     """
     if not (np.isfinite(cutoff) and cutoff > _LEAST_CUTOFF):
@@ -56,18 +52,15 @@ def neighbor_list(positions, cell, pbc, cutoff: float) -> tuple[np.ndarray, np.n
     cell = np.ascontiguousarray(cell, np.float64)
     pbc = np.ascontiguousarray(pbc, bool)
     away = _cells_away(positions, cell, pbc)
-    points, periodic = positions - away @ cell, pbc
-    if _too_far_apart(points, cell, periodic, cutoff):
-        away, periodic = _closed_up(points, cell, pbc, away, cutoff)
-        points = positions - away @ cell
-    _require_together(points, cell, periodic, cutoff)
-    # No pair of a molecule is further apart; vesin looks for images of it as far as it is told.
+    points = positions - away @ cell
+    _require_together(points, cell, pbc, cutoff)
+    # No pair of a molecule is further apart, and vesin looks for its images within all of `reach`.
     size = 1 + 1.01 * np.linalg.norm(np.ptp(points, axis=0))
-    reach = cutoff if periodic.any() else min(cutoff, size)
-    _require_few_pairs(points, cell, periodic, reach)
+    reach = cutoff if pbc.any() else min(cutoff, size)
+    _require_few_pairs(points, cell, pbc, reach)
     calculator = vesin.NeighborList(cutoff=float(reach), full_list=True)
     receivers, senders, images, distances = calculator.compute(
-        points=points, box=cell, periodic=periodic, quantities="ijSd"
+        points=points, box=cell, periodic=pbc, quantities="ijSd"
     )
     if distances.size and distances.min() < _COINCIDENT:
         pair = int(np.argmin(distances))
@@ -147,70 +140,42 @@ def _cells_away(positions, cell, pbc) -> np.ndarray:
     return away
 
 
-def _closed_up(points, cell, pbc, away, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
-    """Cut periodic directions open within a thick empty layer, which no pair reaches across.
-
-    Returns:
-      `away` [n_atoms, 3] with atoms of the lower side of the layer a cell higher, and which
-      directions are left periodic [3].
-    """
-    inverse = np.linalg.pinv(cell[pbc])
-    with np.errstate(divide="ignore"):  # see `_extent`
-        heights = 1 / np.linalg.norm(inverse, axis=0)
-    away, pbc = away.copy(), pbc.copy()
-    for axis, height, at in zip(np.flatnonzero(pbc), heights, (points @ inverse).T, strict=True):
-        sites = np.sort(at)
-        gaps = np.diff(sites, append=sites[0] + 1)
-        widest = np.argmax(gaps)
-        if gaps[widest] * height > _VACUUM * cutoff:
-            below = at <= sites[widest]
-            away[:, axis] -= below & ~below.all()  # no atom has to move around itself
-            pbc[axis] = False
-    return away, pbc
-
-
 def _extent(points, cell, pbc) -> np.ndarray:
     """Return the distance between faces of the cell, or of the first and last atom, [3] Å."""
     extent = np.ptp(points, axis=0)
     with np.errstate(divide="ignore"):
-        # Infinite from 1e154 Å on.
         extent[pbc] = 1 / np.linalg.norm(np.linalg.pinv(cell[pbc]), axis=0)
     return extent
 
 
-def _too_far_apart(points, cell, pbc, cutoff: float) -> bool:
-    """Return whether vesin would divide by zero, which ends the process, or need hours."""
-    # logarithms, which do not overflow
-    boxes = np.log(np.maximum(np.floor(_extent(points, cell, pbc) / cutoff), 1))
-    if boxes.max() > np.log(_LONGEST):
-        return True
-    excess = boxes.sum() - np.log(_BOXES)
-    if excess > 0:
-        boxes -= excess / 3
-    ends = excess > 0 and boxes.min() < np.log(_FEWEST_BOXES)
-    lasts = pbc.any() and boxes.sum() + boxes[~pbc].sum() > np.log(_COMPARED)
-    return bool(ends or lasts)
-
-
 def _require_together(points, cell, pbc, cutoff: float) -> None:
-    """Refuse points that are too far apart for a neighbour list.
+    """Refuse points for which vesin would divide by zero, which ends the process, or need hours.
 
     Raises:
-      FlownApartError: see `_too_far_apart`.
+      FlownApartError: points in too many boxes.
     """
-    if _too_far_apart(points, cell, pbc, cutoff):
-        spread = " × ".join(f"{length:.3g}" for length in _extent(points, cell, pbc))
+    extent = _extent(points, cell, pbc)
+    with np.errstate(over="ignore", invalid="ignore"):  # cells of 1e154 Å and more
+        boxes = np.maximum(np.floor(extent / cutoff), 1)
+        excess = boxes.prod() / _BOXES
+        if excess > 1:
+            boxes /= np.cbrt(excess)
+        divides_by_zero = excess > 1 and not boxes.min() >= _FEWEST_BOXES
+        takes_hours = pbc.any() and not boxes.prod() * boxes[~pbc].prod() <= _COMPARED
+    if divides_by_zero or takes_hours:
+        spread = " × ".join(f"{length:.3g}" for length in extent)
         raise FlownApartError(
-            f"atoms have flown apart: they are spread over {spread} Å, too far for a list of "
-            f"neighbours within {cutoff:.3g} Å; leave out this structure, or the atoms far away"
+            f"atoms have flown apart, or a cell is too wide: they are spread over {spread} Å, too "
+            f"far for a list of neighbours within {cutoff:.3g} Å; leave out this structure or the "
+            "atoms far away, or make directions with a wide vacuum non-periodic"
         )
 
 
 def _require_few_pairs(points, cell, pbc, cutoff: float) -> None:
     """Refuse a neighbour list that does not fit the memory, or takes hours.
 
-    Along lattice vectors within reach of their images, these are as dense as the volume says; along
-    other directions atoms are counted in boxes as wide as the cutoff.
+    Along lattice vectors shorter than twice the cutoff, the density of the images is that of the
+    lattice; along other directions, atoms are counted in boxes as wide as the cutoff.
 
     Raises:
       DataError: too many pairs.

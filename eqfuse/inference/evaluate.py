@@ -12,13 +12,14 @@ import rich.console
 import rich.table
 import rich.text
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, ops
 from eqfuse import plots as pictures
 from eqfuse.data.readers import stem
 from eqfuse.inference.error_table import error_table
 from eqfuse.inference.predict import Network, Predicted, predict
-from eqfuse.train import CheckpointError, read_metadata
+from eqfuse.train import CheckpointError
 from eqfuse.train.device.programs import keep_programs
 
 SOURCE = "file.txt"
@@ -27,19 +28,15 @@ SOURCE = "file.txt"
 _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 
 
-def main(
-    arguments: list[str] | None = None, program: str = "python -m eqfuse.inference.evaluate"
-) -> int:
+def main(arguments: list[str]) -> int:
     """Evaluate a run on a file; print and write the errors.
 
     Args:
-      arguments: of the command; None for those of the command line.
-      program: how it was called, for the help text.
-
+      arguments: of the command.
     Returns:
       0 done; 2 a run or file that cannot be used.
     """
-    options = _parser(program).parse_args(arguments)
+    options = _parser().parse_args(arguments)
     keep_programs()
     try:
         ops.resolve_here(options.backend)
@@ -47,15 +44,16 @@ def main(
         print(f"error: --backend: {error}", file=sys.stderr)
         return 2
     try:
-        _evaluate(options, read_metadata(options.run)["config"]["data"])
+        _evaluate(options, Network(options.run, backend=options.backend))
     except (CheckpointError, data.DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=program, description="Errors of a trained run on a file.")
+def _parser() -> argparse.ArgumentParser:
+    what = "Print the errors of a trained run on a file, and write them with the predictions."
+    parser = argparse.ArgumentParser(prog="eqfuse evaluate", description=what)
     parser.add_argument("run", type=Path, help="folder of the run, or file of its network")
     parser.add_argument("file", type=Path, help="extended XYZ file, or rMD17 .npz, with labels")
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
@@ -70,8 +68,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _evaluate(options, trained_on: dict):
-    structures = _not_isolated(_read(options, trained_on), options.file)
+def _evaluate(options, network: Network):
+    structures = _read(options, network.metadata["config"]["data"])
+    structures = _not_isolated(structures, options.file)
     if options.stress_key is not None and all(s.stress is None for s in structures):
         raise data.DataError(
             f"no frame of {options.file} has a stress under the key {options.stress_key!r}"
@@ -79,8 +78,8 @@ def _evaluate(options, trained_on: dict):
     folder = _folder(options)
     folder.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
     try:
-        predicted = predict(Network(options.run, backend=options.backend), structures)
-    except (CheckpointError, data.DataError):
+        predicted = predict(network, structures)
+    except data.DataError:
         with contextlib.suppress(OSError):  # of an earlier evaluation: not empty
             folder.rmdir()
         raise
@@ -193,10 +192,6 @@ def _atoms(structure, predicted: Predicted) -> ase.Atoms:
         atoms.info["config_type"] = structure.config_type
     results = {"energy": predicted.energy, "forces": predicted.forces}
     if predicted.stress is not None:
-        results["stress"] = predicted.stress.ravel()[[0, 4, 8, 5, 2, 1]]
+        results["stress"] = full_3x3_to_voigt_6_stress(predicted.stress)
     atoms.calc = SinglePointCalculator(atoms, **results)
     return atoms
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -49,6 +49,7 @@ class Network:
       backend: see `eqfuse.ops`.
 
     Attributes:
+      metadata: of the checkpoint, see `eqfuse.train.load_run`.
       dtype: the name of the floating-point type.
       species: sorted atomic numbers.
       cutoff: Å.
@@ -62,7 +63,7 @@ class Network:
     def __init__(self, run, *, which=None, dtype=None, backend=None):
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
-        metadata = read_metadata(run, which=which)
+        self.metadata = metadata = read_metadata(run, which=which)
         if metadata["potential"] is None:
             raise CheckpointError(
                 f"{run} trained a classification (data=tetris), not a potential, so that there are "

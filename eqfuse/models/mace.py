@@ -13,7 +13,7 @@ from eqfuse.models.mace_irreps import feature_irreps
 from eqfuse.models.message_passing import embed_species, radial_networks
 from eqfuse.models.nequip import gate_input
 from eqfuse.models.pairs import agnesi_transform, radii_of
-from eqfuse.models.radial import edge_features
+from eqfuse.models.radial import edge_geometry
 from eqfuse.models.species import take, take_species
 
 
@@ -275,7 +275,7 @@ class MACE(nn.Module):
             avg_num_neighbors=self.avg_num_neighbors,
         )
         all_irreps = self.basis_and_feature_irreps()
-        sh, basis = edge_features(
+        sh, basis, _ = edge_geometry(
             vectors,
             self.lmax,
             self.cutoff,

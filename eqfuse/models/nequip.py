@@ -18,7 +18,7 @@ from eqfuse.models.irreps import (
     unreachable,
 )
 from eqfuse.models.message_passing import embed_species, radial_networks
-from eqfuse.models.radial import edge_features
+from eqfuse.models.radial import edge_geometry
 from eqfuse.models.species import take_species
 
 
@@ -214,7 +214,7 @@ class NequIP(nn.Module):
         require_positive(num_species=self.num_species, avg_num_neighbors=self.avg_num_neighbors)
         irreps_in, *hidden, irreps_out = self.layer_irreps()
 
-        sh, basis = edge_features(
+        sh, basis, _ = edge_geometry(
             vectors, self.lmax, self.cutoff, self.num_bessel, self.poly_power
         )  # [n_edges, irreps_sh], [n_edges, num_bessel]
         sh = sh / math.sqrt(self.avg_num_neighbors)

@@ -135,12 +135,6 @@ def edge_geometry(
     return EdgeGeometry(spherical_harmonics(directions, range(lmax + 1)), basis, envelope)
 
 
-def edge_features(*args, **kwargs) -> tuple[e3nn.IrrepsArray, jax.Array]:
-    """Return `sh` and `basis` of `edge_geometry`."""
-    geometry = edge_geometry(*args, **kwargs)
-    return geometry.sh, geometry.basis
-
-
 class RadialNetworks(nn.Module):
     """The radial network of every layer: from the basis to weights of tensor products.
 

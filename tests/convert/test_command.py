@@ -1,4 +1,4 @@
-"""`python -m eqfuse.convert mace FILE RUN`, and the run that it writes."""
+"""`eqfuse convert mace FILE RUN`, and the run that it writes."""
 
 import sys
 

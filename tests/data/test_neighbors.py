@@ -145,12 +145,15 @@ def test_coincident_atoms_are_refused():
         ((0, 0, 1e6), np.diag([3.0, 3.0, 0.0]), (1, 1, 0)),
         ((0, 5e4, 0), np.diag([3.0, 9.0, 50.0]), (1, 0, 1)),
         ((0, 0, 4e5), np.diag([3.0, 3.0, 0.0]), (1, 1, 0)),
+        ((0, 0, 2), np.diag([4.0, 5.0, 1e6]), (1, 1, 1)),
+        ((0, 0, 2), 1e160 * np.eye(3), (1, 1, 1)),
+        ((0, 0, 2), 1e300 * np.eye(3), (1, 1, 1)),
     ],
 )
 def test_atoms_flown_apart_are_refused(far, cell, pbc):
-    """They would end the process, in a division by zero within vesin; the last takes an hour."""
+    """They would end the process, in a division by zero within vesin, or take an hour."""
     positions = np.array([[0.0, 0, 0], [0, 0, 1], far])
-    with pytest.raises(DataError, match="atoms have flown apart: they are spread over"):
+    with pytest.raises(DataError, match="atoms have flown apart, or a cell is too wide: they are"):
         neighbor_list(positions, cell, np.array(pbc, bool), 5.0)
 
 
@@ -175,7 +178,7 @@ def spread_out(kind: str, size: float):
     return atoms
 
 
-@pytest.mark.parametrize("size", [10.0, 1e4, 1e6])
+@pytest.mark.parametrize("size", [10.0, 500.0])
 @pytest.mark.parametrize("kind", ["cluster", "wire", "slab", "bulk"])
 def test_gathered_atoms_have_small_coordinates_wherever_they_are(kind, size):
     """Astride faces and corners, in cells however large; vectors of edges are the same."""
@@ -213,10 +216,9 @@ def test_one_atom_and_its_images_are_gathered():
     np.testing.assert_array_equal(shifts, edges[2])
 
 
-@pytest.mark.parametrize("size", [1e4, 1e6, 1e9])
+@pytest.mark.parametrize("size", [200.0, 1e3])
 @pytest.mark.parametrize("empty", [[2], [0], [1, 2], [0, 1, 2]])
 def test_a_wide_vacuum_changes_no_neighbours(size, empty):
-    """A narrow slab in a cell of 1e6 Å was refused, as atoms that have flown apart."""
     rng = np.random.default_rng(6)
     cell = np.diag([4.0, 5.0, 6.0])
     positions = rng.uniform(0, 4, (6, 3))
@@ -274,14 +276,3 @@ def test_estimated_pairs_leave_large_structures_alone():
     senders, _, _ = neighbor_list(copper.positions, copper.cell.array, copper.pbc, 2.7)
     assert len(senders) == 12 * len(copper)
     assert len(neighbor_list(rng.normal(size=(1, 3)), 0.3 * np.eye(3), copper.pbc, 5.0)[0]) > 1e4
-
-
-@pytest.mark.parametrize("size", [1e15, 1e160, 1e300])
-def test_a_cell_beyond_all_measure_changes_no_neighbours(size):
-    """From 1e154 Å on squares are infinite, and vesin, told so, ends the process."""
-    water = ase.build.molecule("H2O")
-    water.positions += 1.0
-    expected = neighbor_list(water.positions, np.zeros((3, 3)), np.zeros(3, bool), 5.0)
-    found = neighbor_list(water.positions, size * np.eye(3), np.ones(3, bool), 5.0)
-    for array, other in zip(expected, found, strict=True):
-        np.testing.assert_array_equal(array, other)

@@ -216,12 +216,12 @@ def test_evaluation_of_atoms_that_left_their_cell_loses_no_precision(single):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cluster", "slab", "bulk"])
 def test_atoms_astride_faces_of_large_cells_lose_no_precision(single, kind):
-    """At the middle of a cell, astride its corner, in any cell: float32 resolves 0.1 Å at 1e6 Å."""
+    """At the middle of a cell and astride its corner: float32 resolves 1e-4 Å at 1e3 Å."""
     atoms = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
     atoms.rattle(0.05, seed=0)
     empty = {"cluster": [0, 1, 2], "slab": [2], "bulk": []}[kind]
     frames = []
-    for size in (15.0, 1e4, 1e6):
+    for size in (15.0, 1e3):
         middle = atoms.copy()
         lengths = middle.cell.lengths()
         lengths[empty] = size
@@ -267,7 +267,7 @@ def test_atoms_that_cannot_be_are_refused(run):
     atoms.positions[1, 2] = np.nan
     with pytest.raises(DataError, match="has diverged"):
         calculator.get_forces(atoms)
-    with pytest.raises(DataError, match=r"flown apart: .* 0 × 0 × 2e\+06 Å, .* has diverged"):
+    with pytest.raises(DataError, match=r"flown apart, .* 0 × 0 × 2e\+06 Å, .* has diverged"):
         calculator.get_forces(ase.Atoms("Cu2", [[0, 0, 0], [0, 0, 2e6]]))
     with pytest.raises(DataError, match="need linearly independent lattice vectors"):
         calculator.get_forces(ase.Atoms("Cu", pbc=True))

@@ -185,7 +185,7 @@ def test_bad_input_is_refused(run, copper, tmp_path, capsys):
     for arguments, part in (
         ([run, copper], "Cu not among"),
         ([run, tmp_path / "none.xyz"], "no such file"),
-        ([run, "/dev/zero"], "/dev/zero is a device and no file"),
+        ([run, "/dev/zero"], "/dev/zero is a device and not a file"),
         ([tmp_path, copper], "no checkpoint"),
         ([run, copper, "--backend", "foo"], "--backend: backend 'foo' is unknown"),
     ):

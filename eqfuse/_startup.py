@@ -13,7 +13,7 @@ _SKIP = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 
 
 def silence_cuda_plugin():
-    """Let JAX say nothing of missing CUDA libraries without an NVIDIA GPU, and one line with one.
+    """Reduce the messages of the CUDA plug-in of JAX: one line with an NVIDIA GPU, none without.
 
     JAX's CUDA plug-in compiles for a GPU also where there is none, and needs no CUDA for that; but
     it refuses to start without cuDNN, unless the environment variable

@@ -1,4 +1,4 @@
-"""Pictures of a run: learning curves and parity plots, as PNG."""
+"""Plots of a run: learning curves and parity plots, as PNG."""
 
 import csv
 from pathlib import Path
@@ -8,7 +8,7 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
-_COLOURS = ("#0072b2", "#d55e00")  # blue, vermilion: told apart by everyone
+_COLOURS = ("#0072b2", "#d55e00")  # blue and vermilion, which colour-blind readers distinguish
 _MAX_POINTS = 20_000
 
 
@@ -19,7 +19,7 @@ def learning_curves(metrics: Path, target: Path):
       metrics: a run's metrics.csv.
       target: the PNG file to write.
     Raises:
-      ValueError: there is no whole line in metrics.csv.
+      ValueError: metrics.csv has no whole line.
     """
     with open(metrics, newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if None not in row.values()]

@@ -213,8 +213,8 @@ def _set_product(module, k: int, fields: dict, arrays):
                 continue
             theirs = _symmetric(part.U_tensors(nu).numpy(), nu, ir.dim)
             change, *_ = np.linalg.lstsq(basis, theirs, rcond=None)  # [paths, mace's paths]
-            found = np.einsum("kp,spu->sku", np.linalg.pinv(change), ours)
-            target.copy_(torch.from_numpy(found))
+            result = np.einsum("kp,spu->sku", np.linalg.pinv(change), ours)
+            target.copy_(torch.from_numpy(result))
 
 
 def _symmetric(maps: np.ndarray, degree: int, dim: int) -> np.ndarray:
@@ -223,8 +223,8 @@ def _symmetric(maps: np.ndarray, degree: int, dim: int) -> np.ndarray:
     maps = np.moveaxis(maps.reshape(dim, *[size] * degree, -1), 0, -1)
     places = np.array(list(itertools.combinations_with_replacement(range(size), degree)))
     turns = list(itertools.permutations(range(degree)))
-    found = sum(maps[tuple(places[:, turn].T)] for turn in turns) / len(turns)
-    return np.moveaxis(found, 2, 1).reshape(len(places) * dim, -1)
+    result = sum(maps[tuple(places[:, turn].T)] for turn in turns) / len(turns)
+    return np.moveaxis(result, 2, 1).reshape(len(places) * dim, -1)
 
 
 if __name__ == "__main__":

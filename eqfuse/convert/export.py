@@ -75,7 +75,7 @@ def _refuse(run, what: str):
 
 def _check(metadata: dict, run):
     if metadata["model"] != "mace" or metadata["potential"] is None:
-        raise ConvertError(f"{run} is no potential of model=mace; only these can be exported")
+        raise ConvertError(f"{run} is not a potential of model=mace; only these can be exported")
     fields = metadata["model_fields"]
     if fields["parity"]:
         _refuse(run, "features of both parities (model.parity=true)")
@@ -93,7 +93,7 @@ def _check(metadata: dict, run):
 
 def _bases(model: models.MACE) -> dict[str, np.ndarray]:
     """Return the maps of each product basis at sorted places, by layer, irrep and degree."""
-    found = {}
+    bases = {}
     layers = model.basis_and_feature_irreps()
     for k, (irreps_basis, irreps_out) in enumerate(layers):
         kept = tuple(ir for _, ir in irreps_basis)
@@ -105,5 +105,5 @@ def _bases(model: models.MACE) -> dict[str, np.ndarray]:
         for _, ir in irreps_out:
             for nu in range(1, model.correlation + 1):
                 maps = our_maps(kept, ir, nu)
-                found[f"basis/{k}/{ir}/{nu}"] = symmetric_components(maps, nu, ir.dim)
-    return found
+                bases[f"basis/{k}/{ir}/{nu}"] = symmetric_components(maps, nu, ir.dim)
+    return bases

@@ -15,7 +15,7 @@ _PLAIN, _RESIDUAL = "RealAgnosticInteractionBlock", "RealAgnosticResidualInterac
 _DENSITY = "RealAgnosticDensityInteractionBlock"
 _DENSITY_RESIDUAL = "RealAgnosticDensityResidualInteractionBlock"
 _INTERACTIONS = (_PLAIN, _RESIDUAL, _DENSITY, _DENSITY_RESIDUAL)
-# in files of old versions of mace these are absent, and everything is as False says
+# files of old versions of mace have none of these, which means False
 _REFUSED_IF_TRUE = {
     "use_so3": "couplings of SO(3) (use_so3)",
     "use_agnostic_product": "a product basis that all elements share (use_agnostic_product)",
@@ -32,7 +32,7 @@ class Description:
     """The settings of a network of mace in terms of this package.
 
     Attributes:
-      fields: settings of `eqfuse.models.MACE`, but for the backend.
+      fields: settings of `eqfuse.models.MACE`, except the backend.
       order: places of the file's elements, sorted by atomic number.
       scale, shift: of its energies, eV.
       references: energies of the elements, eV by atomic number.
@@ -80,12 +80,12 @@ def described(network: Record, head: str | None = None) -> Description:
     )
 
 
-def irreps(found) -> e3nn.Irreps:
+def irreps(record) -> e3nn.Irreps:
     """Return irreps from a record of e3nn's for PyTorch or from text."""
-    if isinstance(found, str):
-        return e3nn.Irreps(found)
+    if isinstance(record, str):
+        return e3nn.Irreps(record)
     pairs = []
-    for part in found.args[0]:
+    for part in record.args[0]:
         mul, ir = part.args[0]
         pairs.append((int(mul), tuple(int(n) for n in ir.args[0])))
     return e3nn.Irreps(pairs)
@@ -151,9 +151,9 @@ def _check_interactions(network: Record):
 
 
 def _expect(block: Record, name: str, package: str, kind: str):
-    found = block.get(name)
-    if found is None or not found.kind.startswith(package) or found.name != kind:
-        what = "none" if found is None else found.kind
+    part = block.get(name)
+    if part is None or not part.kind.startswith(package) or part.name != kind:
+        what = "none" if part is None else part.kind
         _refuse(f"in {block.name}.{name} not a {kind} of {package.rstrip('.')} but {what}")
 
 
@@ -253,10 +253,10 @@ def _same(name: str, values: set) -> set:
 
 
 def _correlation(part: Record) -> int:
-    found = sum(part.get(f"U_matrix_{nu}") is not None for nu in range(1, 10))
-    if not found:
+    count = sum(part.get(f"U_matrix_{nu}") is not None for nu in range(1, 10))
+    if not count:
         _refuse("a product basis without its coupling coefficients (U_matrix_1, ...)")
-    return found
+    return count
 
 
 def _radial_widths(network: Record, layer: int) -> tuple[int, ...]:

@@ -38,13 +38,13 @@ def parameters(network: Record, description: Description) -> dict:
     """
     order = list(description.order)
     layers = MACE(**description.fields).basis_and_feature_irreps()
-    found = {"radial": {}}
+    result = {"radial": {}}
     [(_, embedding)] = _linear_blocks(network.get("node_embedding.linear"))
-    found["embedding"] = embedding[order]
+    result["embedding"] = embedding[order]
     for k, (irreps_basis, irreps_out) in enumerate(layers):
         block, product = network.get(f"interactions.{k}"), network.get(f"products.{k}")
         paths = _paths(block.get("conv_tp"), irreps_basis)
-        found["radial"][f"layer_{k}"] = _radial(mlp_layers(network, k), paths)
+        result["radial"][f"layer_{k}"] = _radial(mlp_layers(network, k), paths)
         layer = {
             "linear_up": _linear(block.get("linear_up")),
             "linear_basis": _basis(block, paths, irreps_basis, description.fields),
@@ -62,11 +62,11 @@ def parameters(network: Record, description: Description) -> dict:
         if description.fields["density_normalization"]:
             [dense] = block.get("density_fn").children()
             layer["density"] = np.asarray(dense.get("weight"), np.float64)[:, 0]
-        found[f"layer_{k}"] = layer
+        result[f"layer_{k}"] = layer
         readout = network.get(f"readouts.{k}")
         last = k == len(layers) - 1
-        found[f"readout_{k}"] = (_readout if last else _linear_readout)(readout, description.head)
-    return found
+        result[f"readout_{k}"] = (_readout if last else _linear_readout)(readout, description.head)
+    return result
 
 
 def activation_ratio(cst: float) -> float:
@@ -86,15 +86,15 @@ def _ratio(activation: Record) -> float:
 
 def _linear_blocks(linear: Record) -> list[tuple[tuple[int, int], np.ndarray]]:
     """Return input, output and scaled matrix of each path of a Linear."""
-    flat, at, found = np.asarray(linear.get("weight"), np.float64), 0, []
+    flat, at, result = np.asarray(linear.get("weight"), np.float64), 0, []
     for instruction in linear.get("instructions"):
         i, o, shape, weight = instruction.args
         if i < 0:  # a bias
             continue
         count = math.prod(shape)
-        found.append(((i, o), flat[at : at + count].reshape(shape) * float(weight)))
+        result.append(((i, o), flat[at : at + count].reshape(shape) * float(weight)))
         at += count
-    return found
+    return result
 
 
 def _name(number: int, rows: int, columns: int, ir: e3nn.Irrep) -> str:
@@ -112,7 +112,7 @@ def _linear(linear: Record) -> dict:
 
 def _species_linear(tp: Record, order) -> dict:
     """Return a tensor product with one-hot elements as parameters of a Linear for each element."""
-    irreps_in, found = irreps(tp.get("irreps_in1")), {}
+    irreps_in, result = irreps(tp.get("irreps_in1")), {}
     flat, at = np.asarray(tp.get("weight"), np.float64), 0
     for instruction in tp.get("instructions"):
         i, _, o, _, _, weight, shape = instruction.args
@@ -120,14 +120,14 @@ def _species_linear(tp: Record, order) -> dict:
         w = flat[at : at + count].reshape(shape)  # [rows, elements, columns]
         at += count
         scale = float(weight) / math.sqrt(ir.dim) * math.sqrt(shape[0])
-        found[_name(o, shape[0], shape[2], ir)] = np.moveaxis(w, 1, 0)[order] * scale
-    return found
+        result[_name(o, shape[0], shape[2], ir)] = np.moveaxis(w, 1, 0)[order] * scale
+    return result
 
 
 def _paths(tp: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
     """Return the paths of a convolution in this package's order, and where their weights are."""
     irreps_in1, irreps_out = (irreps(tp.get(name)) for name in ("irreps_in1", "irreps_out"))
-    kept, found, at = [ir for _, ir in irreps_basis], [], 0
+    kept, result, at = [ir for _, ir in irreps_basis], [], 0
     for instruction in tp.get("instructions"):
         i1, i2, o, _, _, weight, _ = instruction.args
         mul, ir = irreps_in1[i1].mul, irreps_out[o].ir
@@ -135,13 +135,13 @@ def _paths(tp: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
         path["scale"] = float(weight) / math.sqrt(ir.dim)
         at += mul
         if ir in kept:
-            found.append(path)
-    return sorted(found, key=lambda path: (kept.index(path["ir"]), path["i1"], path["i2"]))
+            result.append(path)
+    return sorted(result, key=lambda path: (kept.index(path["ir"]), path["i1"], path["i2"]))
 
 
 def _radial(layers: list[Record], paths: list[dict]) -> dict:
     """Return the dense layers of a radial network, with outputs in the order of the paths."""
-    found, before = {}, 1.0
+    result, before = {}, 1.0
     for k, layer in enumerate(layers):
         kernel = np.asarray(layer.get("weight"), np.float64) * before
         kernel = kernel / math.sqrt(layer.get("var_in"))
@@ -149,11 +149,11 @@ def _radial(layers: list[Record], paths: list[dict]) -> dict:
             kernel = kernel * math.sqrt(layer.get("var_out"))
         else:
             before = _ratio(layer.get("act")) * math.sqrt(layer.get("var_out"))
-        found[f"Dense_{k}"] = {"kernel": kernel}
+        result[f"Dense_{k}"] = {"kernel": kernel}
     columns = np.concatenate([p["start"] + np.arange(p["mul"]) for p in paths])
-    last = found[f"Dense_{len(layers) - 1}"]
+    last = result[f"Dense_{len(layers) - 1}"]
     last["kernel"] = last["kernel"][:, columns]
-    return found
+    return result
 
 
 def _basis(block: Record, paths: list[dict], irreps_basis: e3nn.Irreps, fields: dict) -> dict:
@@ -161,11 +161,11 @@ def _basis(block: Record, paths: list[dict], irreps_basis: e3nn.Irreps, fields: 
     blocks = {i: w for (i, _), w in _linear_blocks(block.get("linear"))}
     neighbors = fields["avg_num_neighbors"]
     scale = 1.0 if fields["density_normalization"] else 1 / math.sqrt(neighbors)
-    found = {}
+    result = {}
     for j, (_, ir) in enumerate(irreps_basis):
         w = np.concatenate([blocks[p["out"]] * p["scale"] for p in paths if p["ir"] == ir])
-        found[_name(j, *w.shape, ir)] = w * (scale * math.sqrt(len(w)))
-    return found
+        result[_name(j, *w.shape, ir)] = w * (scale * math.sqrt(len(w)))
+    return result
 
 
 def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:

@@ -76,15 +76,15 @@ class Record:
         """Return an attribute, a submodule, or a parameter or buffer as an array.
 
         Args:
-          name: with dots for what is within submodules.
-          default: what is returned where there is none.
+          name: with dots for submodules.
+          default: returned if there is no such attribute.
         """
-        found = self
+        item = self
         for part in name.split("."):
-            found = _attribute(found, part)
-            if found is None:
+            item = _attribute(item, part)
+            if item is None:
                 return default
-        return value(found)
+        return value(item)
 
     def children(self) -> list["Record"]:
         """Return the submodules, in order."""
@@ -140,18 +140,20 @@ def _read(archive: zipfile.ZipFile, path) -> Record:
     if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
         raise ConvertError(f"{path} was written on a big-endian machine, which is not supported")
     try:
-        found = _Unpickler(archive, root).load()
+        module = _Unpickler(archive, root).load()
     except ConvertError:
         raise
-    except Exception as error:  # what is damaged, or made to harm, fails in many ways
+    except Exception as error:  # damaged or malicious files fail in many ways
         raise ConvertError(f"{path} is damaged, or no pickle of torch: {error}") from error
-    if not isinstance(found, Record):
-        hint = ": it looks like a checkpoint of parameters alone" if isinstance(found, dict) else ""
+    if not isinstance(module, Record):
+        hint = (
+            ": it looks like a checkpoint of parameters alone" if isinstance(module, dict) else ""
+        )
         raise ConvertError(
-            f"{path} holds a {type(found).__name__}, not a network{hint}; give the .model file "
+            f"{path} holds a {type(module).__name__}, not a network{hint}; give the .model file "
             "that mace writes at the end of a training"
         )
-    return found
+    return module
 
 
 class _Unpickler(pickle.Unpickler):
@@ -182,21 +184,21 @@ class _Unpickler(pickle.Unpickler):
         return self._storages[key]
 
 
-def value(found):
+def value(item):
     """Return an array for a tensor or a number of NumPy, and anything else as it is."""
-    if not isinstance(found, Record):
-        return found
-    if found.kind.startswith("torch._tensor._rebuild_from_type"):
-        function, _, args, *_ = found.args
+    if not isinstance(item, Record):
+        return item
+    if item.kind.startswith("torch._tensor._rebuild_from_type"):
+        function, _, args, *_ = item.args
         return value(function(*args))
-    if found.kind.startswith("torch._utils._rebuild_parameter"):
-        return value(found.args[0])
-    if found.kind == "torch._utils._rebuild_tensor_v2":
-        return _array(*found.args[:4])
-    if found.kind.endswith("multiarray.scalar"):  # of numpy.core, or numpy._core
-        dtype, data = found.args
+    if item.kind.startswith("torch._utils._rebuild_parameter"):
+        return value(item.args[0])
+    if item.kind == "torch._utils._rebuild_tensor_v2":
+        return _array(*item.args[:4])
+    if item.kind.endswith("multiarray.scalar"):  # of numpy.core, or numpy._core
+        dtype, data = item.args
         return np.frombuffer(data, np.dtype(str(dtype.args[0])))[0]
-    return found
+    return item
 
 
 def _array(storage: Storage, offset: int, size: tuple, stride: tuple) -> np.ndarray:
@@ -215,15 +217,15 @@ def _array(storage: Storage, offset: int, size: tuple, stride: tuple) -> np.ndar
     return np.lib.stride_tricks.as_strided(flat[offset:], size, strides).copy()
 
 
-def _attribute(found, name: str):
-    if isinstance(found, Record):
+def _attribute(item, name: str):
+    if isinstance(item, Record):
         for part in ("_parameters", "_buffers", "_modules"):
-            inner = _part(found, part)
+            inner = _part(item, part)
             if inner.get(name) is not None:
                 return inner[name]
-        state = found.state
+        state = item.state
         return state.get(name) if isinstance(state, dict) else None
-    return found.get(name) if isinstance(found, dict) else None
+    return item.get(name) if isinstance(item, dict) else None
 
 
 def _part(record: Record, name: str) -> dict:

@@ -59,9 +59,9 @@ def symmetric_components(maps: np.ndarray, degree: int, dim: int) -> np.ndarray:
     """
     size = maps.shape[0]
     places = np.array(list(itertools.combinations_with_replacement(range(size), degree)))
-    turns = list(itertools.permutations(range(degree)))
-    found = sum(maps[tuple(places[:, turn].T)] for turn in turns) / len(turns)
-    return np.moveaxis(found, 2, 1).reshape(len(places) * dim, -1)
+    orders = list(itertools.permutations(range(degree)))
+    result = sum(maps[tuple(places[:, order].T)] for order in orders) / len(orders)
+    return np.moveaxis(result, 2, 1).reshape(len(places) * dim, -1)
 
 
 def our_maps(kept: tuple[e3nn.Irrep, ...], ir: e3nn.Irrep, degree: int) -> np.ndarray:
@@ -102,7 +102,7 @@ def _rows(part: Record, ir: e3nn.Irrep, kept, components) -> list[np.ndarray]:
 
 def _in_order(weights: Record | None) -> list[np.ndarray]:
     """Return the arrays of a ParameterList."""
-    found = []
-    while weights is not None and weights.get(str(len(found))) is not None:
-        found.append(weights.get(str(len(found))))
-    return found
+    result = []
+    while weights is not None and weights.get(str(len(result))) is not None:
+        result.append(weights.get(str(len(result))))
+    return result

@@ -14,7 +14,7 @@ from eqfuse.ops import Edges
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sample:
-    """One structure made ready for batches: neighbour list, species, relative energy.
+    """One structure with its neighbour list, species and relative energy, ready for batches.
 
     Attributes:
       positions: [n_atoms, 3] float64, Å, of images near their neighbours and the origin (float32
@@ -26,9 +26,9 @@ class Sample:
       energy: eV, relative to the reference energies, float64.
       forces: [n_atoms, 3] float64, eV/Å.
       stress: [3, 3] float64, eV/Å^3, or None.
-      name: what messages call it.
-      order: [n_atoms], which atom of the structure each is; None if their order is the same. Large
-        structures are sorted, see `eqfuse.data.ordering`.
+      name: for messages.
+      order: [n_atoms], the number of each atom in the structure; None if the order is the same.
+        Large structures are sorted, see `eqfuse.data.ordering`.
     """
 
     positions: np.ndarray
@@ -92,11 +92,11 @@ class Batch:
 def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
     """Put samples side by side and pad them to a shape.
 
-    Padding nodes belong to the last graph. Padding edges join nodes to themselves, as many for each
-    node: the edges of one node are walked one after the other, and all of them would take longest.
+    Padding nodes belong to the last graph. Padding edges join nodes to themselves and are spread
+    over all nodes, since the edges of one node are summed one after the other.
 
     Args:
-      samples: none makes a batch of padding.
+      samples: an empty sequence makes a batch of padding.
       shape: sizes to pad to; at least one node and one graph more than the samples have.
       dtype: of positions, cells and labels; float32 or float64.
     Returns:
@@ -161,10 +161,9 @@ def _padded(arrays: list, shape: tuple[int, ...], fill, dtype) -> np.ndarray:
 class Batcher:
     """Batches of samples, each padded to the smallest of a few shapes that holds it.
 
-    The shapes come from the sizes of the samples alone: the largest holds any batch, the others
-    the batches that occur often. All have room for one graph more than a batch, or a part of one,
-    has. Every sample is in exactly one batch of an epoch; the last batch may have fewer samples and
-    more padding.
+    The shapes depend on the sizes of the samples alone: the largest holds any batch, the others
+    batches that occur often. All have room for a padding graph. Every sample is in exactly one
+    batch of an epoch; the last batch may have fewer samples and more padding.
 
     Args:
       samples: at least one.
@@ -172,9 +171,9 @@ class Batcher:
       seed: of the order of the samples; non-negative.
       dtype: of the floating-point arrays; float32 or float64.
       max_shapes: the largest number of shapes.
-      parts: for data parallel training, into how many parts each batch is split; the arrays of a
-        batch get an axis in front, [len(own), ...]. One leaves them as they are.
-      own: the parts that are made, counted from 0; None for all.
+      parts: the number of parts into which each batch is split for data parallel training; if it is
+        more than one, the arrays of a batch have a leading axis, [len(own), ...].
+      own: numbers of the parts to make, from 0; None for all.
     Raises:
       DataError: no samples, a batch size, number of shapes or of parts below 1, a negative seed.
     """

@@ -22,10 +22,10 @@ class Dataset:
     Make one with `Dataset.build`.
 
     Attributes:
-      train, val: the samples; neighbour lists are made once, here.
-      train_indices, val_indices: which of the given structures they are; the latter of those given
-        for validation, if any were.
-      isolated_atoms: which of the given structures are isolated atoms, which are no samples.
+      train, val: the samples, with their neighbour lists.
+      train_indices, val_indices: numbers of their structures; `val_indices` count the structures
+        that were given for validation, if there were any.
+      isolated_atoms: numbers of the structures that are isolated atoms, which are not samples.
       references_fitted: whether the reference energies were fitted to the training structures.
       species: sorted atomic numbers; a sample's species index into it.
       references: atomic number -> reference energy, eV.
@@ -57,8 +57,7 @@ class Dataset:
     ) -> "Dataset":
         """Split the structures, subtract reference energies, compute neighbour lists.
 
-        Isolated atoms among the structures (see `Structure.config_type`) are not trained on and not
-        validated with.
+        Isolated atoms (see `Structure.config_type`) are in neither set.
 
         Args:
           structures: with energies and forces; of isolated atoms, energies.
@@ -212,8 +211,8 @@ def _warn_of_unseen_elements(train, val):
     if unseen:
         names = ", ".join(chemical_symbols[z] for z in unseen)
         warnings.warn(
-            f"no training structure has {names}: the model learns nothing of it, and its errors on "
-            "validation structures with it say so; train with structures that have it",
+            f"no training structure has {names}: the model does not learn it, which its errors on "
+            "validation structures show; train with structures that have it",
             UserWarning,
             stacklevel=3,
         )
@@ -225,8 +224,8 @@ def _warn_of_atoms_without_neighbors(samples, cutoff: float) -> None:
         total = sum(sample.num_atoms for sample in samples)
         warnings.warn(
             f"{sum(isolated)} of {total} atoms have no neighbours within the cutoff of {cutoff} Å "
-            f"(in {np.count_nonzero(isolated)} of {len(isolated)} structures): the model sees "
-            "nothing of where they are; a larger cutoff may be needed",
+            f"(in {np.count_nonzero(isolated)} of {len(isolated)} structures): the model "
+            "does not depend on their positions; a larger cutoff may be needed",
             UserWarning,
             stacklevel=3,
         )

@@ -7,18 +7,18 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from eqfuse.data.errors import DataError, FlownApartError
 
-# Nearer than any nuclei in a simulation: such a pair is one atom listed twice. At zero distance
-# the pair would pass for a padding edge and silently vanish from the energy.
+# Such a pair is one atom listed twice: nuclei are never as near. At zero distance the pair would be
+# taken for a padding edge and silently vanish from the energy.
 _COINCIDENT = 1e-3
 _LEAST_CUTOFF = 1e-6  # vesin's
-# vesin sorts atoms into boxes as wide as the cutoff, of which it makes wider ones where they are
-# more than 1e5 (a few per cent of margin here). It rounds their numbers along x, y and z down, one
-# after the other, and divides by them: with 3 or more before that, none becomes zero. Where only
-# some directions are periodic, it compares each box with all along the others: 1e8 take 20 s.
+# vesin sorts atoms into boxes as wide as the cutoff, or wider ones if there are more than 1e5. It
+# rounds the numbers of boxes along x, y and z down and divides by them; 3 or more do not become
+# zero. Where only some directions are periodic, it compares each box with all boxes along the
+# others: 1e8 comparisons take 20 s.
 _BOXES, _FEWEST_BOXES, _COMPARED = 0.9e5, 3, 1e8
-# A list of so many pairs takes 6 GB while it is made, and a model needs kilobytes for each of them.
-# Per atom these are the neighbours within 60 Å in a metal: more come from a cell that is too small.
-# vesin looks at a hundred empty images of a box in the time of a pair.
+# 5e7 pairs take 6 GB while they are listed, and a model needs kilobytes for each. 1e5 neighbours of
+# an atom are within 60 Å in a metal; more mean that the cell is too small. vesin looks at a hundred
+# empty images of a box in the time of a pair.
 _MOST_PAIRS, _MOST_NEIGHBORS, _IMAGES_PER_PAIR = 5e7, 1e5, 100
 
 

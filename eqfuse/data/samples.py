@@ -1,4 +1,4 @@
-"""Structures made ready for a network: species, neighbours, relative energies."""
+"""Samples of structures: species, neighbour lists, relative energies."""
 
 from collections.abc import Mapping, Sequence
 

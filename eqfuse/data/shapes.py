@@ -35,8 +35,8 @@ def choose_shapes(
     Args:
       sizes: [n_samples, 2], atoms and edges of each.
       batch_size: samples in a part of a batch, at most.
-      max_shapes: how many shapes there may be.
-      parts: of a batch, all of which have the shape of the largest of them.
+      max_shapes: largest number of shapes.
+      parts: number of parts of a batch, which all have the shape of the largest part.
     Returns:
       At least one, ascending.
     """

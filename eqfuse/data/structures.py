@@ -23,7 +23,7 @@ class Structure:
 
     Arrays are converted to the dtypes below. Atoms may lie outside the cell. The cell of a
     molecule (no periodic direction) is set to zero, and stress is dropped where the cell has no
-    volume: neither has a meaning there.
+    volume, since neither has a meaning there.
 
     Attributes:
       numbers: [n_atoms] int32, atomic numbers.
@@ -36,10 +36,10 @@ class Structure:
         (ASE's sign: positive under tension), or None.
       config_type: name of the group of structures it belongs to, or None; "IsolatedAtom" (or
         "isolated_atom") for a single atom whose energy is the reference energy of its element.
-      origin: what messages call it, such as "FILE, frame 3", or None.
+      origin: its name in messages, such as "FILE, frame 3", or None.
     Raises:
       DataError: no atoms, an unknown element, arrays that do not fit, NaN or infinity, a periodic
-        direction without a lattice vector, several atoms that are to be an isolated one.
+        direction without a lattice vector, an isolated atom of several atoms.
     """
 
     numbers: np.ndarray

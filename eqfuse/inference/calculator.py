@@ -26,12 +26,12 @@ class Calculator(ase.calculators.calculator.Calculator):
 
         atoms.calc = eqfuse.Calculator("runs/first")
 
-    The neighbour list reaches `skin` beyond the cutoff and is used again until an atom has moved
-    by half of that. Programs are compiled for a number of atoms and a bucket of neighbours, which
-    has room for a tenth more: fluctuations within it compile nothing. Structures with fewer atoms
-    use the same program, and where atoms were added the next one has room for a tenth more of them.
-    It can be copied and pickled, for other processes. Atoms without a periodic direction have no
-    stress; energies are totals, in eV, reference energies included.
+    The neighbour list extends by `skin` beyond the cutoff and is used until an atom has moved by
+    half of that. A program is compiled for a number of atoms and a number of neighbours with a
+    tenth of headroom, so that fluctuations compile nothing. Structures with fewer atoms use the
+    same program; after atoms were added, the next program has a tenth of headroom for atoms too.
+    The calculator can be copied and pickled. Atoms without a periodic direction have no stress;
+    energies are totals, in eV, with the reference energies.
 
     Args:
       run: the run's folder, or a file of its network (.safetensors).
@@ -162,8 +162,8 @@ class Calculator(ase.calculators.calculator.Calculator):
 class _Neighbors:
     """A list of pairs, and the structure for which it was made.
 
-    Atoms are numbered as in `order`, but for `positions`. `shifts` are between the images that
-    `offsets` moves the atoms to: see `gathering_offsets`.
+    Atoms are numbered as in `order`, except in `positions`. `shifts` are between the images to
+    which `offsets` move the atoms, see `gathering_offsets`.
     """
 
     positions: np.ndarray

@@ -79,8 +79,8 @@ def summary(module: nn.Module, params) -> str:
 def ops_summary(module: nn.Module, params, graph: Graph) -> str:
     """Return a text of the number of ops of each kind in one evaluation, and their backends.
 
-    Where that is not what is best on this machine, the line says why. Derivatives run on the same
-    backend. Nothing is compiled or computed.
+    Where a backend is not the best one for this machine, the line gives the reason. Derivatives run
+    on the same backend. Nothing is compiled or computed.
 
     Args:
       module: a model, or a `Potential` around one.
@@ -90,7 +90,7 @@ def ops_summary(module: nn.Module, params, graph: Graph) -> str:
       a line for each kind of op and backend.
     """
     with ops.recorded() as calls:
-        # jax would not trace again a function that it knows, such as module.apply
+        # a new function, since JAX does not trace module.apply again
         jax.eval_shape(
             lambda params, graph: module.apply(params, graph.vectors, graph.species, graph.edges),
             params,

@@ -15,7 +15,7 @@ from eqfuse.models.mlp import MLP, normalized
 from eqfuse.models.radial import edge_geometry
 
 UPDATE = 0.5
-"""a of the residual update of the latents: what a layer adds is half of what was there."""
+"""a in the residual update of the latents."""
 
 
 def times(channels: int, irs) -> e3nn.Irreps:
@@ -28,7 +28,7 @@ class EnvironmentProduct(nn.Module):
 
         out_ij = Linear(V_ij (x) env_i),    env_i = sum_k (W x_ik) Y_ik / sqrt(n)
 
-    The sum is over the edges of the centre i, so that out_ij depends on nothing further away.
+    The sum is over the edges of the centre i, so that out_ij does not depend on atoms further away.
 
     Attributes:
       paths: irreps of V, env and their product.
@@ -171,7 +171,7 @@ class Allegro(nn.Module):
       channels: multiplicity of each irrep of V.
       lmax: largest l of V and of the spherical harmonics.
       parity: V of both parities (`o3_full`), or of natural parity (-1)^l only (`o3_restricted`).
-        SO(3) alone, as the program has it, would tell a molecule from its mirror image.
+        SO(3) alone, as in the program, would distinguish a molecule from its mirror image.
       latent_dim: width of the latents.
       two_body_layers: matrices of the first MLP, whose widths double up to `latent_dim`.
       latent_layers: matrices of the MLP of each layer.
@@ -291,7 +291,7 @@ class Allegro(nn.Module):
             scalars = mlp(x)[:, :, None]
         tensors = [(mul, ir) for mul, ir in irreps_out if ir != SCALAR]
         if tensors:
-            [found] = EnvironmentProduct(
+            [out] = EnvironmentProduct(
                 paths,
                 (e3nn.Irreps(tensors),),
                 self.channels,
@@ -299,7 +299,7 @@ class Allegro(nn.Module):
                 self.backend,
                 name="tensor_readout",
             )(x, v, sh, edges)
-            chunks = list(found.chunks)
+            chunks = list(out.chunks)
         ordered = []
         for mul, ir in irreps_out:
             if ir == SCALAR:

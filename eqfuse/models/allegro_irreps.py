@@ -32,8 +32,7 @@ def tensor_paths(irreps_out: str, *, layers: int, lmax: int, parity: bool) -> li
 
     The first features are spherical harmonics; those after a layer are irreps of its product. A
     product has the scalars, which the latents read, and the irreps that can still become scalars,
-    or one of `irreps_out`, in those that are left. Nothing is lost: what is dropped is zero, or is
-    read by nobody.
+    or one of `irreps_out`, in the layers that are left. All others are zero or unused.
 
     Args:
       irreps_out: what the network predicts per node.

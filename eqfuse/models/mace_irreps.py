@@ -42,17 +42,17 @@ def feature_irreps(
     sh, within, hidden = harmonics(lmax), allowed(lmax, parity), allowed(hidden_lmax, parity)
     wanted = {ir for _, ir in e3nn.Irreps(irreps_out)}
 
-    features, found = {SCALAR}, []
+    features, pairs = {SCALAR}, []
     for k in range(layers):
         basis = within & products(features, sh)
         wishes = hidden if k < layers - 1 else wanted | _gates(wanted)
         features = {ir for ir in wishes if _contracts(basis, ir, correlation)}
-        found.append((_needed(basis, features, correlation), features))
+        pairs.append((_needed(basis, features, correlation), features))
     if missing := wanted - features:
         settings = {"layers": layers, "lmax": lmax, "correlation": correlation, "parity": parity}
         raise unreachable(irreps_out, missing, **settings)
     return [
-        tuple(e3nn.Irreps([(channels, ir) for ir in sorted(irs)]) for irs in pair) for pair in found
+        tuple(e3nn.Irreps([(channels, ir) for ir in sorted(irs)]) for irs in pair) for pair in pairs
     ]
 
 

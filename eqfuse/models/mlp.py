@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from eqfuse import ops
 
 FEW_ROWS = 16384
-"""Up to so many, launches and threads cost more than arithmetic, which XLA does well for more."""
+"""Number of rows up to which launches and threads cost more than arithmetic."""
 
 
 class MLP(nn.Module):
@@ -50,7 +50,7 @@ class Kernels(nn.Module):
 
 
 def kernels(module: nn.Module, x) -> list[jax.Array]:
-    """Return the matrices of a module's layers, of `widths`, the first of which multiplies x."""
+    """Return the matrices of a module's layers, which have its `widths`, for the input x."""
     sizes = [x.shape[1], *module.widths]
     return [
         _Kernel(shape, name=f"Dense_{i}")(x.dtype)
@@ -73,7 +73,7 @@ def normalized(act: Callable | None) -> Callable:
 def dense(x, kernel, backend: str | None):
     """Return x times a matrix, normalised.
 
-    On a CPU natively for few rows: XLA's threads take longer to begin than such a product takes.
+    On a CPU, few rows are multiplied by a native kernel: XLA's threads take longer to start.
 
     Args:
       x: [rows, columns].

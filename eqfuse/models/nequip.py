@@ -29,8 +29,8 @@ def hidden_irreps(
 
     An irrep of layer k is kept if the scalars that a network starts from can become it in k
     products with the spherical harmonics, and if it can become one of `irreps_out`, or a gate, in
-    those that are left. Nothing is lost: what is dropped is zero, or is read by nobody. (A network
-    of three layers for an energy has no use for 1e and 2o, whatever `parity`; one of four has.)
+    the layers that are left. All others are zero or unused. (A network of three layers for an
+    energy has no use for 1e and 2o, whatever `parity`; one of four has.)
 
     Args:
       irreps_out: what the network predicts per node.

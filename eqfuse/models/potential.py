@@ -21,8 +21,8 @@ class Potential(nn.Module):
 
         E_i = scale_z * model_i + shift_z
 
-    Where reference energies are those of isolated atoms, `binds_within` makes the energy of one
-    zero, as it should be, and leaves those of molecules and solids as they are:
+    If the reference energies are those of isolated atoms, `binds_within` makes the relative energy
+    of an isolated atom zero and hardly changes the energies of molecules and solids:
 
         E_i = (1 - exp(-4 sum_j u(d_ij))) (scale_z * model_i + shift_z)
 
@@ -30,7 +30,7 @@ class Potential(nn.Module):
     2e-2 for an atom with one neighbour at the length of a bond, by 4e-4 for two and by less than
     float32 resolves for five.
 
-    The repulsion of nuclei, if there is one, is added to this as it is.
+    The repulsion of nuclei is added to this, if there is one.
 
     Attributes:
       model: a module that maps (vectors, species, edges) to an IrrepsArray [n_nodes, 0e].
@@ -170,8 +170,7 @@ def predict(potential: Potential, params, graph: Graph, *, stress: bool = False)
 def compile_predict(potential: Potential, *, stress: bool = False):
     """Return `predict` as a compiled function of (params, graph).
 
-    On a CPU it is one native call where that gains, as `ops.sequence` says: small networks on few
-    atoms.
+    On a CPU, small networks on few atoms are one native call, see `ops.sequence`.
     """
     return ops.sequence(functools.partial(predict, potential, stress=stress))
 

@@ -14,7 +14,7 @@ from eqfuse.models import mlp
 from eqfuse.models.irreps import require_positive
 
 TOGETHER = 3
-"""Networks side by side in a kernel, at most: kernels do not grow with the number of layers."""
+"""Largest number of networks in a kernel, so that kernels do not grow with the layers."""
 
 
 def bessel_basis(lengths: jax.Array, num_bessel: int, cutoff: float) -> jax.Array:

@@ -41,7 +41,7 @@ def test_the_file_holds_the_network(run, tmp_path, capsys):
         ({"model_fields": {"radial_layers": 0}}, "model.radial_layers=0"),
         ({"model_fields": {"correlation": 1, "hidden_lmax": 1}}, "mixes"),
         ({"potential": {"binds_within": 4.5}}, "isolated atoms"),
-        ({"model": "nequip"}, "is no potential of model=mace"),
+        ({"model": "nequip"}, "is not a potential of model=mace"),
     ],
 )
 def test_what_mace_cannot_represent_is_refused_by_name(

@@ -18,11 +18,10 @@ from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, require_regular
 from eqfuse.data.structures import Structure, is_isolated_atom
 
 _PLAIN = "eqfuse_"
-_NINE_NUMBERS = ("stress", "virial")  # for which ASE takes nothing else
-_LONGEST_COMMENT = 2**20  # characters, which ASE takes seconds for; 6 million take a minute
-# What is between quotes or brackets, of any kind that ASE knows; no key is looked for in there. One
-# that nothing closes reaches to the end, as for ASE: if the end were looked for again from each, a
-# line of brackets would take the square of its length.
+_NINE_NUMBERS = ("stress", "virial")  # ASE reads nothing but nine numbers under these keys
+_LONGEST_COMMENT = 2**20  # characters, which take ASE seconds; 6 million take a minute
+# Text between quotes or brackets of any kind that ASE knows, which holds no keys. Without a closing
+# one it extends to the end, as in ASE; to search for each end again would take quadratic time.
 _DELIMITERS = ('""', "''", (r"\{", r"\}"), (r"\[", r"\]"))
 _QUOTED = "|".join([r"\\.", *(rf"{a}(?:\\.|[^{b}\\])*(?:{b}|\\?\Z)" for a, b in _DELIMITERS)])
 _NESTED_LIST = r"\[\s*\[[^]]*\](?:\s*(?:,\s*)?\[[^]]*\])*\s*\]"
@@ -71,18 +70,17 @@ def read_extxyz(
 
 def _frames(path) -> Iterator[str]:
     require_regular(path)
-    # ASE stops silently at a blank line and does not say which frame is broken: split here.
+    # ASE stops silently at a blank line and does not name a broken frame, hence this loop.
     try:
         with (
             open_with_compression(os.fspath(path), "rb") as file,
-            io.TextIOWrapper(file, encoding="utf-8-sig") as text,  # a byte-order mark is none of it
+            io.TextIOWrapper(file, encoding="utf-8-sig") as text,  # without a byte-order mark
         ):
             lines = text.readlines()
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}; check the path (data.path, data.val_path)") from err
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as err:
-        hint = "; rMD17 is read with data=rmd17 data.path=FILE" if str(path).endswith("npz") else ""
-        raise DataError(f"{path} cannot be read as text: {err}{hint}") from err
+        raise DataError(f"{path} cannot be read as text: {err}") from err
     start, frame = 0, 0
     while start < len(lines):
         if not lines[start].strip():

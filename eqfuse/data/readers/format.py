@@ -80,7 +80,7 @@ def _factor(quantity: str, name: str, known: dict[str, float]) -> float:
 
 
 def require_regular(path: str | os.PathLike) -> None:
-    """Refuse pipes, devices and sockets: opening or reading them can last for ever.
+    """Refuse pipes, devices and sockets: opening or reading them may never end.
 
     A path that leads nowhere, or to a folder, is left for `open` to refuse.
 

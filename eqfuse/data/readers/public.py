@@ -122,8 +122,8 @@ def fetch_public(name: str, file: str, folder: str | os.PathLike | None = None) 
         known = ", ".join(files or PUBLIC)
         raise DataError(f"there is no public file {name}/{file}; choose from: {known}")
     parent = Path(folder) if folder is not None else default_folder()
-    if folder is None:  # kernels are kept beside, in a folder that nobody else may write to
-        with contextlib.suppress(OSError):  # of which `fetch` says what is wrong
+    if folder is None:  # the cache of kernels, beside it, must not be writable by others
+        with contextlib.suppress(OSError):  # `fetch` reports the error
             parent.parent.mkdir(parents=True, exist_ok=True)
             parent.mkdir(mode=0o700)
     return fetch(files[file], parent / name)

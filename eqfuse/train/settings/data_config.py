@@ -85,7 +85,7 @@ class LithiumFluorideData(MoleculeData):
 class FileData(MoleculeData):
     """From files; see the fields."""
 
-    format: ClassVar[str] = "extxyz"  # a key of eqfuse.data.readers.FORMATS
+    format: ClassVar[str | None] = None  # of eqfuse.data.readers.FORMATS; None: by the suffix
     val_path: str | None = setting(
         None,
         "a file or pattern, of the same format, to validate with; null: frames of data.path "
@@ -165,7 +165,7 @@ class AcAcData(ThreeBPAData):
 class RMD17Data(PublicData):
     """Revised MD17 (.npz; kcal/mol, converted to eV): a file, or training split 1 of a molecule."""
 
-    format: ClassVar[str] = "rmd17"
+    format: ClassVar[str | None] = "rmd17"
     name: str = "rmd17"
     molecule: str | None = setting(None, "the molecule to download, if no data.path is given")
 

@@ -68,6 +68,12 @@ class Potential(nn.Module):
         own = {name: params[name][keep] for name in ("scale", "shift")}
         return smaller, {"params": {**own, "model": of_model}}
 
+    @classmethod
+    def from_plain(cls, model: nn.Module, plain: dict) -> "Potential":
+        """Return the potential of a model with the settings that `to_plain` returned."""
+        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
+        return cls(model, **plain | {"repulsion": ZBL.from_plain(plain.get("repulsion"))})
+
     def to_plain(self) -> dict:
         """Return its settings besides the model, as plain values for JSON."""
         return {

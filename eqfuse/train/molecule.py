@@ -18,12 +18,8 @@ from eqfuse.train.initial import initial_parameters
 from eqfuse.train.loop import Fit
 from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training, init_state
-from eqfuse.train.run.checkpoint import (
-    has_checkpoint,
-    read_checkpoint,
-    read_to_resume,
-)
-from eqfuse.train.run.plots import draw, picture_batcher
+from eqfuse.train.run.checkpoint import has_checkpoint, read_checkpoint
+from eqfuse.train.run.plots import plot_batcher, plot_run
 from eqfuse.train.run.progress import warnings_printed
 from eqfuse.train.run.report import report
 from eqfuse.train.run.resume import check_same_run
@@ -211,7 +207,7 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
     finally:
         checkpoints.flush()
         if devices.is_main and drawn:
-            draw(folder, potential, picture_batcher(config, dataset))
+            plot_run(folder, potential, plot_batcher(config, dataset))
 
 
 def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool):
@@ -237,7 +233,7 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool
             )
     flat, optimizer = flat_training(config.training, params)
     like = init_state(flat.flatten(params), optimizer)
-    theirs, state = read_to_resume(folder.path, like, writes=writes)
+    _, theirs, state = read_checkpoint(folder.path, ("last",), like, sets_aside=writes)
     position = theirs["position"]
     print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch")
     return jax.tree.map(jnp.asarray, state), position

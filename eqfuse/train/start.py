@@ -1,4 +1,4 @@
-"""The trained network that a run starts from (`start_from=FOLDER`), to learn other data."""
+"""The trained network that a run starts from (`start_from=`), to learn other data."""
 
 import dataclasses
 
@@ -71,7 +71,7 @@ class Start:
         return dataclasses.replace(self, params=params, metadata=metadata)
 
     def references(self, given: dict[int, float] | None) -> dict[int, float]:
-        """Reference energies, eV by atomic number: the network's own, or others that are given.
+        """Return the reference energies, eV by atomic number: the given, or the network's own.
 
         Raises:
           ConfigError: elements that the network knows and those given do not have.
@@ -114,14 +114,11 @@ class Start:
         ]
 
     def refits(self, config: Config) -> bool:
-        """Return whether the reference energies are moved to the data; a resumed run
-        has done it.
-        """
+        """Return whether the reference energies are still to be moved to the data."""
         return config.data.reference_energies == FIT and not self.resumed
 
     def refitted(self, dataset: Dataset, config: Config) -> dict[int, float]:
-        """Return the reference energies of the dataset, moved by what the network does not predict,
-        eV.
+        """Return the reference energies, eV, moved by what the network does not predict.
 
         For data of another method, whose energies differ by some constant for each atom: least
         squares per species of true minus predicted energies of the training samples.

@@ -40,7 +40,7 @@ def test_an_old_run_is_converted_and_goes_on_where_it_was(old, new, capsys):
     _, params, metadata = load_run(new, which="last")
     assert (metadata["step"], metadata["epoch"], metadata["species"]) == (4, 2, [1, 6, 8])
     # parameters of the optimizer's array, which was written beside them
-    arrays, _ = read_file(new / "checkpoints" / "last.safetensors", ("state",))
+    arrays, _ = read_file(new / "checkpoints" / "last.safetensors")
     embedding = np.asarray(params["params"]["model"]["embedding"]).ravel()
     places = range(len(arrays["state/average"]))
     assert any((arrays["state/average"][k : k + 6] == embedding).all() for k in places)

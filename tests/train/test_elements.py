@@ -28,7 +28,7 @@ ONE_STEP = ["data.batch_size=2", "data.val=2", "steps=1"]
 
 
 def written(path, formulas, seed=0):
-    """A file of eight distorted molecules."""
+    """Write a file of eight distorted molecules."""
     rng, frames = np.random.default_rng(seed), []
     for k in range(8):
         atoms = ase.build.molecule(formulas[k % len(formulas)])

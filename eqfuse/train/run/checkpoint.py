@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -10,13 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import models
-from eqfuse.train.run.files import (
-    FILES,
-    CheckpointError,
-    read_file,
-    read_metadata_of,
-    set_aside,
-)
+from eqfuse.train.run.files import FILES, CheckpointError, read_file, set_aside
 
 
 class DamagedCheckpointWarning(UserWarning):
@@ -48,57 +41,38 @@ def load_run(run, *, which: str | None = None, backend: str | None = None):
 
 
 def read_metadata(run, *, which: str | None = None) -> dict:
-    """Return what `load_run` gives as metadata, without the network.
-
-    Args:
-      run: a folder or file, see `load_run`.
-      which: see `load_run`.
-    Raises:
-      CheckpointError: no readable checkpoint there.
-      ValueError: another `which`, or one for a file.
-    """
-    return _of_newest(read_metadata_of, run, _names(run, which))[0]
+    """Return what `load_run`, which see, gives as metadata, without the network."""
+    return _of_newest(run, _names(run, which), only_metadata=True)[0][1]
 
 
-def read_checkpoint(run, names: tuple[str, ...], state_like=None):
-    """Return the first of the named checkpoints that a run has.
+def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside: bool = False):
+    """Return the first of the named checkpoints that a run has: the newest file that is whole.
 
     Args:
       run: the run's folder, or a file of a network.
       names: of "best" and "last".
       state_like: pytree of arrays like the state that was offered; None not to read a state.
+      sets_aside: whether to rename a newer file that is damaged, for a run that goes on.
     Returns:
       params, nested dicts of numpy arrays; metadata; the state as numpy arrays, or None.
     Raises:
-      CheckpointError: no checkpoint, a damaged one, or one of another model.
-    """
-    return _of_newest(lambda path: _read(path, state_like), run, names)[0]
-
-
-def read_to_resume(folder, state_like, *, writes: bool):
-    """Return what a run needs to go on: the last checkpoint that is whole.
-
-    A damaged one that is newer is set aside, so that it does not replace the whole one.
-
-    Args:
-      folder: the run's folder.
-      state_like: see `read_checkpoint`.
-      writes: whether this process sets it aside.
-    Returns:
-      metadata; the state as numpy arrays.
-    Raises:
       CheckpointError: no checkpoint, only damaged ones, or one of another model.
     """
-    (_, metadata, state), damaged = _of_newest(lambda p: _read(p, state_like), folder, ("last",))
-    for path in filter(os.path.lexists, damaged if writes else ()):
-        try:
-            set_aside(path)
-        except OSError as error:
-            raise CheckpointError(
-                f"the damaged checkpoint {path} cannot be renamed: {error.strerror}; move it away, "
-                "and resume the run"
-            ) from error
-    return metadata, state
+    (arrays, metadata), path, newer = _of_newest(run, names)
+    params, state = {}, {}
+    for name, array in arrays.items():
+        group, *above, last = name.split("/")
+        if group == "state":
+            state[name] = array
+            continue
+        tree = params
+        for key in above:
+            tree = tree.setdefault(key, {})
+        tree[last] = array
+    state = None if state_like is None else _state(path, state, state_like)
+    for damaged in filter(os.path.lexists, newer if sets_aside else ()):
+        set_aside(damaged)
+    return params, metadata, state
 
 
 def has_checkpoint(folder, name: str) -> bool:
@@ -110,16 +84,19 @@ def has_checkpoint(folder, name: str) -> bool:
 def named_arrays(group: str, tree) -> dict[str, np.ndarray]:
     """Return the leaves of a pytree by their paths, "group/key/...", as a file holds them."""
     leaves = jax.tree.leaves_with_path(tree)
-    return {"/".join([group, *map(_key, path)]): _plain(leaf) for path, leaf in leaves}
+    return {"/".join([group, *map(_text, path)]): _plain(leaf) for path, leaf in leaves}
 
 
-def _key(entry) -> str:
+def _text(entry) -> str:
     return jax.tree_util.keystr((entry,), simple=True)
 
 
+def _is_key(leaf) -> bool:
+    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+
+
 def _plain(leaf) -> np.ndarray:
-    is_key = jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf, order="C")
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf, order="C")
 
 
 def _names(run, which: str | None) -> tuple[str, ...]:
@@ -136,24 +113,20 @@ def _path(run) -> Path:
     return Path(run).expanduser().resolve()
 
 
-def _of_newest(read: Callable, run, names: tuple[str, ...]):
-    """Return what `read` makes of the newest file that is whole, and the newer files.
-
-    Raises:
-      CheckpointError: there is none, or none is whole (then it is about the newest).
-    """
+def _of_newest(run, names: tuple[str, ...], **what):
+    """Return the content of the newest file that is whole, its path, and the newer files."""
     paths = _paths(run, names)
     problem = None
     for count, path in enumerate(paths):
         try:
-            made = read(path)
+            content = read_file(path, **what)
         except CheckpointError as error:
             problem = problem or error
             continue
         if problem is not None:
             text = f"{problem}; the one before it, {path}, is taken"
             warnings.warn(text, DamagedCheckpointWarning, stacklevel=4)
-        return made, paths[:count]
+        return content, path, paths[:count]
     raise problem
 
 
@@ -162,28 +135,18 @@ def _paths(run, names: tuple[str, ...]) -> list[Path]:
     run = _path(run)
     if os.path.isfile(run):
         return [run]
-    for name in filter(lambda name: has_checkpoint(run, name), names):
-        folder = run / "checkpoints"
-        if os.path.isdir(folder / name):
-            raise CheckpointError(
-                f"{run} was written by an earlier version; `eqfuse convert run {run} NEW` writes "
-                "its networks and its state to a folder for this one"
-            )
-        return [folder / file for file in FILES[name]]
-    raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); is it a run folder?")
-
-
-def _read(path: Path, state_like):
-    groups = ("params",) if state_like is None else ("params", "state")
-    arrays, metadata = read_file(path, groups)
-    params = {}
-    for name in [name for name in arrays if name.startswith("params/")]:
-        *above, last = name.split("/")[1:]
-        tree = params
-        for key in above:
-            tree = tree.setdefault(key, {})
-        tree[last] = arrays.pop(name)
-    return params, metadata, None if state_like is None else _state(path, arrays, state_like)
+    folder = run / "checkpoints"
+    name = next((name for name in names if has_checkpoint(run, name)), None)
+    if name is None:
+        raise CheckpointError(
+            f"{run} has no checkpoint ({' or '.join(names)}); is it a run folder?"
+        )
+    if os.path.isdir(folder / name):
+        raise CheckpointError(
+            f"{run} was written by an earlier version; `eqfuse convert run {run} NEW` writes its "
+            "networks and its state to a folder for this one"
+        )
+    return [folder / file for file in FILES[name]]
 
 
 def _state(path: Path, arrays: dict[str, np.ndarray], like):
@@ -195,7 +158,7 @@ def _state(path: Path, arrays: dict[str, np.ndarray], like):
         raise CheckpointError(f"checkpoint {path} is of another model or optimizer")
     leaves = [
         jax.random.wrap_key_data(arrays[name], impl=jax.random.key_impl(leaf))
-        if jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+        if _is_key(leaf)
         else arrays[name]
         for name, leaf in zip(ours, jax.tree.leaves(like), strict=True)
     ]
@@ -205,15 +168,5 @@ def _state(path: Path, arrays: dict[str, np.ndarray], like):
 def module_of(metadata: dict, backend: str | None):
     """Return the network that a checkpoint is of, see `load_run`."""
     model = models.build(metadata["model"], **metadata["model_fields"], backend=backend)
-    if metadata["potential"] is None:
-        return model
-    potential = metadata["potential"]
-    return models.Potential(
-        model=model,
-        scale=tuple(potential["scale"]),
-        shift=tuple(potential["shift"]),
-        trainable_scale_shift=potential["trainable_scale_shift"],
-        # older runs have neither
-        binds_within=potential.get("binds_within"),
-        repulsion=models.ZBL.from_plain(potential.get("repulsion")),
-    )
+    plain = metadata["potential"]
+    return model if plain is None else models.Potential.from_plain(model, plain)

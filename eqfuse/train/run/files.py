@@ -17,7 +17,6 @@ FILES = {"best": ("best.safetensors",), "last": ("last.safetensors", "previous.s
 """Names of each checkpoint's files, newest first: `previous` is for a disk that damages `last`."""
 
 FORMAT = 4
-_METADATA = "eqfuse"
 
 
 class CheckpointError(ValueError):
@@ -25,28 +24,14 @@ class CheckpointError(ValueError):
 
 
 def encode(arrays: dict[str, np.ndarray], metadata: dict) -> bytes:
-    """Return the content of a safetensors file whose header has the metadata, and checksums.
-
-    Args:
-      arrays: by name; the part before the first slash is the group that is read together.
-      metadata: plain values, as JSON can hold them.
-    """
-    digests = {group: _digest(arrays, group) for group in {n.partition("/")[0] for n in arrays}}
-    text = json.dumps({"format": FORMAT, **metadata, "arrays_sha256": digests}, sort_keys=True)
-    return save(arrays, {_METADATA: text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    """Return the content of a safetensors file with metadata, plain values, in its header."""
+    metadata = {"format": FORMAT, **metadata, "arrays_sha256": _digest(arrays)}
+    text = json.dumps(metadata, sort_keys=True)
+    return save(arrays, {"eqfuse": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
 
 
-def read_metadata_of(path: Path) -> dict:
-    """Return the metadata in the header of a file; its arrays are not read.
-
-    Raises:
-      CheckpointError: the file is missing, damaged, or no network of eqfuse.
-    """
-    return read_file(path, ())[1]
-
-
-def read_file(path: Path, groups: tuple[str, ...]) -> tuple[dict[str, np.ndarray], dict]:
-    """Return the arrays of some groups by name, and the metadata. Nothing in the file is executed.
+def read_file(path: Path, *, only_metadata=False) -> tuple[dict[str, np.ndarray], dict]:
+    """Return the arrays of a file by name, and its metadata. Nothing in the file is executed.
 
     Raises:
       CheckpointError: the file is missing, damaged, or no network of eqfuse.
@@ -54,24 +39,22 @@ def read_file(path: Path, groups: tuple[str, ...]) -> tuple[dict[str, np.ndarray
     try:
         with safe_open(path, framework="np", backend="pread") as file:
             metadata = _checked_metadata(path, file.metadata() or {})
-            names = [name for name in file.keys() if name.partition("/")[0] in groups]  # noqa: SIM118
-            arrays = {name: file.get_tensor(name) for name in names}
+            arrays = {} if only_metadata else file.get_tensors()
     except FileNotFoundError as error:
         raise CheckpointError(f"checkpoint {path} is missing") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
-    for group in groups:
-        if _digest(arrays, group) != metadata["arrays_sha256"].get(group, _digest({}, group)):
-            raise CheckpointError(f"checkpoint {path} is damaged: {group} has changed")
+    if not only_metadata and _digest(arrays) != metadata["arrays_sha256"]:
+        raise CheckpointError(f"checkpoint {path} is damaged: its arrays have changed")
     return arrays, metadata
 
 
 def _checked_metadata(path: Path, header: dict[str, str]) -> dict:
-    if _METADATA not in header:
+    if "eqfuse" not in header:
         raise CheckpointError(f"checkpoint {path} is damaged, or not a network of eqfuse")
-    text = header[_METADATA]
+    text = header["eqfuse"]
     if hashlib.sha256(text.encode()).hexdigest() != header.get("sha256"):
-        raise CheckpointError(f"checkpoint {path} is damaged: its metadata has changed")
+        raise CheckpointError(f"checkpoint {path} is damaged: its metadata have changed")
     metadata = json.loads(text)
     if metadata["format"] != FORMAT:
         raise CheckpointError(
@@ -80,11 +63,10 @@ def _checked_metadata(path: Path, header: dict[str, str]) -> dict:
     return metadata
 
 
-def _digest(arrays: dict[str, np.ndarray], group: str) -> str:
-    """Return the SHA-256 of the names, dtypes, shapes and bytes of the arrays of a group."""
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    """Return the SHA-256 of the names, dtypes, shapes and bytes of arrays."""
     digest = hashlib.sha256()
-    for name in sorted(name for name in arrays if name.partition("/")[0] == group):
-        array = arrays[name]
+    for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape} ".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
@@ -96,7 +78,7 @@ def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
     Args:
       path: of the file; its folder exists.
       content: of the file; text in UTF-8.
-      previous: new name of the file that is replaced, if there is one; None: it goes.
+      previous: new name of the file that is replaced; None: it goes.
     Raises:
       OSError: it cannot be written; it is as it was.
     """
@@ -116,11 +98,7 @@ def write_whole(path: Path, content: str | bytes, previous: Path | None = None):
 
 
 def sync_folder(path: Path):
-    """Wait until the entries of a folder would survive a power loss.
-
-    Raises:
-      OSError: the disk reports that they would not.
-    """
+    """Wait until the entries of a folder would survive a power loss, or raise OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -133,10 +111,8 @@ def sync_folder(path: Path):
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file or folder, so that nothing is lost.
+    """Rename a damaged file or folder to `<name>.damaged`, or `.damaged.2` and so on if it exists.
 
-    Returns:
-      The new name: it ends in `.damaged`, or `.damaged.2` and so on where there is one already.
     Raises:
       OSError: it cannot be renamed.
     """
@@ -144,5 +120,4 @@ def set_aside(path: Path) -> Path:
     while os.path.lexists(free):
         count += 1
         free = path.with_name(f"{path.name}.damaged.{count}")
-    os.rename(path, free)
-    return free
+    return path.rename(free)

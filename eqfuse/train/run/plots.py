@@ -1,4 +1,4 @@
-"""The pictures that a run draws of itself."""
+"""Plots of a run: learning curves, and parity on the validation set."""
 
 import sys
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse import plots as pictures
+from eqfuse import plots
 from eqfuse.data import Batcher, Dataset
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.run.checkpoint import read_checkpoint
@@ -14,30 +14,30 @@ from eqfuse.train.run.runs import RunFolder, read_log
 from eqfuse.train.settings.config import Config
 
 
-def picture_batcher(config: Config, dataset: Dataset) -> Batcher:
-    """Yield batches of the validation samples for one device."""
+def plot_batcher(config: Config, dataset: Dataset) -> Batcher:
+    """Return batches of the validation samples for one device."""
     return Batcher(dataset.val, config.data.batch_size, dtype=config.dtype)
 
 
-def draw(folder: RunFolder, potential: Potential, validation: Batcher):
+def plot_run(folder: RunFolder, potential: Potential, validation: Batcher):
     """Write learning.png, and parity.png of the validation set, where a run has ended an epoch.
 
-    A picture that cannot be written is a warning: the training is done.
+    A plot that cannot be written is a warning: the training is done.
     """
     if not folder.metrics.exists():
         return
     try:
         read_log(folder.metrics)
-        pictures.learning_curves(folder.metrics, folder.path / "learning.png")
+        plots.learning_curves(folder.metrics, folder.path / "learning.png")
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         params = jax.tree.map(jnp.asarray, params)
         energies, forces, stress = parity_data(potential, params, validation)
         title = (
             f"{folder.path.name}, epoch {metadata['epoch']}: {len(energies[0])} validation frames"
         )
-        pictures.parity(energies, forces, folder.path / "parity.png", stress, title)
+        plots.parity(energies, forces, folder.path / "parity.png", stress, title)
     except (OSError, ValueError) as error:
-        print(f"warning: the pictures cannot be drawn: {error}", file=sys.stderr)
+        print(f"warning: the plots cannot be drawn: {error}", file=sys.stderr)
 
 
 def parity_data(potential: Potential, params, batcher: Batcher):

@@ -1,4 +1,4 @@
-"""What a run says on the terminal: one line per epoch, and a bar where there is a terminal."""
+"""What a run prints on the terminal: one line per epoch, and a bar where there is a terminal."""
 
 import contextlib
 import math

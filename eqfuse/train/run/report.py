@@ -1,4 +1,4 @@
-"""What a run says of itself before it compiles anything."""
+"""What a run reports before it compiles anything."""
 
 import math
 
@@ -9,7 +9,7 @@ from eqfuse import ops
 from eqfuse.data import Batcher, Dataset
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.loop import Limits
-from eqfuse.train.run.plots import picture_batcher
+from eqfuse.train.run.plots import plot_batcher
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.data_config import FIT
@@ -100,10 +100,10 @@ def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
     counts = {name: sum(s.stress is not None for s in samples) for name, samples in parts.items()}
     if not any(counts.values()):
         return {}
-    found = " and ".join(f"{counts[name]} of {len(parts[name])} {name}" for name in parts)
+    counted = " and ".join(f"{counts[name]} of {len(parts[name])} {name}" for name in parts)
     weight = config.training.stress_weight
     used = f"weight {weight}" if weight else "not trained on (training.stress_weight=0)"
-    return {"stress": f"in {found} frames, {used}"}
+    return {"stress": f"in {counted} frames, {used}"}
 
 
 def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:
@@ -119,14 +119,14 @@ def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:
     if config.data.reference_energies == FIT:
         first = len(reference_batcher(config, dataset).used_shapes(shuffle=False))
         purpose = "reference energies"
-    picture = len(picture_batcher(config, dataset).used_shapes(shuffle=False))
+    plot = len(plot_batcher(config, dataset).used_shapes(shuffle=False))
     ends_early = (
         config.max_minutes is not None
         or config.training.schedule == "plateau"
         or config.resume is not None
     )
-    count = f"{'at most ' if ends_early else ''}{first + training + validation + picture}"
+    count = f"{'at most ' if ends_early else ''}{first + training + validation + plot}"
     return (
         f"{count} to compile: {first} for the {purpose}, {training} to train, "
-        f"{validation} to validate, {picture} for the picture"
+        f"{validation} to validate, {plot} for the plot"
     )

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from eqfuse.train.run.files import FILES, CheckpointError, read_metadata_of
+from eqfuse.train.run.files import FILES, CheckpointError, read_file
 from eqfuse.train.settings.config import (
     DEFAULTS,
     GROUPS,
@@ -29,8 +29,7 @@ TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 
 
 def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
-    """Return the configuration that `resume=FOLDER` asks for; None if it is not among the
-    arguments.
+    """Return the configuration that `resume=FOLDER` asks for; None if it is not given.
 
     Args:
       parse: arguments to configuration.
@@ -99,7 +98,7 @@ def _trained_config(run: Path) -> Config:
     if not os.path.isfile(run):
         return read_config(run)
     try:
-        return _checked(OmegaConf.create(read_metadata_of(run)["config"]), run)
+        return _checked(OmegaConf.create(read_file(run, only_metadata=True)[1]["config"]), run)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
 
@@ -108,15 +107,13 @@ def _is_converted(run: Path) -> bool:
     """Return whether the best network was converted from another program."""
     path = run if os.path.isfile(run) else run / "checkpoints" / FILES["best"][0]
     try:
-        return "converted" in read_metadata_of(path)
+        return "converted" in read_file(path, only_metadata=True)[1]
     except CheckpointError:  # an error where it is needed
         return False
 
 
 def _tuning(config: Config, given: set[str]) -> MoleculeTraining:
-    """Return the training, with smaller steps for a converted network where no others are asked
-    for.
-    """
+    """Return the training; a converted network has smaller steps by default."""
     training = config.training
     if not _is_converted(Path(config.start_from)):
         return training

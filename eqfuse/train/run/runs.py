@@ -41,13 +41,10 @@ class RunFolder:
             return
         self.path = folder_for(config)
         if config.resume is not None:
-            self._lock = _locked(self.path)
+            self._lock = _lock(self.path)
             return
-        while not self._made():
-            if config.run is not None:
-                raise ConfigError(_exists(self.path))
-            self.path = folder_for(config)  # another run of this second was faster
-        self._lock = _locked(self.path)
+        self._make(config)
+        self._lock = _lock(self.path)
         try:
             header = f"# eqfuse {__version__}\n"
             write_whole(self.path / "config.yaml", header + to_yaml(config))
@@ -56,15 +53,14 @@ class RunFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
 
-    def _made(self) -> bool:
-        """Make the folder; False if it exists."""
-        try:
-            self.path.mkdir(parents=True)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
-        return True
+    def _make(self, config: Config):
+        while True:
+            try:
+                return self.path.mkdir(parents=True)
+            except FileExistsError:  # another run of this second was faster
+                self.path = folder_for(config)
+            except OSError as error:
+                raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
 
     @property
     def checkpoints(self) -> Path:
@@ -72,7 +68,7 @@ class RunFolder:
 
     @property
     def profile(self) -> Path:
-        """For the trace of `profile=true`; of a resumed run, another one."""
+        """Return a new folder for the trace of `profile=true`."""
         name, count = "profile", 1
         while (self.path / name).exists():
             count += 1
@@ -84,7 +80,7 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     def close(self):
-        """Let other processes have the folder."""
+        """Unlock the folder."""
         if self._writes:
             self._lock.close()
 
@@ -105,11 +101,9 @@ class RunFolder:
             return
         rows = [row for row in rows if int(row["epoch"]) <= epoch]
         if (last := max((int(row["epoch"]) for row in rows), default=0)) < epoch:
-            print(
-                f"warning: {self.metrics} was cut off: it has no line of epoch {last + 1} to "
-                f"{epoch}, which are done; the run goes on without",
-                file=sys.stderr,
-                flush=True,
+            _warn(
+                f"{self.metrics} was cut off: it has no line of epoch {last + 1} to {epoch}, which "
+                "are done; the run goes on without"
             )
         with self._log_errors():
             if not rows:
@@ -158,11 +152,8 @@ class RunFolder:
         with self._log_errors():
             kept = set_aside(self.metrics)
         self._columns = None
-        print(
-            f"warning: {self.metrics} is damaged ({error}); it is now {kept.name}, and a new one "
-            "begins here",
-            file=sys.stderr,
-            flush=True,
+        _warn(
+            f"{self.metrics} is damaged ({error}); it is now {kept.name}, and a new one begins here"
         )
 
     @contextlib.contextmanager
@@ -178,6 +169,10 @@ class RunFolder:
             ) from error
 
 
+def _warn(text: str):
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
 def read_log(path: Path) -> tuple[list[str], list[dict]]:
     """Read metrics.csv.
 
@@ -185,13 +180,12 @@ def read_log(path: Path) -> tuple[list[str], list[dict]]:
       The columns, and the lines as they are written; not the last one if it was cut off when the
       run was killed.
     Raises:
-      ValueError: it is damaged; the message says how.
+      ValueError: it is damaged; the message tells how.
     """
     if not path.is_file():
         raise ValueError("it is no file")
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            text = file.read()
+        text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is no text") from error
     except OSError as error:
@@ -199,8 +193,7 @@ def read_log(path: Path) -> tuple[list[str], list[dict]]:
     if "\0" in text:
         raise ValueError("it has NUL characters")
     ended = text.endswith(("\n", "\r"))
-    lines = list(csv.reader(io.StringIO(text, newline="")))
-    columns, lines = (lines[0], lines[1:]) if lines else ([], [])
+    columns, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
     if "epoch" not in columns and (lines or ended):
         raise ValueError("its first line does not name the columns")
     whole = [len(line) == len(columns) and all(map(_is_number, line)) for line in lines]
@@ -223,41 +216,33 @@ def _is_number(text: str) -> bool:
 
 
 def folder_for(config: Config) -> Path:
-    """Return where the run will write.
-
-    Raises:
-      ConfigError: `run` names something that exists, and is not to be resumed.
-    """
+    """Return where the run will write, or raise ConfigError where `run` exists already."""
     if config.run is not None:
         path = Path(config.run)
         try:
-            if path.exists() and config.resume is None:
-                raise ConfigError(_exists(path))
+            path.lstat()
+        except FileNotFoundError:
+            return path
         except OSError as error:
             raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
-        return path
+        if config.resume is not None:
+            return path
+        resumable = (path / "config.yaml").exists()
+        what = f"go on with it by resume={path}" if resumable else "remove it"
+        raise ConfigError(
+            f"run={path} exists already and is not overwritten; {what}, or name another folder"
+        )
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     base = Path("runs") / f"{stamp}_{config.model.name}_{config.data.name}"
     path, count = base, 1
-    while path.exists():
+    while os.path.lexists(path):
         count += 1
         path = base.with_name(f"{base.name}_{count}")
     return path
 
 
-def _exists(path: Path) -> str:
-    if (path / "config.yaml").exists():
-        return (
-            f"run={path} exists already and is not overwritten; go on with it by resume={path}, "
-            "or name another folder"
-        )
-    return f"run={path} exists already and is not overwritten; name another folder, or remove it"
-
-
-def _locked(folder: Path):
-    """Return the open lock file of a folder; the system unlocks it when the process
-    ends, however.
-    """
+def _lock(folder: Path):
+    """Return the lock file of a folder; the system unlocks it when the process ends, however."""
     try:
         file = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - while the run lasts
     except OSError as error:

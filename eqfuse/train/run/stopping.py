@@ -59,7 +59,10 @@ class StopRequest:
             with contextlib.suppress(OSError):
                 text = "stopping after this step; once more stops at once"
                 print(text, file=sys.stderr, flush=True)
-        elif signum in (signal.SIGINT, signal.SIGTERM):  # a terminal that closes may say it twice
+        elif signum in (
+            signal.SIGINT,
+            signal.SIGTERM,
+        ):  # a terminal that closes may signal it twice
             raise KeyboardInterrupt
 
     def _leave_closed_terminals(self):

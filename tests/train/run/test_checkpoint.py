@@ -22,7 +22,6 @@ from eqfuse.train.run.checkpoint import (
     DamagedCheckpointWarning,
     named_arrays,
     read_checkpoint,
-    read_to_resume,
 )
 from eqfuse.train.run.files import FORMAT, encode
 from eqfuse.train.run.saving import Checkpoints
@@ -56,7 +55,7 @@ def test_a_run_is_read_back(tmp_path):
 
 
 def written(folder, *steps):
-    """A run with these checkpoints, one after the other."""
+    """Write a run with these checkpoints, one after the other."""
     checkpoints = Checkpoints(folder / "checkpoints", METADATA)
     for step in steps:
         for name in ("best", "last"):
@@ -120,7 +119,7 @@ def test_a_state_is_read_back_to_the_last_bit(tmp_path, name):
     state = dict(states())[name]
     checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
     checkpoints.offer("last", 1, lambda: params(1.0), {}, state=state)
-    _, read = read_to_resume(tmp_path, state, writes=True)
+    _, _, read = read_checkpoint(tmp_path, ("last",), state)
     assert jax.tree.structure(read) == jax.tree.structure(state)
     for ours, theirs in zip(jax.tree.leaves(state), jax.tree.leaves(read), strict=True):
         if name == "keys":
@@ -140,7 +139,7 @@ def test_the_state_of_another_model_is_refused(tmp_path, other):
     checkpoints = Checkpoints(tmp_path / "checkpoints", METADATA)
     checkpoints.offer("last", 1, lambda: params(1.0), {}, state={"w": np.zeros(2)})
     with pytest.raises(CheckpointError, match="is of another model or optimizer"):
-        read_to_resume(tmp_path, other, writes=True)
+        read_checkpoint(tmp_path, ("last",), other)
 
 
 def test_a_checkpoint_is_on_disk_before_another_one_is_replaced(tmp_path, monkeypatch):

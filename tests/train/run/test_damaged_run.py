@@ -18,13 +18,13 @@ SETTINGS = [*TINY, "training.schedule=constant", "training.checkpoint_seconds=0"
 
 @pytest.fixture(scope="module")
 def two_epochs(water, tmp_path_factory):
-    """The folder of a run after two epochs."""
+    """Return the folder of a run after two epochs."""
     return trained(water, tmp_path_factory, 2)
 
 
 @pytest.fixture(scope="module")
 def three_epochs(water, tmp_path_factory):
-    """That of the same run after three."""
+    """Return that of the same run after three."""
     return trained(water, tmp_path_factory, 3)
 
 

@@ -31,7 +31,7 @@ def test_a_checkpoint_that_fails_at_any_byte_leaves_the_one_before(tmp_path):
 
 @pytest.fixture
 def disk(tmp_path):
-    """A small disk, and a function that changes its size in kB."""
+    """Mount a small disk; give its path, and a function that changes its size in kB."""
     path = tmp_path / "disk"
     path.mkdir()
 

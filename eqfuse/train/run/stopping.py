@@ -62,7 +62,7 @@ class StopRequest:
         elif signum in (
             signal.SIGINT,
             signal.SIGTERM,
-        ):  # a terminal that closes may signal it twice
+        ):  # a terminal that closes may send two
             raise KeyboardInterrupt
 
     def _leave_closed_terminals(self):

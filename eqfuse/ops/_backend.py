@@ -17,7 +17,14 @@ import warnings
 import jax
 import jax.numpy as jnp
 
-BACKENDS = ("triton", "triton-interpret", "llvm", "xla", "e3nn")
+_RUNS = {
+    "triton": "one kernel per op, on the GPU",
+    "triton-interpret": "the same kernels in Triton's interpreter, to check them; very slow",
+    "llvm": "one native kernel per op, on the CPU",
+    "xla": "the same products in jax.numpy, on any device",
+    "e3nn": "e3nn-jax, the reference, on any device",
+}
+BACKENDS = tuple(_RUNS)
 
 OPS = (
     "tensor_product",
@@ -62,7 +69,7 @@ _recorded: contextvars.ContextVar[list[Op] | None] = contextvars.ContextVar("ops
 
 @contextlib.contextmanager
 def recorded():
-    """Inside, the ops that are called add themselves to the list that this gives.
+    """Record the ops that are called inside: they add themselves to the list that this yields.
 
     What `jax.jit` has traced before calls nothing, and so adds nothing.
     """
@@ -99,7 +106,7 @@ def resolve(backend: str | None, op: str = "", *arrays) -> str:
         "triton,linear=xla". An op that it does not name has the backend of the environment variable
         EQFUSE_BACKEND, which is written alike; one that neither names, and every op where both are
         None, has "triton" on a GPU, "llvm" on a CPU and "xla" elsewhere. Only this choice may fall
-        back, and says so once; a backend asked for by name runs or is an error. Whether a GPU is
+        back, with one warning; a backend asked for by name runs or is an error. Whether a GPU is
         there for "triton", or a CPU for "llvm", is known only when the op is compiled: another
         device then refuses it, and an ahead-of-time compilation for a GPU needs none.
       op: one of `OPS`; "" for what runs ops that have no backend of their own.
@@ -134,14 +141,13 @@ def resolve_here(backend: str | None) -> str:
     """
     name = resolve(backend)
     for used in {name, *resolve_apart(backend).values()}:
-        reason = {"triton": _no_gpu, "llvm": _no_cpu}.get(used, str)()
-        if reason:
+        if reason := _no_device(used):
             raise ValueError(f"backend {used!r} cannot run here: {reason}")
     return name
 
 
 def resolve_apart(backend: str | None) -> dict[str, str]:
-    """Return the backend of each op that has another one than `resolve(backend)` says.
+    """Return the backend of each op that has another one than `resolve(backend)` returns.
 
     Raises:
       ValueError: as `resolve`.
@@ -178,7 +184,7 @@ def _part(asked: str, text: str, name: str) -> str:
 @functools.lru_cache(maxsize=1024)
 def _named(text: str, asked: str) -> dict[str, str]:
     """Return the backend of each op that is named, and under "" that of the others."""
-    found: dict[str, str] = {}
+    backends: dict[str, str] = {}
     for part in text.split(","):
         op, equals, name = (word.strip() for word in part.rpartition("="))
         name = _ALIASES.get(name, name)
@@ -188,24 +194,17 @@ def _named(text: str, asked: str) -> dict[str, str]:
         if name not in BACKENDS:
             known = ", ".join(BACKENDS)
             raise ValueError(f"{_part(asked, text, name)} is unknown; choose one of {known}")
-        if op in found:
+        if op in backends:
             whose = op or "the other ops"
             raise ValueError(f"{asked} {text!r} names two backends for {whose}; give one")
-        found[op] = name
-    return found
+        backends[op] = name
+    return backends
 
 
 def availability() -> dict[str, tuple[bool, str]]:
-    """For each backend whether it runs on the devices of this machine, and why or why not."""
-    report = {}
-    for name in BACKENDS:
-        reason = _cannot_run(name)
-        if not reason and name == "triton":
-            reason = _no_gpu()
-        if not reason and name == "llvm":
-            reason = _no_cpu()
-        report[name] = (not reason, reason or _runs(name))
-    return report
+    """Return for each backend whether it runs on this machine's devices, and why or why not."""
+    reasons = {name: _cannot_run(name) or _no_device(name) for name in BACKENDS}
+    return {name: (not why, why or _RUNS[name]) for name, why in reasons.items()}
 
 
 def _op(kind: str, name: str, asked: str) -> Op:
@@ -216,9 +215,7 @@ def _op(kind: str, name: str, asked: str) -> Op:
 
 
 def _best() -> str:
-    """Return what runs the ops fastest on the devices of this machine, if all that it takes is
-    there.
-    """
+    """Return what runs the ops fastest on this machine's devices, if it is installed."""
     return "triton" if has_gpu() else "llvm" if jax.default_backend() == "cpu" else "xla"
 
 
@@ -226,7 +223,7 @@ def _choose() -> str:
     available, best = availability(), _best()
     name = next(name for name in PREFERRED if available[name][0])
     if name != best:
-        _say_once(f"ops run on backend {name!r}, not {best!r}: {available[best][1]}")
+        _warn_once(f"ops run on backend {name!r}, not {best!r}: {available[best][1]}")
     return name
 
 
@@ -236,7 +233,7 @@ def has_gpu() -> bool:
 
 
 @functools.cache
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=4)
 
 
@@ -251,14 +248,15 @@ def _cannot_run(name: str) -> str:
     return ""
 
 
-def _no_cpu() -> str:
+def _no_device(name: str) -> str:
+    """Return why a backend cannot run on JAX's default device, or ""."""
     kind = jax.default_backend()
-    return "" if kind == "cpu" else f"it runs on CPUs, and JAX's devices here are {kind}"
-
-
-def _no_gpu() -> str:
+    if name == "llvm" and kind != "cpu":
+        return f"it runs on CPUs, and JAX's devices here are {kind}"
+    if name != "triton":
+        return ""
     if not has_gpu():
-        return f"JAX has no GPU here (its devices are {jax.default_backend()})"
+        return f"JAX has no GPU here (its devices are {kind})"
     from jaxlib import gpu_triton
 
     if not hasattr(gpu_triton, "TritonKernel"):
@@ -267,13 +265,3 @@ def _no_gpu() -> str:
         if (name := str(getattr(device, "compute_capability", ""))).startswith("gfx1"):
             return f"jaxlib launches waves of 64 threads, and {name} has waves of 32"
     return ""
-
-
-def _runs(name: str) -> str:
-    return {
-        "triton": "one kernel per op, on the GPU",
-        "triton-interpret": "the same kernels in Triton's interpreter, to check them; very slow",
-        "llvm": "one native kernel per op, on the CPU",
-        "xla": "the same products in jax.numpy, on any device",
-        "e3nn": "e3nn-jax, the reference, on any device",
-    }[name]

@@ -29,8 +29,8 @@ import warnings
 KEPT = ("compiled", "cpu", "programs", "source")
 """The folders in it: Triton's kernels, native ones, XLA's programs, the text of Triton's."""
 
-_said: set[pathlib.Path] = set()
-"""Folders of whose entries it was said that some are ignored."""
+_warned: set[pathlib.Path] = set()
+"""Folders of which a warning has said that some of their entries are ignored."""
 
 
 def _default_folder() -> pathlib.Path:
@@ -98,7 +98,7 @@ def _make(folder: pathlib.Path) -> None:
 
 
 def _instead(folder: pathlib.Path, why: str, remedy: str) -> pathlib.Path:
-    """Make a temporary folder in the place of `folder`, and say why."""
+    """Make a temporary folder in the place of `folder`, and warn why."""
     fallback = pathlib.Path(tempfile.mkdtemp(prefix="eqfuse-")).resolve()
     process = os.getpid()
 
@@ -138,11 +138,11 @@ def _fault(status: os.stat_result, leads: bool = False) -> str:
     return ""
 
 
-def _say_ignored(path: pathlib.Path, fault: str) -> None:
-    """Say it of the first of the entries in a folder."""
-    if path.parent in _said:
+def _warn_ignored(path: pathlib.Path, fault: str) -> None:
+    """Warn of the first such entry in a folder."""
+    if path.parent in _warned:
         return
-    _said.add(path.parent)
+    _warned.add(path.parent)
     warnings.warn(
         f"{path} is ignored, since it {fault}; so are others in its folder for such reasons. What "
         "they hold is compiled anew and replaces them, so there is nothing to do; chmod go-w keeps "
@@ -169,7 +169,7 @@ def read(path: pathlib.Path) -> bytes | None:
         if error.errno != errno.ELOOP:
             return None
         fault = "is a symbolic link"
-    _say_ignored(path, fault)
+    _warn_ignored(path, fault)
     return None
 
 
@@ -187,7 +187,7 @@ def remove_untrusted(folder: pathlib.Path) -> None:
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process removes it too
             if fault := _fault(path.lstat()):
-                _say_ignored(path, fault)
+                _warn_ignored(path, fault)
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 else:
@@ -214,24 +214,22 @@ def ensure(path: pathlib.Path, content: bytes) -> None:
 
 
 def digest(value) -> str:
-    """Hash of a value made of numbers, strings, lists and dicts."""
+    """Return a hash of a value made of numbers, strings, lists and dicts."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def write_entry(path: pathlib.Path, key: dict, value: dict) -> None:
     """Keep `value` under `key` with a checksum."""
-    body = {"key": key, "value": value}
-    write(path, json.dumps({"checksum": digest(body), **body}, indent=1).encode())
+    content = {"key": key, "value": value}
+    write(path, json.dumps({"checksum": digest(content), **content}, indent=1).encode())
 
 
 def read_entry(path: pathlib.Path, key: dict) -> dict | None:
-    """Return what `write_entry` kept under this key; None if it is missing, damaged or another
-    key's.
-    """
+    """Return what `write_entry` kept under this key; None if that is missing or damaged."""
     try:
         entry = json.loads(read(path) or b"")
-        body = {"key": entry["key"], "value": entry["value"]}
-        sound = entry["checksum"] == digest(body) and entry["key"] == key
+        content = {"key": entry["key"], "value": entry["value"]}
+        sound = entry["checksum"] == digest(content) and entry["key"] == key
     except (ValueError, KeyError, TypeError):
         return None
     return entry["value"] if sound else None

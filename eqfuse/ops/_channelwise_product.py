@@ -27,7 +27,7 @@ def channelwise_tensor_product(
     irrep_normalization: str | None = None,
     backend: str | None = None,
 ):
-    """Tensor product of matching channels of every block of x with every block of y.
+    """Multiply matching channels of every block of x with every block of y.
 
         out[..., u, k] = sum over i, j:  cg[i, j, k] * x[..., u, i] * y[..., u, j]
 
@@ -66,21 +66,13 @@ def channelwise_tensor_product(
         return build(e3nn.Irreps(x), e3nn.Irreps(y)).irreps_out
     x, y = operands("channelwise_tensor_product", x, y)
     product = build(
-        x.irreps,
-        y.irreps,
-        zero_x=x.zero_flags,
-        zero_y=y.zero_flags,
-        on_graph=edges is not None,
+        x.irreps, y.irreps, zero_x=x.zero_flags, zero_y=y.zero_flags, on_graph=edges is not None
     )
     if edges is not None:
         check_receivers(x, y, edges)
     if backend == "e3nn":
         return _reference.channelwise_tensor_product(
-            x,
-            y,
-            edges,
-            filter_ir_out=filter_ir_out,
-            irrep_normalization=irrep_normalization,
+            x, y, edges, filter_ir_out=filter_ir_out, irrep_normalization=irrep_normalization
         )
     if edges is None:
         return evaluate_rows(product, x, y, backend)

@@ -38,7 +38,7 @@ class Edges:
 
     @classmethod
     def from_arrays(cls, senders, receivers, num_nodes: int) -> "Edges":
-        """Sort once: on the host for numpy arrays, inside `jit` for traced ones.
+        """Sort the edges once: on the host for numpy arrays, inside `jit` for traced ones.
 
         Args:
           senders, receivers: [n_edges], integers.

@@ -77,8 +77,8 @@ def _flattened(result):
 
 def table(entries: list[Entry]) -> str:
     """Return the report, a line for each place in the code."""
-    lines = [("where", "found", "computed by", "why not")]
-    lines += [(e.where, e.found, e.op or "as written", e.reason) for e in entries]
+    lines = [("where", "pattern", "computed by", "why not")]
+    lines += [(e.where, e.pattern, e.op or "as written", e.reason) for e in entries]
     widths = [max(len(line[n]) for line in lines) for n in range(4)]
     rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(row.rstrip() for row in rows)

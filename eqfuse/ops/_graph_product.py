@@ -30,7 +30,7 @@ def graph_tensor_product(
     regroup_output: bool = True,
     backend: str | None = None,
 ):
-    """Tensor product of node features and edge features, weighted and summed to the receivers.
+    """Multiply node and edge features, weight the products and sum them to the receivers.
 
         out[n] = sum over edges e with receivers[e] = n:  weights[e] * (x[senders[e]] (x) y[e])
 

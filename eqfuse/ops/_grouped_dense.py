@@ -14,7 +14,7 @@ from eqfuse.ops.primitives import linear_forms
 def grouped_dense(
     x, kernels, *, scale: float = 1.0, split: bool = False, backend: str | None = None
 ) -> jax.Array | list[jax.Array]:
-    """Dense layers without bias side by side, in one kernel: small ones cost little but launches.
+    """Apply dense layers without bias side by side, in one kernel: small ones cost mostly launches.
 
         out[:, k] = scale * x[:, k] @ kernels[k]
 

@@ -1,4 +1,4 @@
-"""What `Linear` and the fused ops refuse, each in a line that says what to give."""
+"""What `Linear` and the fused ops refuse, with an error that says what to give."""
 
 import e3nn_jax as e3nn
 import jax.numpy as jnp
@@ -84,8 +84,8 @@ def check_options(module, x: e3nn.IrrepsArray, weights) -> None:
         "instructions and channel_out exclude each other": module.instructions is not None
         and module.channel_out is not None,
     }
-    for message, found in excluded.items():
-        if found:
+    for message, is_wrong in excluded.items():
+        if is_wrong:
             raise ValueError(message)
     if (module.channel_out is not None or module.weights_per_channel) and x.ndim < 2:
         raise ValueError(f"x must be [..., channels, {x.irreps}], got shape {x.shape}")

@@ -48,19 +48,17 @@ class General:
         return jnp.concatenate(parts, axis=-1)
 
     def matrices(self, parameters) -> list:
-        """Return those of all channels alike, or of each, [channels, ...], from the parameters in
-        use.
-        """
+        """Return the matrices, or those of each channel, [channels, ...], of these parameters."""
         if self.num_weights is None:
             return list(parameters)
-        found = []
+        matrices = []
         for n, p in zip(self.used, parameters, strict=True):
             ndim = len(self.declared[n].shape)
             if p.ndim == ndim + 2:  # [d, channels, ...]
                 p = jnp.moveaxis(p, 0, 1)
             lead = p.shape[: p.ndim - ndim - 1]
-            found.append(p.reshape(*lead, -1, p.shape[-1]))
-        return found
+            matrices.append(p.reshape(*lead, -1, p.shape[-1]))
+        return matrices
 
 
 @functools.cache
@@ -75,8 +73,7 @@ def general(
     num_sets: int,
     input_precision: str,
 ) -> General:
-    """Return the Linear that `e3nn.flax.Linear` applies to blocks as they are, with or without
-    weights.
+    """Return what `e3nn.flax.Linear` applies to blocks as they are, with or without weights.
 
     Raises:
       ValueError: as `functional`.

@@ -10,10 +10,20 @@ import jax.numpy as jnp
 from eqfuse.ops import _linear_general
 from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops._edges import nearest
-from eqfuse.ops._linear_arguments import check_options, check_positional, index_or_weights
+from eqfuse.ops._linear_arguments import (
+    OF_LINEAR_ALONE,
+    check_options,
+    check_positional,
+    index_or_weights,
+)
 from eqfuse.ops.ir import linears as _linears
 from eqfuse.ops.primitives import linear_forms
 from eqfuse.ops.primitives.batch_axes import BatchAxes
+
+OF_FUSED = ("biases", "path_normalization", "gradient_normalization", "force_irreps_out")
+OF_FUSED += ("num_indexed_weights",)
+"""The options of `e3nn.flax.Linear` that fused ops have too."""
+OPTIONS = (*OF_FUSED, *sorted(OF_LINEAR_ALONE - {"irreps_in"}))
 
 
 class Linear(nn.Module):
@@ -153,20 +163,9 @@ class Linear(nn.Module):
         return declare(self, parameters, number, dtype, lead, factor, initializer)
 
     def _reference(self) -> e3nn.flax.Linear:
-        return e3nn.flax.Linear(
-            self.irreps_out,
-            irreps_in=None if self.instructions is None else e3nn.Irreps(self.irreps_in),
-            channel_out=self.channel_out,
-            weights_per_channel=self.weights_per_channel,
-            parameter_initializer=self.parameter_initializer,
-            instructions=self.instructions,
-            simplify_irreps_internally=self.simplify_irreps_internally,
-            biases=self.biases,
-            path_normalization=self.path_normalization,
-            gradient_normalization=self.gradient_normalization,
-            force_irreps_out=self.force_irreps_out,
-            num_indexed_weights=self.num_indexed_weights,
-        )
+        options = {name: getattr(self, name) for name in OPTIONS}
+        irreps_in = None if self.instructions is None else e3nn.Irreps(self.irreps_in)
+        return e3nn.flax.Linear(self.irreps_out, irreps_in=irreps_in, **options)
 
 
 class LinearSum(nn.Module):
@@ -209,9 +208,8 @@ class LinearSum(nn.Module):
         if backend == "e3nn":
             options.pop("input_precision")
             linears = [e3nn.flax.Linear(self.irreps_out, name=n, **options) for n in self.names]
-            return sum(linear(x) for linear, x in zip(linears[1:], inputs[1:], strict=True)) + (
-                linears[0](inputs[0])
-            )
+            first, *rest = (linear(x) for linear, x in zip(linears, inputs, strict=True))
+            return sum(rest, first)
         prepared = [_prepared(x, self.irreps_out, options) for x in inputs]
         parameters = [
             p
@@ -234,10 +232,7 @@ class _Parameters(nn.Module):
 
 
 def _options(module) -> dict:
-    options = {
-        "biases": module.biases,
-        "input_precision": matmul_precision(module.input_precision),
-    }
+    options = {"biases": module.biases, "input_precision": matmul_precision(module.input_precision)}
     options |= _linears.normalizations(module.path_normalization, module.gradient_normalization)
     if isinstance(module, Linear):
         options["force_irreps_out"] = module.force_irreps_out

@@ -6,9 +6,7 @@ import platform
 
 
 def usable() -> int:
-    """Return the processors in the affinity mask of this process; all, where the system has no such
-    mask.
-    """
+    """Return how many processors this process may run on; all, where the system does not tell."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -19,10 +17,10 @@ def description() -> list[str]:
 
     Without llvmlite, the name is what Python knows of it.
     """
-    found = [platform.system(), platform.machine()]
+    words = [platform.system(), platform.machine()]
     with contextlib.suppress(ImportError):
         import llvmlite.binding as llvm
 
         features = sorted(dict(llvm.get_host_cpu_features()).items())
-        return [*found, llvm.get_host_cpu_name(), repr(features)]
-    return [*found, platform.processor()]
+        return [*words, llvm.get_host_cpu_name(), repr(features)]
+    return [*words, platform.processor()]

@@ -7,9 +7,7 @@ from eqfuse.ops.ir.contraction import symmetric_basis
 
 
 def tensor_product(x, y, *, scalar_first: bool = False, **options) -> e3nn.IrrepsArray:
-    """Compute `e3nn.tensor_product`; `scalar_first` puts the channels from y's leading scalar
-    first.
-    """
+    """Compute `e3nn.tensor_product`; `scalar_first`: what y's leading scalar gives is first."""
     if not scalar_first:
         return e3nn.tensor_product(x, y, **options)
     scalar, rest = y.slice_by_mul[:1], y.slice_by_mul[1:]
@@ -18,7 +16,7 @@ def tensor_product(x, y, *, scalar_first: bool = False, **options) -> e3nn.Irrep
 
 
 def graph_tensor_product(x, y, weights, edges, **options):
-    """Gather, tensor product, weights, sum to receivers; see `eqfuse.ops.graph_tensor_product`."""
+    """Gather, multiply, weight and sum to receivers; see `eqfuse.ops.graph_tensor_product`."""
     messages = tensor_product(x[edges.senders], y, **options)  # [n_edges, irreps_out]
     if weights is not None:
         messages = messages * weights
@@ -26,9 +24,7 @@ def graph_tensor_product(x, y, weights, edges, **options):
 
 
 def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalization):
-    """Return every block with every block, by pairs; see
-    `eqfuse.ops.channelwise_tensor_product`.
-    """
+    """Multiply every block with every block; see `eqfuse.ops.channelwise_tensor_product`."""
     if edges is not None:
         y = y[edges.receivers]
     pairs = [(i, j) for i in range(len(x.irreps)) for j in range(len(y.irreps))]
@@ -46,10 +42,9 @@ def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalizatio
 
 
 def symmetric_contraction(x, weights, irreps_out, correlation: int):
-    """Return products of x with itself through e3nn's basis, weights [..., paths, channels], their
-    sum.
+    """Sum weighted products of x through e3nn's basis; see `eqfuse.ops.symmetric_contraction`.
 
-    See `eqfuse.ops.symmetric_contraction`.
+    Weights are [..., paths, channels] here.
     """
     channels = x.mul_to_axis()  # [..., u, irreps]
     irs = [ir for _, ir in channels.irreps]

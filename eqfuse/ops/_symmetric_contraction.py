@@ -20,7 +20,7 @@ from eqfuse.ops.primitives.rules import with_auto_axes
 def symmetric_contraction(
     x, weights, index=None, *, irreps_out, correlation: int = 3, backend: str | None = None
 ):
-    """Weighted symmetric products of up to `correlation` factors x, within each channel.
+    """Compute weighted symmetric products of up to `correlation` factors x, within each channel.
 
         out[z, u, LM] = sum over n <= correlation, paths p of (L, n), components i_1 ... i_n:
                         weights[index[z], p, u] U_p[i_1, ..., i_n, M] x[z, u, i_1] ... x[z, u, i_n]
@@ -85,13 +85,13 @@ def symmetric_contraction_paths(irreps, irreps_out, correlation: int):
         raise ValueError(f"correlation must be at least 1, got {correlation}")
     irs, paths = _irs(irreps), []
     for ir in _irs(irreps_out):
-        found = [(ir, nu, basis(irs, ir, nu).shape[-2]) for nu in range(1, correlation + 1)]
-        if not any(count for *_, count in found):
+        of_ir = [(ir, nu, basis(irs, ir, nu).shape[-2]) for nu in range(1, correlation + 1)]
+        if not any(count for *_, count in of_ir):
             raise ValueError(
                 f"irreps_out {irreps_out} holds {ir}, which no symmetric product of up to "
                 f"{correlation} factors of {irreps} gives"
             )
-        paths += found
+        paths += of_ir
     return tuple(paths)
 
 
@@ -119,11 +119,11 @@ def _gathered(weights, index, shape, batch_axes):
     index = index if isinstance(index, jax.Array) else np.asarray(index)
     if not jnp.issubdtype(index.dtype, jnp.integer):
         raise ValueError(f"index must hold integers, got {index.dtype}")
-    if len(weights) == 1:  # of one species, say
+    if len(weights) == 1:  # such as those of one species
         return weights[0]
     index = nearest(index, len(weights))
     # the gradient of the weights is a sum over rows, in float32 or better
     wide = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
     index = jnp.broadcast_to(index, batch_axes)
-    [found] = with_auto_axes(lambda w, i: [w[i]], [wide, index], (None, "rows"), ("rows",))
-    return found.astype(weights.dtype)
+    [of_rows] = with_auto_axes(lambda w, i: [w[i]], [wide, index], (None, "rows"), ("rows",))
+    return of_rows.astype(weights.dtype)

@@ -65,7 +65,7 @@ def tensor_product(
     regroup_output: bool = True,
     backend: str | None = None,
 ):
-    """Tensor product reduced into irreps: `e3nn_jax.tensor_product`, computed by one kernel.
+    """Compute `e3nn_jax.tensor_product`, reduced into irreps, by one kernel.
 
         out[..., (u, v), k] = sum over i, j:  cg[i, j, k] * input1[..., u, i] * input2[..., v, j]
 
@@ -117,8 +117,9 @@ def tensor_product(
 
 
 def _repeats_more_than_it_writes(product: products.Product) -> bool:
-    """Return whether operands whose irreps are repeated, one of each for every one of the other,
-    are larger than the product: their gradients are then written for every pair and summed.
+    """Return whether operands with irreps repeated for every pair are larger than the product.
+
+    Their gradients are then written for every pair and summed.
     """
     columns = product.channel_columns or ()
     return sum(c.size for operand in columns for c in operand) > product.irreps_out.dim
@@ -139,7 +140,7 @@ def elementwise_tensor_product(
     irrep_normalization: str | None = None,
     backend: str | None = None,
 ):
-    """Tensor product of matching channels: `e3nn_jax.elementwise_tensor_product`, in one kernel.
+    """Compute `e3nn_jax.elementwise_tensor_product`, of matching channels, by one kernel.
 
         out[..., u, k] = sum over i, j:  cg[i, j, k] * input1[..., u, i] * input2[..., u, j]
 
@@ -160,10 +161,7 @@ def elementwise_tensor_product(
     backend = resolve(backend, op, input1, input2)
     if backend == "e3nn":
         return e3nn.elementwise_tensor_product(
-            input1,
-            input2,
-            filter_ir_out=filter_ir_out,
-            irrep_normalization=irrep_normalization,
+            input1, input2, filter_ir_out=filter_ir_out, irrep_normalization=irrep_normalization
         )
     build = functools.partial(
         channelwise.elementwise_tensor_product,
@@ -179,9 +177,7 @@ def elementwise_tensor_product(
 
 def evaluate_rows(product: products.Product, x, y, backend: str):
     """Return the product of two IrrepsArrays, their leading axes broadcast and taken as rows."""
-    if (
-        product.channel_columns
-    ):  # whole irreps are repeated, in which blocks known to be zero are constants
+    if product.channel_columns:  # irreps are repeated; their blocks known to be zero are constants
         x, y = (_with_constant_zeros(a) for a in (x, y))
     shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     batch_axes = BatchAxes.of(shape, [x.array, y.array])
@@ -217,10 +213,8 @@ def taken(array, chosen: tuple[products.Columns, ...]):
         columns = slice(first, first + mul * dim) if whole else c.columns.ravel()
         part = array[:, columns].reshape(len(array), mul, dim)
         if c.times != 1:
-            ones, subscripts = (
-                jnp.ones(c.times, array.dtype),
-                ("zmd,n->znmd", "zmd,n->zmnd")[c.axis],
-            )
+            ones = jnp.ones(c.times, array.dtype)
+            subscripts = ("zmd,n->znmd", "zmd,n->zmnd")[c.axis]
             part = jnp.einsum(subscripts, part, ones, precision=jax.lax.Precision.HIGHEST)
         parts.append(part.reshape(len(array), c.size))
     return jnp.concatenate(parts, axis=1)

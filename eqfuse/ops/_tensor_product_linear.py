@@ -14,7 +14,7 @@ from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._linear_arguments import OF_LINEAR_ALONE, check_index, check_positional
-from eqfuse.ops._linear_modules import declare, promoted, rechunked
+from eqfuse.ops._linear_modules import OF_FUSED, declare, promoted, rechunked
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     evaluate_rows,
@@ -133,9 +133,7 @@ class TensorProductLinear(nn.Module):
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         irreps = self._linear_irreps_in(x, y, edges)
-        if (
-            product.channel_columns and edges is not None
-        ):  # multiplicities on both sides: no one kernel
+        if product.channel_columns and edges is not None:  # channels on both sides: no one kernel
             x, y = self._summed(x, y, weights, edges, options, backend)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
@@ -157,17 +155,7 @@ class TensorProductLinear(nn.Module):
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
         fused_gate = make_gate(linear)
         out = self._fused(
-            product,
-            linear,
-            fused_gate,
-            backend,
-            x,
-            y,
-            weights,
-            parameters,
-            edges,
-            index,
-            skip,
+            product, linear, fused_gate, backend, x, y, weights, parameters, edges, index, skip
         )
         return gate(out) if fused_gate is None else out
 
@@ -209,9 +197,7 @@ class TensorProductLinear(nn.Module):
         )
 
     def _summed(self, x, y, weights, edges, options, backend):
-        """Return the products summed over the edges of a node, and a scalar one to multiply them
-        with.
-        """
+        """Return the products summed over a node's edges, and a scalar one to multiply by."""
         x = x[edges.senders]
         messages = evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
         if weights is not None:
@@ -220,9 +206,7 @@ class TensorProductLinear(nn.Module):
         return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
 
     def _linear_irreps_in(self, x, y, edges) -> e3nn.Irreps:
-        """Return irreps of what e3nn's Linear gets: the product, or its sum over the edges of a
-        node.
-        """
+        """Return the irreps of what e3nn's Linear gets: the product, or its sums by node."""
         flags = x.zero_flags, y.zero_flags
         if edges is not None and not self.channelwise:  # e3nn does not know zeros after a sum
             flags = ((False,) * len(f) for f in flags)
@@ -298,14 +282,7 @@ class TensorProductLinear(nn.Module):
         return self._mixed(product, index, skip, gate)
 
     def _mixed(self, product, index, skip, gate):
-        linear = e3nn.flax.Linear(
-            self.irreps_out,
-            biases=self.biases,
-            path_normalization=self.path_normalization,
-            gradient_normalization=self.gradient_normalization,
-            force_irreps_out=self.force_irreps_out,
-            num_indexed_weights=self.num_indexed_weights,
-        )
+        linear = e3nn.flax.Linear(self.irreps_out, **{n: getattr(self, n) for n in OF_FUSED})
         nn.share_scope(self, linear)
         z = linear(product) if index is None else linear(index, product)
         return gate(z if skip is None else z + skip)
@@ -355,16 +332,7 @@ class TensorProductLinearGate(TensorProductLinear):
             except UnknownActivationError:
                 return None
 
-        return self._apply(
-            x,
-            y,
-            weights,
-            edges,
-            index,
-            skip,
-            fused,
-            lambda z: reference(z, **acts),
-        )
+        return self._apply(x, y, weights, edges, index, skip, fused, lambda z: reference(z, **acts))
 
 
 def _spread(weights, irreps: e3nn.Irreps, keep):

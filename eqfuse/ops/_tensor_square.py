@@ -32,7 +32,7 @@ def tensor_square(
     regroup_output: bool = True,
     backend: str | None = None,
 ):
-    """Tensor product of an array with itself: `e3nn_jax.tensor_square`, its products in one kernel.
+    """Compute `e3nn_jax.tensor_square`, an array times itself, its products in one kernel.
 
         out[..., (u, v), k] = sum over i, j:  c * cg[i, j, k] * input[..., u, i] * input[..., v, j]
 
@@ -87,9 +87,7 @@ def _build(
     regroup: bool,
     zero: tuple[bool, ...] | None = None,
 ) -> Product:
-    """Return the form of all pairs of channels, whose inputs are columns of the array for each
-    pair.
-    """
+    """Return the form of all pairs of channels; its inputs are columns for each pair."""
     blocks = []  # (irrep, columns of x, columns of y, terms, zero)
     of = groups(irreps, zero or (False,) * len(irreps), regroup)
     for n, left in enumerate(of):
@@ -127,9 +125,7 @@ def _build(
 
 
 def _pairs(left, right, ir: e3nn.Irrep):
-    """Yield (whether of a channel with itself, (channels of left, of right)), as e3nn
-    orders them.
-    """
+    """Yield (whether of a channel with itself, (channels of left, of right)) in e3nn's order."""
     if left is not right:
         yield False, tuple(n.ravel() for n in np.indices((left.mul, right.mul)))
         return

@@ -18,9 +18,7 @@ _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llv
 
 
 def info() -> str:
-    """Return devices, versions, cache folder, the backend that None picks and why not another, and
-    how kernels come to a GPU.
-    """
+    """Return a report of devices, versions, the cache folder, backends, and launches on a GPU."""
     chosen = resolve(None)
     lines = [f"python      {platform.python_version()} on {platform.system()} {platform.machine()}"]
     lines += [f"{name:<11} {_version(name)}" for name in _PACKAGES]
@@ -33,7 +31,7 @@ def info() -> str:
 
 
 def _launch() -> list[str]:
-    """Return what jaxlib is given of a kernel, and what XLA's ptxas says to it."""
+    """Return what jaxlib is given of a kernel, and whether XLA's ptxas takes it."""
     try:
         library = launch.gpu_library()
         target = launch.common_target(jax.devices()) or "sm_90"
@@ -55,13 +53,13 @@ def _launch() -> list[str]:
 def _ptxas(program: pathlib.Path | None, target: str) -> str:
     if program is None:
         return "XLA finds none; pip install 'eqfuse[cuda]' brings one"
-    said = f"XLA finds {program} ({_cuda(program)}), which"
+    where = f"XLA finds {program} ({_cuda(program)}), which"
     number = ptxas.ptx_version(target)
     if number is None:
-        return f"{said} may take PTX for {target} or not: this GPU is unknown here"
+        return f"{where} may take PTX for {target} or not: this GPU is unknown here"
     if reason := ptxas.refusal(program, target):
-        return f"{said} REFUSES PTX {number / 10} for {target}: {reason}"
-    return f"{said} takes PTX {number / 10} for {target}"
+        return f"{where} REFUSES PTX {number / 10} for {target}: {reason}"
+    return f"{where} takes PTX {number / 10} for {target}"
 
 
 def _cuda(program: pathlib.Path) -> str:

@@ -84,7 +84,7 @@ def show(
     if compiles:
         from eqfuse.ops.backends.triton.runtime.pipeline import gpu_target
 
-        gpu_target(target)  # an unknown one is found out before anything is made
+        gpu_target(target)  # refuses an unknown one before anything is made
     kernels = plan.kernels(form, dtype) if form.paths else ()
     sections = [
         f"{irreps_x} (x) {irreps_y} -> {product.irreps_out or 'nothing'}",
@@ -132,11 +132,8 @@ def _work(form: Form, dtype: str, num_edges: int, num_nodes: int) -> str:
 def _plan_lines(form: Form, kernels: tuple[Kernel, ...], num_edges, num_nodes, source: bool):
     yield f"{len(kernels)} kernel{'' if len(kernels) == 1 else 's'}"
     for kernel in kernels:
-        reduce_over = (
-            "a block of rows"
-            if kernel.reduce_over is Index.ROW
-            else f"one {kernel.reduce_over.value}"
-        )
+        owned = kernel.reduce_over
+        reduce_over = "a block of rows" if owned is Index.ROW else f"one {owned.value}"
         reads = [form.inputs[i].name for i in kernel.inputs] + list(kernel.index_arrays)
         writes = [
             form.outputs[o].name + " (added to)" * (o in kernel.continued) for o in kernel.outputs
@@ -156,11 +153,12 @@ def _report(kernels: tuple[Kernel, ...], target: str):
 
     yield f"compiled for {target}"
     for kernel in kernels:
-        found = compile_many([kernel.spec], target)[0]
+        compiled = compile_many([kernel.spec], target)[0]
         yield (
-            f"  {found.registers} registers, {found.spilled_bytes} bytes spilled, "
-            f"{found.shared_bytes} bytes of shared memory, {found.compile_seconds} s to compile"
-            f"{' (found on disk)' if found.from_disk else ''}\n  {source_file(kernel.spec)}"
+            f"  {compiled.registers} registers, {compiled.spilled_bytes} bytes spilled, "
+            f"{compiled.shared_bytes} bytes of shared memory, "
+            f"{compiled.compile_seconds} s to compile"
+            f"{' (from disk)' if compiled.from_disk else ''}\n  {source_file(kernel.spec)}"
         )
 
 
@@ -181,36 +179,28 @@ def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.op
     parser = argparse.ArgumentParser(prog=program, description=__doc__.split("\n")[0])
     parser.add_argument("irreps_x", help="of the first operand, such as '32x0e+32x1o'")
     parser.add_argument("irreps_y", help="of the second operand, such as '0e+1o+2e'")
-    parser.add_argument("--filter", metavar="IRREPS", help="irreps of the output to keep")
+    parser.add_argument(
+        "--filter", dest="filter_ir_out", metavar="IRREPS", help="irreps of the output to keep"
+    )
     parser.add_argument("--graph", action="store_true", help="gather x, sum to the receivers")
     parser.add_argument("--weights", action="store_true", help="weighted edges of a graph")
-    parser.add_argument("--normalization", choices=("component", "norm", "none"))
+    parser.add_argument(
+        "--normalization", dest="irrep_normalization", choices=("component", "norm", "none")
+    )
     parser.add_argument("--order", choices=ORDERS, default="forward")
     parser.add_argument("--dtype", choices=tuple(ITEMSIZE), default="float32")
     parser.add_argument("--target", type=_target, default="sm_90", help="or gfx942, ..., none")
     parser.add_argument("--backend", help="what to run on, such as triton,tensor_product=xla")
     parser.add_argument("--source", action="store_true", help="print the kernels")
-    parser.add_argument("--edges", type=_size, default=2700, help="to count work for, or rows")
-    parser.add_argument("--nodes", type=_size, default=135, help="to count work for")
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--edges", dest="num_edges", type=_size, default=2700, help="to count work for, or rows"
+    )
+    parser.add_argument(
+        "--nodes", dest="num_nodes", type=_size, default=135, help="to count work for"
+    )
+    options = vars(parser.parse_args(arguments))
     try:
-        print(
-            show(
-                options.irreps_x,
-                options.irreps_y,
-                filter_ir_out=options.filter,
-                graph=options.graph,
-                weights=options.weights,
-                irrep_normalization=options.normalization,
-                order=options.order,
-                dtype=options.dtype,
-                target=options.target,
-                source=options.source,
-                num_edges=options.edges,
-                num_nodes=options.nodes,
-                backend=options.backend,
-            )
-        )
+        print(show(options.pop("irreps_x"), options.pop("irreps_y"), **options))
     except ValueError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
 

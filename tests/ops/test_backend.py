@@ -41,7 +41,7 @@ def machine(monkeypatch):
             lambda name: (object() if here[name] else None) if name in here else find_spec(name),
         )
         monkeypatch.setattr("jaxlib.gpu_triton.TritonKernel", object, raising=False)
-        _backend._say_once.cache_clear()
+        _backend._warn_once.cache_clear()
 
     return make
 

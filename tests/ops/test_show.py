@@ -65,7 +65,7 @@ def test_resources(target):
     assert 8 <= int(found[2]) <= 128
     with open(found[3]) as file:
         assert "def out_row_" in file.read()
-    assert "(found on disk)" not in text
+    assert "(from disk)" not in text
 
 
 def test_without_triton_it_says_so(monkeypatch):

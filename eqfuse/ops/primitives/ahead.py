@@ -1,4 +1,7 @@
-"""Compile the kernels of a whole computation in parallel, before JAX asks for them one by one."""
+"""Compile the kernels of a whole computation in parallel, before JAX asks for them one by one.
+
+This is in the layer of the primitives since it lowers those of a trace to find their kernels.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def compile_ahead(function, *args, target: str | None = None, processes: int | N
     it finds them. Ops on other backends than "triton" have no kernels and are passed over.
 
     Args:
-      function: of JAX arrays, jitted or not, say a training step.
+      function: of JAX arrays, jitted or not, such as a training step.
       args: its arguments, arrays or jax.ShapeDtypeStructs in any pytree.
       target: "sm_90", "gfx942" or their like; that of JAX's devices if None.
       processes: how many; as many as there are processors if None.
@@ -44,7 +47,7 @@ def compile_ahead(function, *args, target: str | None = None, processes: int | N
 
     target = target or common_target(jax.devices())
     if target is None:
-        raise ValueError("JAX has no GPU here; say what to compile for, as in target='sm_90'")
+        raise ValueError("JAX has no GPU here; give what to compile for, as in target='sm_90'")
     return compile_many(specs, target, processes)
 
 

@@ -1,7 +1,7 @@
 """The definition of a fused op and of its derivatives.
 
 They are composed of the kernels of the product, of the linear form, and of the gate in
-jax.numpy; `primitives.fused` says where one kernel takes their place.
+jax.numpy; `primitives.fused` decides where one kernel takes their place.
 """
 
 import dataclasses
@@ -26,15 +26,13 @@ class Call:
     backend: str
 
     @property
-    def rows(self) -> int:
-        """Return rows of the output."""
+    def num_output_rows(self) -> int:
+        """Return how many rows the output has."""
         return self.num_nodes if self.fused.summed else self.num_rows
 
     @property
     def is_native(self) -> bool:
-        """Return whether native kernels of sequences may run it: each row by itself, without a
-        gate.
-        """
+        """Return whether a native kernel may run it: each row by itself, without a gate."""
         fused = self.fused
         plain = not fused.summed and fused.gate is None and not fused.num_sets
         return self.backend == "llvm" and plain
@@ -58,15 +56,13 @@ def _apply_gate(fused: Fused, z):
 
 
 def forward(call: Call, floats, integers):
-    """Return out and z (or only the arrays of z, where nothing follows it), from those of the
-    parts.
-    """
+    """Return out and z (only the arrays of z, where nothing follows it), part by part."""
     fused = call.fused
     inputs, parameters, skip = fused.operands(floats)
     index, _ = fused.split(integers)
     [m] = product(call, fused.form, inputs, integers)
     arrays = linear_forms.evaluate(
-        fused.linear.linear_form, [m, *parameters], index, call.rows, call.backend
+        fused.linear.linear_form, [m, *parameters], index, call.num_output_rows, call.backend
     )
     if skip is not None:
         arrays = [arrays[0] + skip]
@@ -74,9 +70,7 @@ def forward(call: Call, floats, integers):
 
 
 def _zeros(rows: int, size: int, like):
-    """Return zeros of the dtype of an array, that vary over the same mesh axes inside
-    `shard_map`.
-    """
+    """Return zeros that are like an array: of its dtype, and varying as it in `shard_map`."""
     zeros, _ = rules.vary_alike([jnp.zeros((rows, size), like.dtype), like])
     return zeros
 
@@ -99,32 +93,31 @@ def forward_tangent(call: Call, active, floats, z, tangents, integers):
             [t_m] = product(call, form.drop_inputs(used), arrays, integers)
     if any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
-    found = linear_forms.tangent(
+    results = linear_forms.tangent(
         fused.linear.linear_form,
         [m, *parameters],
         [t_m, *t_parameters],
         index,
-        call.rows,
+        call.num_output_rows,
         call.backend,
     )
     if t_skip is not None:
-        found = [t_skip if found[0] is None else found[0] + t_skip]
+        results = [t_skip if results[0] is None else results[0] + t_skip]
     sizes = [rows.size for rows in fused.linear.linear_form.outputs]
-    found = [
-        _zeros(call.rows, size, z) if t is None else t for t, size in zip(found, sizes, strict=True)
+    results = [
+        _zeros(call.num_output_rows, size, z) if t is None else t
+        for t, size in zip(results, sizes, strict=True)
     ]
     if fused.gate is None:
-        return found
-    return [jax.jvp(functools.partial(_apply_gate, fused), (z,), tuple(found))[1], *found]
+        return results
+    return [jax.jvp(functools.partial(_apply_gate, fused), (z,), tuple(results))[1], *results]
 
 
 def backward(call: Call, wanted, given, floats, z, cotangents, integers):
-    """Return cotangents of the wanted operands, from those of the outputs that are `given`, not
-    zero.
-    """
+    """Return cotangents of the wanted operands, from the `given` ones of the outputs."""
     cotangents = iter(cotangents)
     cotangents = [
-        next(cotangents) if is_given else _zeros(call.rows, size, z)
+        next(cotangents) if is_given else _zeros(call.num_output_rows, size, z)
         for is_given, size in zip(given, call.fused.sizes, strict=True)
     ]
 
@@ -136,9 +129,7 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
 
 
 def backward_tangent(call: Call, wanted, given, active, operands, tangents, integers):
-    """Return tangents of the backward, linear in those of its active operands: floats, z,
-    cotangents.
-    """
+    """Return tangents of the backward, linear in those of active floats, z and cotangents."""
     n = call.fused.num_floats
 
     def restricted(*changed):
@@ -151,8 +142,7 @@ def backward_tangent(call: Call, wanted, given, active, operands, tangents, inte
 
 
 def is_plain(call: Call, wanted) -> bool:
-    """Return whether the op is multilinear, over rows, and only the product's inputs are wanted of
-    it.
+    """Return whether the op is multilinear over rows, and only its product's inputs are wanted.
 
     Then the derivatives of its backward are those of another op of this kind, see
     `second_transposed`.

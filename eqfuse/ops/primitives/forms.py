@@ -13,7 +13,7 @@ from eqfuse import _jax_compat
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.primitives import multilinear
-from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
+from eqfuse.ops.primitives.rules import split, vary_alike, with_auto_axes
 
 form_p = multilinear.multilinear_primitive(
     "eqfuse_form", "form", ("num_rows", "num_nodes", "backend")
@@ -63,18 +63,12 @@ def _check(form: Form, inputs, edges) -> tuple[int, int]:
     return num_rows, num_nodes
 
 
-def split(form: Form, args):
-    return list(args[: len(form.inputs)]), list(args[len(form.inputs) :])
-
-
 @form_p.def_abstract_eval
 def _abstract(*args, form, num_rows, num_nodes, backend):
     dtype = args[0].dtype
     return [
         args[0].update(
-            shape=(o.index.count(num_rows, num_nodes), o.size),
-            dtype=dtype,
-            weak_type=False,
+            shape=(o.index.count(num_rows, num_nodes), o.size), dtype=dtype, weak_type=False
         )
         for o in form.outputs
     ]
@@ -82,7 +76,7 @@ def _abstract(*args, form, num_rows, num_nodes, backend):
 
 def _batch(args, dims, *, form, num_rows, num_nodes, backend):
     [size] = {a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None}
-    inputs, indices = split(form, list(zip(args, dims, strict=True)))
+    inputs, indices = split(list(zip(args, dims, strict=True)), len(form.inputs))
     shared = _shared_by_members(form, inputs)
     changed, arrays = {}, []
     for i, ((array, dim), operand) in enumerate(zip(inputs, form.inputs, strict=True)):
@@ -115,10 +109,10 @@ def _batch(args, dims, *, form, num_rows, num_nodes, backend):
 
 
 def _shared_by_members(form: Form, inputs) -> set[int]:
-    """Return which inputs (pairs of an array and its batch axis) are one row of all members of a
-    batch.
+    """Return which inputs are one row for all members of a batch.
 
-    Of those that need not be, none that would leave a path nothing that differs.
+    They are given as pairs of an array and its batch axis. Of inputs that need not be one row, none
+    is that would leave a path nothing that differs.
     """
     whole = {i for i, (array, dim) in enumerate(inputs) if dim is None and array.shape[0] == 1}
     shared = {i for i in whole if not form.inputs[i].index.is_node}

@@ -26,6 +26,7 @@ from eqfuse.ops.primitives.definitions import (
     forward_tangent,
     is_plain,
 )
+from eqfuse.ops.primitives.rules import split
 
 LARGE = 2**32
 """Bytes of a product over rows from which on it is not written to the memory of a GPU."""
@@ -37,8 +38,7 @@ def _is_large(call: Call, dtype) -> bool:
 
 
 def evaluate(call: Call, floats, integers):
-    """Return the output of a fused op: the gated row, or the arrays of the pre-activation without a
-    gate.
+    """Return the output of a fused op: the gated row, or the pre-activation's arrays.
 
     Args:
       floats, integers: its operands, as in `Fused`.
@@ -61,15 +61,6 @@ def evaluate(call: Call, floats, integers):
 # the definitions, of the operands in one list
 
 
-def split(arrays, *sizes: int) -> list:
-    """Return parts of these sizes, and the rest: the index arrays."""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(arrays[start : start + size])
-        start += size
-    return [*parts, arrays[start:]]
-
-
 def _fused(*arrays, call):
     return forward(call, *split(arrays, call.fused.num_floats))
 
@@ -90,14 +81,12 @@ def _second(*arrays, call, wanted, given, active):
 
 
 def _double(*arrays, call, active, reached, **params):
-    """Return the transpose of the tangent of a backward, from cotangents of the outputs
-    `reached`.
-    """
+    """Return the transpose of a backward's tangent, from cotangents of the outputs `reached`."""
     operands, cotangents, integers = split(arrays, len(active), sum(reached))
 
     def tangent(*tangents):
-        found = _second(*operands, *tangents, *integers, call=call, active=active, **params)
-        return [t for t, is_reached in zip(found, reached, strict=True) if is_reached]
+        results = _second(*operands, *tangents, *integers, call=call, active=active, **params)
+        return [t for t, is_reached in zip(results, reached, strict=True) if is_reached]
 
     avals = [rules.abstract(a) for a, is_active in zip(operands, active, strict=True) if is_active]
     return list(jax.linear_transpose(tangent, *avals)(list(cotangents)))
@@ -107,21 +96,19 @@ def _double(*arrays, call, active, reached, **params):
 
 
 def _fused_abstract(*arrays, call, **params):
-    return [arrays[0].update(shape=(call.rows, s), weak_type=False) for s in call.fused.sizes]
+    return [
+        arrays[0].update(shape=(call.num_output_rows, s), weak_type=False) for s in call.fused.sizes
+    ]
 
 
-def _like(arrays, chosen):
-    """Return what is of the shapes of the chosen ones of some arrays."""
-    found = (a for a, is_chosen in zip(arrays, chosen, strict=False) if is_chosen)
-    return [a.update(weak_type=False) for a in found]
+def _like(chosen: str):
+    """Return the rule of outputs that are like the operands which a parameter chooses."""
 
+    def rule(*arrays, **params):
+        pairs = zip(arrays, params[chosen], strict=False)
+        return [a.update(weak_type=False) for a, is_chosen in pairs if is_chosen]
 
-def _backward_abstract(*arrays, wanted, **params):
-    return _like(arrays, wanted)
-
-
-def _double_abstract(*arrays, active, **params):
-    return _like(arrays, active)
+    return rule
 
 
 # their derivatives
@@ -144,8 +131,7 @@ def second_op(fused: Fused, given):
 
 
 def second_transposed(call: Call, wanted, operands, integers, cotangents):
-    """Return gradients of sum_i <c_i, backward_i> by the operands of a backward, None where it is
-    zero.
+    """Return gradients of sum_i <c_i, backward_i> by the operands of a backward, None for zero.
 
     For cotangents c of the gradients of x and y this is <ct, Linear(c_x (x) y + x (x) c_y)>, the
     fused op of another product with the same Linear, whose own value and backward are wanted.
@@ -164,9 +150,9 @@ def second_transposed(call: Call, wanted, operands, integers, cotangents):
     arrays = rules.vary_alike([*floats, *integers])
     dcts = fused_p.bind(*arrays, call=call)
     arrays = rules.vary_alike([*floats, z, *cts, *integers])
-    found = iter(backward_p.bind(*arrays, call=call, wanted=asked, given=(True,) * len(cts)))
-    dinputs = [next(found) if keep else None for keep in of_inputs]
-    return [*dinputs, *found, *([None] if fused.skip else []), None, *dcts]
+    results = iter(backward_p.bind(*arrays, call=call, wanted=asked, given=(True,) * len(cts)))
+    dinputs = [next(results) if keep else None for keep in of_inputs]
+    return [*dinputs, *results, *([None] if fused.skip else []), None, *dcts]
 
 
 def _fused_jvp(primals, tangents, *, call):
@@ -219,12 +205,12 @@ def _second_transpose(cotangents, *arrays, call, wanted, given, active):
         reached = tuple(c is not None for c in cotangents)
         cotangents = [c for c in cotangents if c is not None]
         varied = rules.vary_alike([*operands, *cotangents, *integers])
-        found = double_p.bind(*varied, reached=reached, **params)
+        results = double_p.bind(*varied, reached=reached, **params)
     else:
-        found = second_transposed(call, wanted, operands, integers, cotangents)
-        found = [g for g, a in zip(found, active, strict=True) if a]
-    found = [ad.Zero(t.aval) if g is None else g for g, t in zip(found, tangents, strict=True)]
-    return [None] * len(operands) + found + [None] * len(integers)
+        results = second_transposed(call, wanted, operands, integers, cotangents)
+        results = [g for g, a in zip(results, active, strict=True) if a]
+    results = [ad.Zero(t.aval) if g is None else g for g, t in zip(results, tangents, strict=True)]
+    return [None] * len(operands) + results + [None] * len(integers)
 
 
 fused_p = rules.defined_primitive("eqfuse_fused", _fused, _fused_abstract, jvp=_fused_jvp)
@@ -232,9 +218,9 @@ tangent_p = rules.defined_primitive(
     "eqfuse_fused_tangent", _tangent, _fused_abstract, transpose=_tangent_transpose
 )
 backward_p = rules.defined_primitive(
-    "eqfuse_fused_backward", _backward, _backward_abstract, jvp=_backward_jvp
+    "eqfuse_fused_backward", _backward, _like("wanted"), jvp=_backward_jvp
 )
 second_p = rules.defined_primitive(
-    "eqfuse_fused_second", _second, _backward_abstract, transpose=_second_transpose
+    "eqfuse_fused_second", _second, _like("wanted"), transpose=_second_transpose
 )
-double_p = rules.defined_primitive("eqfuse_fused_double", _double, _double_abstract)
+double_p = rules.defined_primitive("eqfuse_fused_double", _double, _like("active"))

@@ -1,4 +1,7 @@
-"""The kernels of fused ops over rows inside a JAX computation."""
+"""The Triton kernels of fused ops over rows.
+
+They stay in this layer since their backward composes what no kernel computes from `definitions`.
+"""
 
 import dataclasses
 import functools
@@ -33,9 +36,7 @@ def _arrays(fused: Fused, floats, integers) -> dict:
 
 
 def _of_nodes(call: Call, operand: Operand, rows, integers):
-    """Return a gradient that the kernel wrote for each row, summed over the rows of a node if need
-    be.
-    """
+    """Return a gradient that the kernel wrote by row, summed by node for an operand of nodes."""
     if operand.index is Index.ROW:
         return rows
     segment = (Segment(0, operand.size, 1, 1),)

@@ -9,7 +9,7 @@ from jax.interpreters import batching
 from eqfuse.ops.backends.xla import linear_forms as definition
 from eqfuse.ops.ir.linear_form import LinearForm, Rows
 from eqfuse.ops.primitives import multilinear
-from eqfuse.ops.primitives.rules import vary_alike, with_auto_axes
+from eqfuse.ops.primitives.rules import split, vary_alike, with_auto_axes
 
 linear_form_p = multilinear.multilinear_primitive(
     "eqfuse_linear_form", "linear_form", ("num_rows", "backend")
@@ -60,11 +60,6 @@ def tangent(linear_form: LinearForm, arrays, tangents, index, num_rows: int, bac
     return multilinear.bind_reached(linear_form_p, "linear_form", derivative, given, index, params)
 
 
-def split(linear_form: LinearForm, arrays):
-    n = len(linear_form.inputs)
-    return list(arrays[:n]), list(arrays[n:])
-
-
 @linear_form_p.def_abstract_eval
 def _abstract(*arrays, linear_form, num_rows, backend):
     return [
@@ -74,10 +69,8 @@ def _abstract(*arrays, linear_form, num_rows, backend):
 
 
 def _batch(arrays, dims, *, linear_form, num_rows, backend):
-    """Return weights of one set for all members and no gradient of them: the members'
-    rows, in one.
-    """
-    inputs, index = split(linear_form, dims)
+    """Join the rows of all members, where they share the weights and want no gradient of them."""
+    inputs, index = split(dims, len(linear_form.inputs))
     weights = [
         d for o, d in zip(linear_form.inputs, inputs, strict=True) if not isinstance(o, Rows)
     ]
@@ -87,7 +80,7 @@ def _batch(arrays, dims, *, linear_form, num_rows, backend):
     if not one_set:
 
         def member(*arrays):
-            values, index = split(linear_form, arrays)
+            values, index = split(arrays, len(linear_form.inputs))
             return definition.evaluate(linear_form, values, index[0] if index else None, num_rows)
 
         outputs = jax.vmap(member, in_axes=list(dims))(*arrays)

@@ -17,22 +17,15 @@ from eqfuse.ops.backends.triton import linear_forms as triton_linear_forms
 from eqfuse.ops.backends.xla import forms as xla_forms
 from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
-from eqfuse.ops.primitives import (
-    forms,
-    fused,
-    fused_kernels,
-    linear_forms,
-    native,
-    sequences,
-)
+from eqfuse.ops.primitives import forms, fused, fused_kernels, linear_forms, native, sequences
 from eqfuse.ops.primitives.definitions import Call
-from eqfuse.ops.primitives.rules import definitions
+from eqfuse.ops.primitives.rules import definitions, split
 
 # forms
 
 
 def _form(*args, form, num_rows, num_nodes, backend):
-    inputs, indices = forms.split(form, args)
+    inputs, indices = split(args, len(form.inputs))
     indices = dict(zip(INDEX_ARRAYS, indices, strict=False))
     if num_rows == 0 or not form.paths:
         shapes = [(o.index.count(num_rows, num_nodes), o.size) for o in form.outputs]
@@ -73,8 +66,8 @@ def _over_rows(form: Form, backend: str):
     is_row = [o.index is Index.ROW for o in form.inputs]
     first = is_row.index(True)
     partitioned = custom_partitioning(rows)
-    lines = ["i" if r else f"o{n}" for n, r in enumerate(is_row)] + ["i"] * len(form.outputs)
-    operands = [f"{line} c{n}" for n, line in enumerate(lines)]
+    rows = ["i" if r else f"o{n}" for n, r in enumerate(is_row)] + ["i"] * len(form.outputs)
+    operands = [f"{row} c{n}" for n, row in enumerate(rows)]
     axes = " ".join(operands).split()
     partitioned.def_partition(
         partition,
@@ -89,7 +82,7 @@ def _over_rows(form: Form, backend: str):
 
 
 def _linear_form(*arrays, linear_form, num_rows, backend):
-    values, index = linear_forms.split(linear_form, arrays)
+    values, index = split(arrays, len(linear_form.inputs))
     if backend.startswith("triton") and num_rows and linear_form.terms:
         return triton_linear_forms.run(linear_form, values, index, num_rows, backend)
     index = index[0] if index else None
@@ -110,13 +103,13 @@ def _defined(primitive: Primitive, arrays, call: Call, **params):
 def _fused(*arrays, call):
     if not call.backend.startswith("triton") or not fused_kernels.has_kernels(call):
         return _defined(fused.fused_p, arrays, call)
-    return fused_kernels.forward(call, *fused.split(arrays, call.fused.num_floats))
+    return fused_kernels.forward(call, *split(arrays, call.fused.num_floats))
 
 
 def _backward(*arrays, call, wanted, given):
     if not call.backend.startswith("triton") or not fused_kernels.has_kernels(call):
         return _defined(fused.backward_p, arrays, call, wanted=wanted, given=given)
-    floats, [z], *others = fused.split(arrays, call.fused.num_floats, 1, sum(given))
+    floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(given))
     return fused_kernels.backward(call, wanted, given, floats, z, *others)
 
 

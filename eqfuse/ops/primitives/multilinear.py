@@ -17,7 +17,7 @@ from eqfuse.ops.primitives.rules import compiled, vary_alike
 
 
 class Multilinear(Protocol):
-    """What the rules ask of a function; it is hashable, a static parameter of its primitive.
+    """The interface that the rules need of a function, a hashable parameter of its primitive.
 
     Attributes:
       inputs, outputs: an operand each.
@@ -29,10 +29,10 @@ class Multilinear(Protocol):
     needs_integers: bool
 
     def jvp(self, active: tuple[bool, ...]) -> Self:
-        """Along tangents of the active inputs: inputs, then those tangents."""
+        """Return the JVP, whose inputs are these inputs, then tangents of the active ones."""
 
     def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> Self:
-        """From the inputs that are not linear and the given cotangents to those of the linear."""
+        """Return the map from other inputs and cotangents to cotangents of the linear inputs."""
 
     def reached(self) -> tuple[bool, ...]:
         """Return which outputs anything adds to; the others are zero."""
@@ -69,7 +69,7 @@ def bind_reached(primitive, key: str, function: Multilinear, arrays, integers, p
     """Return the outputs that anything adds to, from the inputs that something reads.
 
     Args:
-      primitive, key: see `define`.
+      primitive, key: see `multilinear_primitive`.
       function: what to compute.
       arrays: one for each of its inputs; None where nothing reads it.
       integers: what follows them, if the function needs it.
@@ -85,8 +85,8 @@ def bind_reached(primitive, key: str, function: Multilinear, arrays, integers, p
     function = function.drop_inputs(used)
     arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
     arrays += integers if function.needs_integers else ()
-    found = iter(primitive.bind(*vary_alike(arrays), **{key: function}, **params))
-    return [next(found) if is_reached else None for is_reached in reached]
+    results = iter(primitive.bind(*vary_alike(arrays), **{key: function}, **params))
+    return [next(results) if is_reached else None for is_reached in reached]
 
 
 def _jvp(primitive, key, primals, tangents, **params):
@@ -96,10 +96,10 @@ def _jvp(primitive, key, primals, tangents, **params):
     inputs, integers, tangents = list(primals[:n]), primals[n:], tangents[:n]
     derivative = function.jvp(tuple(type(t) is not ad.Zero for t in tangents))
     inputs += [t for t in tangents if type(t) is not ad.Zero]
-    found = bind_reached(primitive, key, derivative, inputs, integers, params)
+    results = bind_reached(primitive, key, derivative, inputs, integers, params)
     return outputs, [
         ad.Zero(jax.typeof(out).to_tangent_aval()) if t is None else t
-        for out, t in zip(outputs, found, strict=True)
+        for out, t in zip(outputs, results, strict=True)
     ]
 
 
@@ -112,10 +112,10 @@ def _transpose(primitive, key, cotangents, *arrays, **params):
     values = [a for a in inputs if not ad.is_undefined_primal(a)]
     values += [c for c in cotangents if type(c) is not ad.Zero]
     transposed = function.transpose(linear, given)
-    found = iter(bind_reached(primitive, key, transposed, values, integers, params))
+    values = iter(bind_reached(primitive, key, transposed, values, integers, params))
     results = []
     for a, is_linear in zip(inputs, linear, strict=True):
-        value = next(found) if is_linear else None
+        value = next(values) if is_linear else None
         results.append(ad.Zero(a.aval) if is_linear and value is None else value)
     return results + [None] * len(integers)
 

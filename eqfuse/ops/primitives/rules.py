@@ -1,6 +1,7 @@
 """Rules of JAX primitives that have a definition in terms of others."""
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -12,7 +13,7 @@ from eqfuse import _jax_compat
 
 
 def compiled(primitive, static=("call", "active", "wanted", "given", "reached")):
-    """Outside `jit`: compiled once for each call and shapes.
+    """Return the rule for calls outside `jit`: compiled once for each call and shapes.
 
     Args:
       static: names of the parameters.
@@ -54,7 +55,14 @@ def defined_primitive(name: str, function, abstract, *, jvp=None, transpose=None
 
 
 definitions: dict[Primitive, Callable] = {}
-"""What the primitives that `defined` made are."""
+"""The functions that the primitives of `defined_primitive` stand for."""
+
+
+def split(arrays, *sizes: int) -> list:
+    """Return parts of these sizes, and the rest, such as index arrays."""
+    ends = list(itertools.accumulate(sizes, initial=0))
+    parts = [arrays[a:b] for a, b in itertools.pairwise(ends)]
+    return [*map(list, parts), list(arrays[ends[-1] :])]
 
 
 def instantiated(cotangents):
@@ -79,8 +87,8 @@ def transpose_of(function, cotangents, arrays, **params):
         return function(*full, **params)
 
     avals = [arrays[n].aval.update(weak_type=False) for n in linear]
-    found = iter(jax.linear_transpose(restricted, *avals)(cotangents))
-    return [next(found) if ad.is_undefined_primal(a) else None for a in arrays]
+    results = iter(jax.linear_transpose(restricted, *avals)(cotangents))
+    return [next(results) if ad.is_undefined_primal(a) else None for a in arrays]
 
 
 def jvp_of(function):
@@ -104,16 +112,14 @@ def batch_of(function):
     """Return `vmap` of a definition: composed, not fused."""
 
     def rule(arrays, dims, **params):
-        axes = list(dims)
-        results = jax.vmap(functools.partial(function, **params), in_axes=axes)(*arrays)
+        results = jax.vmap(functools.partial(function, **params), in_axes=list(dims))(*arrays)
         return results, [0] * len(results)
 
     return rule
 
 
 def with_auto_axes(function, arrays, inputs, outputs) -> list[jax.Array]:
-    """Return `function(*arrays)`; on a mesh of explicit axes, these are left to the compiler within
-    it.
+    """Return `function(*arrays)`, within which the compiler shards explicit axes of a mesh.
 
     Args:
       function: gives a list of arrays.
@@ -134,7 +140,7 @@ def with_auto_axes(function, arrays, inputs, outputs) -> list[jax.Array]:
 
 
 def vary_alike(arrays):
-    """Inside `shard_map`: arrays that vary over the same mesh axes, those of any of them."""
+    """Return arrays that all vary over the mesh axes of `shard_map` that any varies over."""
     axes = [jax.typeof(a).manual_axis_type.varying for a in arrays]
     union = frozenset().union(*axes)
     return [

@@ -1,4 +1,4 @@
-"""The kernels of linear forms inside a JAX computation."""
+"""The Triton kernels of a linear form inside a JAX computation."""
 
 import functools
 import math
@@ -8,16 +8,16 @@ from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.ir.linear_form import LinearForm, Weights
 
 ROWS_OF_A_PART = 128
-"""Rows that a program walks, at least, for its sum of a gradient of weights."""
+"""The fewest rows that a program walks for its sum of a gradient of weights."""
 MOST_PARTS = 256
-"""Sums, at most; fewer where they would take more memory than the linear form reads."""
+"""The most such sums; fewer where they would take more memory than the linear form reads."""
 
 kernel = functools.lru_cache(maxsize=512)(linear_kernel.generate)
 reduction = functools.lru_cache(maxsize=512)(linear_kernel.reduction)
 
 
 def num_parts(linear_form: LinearForm, arrays, num_rows: int) -> int:
-    """Return programs that share the rows of a gradient of weights, each with a sum of its own."""
+    """Return how many programs share the rows of a gradient of weights."""
     shapes = [linear_form.shape(o, num_rows) for o in linear_form.outputs if isinstance(o, Weights)]
     if not shapes:
         return 1
@@ -26,9 +26,7 @@ def num_parts(linear_form: LinearForm, arrays, num_rows: int) -> int:
 
 
 def run(linear_form: LinearForm, arrays, index, num_rows: int, backend: str):
-    """Return the outputs of a linear form from one kernel; two if gradients of weights are sums of
-    parts.
-    """
+    """Return the outputs of a linear form, from one kernel; another adds up parts of gradients."""
     dtype = arrays[0].dtype.name
     parts = num_parts(linear_form, arrays, num_rows)
     shapes = [

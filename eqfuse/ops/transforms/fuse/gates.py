@@ -14,9 +14,9 @@ from eqfuse.ops.ir.gates import IDENTITY, Activation, Gate, Part, Tile
 from eqfuse.ops.ir.linears import Linear
 from eqfuse.ops.transforms.fuse import polynomials
 from eqfuse.ops.transforms.fuse.layouts import Unfit
-from eqfuse.ops.transforms.fuse.polynomials import Polynomial
+from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms
 from eqfuse.ops.transforms.fuse.program import Program, has_functions
-from eqfuse.ops.transforms.fuse.rows import Array, Rows
+from eqfuse.ops.transforms.fuse.rows import Array, Rows, row_shape
 
 ROUNDING = 1e-6
 """By how much a factor of one may be off, for e3nn multiplies by a Clebsch-Gordan coefficient."""
@@ -45,8 +45,8 @@ def _equal(program: Program, value: int, template: Program, other: int, bound: l
         return bound[0] == value
     known = template.constant(other)
     if known is not None:
-        found = program.constant(value)
-        return found is not None and found.dtype == known.dtype and np.array_equal(found, known)
+        own = program.constant(value)
+        return own is not None and own.dtype == known.dtype and np.array_equal(own, known)
     a, b = program.node(value), template.node(other)
     if a is None or b is None or a.eqn.primitive is not b.eqn.primitive:
         return False
@@ -74,30 +74,24 @@ class GateRows(Rows):
         outputs = self.program.nodes[number].outputs
         return any(v == self.z or v in self._activations for v in outputs)
 
-    def _find(self, value: int, axis: int) -> Polynomial:
+    def _follow(self, value: int, axis: int) -> Polynomial:
         if value not in self._activations:
-            return super()._find(value, axis) if value != self.z else self._leaf(value, axis)
-        shape = self.program.avals[value].shape
-        row = tuple(1 if n == axis else size for n, size in enumerate(shape))
+            return super()._follow(value, axis) if value != self.z else self._leaf(value, axis)
         name, of = self._activations[value]
+        row = row_shape(self.program.avals[value].shape, axis)
         return polynomials.variable(Activated(name, of, axis), row)
 
     def candidates(self) -> list[int]:
         """Return what may be the result of a gate, the last first."""
         count = self.program.avals[self.z].shape[0]
-        found = [
-            v
-            for v in self._multiplied
-            if v != self.z
-            and getattr(self.program.avals[v], "shape", ())[:1] == (count,)
-            and self.program.avals[v].ndim == 2
-        ]
-        return sorted(found, reverse=True)
+        shapes = {v: getattr(self.program.avals[v], "shape", ()) for v in self._multiplied}
+        rows = (v for v, s in shapes.items() if v != self.z and s[:1] == (count,) and len(s) == 2)
+        return sorted(rows, reverse=True)
 
 
 def _activations(program: Program, z: int) -> dict[int, tuple[str, int]]:
     """Return, by the values that are an activation of another, its name and the other."""
-    found = {}
+    names = {}
     count, behind = program.avals[z].shape[0], {z}
     for node in program.nodes:
         if not behind.intersection(node.inputs):
@@ -114,13 +108,13 @@ def _activations(program: Program, z: int) -> dict[int, tuple[str, int]]:
                 template = _template(name, tuple(aval.shape), aval.dtype)
                 [out] = template.outputs
                 if _equal(program, value, template, out, bound) and bound:
-                    found[value] = name, bound[0]
+                    names[value] = name, bound[0]
                     break
-    return found
+    return names
 
 
 @dataclasses.dataclass(frozen=True)
-class FoundGate:
+class GateMatch:
     """A gate, what is added before it, and what it gives.
 
     Attributes:
@@ -135,7 +129,7 @@ class FoundGate:
     value: int
 
 
-def gate_behind(program: Program, z: int, linear: Linear) -> FoundGate | None:
+def gate_behind(program: Program, z: int, linear: Linear) -> GateMatch | None:
     """Return the gate whose pre-activation is z, or z and a skip; None if there is none."""
     rows = GateRows(program, z)
     for value in rows.candidates():
@@ -166,7 +160,7 @@ class _Sums:
         others = [name for name in terms if name != self.z]
         if self.z not in terms or len(others) > 1:
             raise Unfit("more than a skip is added before the gate")
-        found = {}
+        indices = {}
         for name, t in terms.items():
             index = np.full(count, -1)
             expected = np.ones(len(t.place)) if scale is None else scale[t.place]
@@ -175,8 +169,8 @@ class _Sums:
             if len(np.unique(t.place)) < len(t.place):
                 raise Unfit("elements are added up before the gate")
             index[t.place] = t.index
-            found[name] = index
-        own = found[self.z]
+            indices[name] = index
+        own = indices[self.z]
         if scale is None and (own < 0).any():
             raise Unfit("elements of the gate are not those of the Linear")
         read = own >= 0
@@ -184,7 +178,7 @@ class _Sums:
         for name in others:
             if self.skip not in (None, name) or not isinstance(name, Array) or name.axis is None:
                 raise Unfit("more than a skip is added before the gate")
-            self.skip, added = name, found[name]
+            self.skip, added = name, indices[name]
         if (added[~read] >= 0).any():
             raise Unfit("rows are added to the gate")
         for element, column in zip(own[read], added[read], strict=True):
@@ -203,7 +197,7 @@ class _Line:
     gate: int | None
 
 
-def _gate(rows: GateRows, value: int, linear: Linear) -> FoundGate:
+def _gate(rows: GateRows, value: int, linear: Linear) -> GateMatch:
     row = rows.of(value, 0)
     sums = _Sums(rows, linear.size_out)
     lines: list[_Line | None] = [None] * row.size
@@ -214,7 +208,7 @@ def _gate(rows: GateRows, value: int, linear: Linear) -> FoundGate:
             continue
         inner = rows.of(act.value, act.axis)
         of = sums.elements(
-            {k[0]: _Single.of(t) for k, t in inner.terms.items() if len(k) == 1}, inner.size
+            {k[0]: _single(t) for k, t in inner.terms.items() if len(k) == 1}, inner.size
         )
         if any(len(k) != 1 for k in inner.terms):
             raise Unfit("an activation of products")
@@ -224,20 +218,12 @@ def _gate(rows: GateRows, value: int, linear: Linear) -> FoundGate:
     gate = Gate(*_tiles(lines, linear))
     _check_whole(gate, linear)
     columns = None if sums.skip is None else np.maximum(sums.columns, -1)
-    return FoundGate(gate, sums.skip, columns, value)
+    return GateMatch(gate, sums.skip, columns, value)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Single:
-    """Terms of one factor."""
-
-    place: np.ndarray
-    scale: np.ndarray
-    index: np.ndarray
-
-    @classmethod
-    def of(cls, terms, column: int = 0) -> _Single:
-        return cls(terms.place, terms.scale, terms.index[:, column])
+def _single(terms: Terms, column: int = 0) -> Terms:
+    """Return terms of one of their factors alone, whose `index` is a vector."""
+    return Terms(terms.place, terms.scale, terms.index[:, column])
 
 
 def _by_activation(row: Polynomial) -> dict:
@@ -245,7 +231,7 @@ def _by_activation(row: Polynomial) -> dict:
 
     With an activation and another factor, (its elements, the other's terms).
     """
-    found: dict = {}
+    by_activation: dict = {}
     for key, terms in row.terms.items():
         acts = [n for n, name in enumerate(key) if isinstance(name, Activated)]
         others = [n for n in range(len(key)) if n not in acts]
@@ -254,11 +240,11 @@ def _by_activation(row: Polynomial) -> dict:
         act = key[acts[0]] if acts else None
         other = key[others[0]] if others else None
         column = others[0] if others else acts[0]
-        single = _Single.of(terms, column)
+        single = _single(terms, column)
         if acts and others:
             single = (terms.index[:, acts[0]], single)
-        found.setdefault(act, {})[other] = single
-    return found
+        by_activation.setdefault(act, {})[other] = single
+    return by_activation
 
 
 def _put(lines, elements, make) -> None:
@@ -317,15 +303,11 @@ def _tiles(lines: list[_Line], linear: Linear) -> tuple[tuple[Tile, ...], e3nn.I
         gate = None if line.gate is None else _channel(line.gate, block_of, blocks)
         part = Part(number, channel, 1)
         last = tiles[-1] if tiles else None
-        if last and last.act == line.act and _follows(last.part, part):
-            if gate is None and last.gate is None:
-                gate_of, joined = None, True
-            else:
-                joined = bool(gate and last.gate and _follows(last.gate, gate))
-                gate_of = _longer(last.gate) if joined else None
-        else:
-            joined = False
+        joined = last and last.act == line.act and _follows(last.part, part)
+        if joined and (gate or last.gate):
+            joined = gate and last.gate and _follows(last.gate, gate)
         if joined:
+            gate_of = last.gate and _longer(last.gate)
             tiles[-1] = Tile(_longer(last.part), last.offset, line.act, gate_of)
             irreps[-1] = (irreps[-1][0] + 1, irreps[-1][1])
         else:

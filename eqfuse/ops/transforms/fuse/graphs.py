@@ -12,7 +12,7 @@ from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.transforms.fuse.indices import Gathered, summed
 from eqfuse.ops.transforms.fuse.layouts import Unfit
-from eqfuse.ops.transforms.fuse.match import Found, as_rows, found
+from eqfuse.ops.transforms.fuse.match import Match, as_rows, match_product
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial
 from eqfuse.ops.transforms.fuse.program import Program
 from eqfuse.ops.transforms.fuse.rows import Array, Rows
@@ -91,7 +91,7 @@ class GraphProduct:
     name = "graph_tensor_product"
     pattern = "gather, product, sum"
 
-    found: Found
+    match: Match
     ends: Ends
     masked: tuple
     start: int | None
@@ -100,7 +100,7 @@ class GraphProduct:
     @property
     def inputs(self) -> tuple[int, ...]:
         start = () if self.start is None else (self.start,)
-        return tuple(dict.fromkeys((*self.found.values, *self.ends.values, *start)))
+        return tuple(dict.fromkeys((*self.match.values, *self.ends.values, *start)))
 
     def operands(self, arrays: dict, shared: dict) -> tuple[list, Edges]:
         """Return the inputs of the form, and the edges.
@@ -112,8 +112,8 @@ class GraphProduct:
         if self.ends not in shared:
             shared[self.ends] = self.ends.edges(arrays)
         edges, valid = shared[self.ends]
-        operands = self.found.operands(arrays, edges.num_edges)
-        for name in self.found.gathered:
+        operands = self.match.operands(arrays, edges.num_edges)
+        for name in self.match.gathered:
             if self.ends.extended:
                 fill = 0.0 if name.fill is None else name.fill
                 operands[name] = jnp.pad(operands[name], ((0, 1), (0, 0)), constant_values=fill)
@@ -121,11 +121,11 @@ class GraphProduct:
             for name in self.masked:
                 own = operands[name]
                 operands[name] = jnp.where(valid[:, None], own, jnp.zeros_like(own))
-        return [operands[name] for name in self.found.names], edges
+        return [operands[name] for name in self.match.names], edges
 
     def compute(self, arrays: dict, shared: dict):
         operands, edges = self.operands(arrays, shared)
-        [out] = forms.evaluate(self.found.form, operands, edges, backend=self.found.backend)
+        [out] = forms.evaluate(self.match.form, operands, edges, backend=self.match.backend)
         out = out[: self.ends.num_nodes].reshape(self.shape)
         return out if self.start is None else arrays[self.start] + out
 
@@ -140,8 +140,8 @@ def graph_products(program: Program, rows: Rows, number: int) -> list:
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
     updates, masks = without_masks(program, rows, scatter.updates)
-    found = of_row(program, rows, scatter, rows.of(updates, 0), masks)
-    return [(program.nodes[number].outputs[0], found)]
+    product = of_row(program, rows, scatter, rows.of(updates, 0), masks)
+    return [(program.nodes[number].outputs[0], product)]
 
 
 def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> GraphProduct:
@@ -150,7 +150,7 @@ def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> Gra
     dtype = program.avals[scatter.updates].dtype
     if dtype != aval.dtype:
         raise Unfit("dtypes change in the sum")
-    product = found(program, rows, row, Index.RECEIVER, dtype)
+    product = match_product(program, rows, row, Index.RECEIVER, dtype)
     gathered = product.gathered
     others = [g for g in gathered if g.index != scatter.index]
     if len({(g.index, g.mode, g.fill) for g in others}) > 1:
@@ -189,20 +189,20 @@ def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> Gra
     return GraphProduct(product, ends, masked, None if zero else scatter.start, tuple(aval.shape))
 
 
-def _masked(product: Found, promised: bool) -> tuple:
+def _masked(product: Match, promised: bool) -> tuple:
     """Return the operands that each edge has for itself; if promised, the right one alone."""
     pairs = zip(product.names, product.form.inputs, strict=True)
     names = (name for name, operand in pairs if operand.index is Index.ROW)
     return tuple(name for name in names if not promised or name == product.right)
 
 
-def _stopped(product: Found, masked: tuple) -> bool:
+def _stopped(product: Match, masked: tuple) -> bool:
     """Return whether zeros in these operands make all of the product zero."""
     names = product.names
     return all(any(names[f.operand] in masked for f in p.factors) for p in product.form.paths)
 
 
-def _with_receivers(product: Found, receivers: int) -> Found:
+def _with_receivers(product: Match, receivers: int) -> Match:
     """Return the form with those operands read from the receivers that are gathered by them."""
     changed = {
         n: Index.RECEIVER
@@ -228,10 +228,10 @@ def without_masks(program: Program, rows: Rows, value: int) -> tuple[int, list[M
         terms = rows.of(which, 0).terms
         if len(terms) != 1:
             break
-        [(key, found_terms)] = terms.items()
+        [(key, factor)] = terms.items()
         if len(key) != 1 or not isinstance(key[0], Array) or key[0].axis is None:
             break
-        if (found_terms.index != 0).any() or program.avals[key[0].value].size != (
+        if (factor.index != 0).any() or program.avals[key[0].value].size != (
             program.avals[key[0].value].shape[key[0].axis]
         ):
             break

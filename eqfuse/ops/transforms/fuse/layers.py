@@ -16,11 +16,11 @@ from eqfuse.ops.ir.linears import Linear, Parameter
 from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.definitions import Call
 from eqfuse.ops.transforms.fuse import graphs
-from eqfuse.ops.transforms.fuse.gates import FoundGate, gate_behind
+from eqfuse.ops.transforms.fuse.gates import GateMatch, gate_behind
 from eqfuse.ops.transforms.fuse.graphs import GraphProduct
 from eqfuse.ops.transforms.fuse.indices import summed
 from eqfuse.ops.transforms.fuse.layouts import Unfit
-from eqfuse.ops.transforms.fuse.match import Found, as_rows, found
+from eqfuse.ops.transforms.fuse.match import Match, as_rows, match_product
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms, merged
 from eqfuse.ops.transforms.fuse.program import Program
 from eqfuse.ops.transforms.fuse.rows import Rows, Summed
@@ -38,12 +38,12 @@ class Layer:
       gated: the gate behind it, with what is added before it; None if there is none.
     """
 
-    product: Found | GraphProduct
+    product: Match | GraphProduct
     linear: Linear
     parameters: tuple[int, ...]
     index: int | None
     num_rows: int
-    gated: FoundGate | None
+    gated: GateMatch | None
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Layer:
 
     @property
     def pattern(self) -> str:
-        """Return what was found."""
+        """Return what the op takes the place of."""
         if self.gated is None:
             return "product, Linear"
         return f"product, Linear, {'skip, ' if self.gated.skip is not None else ''}gate"
@@ -68,7 +68,7 @@ class Layer:
 
     def compute(self, arrays: dict, shared: dict):
         if isinstance(self.product, GraphProduct):
-            product, (operands, edges) = self.product.found, self.product.operands(arrays, shared)
+            product, (operands, edges) = self.product.match, self.product.operands(arrays, shared)
             num_rows, num_nodes = edges.num_edges, edges.num_nodes
         else:
             product, edges, num_rows, num_nodes = self.product, None, self.num_rows, 0
@@ -89,7 +89,7 @@ class Layer:
         return _fused.evaluate(call, floats, integers)[0][: self.num_rows]
 
 
-def _skip(gated: FoundGate, arrays: dict, count: int) -> list:
+def _skip(gated: GateMatch, arrays: dict, count: int) -> list:
     """Return what is added before a gate, if anything is, [count, size of the Linear]."""
     if gated.skip is None:
         return []
@@ -127,9 +127,9 @@ def layers(program: Program, rows: Rows, number: int) -> list[tuple[int, Layer]]
     sums = {name for key in row.terms for name in key if isinstance(name, Summed)}
     if sums:
         product = _summed(program, rows, row, sums)
-        form, backend = product.found.form, product.found.backend
+        form, backend = product.match.form, product.match.backend
     else:
-        product = found(program, rows, row, Index.ROW, dtypes.pop(), on_graph=False)
+        product = match_product(program, rows, row, Index.ROW, dtypes.pop(), on_graph=False)
         form, backend = product.form, product.backend
         if product.groups or product.one:
             raise Unfit("weights, or other rows, are with the product")

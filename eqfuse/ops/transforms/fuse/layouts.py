@@ -1,4 +1,4 @@
-"""From polynomials of rows back to a form: channels and components of segments, found in numbers.
+"""From polynomials of rows back to a form: channels and components of segments, from numbers.
 
 A path of the form that a program evaluates over rows becomes one or several paths of the new form,
 each of channels that are evenly spaced in all operands.
@@ -33,7 +33,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A path before its channels are found.
+    """A path before its channels are known.
 
     Attributes:
       slots: its factors, then its output, named None.
@@ -58,24 +58,24 @@ def drafts(row: Polynomial, product, form: Form, operands: list[Polynomial]) -> 
       Unfit: a row of another kind.
     """
     inputs = [_monomials(o) for o in operands]
-    found, rest = [], []
+    paths, rest = [], []
     for key, terms in row.terms.items():
         if key.count(product) == 1:
-            found += _of_product(key, terms, product, form, inputs)
+            paths += _of_product(key, terms, product, form, inputs)
         elif product in key:
             raise Unfit("the product is multiplied with itself")
         elif not key:
             raise Unfit("a constant is added to the rows")
         else:
             rest.append((key, terms))
-    if not found:
+    if not paths:
         raise Unfit("no path of the product is read")
-    of_product = list(found)
+    of_product = list(paths)
     pairs = zip(form.inputs, operands, strict=True)
     wide = {n for o, polynomial in pairs if o.channels for key in polynomial.terms for n in key}
     for key, terms in rest:
-        found += _beside(key, terms, of_product, wide)
-    return found
+        paths += _beside(key, terms, of_product, wide)
+    return paths
 
 
 def _monomials(operand: Polynomial) -> list[tuple | None]:
@@ -84,21 +84,21 @@ def _monomials(operand: Polynomial) -> list[tuple | None]:
     Raises:
       Unfit: an element that is a sum.
     """
-    found: list[tuple | None] = [None] * operand.size
+    monomials: list[tuple | None] = [None] * operand.size
     for key, terms in operand.terms.items():
         if not key:
             raise Unfit("an operand of the product is constant in part")
         for place, scale, index in zip(terms.place, terms.scale, terms.index, strict=True):
-            if found[place] is not None:
+            if monomials[place] is not None:
                 raise Unfit("an operand of the product is a sum of others")
-            found[place] = key, float(scale), tuple(int(i) for i in index)
-    return found
+            monomials[place] = key, float(scale), tuple(int(i) for i in index)
+    return monomials
 
 
 def _elements(operand: Operand, segment: Segment) -> np.ndarray:
     channels = segment.offset + segment.channel_stride * np.arange(segment.mul)
-    found = channels[:, None] + segment.component_stride * np.arange(segment.dim)
-    return found if operand.channels else found[:1]
+    elements = channels[:, None] + segment.component_stride * np.arange(segment.dim)
+    return elements if operand.channels else elements[:1]
 
 
 def _of_product(key, terms: Terms, product, form: Form, inputs) -> list[Draft]:
@@ -110,7 +110,7 @@ def _of_product(key, terms: Terms, product, form: Form, inputs) -> list[Draft]:
     [out] = form.outputs
     first = np.searchsorted(element, np.arange(out.size))
     count = np.searchsorted(element, np.arange(out.size), side="right") - first
-    found = []
+    drafts = []
     for path in form.paths:
         elements = _elements(out, out.segments[path.output.segment])  # [channels, components]
         if (count[elements] != count[elements][:, :1]).any():
@@ -126,8 +126,8 @@ def _of_product(key, terms: Terms, product, form: Form, inputs) -> list[Draft]:
                 components.append(index)
             slots.append(Slot(None, terms.place[rows]))
             components.append(index)
-            found.append(_simplified(slots, components, values))
-    return found
+            drafts.append(_simplified(slots, components, values))
+    return drafts
 
 
 def _factors(form: Form, path: Path, inputs, channels):
@@ -139,16 +139,16 @@ def _factors(form: Form, path: Path, inputs, channels):
         elements = _elements(operand, operand.segments[ref.segment])
         if operand.channels:
             elements = elements[channels]
-        found = [[inputs[ref.operand][e] for e in line] for line in elements]
-        keys = {m[0] for line in found for m in line if m is not None}
-        if len(keys) != 1 or any(m is None for line in found for m in line):
+        monomials = [[inputs[ref.operand][e] for e in line] for line in elements]
+        keys = {m[0] for line in monomials for m in line if m is not None}
+        if len(keys) != 1 or any(m is None for line in monomials for m in line):
             raise Unfit("a block of an operand is made of several arrays, or of zeros")
         [key] = keys
         index = np.array([c[number] for c, _ in path.terms])
-        scales = np.array([[m[1] for m in line] for line in found])[:, index]
+        scales = np.array([[m[1] for m in line] for line in monomials])[:, index]
         values = values * scales
         for n, name in enumerate(key):
-            places = np.array([[m[2][n] for m in line] for line in found])
+            places = np.array([[m[2][n] for m in line] for line in monomials])
             slots.append(Slot(name, np.broadcast_to(places, (len(channels), places.shape[1]))))
             components.append(index)
     return slots, components, values
@@ -181,7 +181,7 @@ def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
         raise Unfit("an operand of the product is added beside it more than once")
     row_of = np.full(1 + max(element.max(), max(b.max() for b in blocks.values())), -1)
     row_of[element] = np.arange(len(element))
-    found = []
+    drafts = []
     for elements in blocks.values():
         rows = row_of[elements]
         channels = np.flatnonzero((rows >= 0).all(axis=1))
@@ -193,10 +193,10 @@ def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
         slots = [Slot(key[n], terms.index[rows, n]) for n in range(len(key))]
         slots += [Slot(ONE, np.zeros((len(channels), 1), int)), Slot(None, terms.place[rows])]
         components = [dim] * len(key) + [np.zeros_like(dim), dim]
-        found.append(_simplified(slots, components, terms.scale[rows]))
+        drafts.append(_simplified(slots, components, terms.scale[rows]))
     if (row_of[element] >= 0).any():
         raise Unfit("rows are added beside the product that it does not read")
-    return found
+    return drafts
 
 
 # channels
@@ -208,7 +208,7 @@ def _runs(draft: Draft) -> list[Draft]:
     starts = np.column_stack([s.elements[:, 0] for s in draft.slots])
     same = (lines[1:] == lines[:-1]).all(axis=1)
     steps = np.diff(starts, axis=0)
-    found, first, count = [], 0, len(lines)
+    runs, first, count = [], 0, len(lines)
     while first < count:
         last = first + 1
         if last < count and same[first]:
@@ -216,12 +216,12 @@ def _runs(draft: Draft) -> list[Draft]:
             while last < count and same[last - 1] and (steps[last - 1] == step).all():
                 last += 1
         slots = tuple(Slot(s.name, s.elements[first:last]) for s in draft.slots)
-        found.append(Draft(slots, draft.components, draft.values[first:last]))
+        runs.append(Draft(slots, draft.components, draft.values[first:last]))
         first = last
-    return found
+    return runs
 
 
-def form_of(found: list[Draft], operands: dict, output: tuple[int, Index]) -> Form:
+def form_of(drafts: list[Draft], operands: dict, output: tuple[int, Index]) -> Form:
     """Return the form of some drafts.
 
     Args:
@@ -230,8 +230,8 @@ def form_of(found: list[Draft], operands: dict, output: tuple[int, Index]) -> Fo
     Raises:
       Unfit: channels that are not evenly spaced, or blocks that overlap.
     """
-    paths = [run for draft in found for run in _runs(draft)]
-    if len(paths) > 2 * len(found) + 8:
+    paths = [run for draft in drafts for run in _runs(draft)]
+    if len(paths) > 2 * len(drafts) + 8:
         raise Unfit("channels are not evenly spaced")
     names = (*operands, None)
     channels = {name: _has_channels(paths, name) for name in names}
@@ -243,7 +243,7 @@ def form_of(found: list[Draft], operands: dict, output: tuple[int, Index]) -> Fo
     for path, line in zip(paths, lines, strict=True):
         for slot, segment in zip(path.slots, line, strict=True):
             segments[slot.name].append(segment)
-    segments = {n: sorted(set(found), key=lambda s: s.offset) for n, found in segments.items()}
+    segments = {n: sorted(set(s), key=lambda s: s.offset) for n, s in segments.items()}
     numbers = {name: n for n, name in enumerate(operands)} | {None: 0}
     refs = []
     for path, line in zip(paths, lines, strict=True):
@@ -272,14 +272,14 @@ def form_of(found: list[Draft], operands: dict, output: tuple[int, Index]) -> Fo
 
 def _has_channels(paths: list[Draft], name) -> bool:
     """Return whether the channels of a path are in an operand, or the same for all of them."""
-    found = set()
+    differ = set()
     for path in paths:
         for slot in path.slots:
             if slot.name == name and len(slot.elements) > 1:
-                found.add(bool((slot.elements != slot.elements[:1]).any()))
-    if len(found) > 1:
+                differ.add(bool((slot.elements != slot.elements[:1]).any()))
+    if len(differ) > 1:
         raise Unfit("an operand has channels in one path and none in another")
-    return name is None or found == {True}
+    return name is None or differ == {True}
 
 
 def _segment(slot: Slot, channels: bool) -> Segment:

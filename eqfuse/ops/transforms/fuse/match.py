@@ -1,4 +1,4 @@
-"""A product as it was found in a program: its form, and the arrays that go into it."""
+"""Match a product in a program: its form, and the arrays that go into it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Match:
     """A form to be evaluated, and where its operands come from.
 
     Attributes:
@@ -63,20 +63,20 @@ class Found:
 
     def operands(self, arrays: dict, num_rows: int) -> dict:
         """Return an array [rows, size], or [1, size], for each name, from those of the program."""
-        found = {}
+        operands = {}
         for name in self.names:
             if name == WEIGHTS:
                 parts = [_weights(g, arrays, num_rows) for g in self.groups]
                 count = max(p.shape[0] for p in parts)
                 parts = [jnp.broadcast_to(p, (count, p.shape[1])) for p in parts]
-                found[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+                operands[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
             elif name == RIGHT:
                 parts = [as_rows(a, arrays[a.value]) for a in self.parts]
                 ones = [jnp.ones((num_rows, 1), parts[0].dtype)] if self.one else []
-                found[name] = jnp.concatenate([*ones, *parts], axis=1)
+                operands[name] = jnp.concatenate([*ones, *parts], axis=1)
             else:
-                found[name] = as_rows(name, arrays[name.value])
-        return found
+                operands[name] = as_rows(name, arrays[name.value])
+        return operands
 
 
 def as_rows(name, array):
@@ -111,9 +111,9 @@ def product_of(row: Polynomial) -> Product:
     return products.pop()
 
 
-def found(
+def match_product(
     program: Program, rows: Rows, row: Polynomial, output: Index, dtype, on_graph: bool = True
-) -> Found:
+) -> Match:
     """Return the form that gives a row from the arrays of a program.
 
     Args:
@@ -169,7 +169,7 @@ def found(
         ordered[WEIGHTS] = size, Index.SHARED if shared else Index.ROW, Role.OTHER, "w"
     new = layouts.form_of(drafts, ordered, (row.size, output))
     with_rows = RIGHT if parts else (right[0] if right else None)
-    return Found(new, tuple(ordered), tuple(groups), ONE in names, parts, with_rows, backend)
+    return Match(new, tuple(ordered), tuple(groups), ONE in names, parts, with_rows, backend)
 
 
 def _plain(name, program: Program, on_graph: bool):

@@ -66,14 +66,10 @@ class Polynomial:
         return Polynomial(tuple(shape), self.terms)
 
     def scaled(self, factor: float) -> Polynomial:
-        return Polynomial(
-            self.shape,
-            {
-                k: Terms(t.place, t.scale * float(factor), t.index)
-                for k, t in self.terms.items()
-                if factor
-            },
-        )
+        scaled = {
+            k: Terms(t.place, t.scale * float(factor), t.index) for k, t in self.terms.items()
+        }
+        return Polynomial(self.shape, scaled if factor else {})
 
     def __add__(self, other: Polynomial) -> Polynomial:
         terms = dict(self.terms)
@@ -124,13 +120,8 @@ def merged(terms: Terms) -> Terms:
 
 
 def _joined(parts: list[Terms]) -> Terms:
-    return merged(
-        Terms(
-            np.concatenate([t.place for t in parts]),
-            np.concatenate([t.scale for t in parts]),
-            np.concatenate([t.index for t in parts]),
-        )
-    )
+    columns = zip(*((t.place, t.scale, t.index) for t in parts), strict=True)
+    return merged(Terms(*map(np.concatenate, columns)))
 
 
 def _matches(place: np.ndarray, wanted: np.ndarray, size: int):

@@ -12,21 +12,8 @@ from eqfuse import _jax_compat
 
 LARGEST_CONSTANT = 1 << 16
 """Elements of an array that is folded at most."""
-ELEMENTWISE = frozenset(
-    (
-        "mul",
-        "add",
-        "sub",
-        "div",
-        "neg",
-        "sqrt",
-        "rsqrt",
-        "integer_pow",
-        "max",
-        "min",
-        "convert_element_type",
-    )
-)
+ELEMENTWISE = frozenset(["mul", "add", "sub", "div", "neg", "sqrt", "rsqrt", "integer_pow"])
+ELEMENTWISE |= frozenset(["max", "min", "convert_element_type"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +116,8 @@ class Program:
         if not hasattr(self.avals[value], "size") or self.avals[value].size > LARGEST_CONSTANT:
             return None
         if value in self.given:
-            found = self.given[value]
-            return None if isinstance(found, jax.core.Tracer) else np.asarray(found)
+            given = self.given[value]
+            return None if isinstance(given, jax.core.Tracer) else np.asarray(given)
         node = self.node(value)
         if node is None or node.eqn.effects or has_functions(node.params):
             return None
@@ -138,9 +125,9 @@ class Program:
         if any(a is None for a in arrays):
             return None
         with jax.ensure_compile_time_eval():
-            found = node.eqn.primitive.bind(*map(jnp.asarray, arrays), **node.params)
-        found = found if node.eqn.primitive.multiple_results else [found]
-        return np.asarray(found[self.producer[value][1]])
+            results = node.eqn.primitive.bind(*map(jnp.asarray, arrays), **node.params)
+        results = results if node.eqn.primitive.multiple_results else [results]
+        return np.asarray(results[self.producer[value][1]])
 
     def uniform(self, value: int) -> np.ndarray | None:
         """Return the number that all elements of a value are, if it is known; None otherwise."""
@@ -219,8 +206,8 @@ def evaluate(program: Program, arrays, replaced: dict[int, Replacement], bind) -
             if v in replaced:
                 env[v] = replaced[v].compute(*(env[n] for n in replaced[v].inputs))
         if number in needed.nodes:
-            found = bind(node, [env[v] for v in node.inputs])
-            env.update(zip(node.outputs, found, strict=True))
+            results = bind(node, [env[v] for v in node.inputs])
+            env.update(zip(node.outputs, results, strict=True))
     return [env[v] for v in program.outputs]
 
 

@@ -1,4 +1,4 @@
-"""Rewrite a traced function: what is found is computed by fused ops, the rest as it was."""
+"""Rewrite a traced function: fused ops compute what matches, the rest stays as it was."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Entry:
 
     Attributes:
       where: file and line of the code.
-      found: what stands there.
+      pattern: what stands there.
       op: what computes it now; "" if it is as it was.
       reason: why nothing took its place.
     """
 
     where: str
-    found: str
+    pattern: str
     op: str
     reason: str
 
 
 def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> list:
-    """Return the outputs of a traced function, computed by fused ops where any is found.
+    """Return the outputs of a traced function, computed by fused ops wherever one matches.
 
     Args:
       arrays: its arguments.
-      entries: to which what was found is added.
+      entries: to which a line for each match is added.
       known: numbers that some of the arguments always have, by position.
     """
     program = Program(closed, known or {})
@@ -64,15 +64,15 @@ def _replacements(program: Program, entries: list[Entry]) -> dict[int, Replaceme
     reasons: dict[int, str] = {}
     fused: set[int] = set()
     for number, node in enumerate(program.nodes):
-        if node.name not in FINDERS:
+        if node.name not in MATCHERS:
             continue
         behind = _products_behind(program, rows, number)
         try:
-            found = FINDERS[node.name](program, rows, number)
+            matches = MATCHERS[node.name](program, rows, number)
         except (Unfit, TooLargeError) as error:
             reasons |= dict.fromkeys(behind, f"{error}{_between(program, rows, number)}")
             continue
-        for value, op in found:
+        for value, op in matches:
             replaced[value] = _replacement(op, shared)
             lines[value] = Entry(_where(program.node(value)), op.pattern, op.name, "")
         fused |= behind
@@ -85,48 +85,48 @@ def _replacements(program: Program, entries: list[Entry]) -> dict[int, Replaceme
     return replaced
 
 
-FINDERS = {"scatter-add": graphs.graph_products, "eqfuse_linear_form": layers.layers}
-"""By primitive: what finds the patterns that begin with it: [(value, what computes it)]."""
+MATCHERS = {"scatter-add": graphs.graph_products, "eqfuse_linear_form": layers.layers}
+"""By primitive: what matches the patterns that begin with it: [(value, what computes it)]."""
 
 
-def _replacement(found, shared: dict) -> Replacement:
-    inputs = found.inputs
+def _replacement(op, shared: dict) -> Replacement:
+    inputs = op.inputs
 
     def compute(*arrays):
-        return found.compute(dict(zip(inputs, arrays, strict=True)), shared)
+        return op.compute(dict(zip(inputs, arrays, strict=True)), shared)
 
     return Replacement(inputs, compute)
 
 
+def _behind(program: Program, number: int, follow):
+    """Yield the nodes that a node is computed from, through those of which `follow` is true."""
+    seen, todo = set(), [number]
+    while todo:
+        for value in program.nodes[todo.pop()].inputs:
+            made = program.producer.get(value)
+            if made is not None and made[0] not in seen:
+                seen.add(made[0])
+                yield made[0]
+                if follow(made[0]):
+                    todo.append(made[0])
+
+
 def _products_behind(program: Program, rows: Rows, number: int) -> set[int]:
     """Return the products over rows that a node is computed from, through any primitives."""
-    seen, todo, found = set(), [number], set()
-    while todo:
-        n = todo.pop()
-        for value in program.nodes[n].inputs:
-            made = program.producer.get(value)
-            if made is None or made[0] in seen:
-                continue
-            seen.add(made[0])
-            if rows.is_product(made[0]):
-                found.add(made[0])
-            elif program.nodes[made[0]].name != "scatter-add":
-                todo.append(made[0])
-    return found
+
+    def follow(n):
+        return not rows.is_product(n) and program.nodes[n].name != "scatter-add"
+
+    return {n for n in _behind(program, number, follow) if rows.is_product(n)}
 
 
 def _between(program: Program, rows: Rows, number: int) -> str:
     """Return, for the report, what primitives stand between a product and a sum."""
-    seen, todo, names = set(), [number], set()
-    while todo:
-        n = todo.pop()
-        for value in program.nodes[n].inputs:
-            made = program.producer.get(value)
-            if made is None or made[0] in seen or not _products_behind(program, rows, made[0]):
-                continue
-            seen.add(made[0])
-            todo.append(made[0])
-            names.add(program.nodes[made[0]].name)
+
+    def follow(n):
+        return bool(_products_behind(program, rows, n))
+
+    names = {program.nodes[n].name for n in _behind(program, number, follow) if follow(n)}
     names = sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"})
     return f" ({', '.join(names)} between them)" if names else ""
 
@@ -150,22 +150,20 @@ def _bind(eqn, arrays, entries: list[Entry], constants: list) -> list:
         if name in ("remat2", "checkpoint", "remat"):
             function = _function(ClosedJaxpr(params["jaxpr"], ()), entries, constants)
             options = {"prevent_cse": params["prevent_cse"], "policy": params["policy"]}
-            found = jax.checkpoint(function, **options)(*arrays)
-        elif name in ("jit", "pjit"):  # with shardings of its own: it stays
-            found = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
-        else:
-            if name == "scan":
-                always = constants[: _jax_compat.num_scan_constants(params)]
-                params["jaxpr"] = _retraced(params["jaxpr"], entries, always)
-            elif name == "while":
-                first = params["cond_nconsts"]
-                always = constants[first : first + params["body_nconsts"]]
-                params["body_jaxpr"] = _retraced(params["body_jaxpr"], entries, always)
-            elif name == "cond":
-                branches = params["branches"]
-                params["branches"] = tuple(_retraced(b, entries, constants[1:]) for b in branches)
-            found = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
-    return list(found) if eqn.primitive.multiple_results else [found]
+            return list(jax.checkpoint(function, **options)(*arrays))
+        if name == "scan":
+            always = constants[: _jax_compat.num_scan_constants(params)]
+            params["jaxpr"] = _retraced(params["jaxpr"], entries, always)
+        elif name == "while":
+            first = params["cond_nconsts"]
+            always = constants[first : first + params["body_nconsts"]]
+            params["body_jaxpr"] = _retraced(params["body_jaxpr"], entries, always)
+        elif name == "cond":
+            branches = params["branches"]
+            params["branches"] = tuple(_retraced(b, entries, constants[1:]) for b in branches)
+        # `jit` with shardings of its own stays as it is
+        results = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(params))
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def _function(closed: ClosedJaxpr, entries: list[Entry], constants: list):

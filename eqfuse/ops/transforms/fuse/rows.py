@@ -11,19 +11,8 @@ from eqfuse.ops.transforms.fuse.indices import gathered, summed
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial
 from eqfuse.ops.transforms.fuse.program import Program
 
-MOVES = frozenset(
-    (
-        "slice",
-        "concatenate",
-        "reshape",
-        "transpose",
-        "broadcast_in_dim",
-        "split",
-        "squeeze",
-        "expand_dims",
-        "copy",
-    )
-)
+MOVES = frozenset(["slice", "concatenate", "reshape", "transpose", "broadcast_in_dim"])
+MOVES |= frozenset(["split", "squeeze", "expand_dims", "copy"])
 """Primitives that place elements elsewhere and do nothing else."""
 ARITHMETIC = frozenset(["mul", "div", "neg", "add", "add_any", "sub", "dot_general", "reduce_sum"])
 """Primitives of whose operands polynomials can be multiplied out."""
@@ -56,12 +45,17 @@ class Summed:
     node: int
 
 
+def row_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    """Return the shape of one row of an array, in which the axis that counts rows is 1."""
+    return tuple(1 if n == axis else size for n, size in enumerate(shape))
+
+
 class Rows:
-    """Finds the polynomials of the rows of a program's values."""
+    """The polynomials of the rows of a program's values."""
 
     def __init__(self, program: Program):
         self.program = program
-        self._found: dict = {}
+        self._rows: dict = {}
         self._multiplied = self._find_multiplied()
 
     def _find_multiplied(self) -> set[int]:
@@ -69,17 +63,17 @@ class Rows:
 
         Of all others only moves are: what is computed of them is an operand as it is.
         """
-        found: set[int] = set()
+        values: set[int] = set()
         for number, node in enumerate(self.program.nodes):
-            follows = node.name in MOVES | ARITHMETIC and any(v in found for v in node.inputs)
+            follows = node.name in MOVES | ARITHMETIC and any(v in values for v in node.inputs)
             if follows or self.starts(number):
-                found.update(node.outputs)
-        return found
+                values.update(node.outputs)
+        return values
 
     def starts(self, number: int) -> bool:
         """Return whether the rows of a node are followed through arithmetic."""
-        found = gathered(self.program, number) or summed(self.program, number)
-        return self.is_product(number) or found is not None
+        rows = gathered(self.program, number) or summed(self.program, number)
+        return self.is_product(number) or rows is not None
 
     def is_product(self, number: int) -> bool:
         """Return whether a node is a product of two operands over rows."""
@@ -97,22 +91,20 @@ class Rows:
           polynomials.TooLargeError: too many terms.
         """
         key = value, axis
-        if key not in self._found:
-            self._found[key] = self._find(value, axis)
-        return self._found[key]
+        if key not in self._rows:
+            self._rows[key] = self._follow(value, axis)
+        return self._rows[key]
 
     def _shape(self, value: int) -> tuple[int, ...]:
         return tuple(self.program.avals[value].shape)
 
     def _leaf(self, value: int, axis: int | None) -> Polynomial:
-        shape = self._shape(value)
-        row = tuple(1 if n == axis else size for n, size in enumerate(shape))
-        return polynomials.variable(Array(value, axis), row)
+        return polynomials.variable(Array(value, axis), row_shape(self._shape(value), axis))
 
-    def _find(self, value: int, axis: int) -> Polynomial:
+    def _follow(self, value: int, axis: int) -> Polynomial:
         program = self.program
         shape = self._shape(value)
-        row = tuple(1 if n == axis else size for n, size in enumerate(shape))
+        row = row_shape(shape, axis)
         if (number := program.uniform(value)) is not None:
             return polynomials.constant(np.broadcast_to(number, row))
         node = program.node(value)
@@ -123,30 +115,27 @@ class Rows:
             if self.is_product(made):
                 if shape[0] == node.params["num_rows"]:
                     return polynomials.variable(Product(made), row)
-            elif (found := gathered(program, made)) is not None:
-                return polynomials.variable(found, row)
+            elif (rows := gathered(program, made)) is not None:
+                return polynomials.variable(rows, row)
             elif summed(program, made) is not None:
                 return polynomials.variable(Summed(made), row)
         followed = node.name in MOVES or (node.name in ARITHMETIC and value in self._multiplied)
         rule = getattr(self, f"_{node.name}", None)
-        found = rule(node, place, axis) if followed and rule is not None else None
-        return self._leaf(value, axis) if found is None else found
+        row = rule(node, place, axis) if followed and rule is not None else None
+        return self._leaf(value, axis) if row is None else row
 
     def _operand(self, value: int, axis: int | None) -> Polynomial:
         """Return the rows of an operand; with no axis, one row that all share."""
         if axis is not None:
             return self.of(value, axis)
         key = value, None
-        if key not in self._found:
-            number, constant = self.program.uniform(value), self.program.constant(value)
-            if constant is not None:
-                found = polynomials.constant(constant)
-            elif number is not None:
-                found = polynomials.constant(np.broadcast_to(number, self._shape(value)))
-            else:
-                found = self._leaf(value, None)
-            self._found[key] = found
-        return self._found[key]
+        if key not in self._rows:
+            known, number = self.program.constant(value), self.program.uniform(value)
+            if known is None and number is not None:
+                known = np.broadcast_to(number, self._shape(value))
+            leaf = self._leaf(value, None)
+            self._rows[key] = leaf if known is None else polynomials.constant(known)
+        return self._rows[key]
 
     # moves: each is made of the numbers of the elements
 
@@ -193,20 +182,17 @@ class Rows:
     def _reshape(self, node, place, axis):
         before, after = self._shape(node.inputs[0]), self._shape(node.outputs[0])
         lead = math.prod(after[:axis])
-        found = [
-            n
-            for n, size in enumerate(before)
-            if size == after[axis] and math.prod(before[:n]) == lead
-        ]
-        if not found or node.params.get("dimensions") is not None:
+        rows = (n for n, size in enumerate(before) if size == after[axis])
+        places = [n for n in rows if math.prod(before[:n]) == lead]
+        if not places or node.params.get("dimensions") is not None:
             return None
-        row = tuple(1 if n == axis else size for n, size in enumerate(after))
-        return self.of(node.inputs[0], found[0]).reshaped(row)
+        return self.of(node.inputs[0], places[0]).reshaped(row_shape(after, axis))
 
     def _squeeze(self, node, place, axis):
-        removed = {d % len(self._shape(node.inputs[0])) for d in node.params["dimensions"]}
-        kept = [n for n in range(len(self._shape(node.inputs[0]))) if n not in removed]
-        row = tuple(1 if n == axis else s for n, s in enumerate(self._shape(node.outputs[0])))
+        ndim = len(self._shape(node.inputs[0]))
+        removed = {d % ndim for d in node.params["dimensions"]}
+        kept = [n for n in range(ndim) if n not in removed]
+        row = row_shape(self._shape(node.outputs[0]), axis)
         return self.of(node.inputs[0], kept[axis]).reshaped(row)
 
     def _transpose(self, node, place, axis):
@@ -229,21 +215,21 @@ class Rows:
         expanded = [1] * len(after)
         for n, d in enumerate(to):
             expanded[d] = operand.shape[n]
-        row = [1 if n == axis else size for n, size in enumerate(after)]
-        return operand.take(np.broadcast_to(operand.labels.reshape(expanded), row))
+        return operand.take(
+            np.broadcast_to(operand.labels.reshape(expanded), row_shape(after, axis))
+        )
 
     # arithmetic
 
     def _sides(self, node, axis):
         """Return the operands of an elementwise primitive."""
         shape = self._shape(node.outputs[0])
-        row = tuple(1 if n == axis else size for n, size in enumerate(shape))
         sides = []
         for v in node.inputs:
             own = self._shape(v)  # () for a scalar; JAX broadcasts axes of one element
             is_row = len(own) == len(shape) and own[axis] == shape[axis]
             operand = self._operand(v, axis if is_row else None)
-            sides.append(operand.take(np.broadcast_to(operand.labels, row)))
+            sides.append(operand.take(np.broadcast_to(operand.labels, row_shape(shape, axis))))
         return sides
 
     def _mul(self, node, place, axis):
@@ -284,7 +270,6 @@ class Rows:
 
     def _dot_general(self, node, place, axis):
         (contract, batch) = node.params["dimension_numbers"]
-        sides = []
         shapes = [self._shape(v) for v in node.inputs]
         free = [
             [n for n in range(len(s)) if n not in (*c, *b)]
@@ -297,26 +282,23 @@ class Rows:
             axes = [free[0][axis - num_batch], None]
         else:
             axes = [None, free[1][axis - num_batch - num_left]]
-        constants = [
-            a is None and self.program.constant(v) is None
-            for a, v in zip(axes, node.inputs, strict=True)
-        ]
-        if any(constants):
+        pairs = list(zip(node.inputs, axes, strict=True))
+        if any(a is None and self.program.constant(v) is None for v, a in pairs):
             return None
-        operands = [self._operand(v, a) for v, a in zip(node.inputs, axes, strict=True)]
-        for o, c, b, f in zip(operands, contract, batch, free, strict=True):
-            sides.append(o.labels.transpose(*b, *f, *c))
+        operands = [self._operand(v, a) for v, a in pairs]
+        sides = zip(operands, contract, batch, free, strict=True)
+        a, b = (operand.labels.transpose(*bs, *fs, *cs) for operand, cs, bs, fs in sides)
         left = [operands[0].shape[n] for n in free[0]]
         right = [operands[1].shape[n] for n in free[1]]
         common = [operands[0].shape[n] for n in batch[0]]
         summed = [operands[0].shape[n] for n in contract[0]]
-        if math.prod((*common, *left, *right, *summed)) > polynomials.MOST_TERMS:
-            return None
         shape = (*common, *left, *right, *summed)
-        a = sides[0].reshape(*common, *left, *[1] * len(right), *summed)
-        b = sides[1].reshape(*common, *[1] * len(left), *right, *summed)
+        if math.prod(shape) > polynomials.MOST_TERMS:
+            return None
+        a = a.reshape(*common, *left, *[1] * len(right), *summed)
+        b = b.reshape(*common, *[1] * len(left), *right, *summed)
         a, b = (
-            o.take(np.broadcast_to(labels, shape))
-            for o, labels in zip(operands, (a, b), strict=True)
+            operands[0].take(np.broadcast_to(a, shape)),
+            operands[1].take(np.broadcast_to(b, shape)),
         )
         return (a * b).summed(math.prod(summed), (*common, *left, *right))

@@ -193,13 +193,13 @@ def test_where_it_cannot_run_none_says_so_once(monkeypatch):
     monkeypatch.delenv("EQFUSE_BACKEND", raising=False)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     monkeypatch.setattr(machine, "api_version", lambda: (0, 99))
-    _backend._say_once.cache_clear()
+    _backend._warn_once.cache_clear()
     with pytest.warns(UserWarning, match=r"backend 'xla', not 'llvm': jaxlib's foreign function"):
         assert ops.resolve(None) == "xla"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert ops.resolve(None) == "xla"
-    _backend._say_once.cache_clear()
+    _backend._warn_once.cache_clear()
 
 
 LARGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")

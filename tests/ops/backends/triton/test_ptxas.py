@@ -66,8 +66,8 @@ def test_none_does_not_pick_triton_on_waves_of_32(monkeypatch):
     for name, reason in (("gfx942", ""), ("gfx1100", "gfx1100 has waves of 32")):
         devices = [types.SimpleNamespace(compute_capability=name)]
         monkeypatch.setattr(jax, "devices", lambda found=devices: found)
-        assert reason in _backend._no_gpu()
-        assert bool(reason) == bool(_backend._no_gpu())
+        assert reason in _backend._no_device("triton")
+        assert bool(reason) == bool(_backend._no_device("triton"))
 
 
 def device(capability, kind="GPU"):

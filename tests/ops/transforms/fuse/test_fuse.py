@@ -300,7 +300,7 @@ def test_the_report_says_where(capsys):
     operands = [jnp.asarray(a, jnp.float32) for a in arrays()]
     ops.fuse(FOUND["weights"], report=True)(*operands)
     head, line = capsys.readouterr().out.splitlines()
-    assert [w.strip() for w in head.split("|")] == ["where", "found", "computed by", "why not"]
+    assert [w.strip() for w in head.split("|")] == ["where", "pattern", "computed by", "why not"]
     where, what, op, _ = (w.strip() for w in f"{line} ".split("|"))
     assert where.startswith("test_fuse.py:")
     assert op == "graph_tensor_product"

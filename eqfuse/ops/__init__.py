@@ -1,12 +1,12 @@
 """Equivariant operations, drop-in for e3nn-jax, as fused kernels.
 
-README.md, beside this file, is a tour. The folders are layers, each of which imports those above:
+The folders are layers, each of which imports those above:
 
-- `algebra`: products, Linears, gates and their derivatives, as data; pure Python.
-- `xla`: the same evaluated in jax.numpy, the definition.
-- `triton`, `llvm`: kernels for GPUs and CPUs; `codegen` writes them, `runtime` compiles, keeps and
-  launches them.
+- `ir`: products, Linears, gates, programs and their derivatives, as data; pure Python.
+- `backends`: `xla` evaluates them in jax.numpy, the definition; `triton` and `llvm` are kernels for
+  GPUs and CPUs, of which `emit` writes the text, and `runtime` compiles, keeps and launches it.
 - `primitives`: JAX primitives, with their rules, batching, sharding and lowering.
+- `transforms`: `fuse` and `sequence`, which rewrite functions.
 - the files beside the folders: one for each public op.
 """
 

@@ -1,0 +1,49 @@
+"""What the pages about the ops show is what happens, and the reference has all of them."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+from eqfuse import ops
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_about_kernels_prints_what_it_shows():
+    options = {"module_relative": False, "optionflags": doctest.ELLIPSIS, "encoding": "utf-8"}
+    results = doctest.testfile(str(DOCS / "explanation" / "kernels.md"), **options)
+    assert results.attempted > 10
+    assert results.failed == 0
+
+
+def test_the_reference_lists_all_of_ops():
+    text = (DOCS / "reference" / "ops.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\| ([^|]*) \|", text)))
+    constants = {"BACKENDS", "OPS", "TF32X3"}
+    assert sorted(listed) == sorted(set(ops.__all__) - constants)
+
+
+@pytest.mark.parametrize("name", ["add_op", "add_activation"])
+def test_files_that_a_page_names_exist(name):
+    page = DOCS / "how-to" / f"{name}.md"
+    text = page.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 40
+    named = set(re.findall(r"(?:eqfuse|tests|docs)/[\w/.-]+\w", text))
+    missing = sorted(p for p in named if "my_op" not in p and not (DOCS.parent / p).exists())
+    assert len(named) > 3
+    assert missing == []
+
+
+def test_the_names_that_the_pages_give_exist():
+    for path, name in (
+        ("eqfuse/ops/_backend.py", "OPS"),
+        ("tests/ops/test_backend.py", "test_every_op_asks_for_its_own_backend"),
+        ("eqfuse/ops/ir/functions.py", "ACTIVATIONS"),
+        ("eqfuse/ops/backends/xla/activations.py", "FUNCTIONS"),
+        ("tests/ops/backends/test_activation.py", "SMOOTH"),
+        ("tests/ops/backends/test_activation.py", "KINKED"),
+    ):
+        text = (DOCS.parent / path).read_text(encoding="utf-8")
+        assert re.search(rf"(?m)^(def )?{name}\b.*[=:]", text), (path, name)

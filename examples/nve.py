@@ -58,11 +58,11 @@ def main():
     programs = "program" if atoms.calc.num_compilations == 1 else "programs"
     print(f", compiled {atoms.calc.num_compilations} {programs}", end="")
     print(f", trajectory in {options.trajectory}")
-    draw(time, np.array(total), np.array(kinetic), drift, options.picture)
+    plot(time, np.array(total), np.array(kinetic), drift, options.picture)
 
 
-def draw(time, total, kinetic, drift: float | None, target: str):
-    """Total and kinetic energy [n_steps] meV/atom against time [n_steps] ps."""
+def plot(time, total, kinetic, drift: float | None, target: str):
+    """Plot total and kinetic energy [n_steps] meV/atom against time [n_steps] ps."""
     slope = "" if drift is None else f": {drift:.3f} meV/atom/ps"
     figure = matplotlib.figure.Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()

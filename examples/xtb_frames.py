@@ -35,7 +35,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("structure", help="file that ASE reads; its last frame is the start")
     parser.add_argument("frames", help="extended XYZ file to write")
-    parser.add_argument("--count", type=int, default=10_000, help="of frames")
+    parser.add_argument("--count", type=int, default=10_000, help="number of frames")
     parser.add_argument("--temperature", type=float, default=500.0, help="K")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -60,19 +60,19 @@ def main():
 
 
 def with_xtb(start, count: int, temperature: float, seed) -> list:
-    """`trajectory` with GFN2-xTB."""
+    """Return `trajectory` with GFN2-xTB."""
     from tblite.ase import TBLite
 
     return trajectory(start, TBLite(method="GFN2-xTB", verbosity=0), count, temperature, seed)
 
 
 def trajectory(start, calculator, count: int, temperature: float, seed) -> list:
-    """Frames of Langevin dynamics from the minimum next to `start`, with energies and forces.
+    """Return frames of Langevin dynamics from the minimum next to `start`, with their labels.
 
     Args:
       start: ase.Atoms.
       calculator: of ASE.
-      count: of frames.
+      count: number of frames.
       temperature: K.
       seed: what `numpy.random.default_rng` takes.
     """

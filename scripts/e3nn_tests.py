@@ -51,7 +51,7 @@ def equinox_linear(backend: str):
     class Linear(e3nn.equinox.Linear):
         def __call__(self, first, x=None):
             first, x = (None, first) if x is None else (first, x)
-            found = ops.linear(
+            result = ops.linear(
                 x,
                 self._weights,
                 (self.channel_out or 1) * self.irreps_out,
@@ -66,7 +66,7 @@ def equinox_linear(backend: str):
                 irreps_in=self.irreps_in,
                 backend=backend,
             )
-            return found if self.channel_out is None else found.mul_to_axis(self.channel_out)
+            return result if self.channel_out is None else result.mul_to_axis(self.channel_out)
 
     return Linear
 

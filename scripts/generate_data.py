@@ -121,31 +121,31 @@ def write(path: pathlib.Path, atoms, trajectories, seed: int):
 def check(path: pathlib.Path):
     """Print how far forces and stresses of a file are from central differences of the energy."""
     with np.load(path) as arrays:
-        found = {key: arrays[key] for key in arrays.files}
-    count = len(found["positions"])
+        data = {key: arrays[key] for key in arrays.files}
+    count = len(data["positions"])
     for k in (0, count // 2, count - 1):
-        atoms = ase.Atoms(found["numbers"], found["positions"][k].astype(np.float64))
-        if "cell" in found:
-            atoms.cell, atoms.pbc = found["cell"][k], True
+        atoms = ase.Atoms(data["numbers"], data["positions"][k].astype(np.float64))
+        if "cell" in data:
+            atoms.cell, atoms.pbc = data["cell"][k], True
         slopes = [
             [-_slope(atoms, lambda a, s, i=i, j=j: _shift(a, i, j, s), 1e-3) for j in range(3)]
             for i in range(len(atoms))
         ]
-        difference = np.abs(found["forces"][k] - slopes).max()
+        difference = np.abs(data["forces"][k] - slopes).max()
         line = f"{path.name}, frame {k}: forces {difference:.1e} eV/Å"
-        if "stress" in found:
+        if "stress" in data:
             pairs = ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))
             volume = atoms.get_volume()
             strained = [
                 _slope(atoms, lambda a, s, p=p: _strain(a, p, s), 1e-3) / volume for p in pairs
             ]
-            difference = [found["stress"][k][p] for p in pairs] - np.array(strained)
+            difference = [data["stress"][k][p] for p in pairs] - np.array(strained)
             line += f", stress {np.abs(difference).max():.1e} eV/Å^3"
         print(line, flush=True)
 
 
 def _slope(atoms, change, step: float) -> float:
-    """The central difference of the energy by what `change(atoms, amount)` does to a copy, eV."""
+    """Return the central difference of the energy under `change(atoms, amount)`, eV."""
     energies = []
     for sign in (1, -1):
         moved = atoms.copy()

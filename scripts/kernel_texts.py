@@ -42,12 +42,12 @@ def main():
         function, args = step(name, "triton")
         for n, spec in enumerate(ahead._specs(jax.jit(function).trace(*args).jaxpr.jaxpr)):
             show(f"{name} triton {n}", spec.name, spec.source)
-        found: list[tuple[str, str]] = []
-        machine.register = lambda *module, found=found: found.append(module)
+        texts: list[tuple[str, str]] = []
+        machine.register = lambda *module, texts=texts: texts.append(module)
         function, args = step(name, "llvm")
         args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
         jax.jit(function).lower(*args)
-        for n, (module, text) in enumerate(sorted(set(found))):
+        for n, (module, text) in enumerate(sorted(set(texts))):
             show(f"{name} llvm {n}", module, text)
 
 

@@ -96,11 +96,11 @@ def _make(name: str, shape: Shape):
             f"{kind}_cell": atoms.cell.array,
         }
         for head in shape.heads:
-            found = mace_networks.results(
+            result = mace_networks.results(
                 network, mace_networks.batch_of(network, shape, atoms, head)
             )
             prefix = f"{kind}_{head}" if len(shape.heads) > 1 else kind
-            arrays |= {f"{prefix}_{k}": np.squeeze(v) for k, v in found.items()}
+            arrays |= {f"{prefix}_{k}": np.squeeze(v) for k, v in result.items()}
     np.savez_compressed(FOLDER / f"{name}.npz", **arrays)
     size = (FOLDER / f"{name}.model.xz").stat().st_size
     forces = max(abs(v).max() for k, v in arrays.items() if k.endswith("forces"))
@@ -112,7 +112,7 @@ def _make(name: str, shape: Shape):
 
 
 def _single_precision(network, shape: Shape, arrays: dict) -> float:
-    """The largest error of mace's forces in float32, relative to the largest force."""
+    """Return the largest error of mace's forces in float32, relative to the largest force."""
     errors = []
     for kind, atoms in structures(shape).items():
         batch = mace_networks.batch_of(network.float(), shape, atoms, shape.heads[-1])

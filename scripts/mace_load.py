@@ -4,7 +4,7 @@
 
 It needs mace-torch, torch and NumPy, and not eqfuse. The result is a whole module, as mace saves
 it: `MACECalculator(model_paths="FILE.model")`, `mace_eval_configs` and further training read it.
-What differs between the two programs, and is undone here, is told in
+The differences between the two programs, which are undone here, are listed in
 `eqfuse/convert/mace_parameters.py`.
 """
 
@@ -111,7 +111,7 @@ def _fill(network, fields: dict, arrays):
 
 
 def _matrices(arrays, name: str) -> list[np.ndarray]:
-    """The matrices of a Linear, by irrep."""
+    """Return the matrices of a Linear, by irrep."""
     return [arrays[key] for key in sorted(arrays.files) if key.startswith(f"{name}/w[")]
 
 
@@ -218,7 +218,7 @@ def _set_product(module, k: int, fields: dict, arrays):
 
 
 def _symmetric(maps: np.ndarray, degree: int, dim: int) -> np.ndarray:
-    """The symmetric part of mace's maps, [sorted places x dim, maps]."""
+    """Return the symmetric part of mace's maps, [sorted places x dim, maps]."""
     size = round((maps.size / maps.shape[-1] / dim) ** (1 / degree))
     maps = np.moveaxis(maps.reshape(dim, *[size] * degree, -1), 0, -1)
     places = np.array(list(itertools.combinations_with_replacement(range(size), degree)))

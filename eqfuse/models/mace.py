@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from eqfuse import ops
 from eqfuse.models.irreps import SCALAR, require_positive
 from eqfuse.models.mace_irreps import feature_irreps
-from eqfuse.models.message_passing import embed_species, radial_networks
+from eqfuse.models.message_passing import embed_species, linear, radial_networks
 from eqfuse.models.nequip import gate_input
-from eqfuse.models.pairs import agnesi_transform, radii_of
+from eqfuse.models.pairs import length_transform
 from eqfuse.models.radial import edge_geometry
 from eqfuse.models.species import take, take_species
 
@@ -59,7 +59,7 @@ class MACELayer(nn.Module):
           IrrepsArray [n_nodes, irreps].
         """
         irreps_basis, irreps = e3nn.Irreps(self.irreps_basis), e3nn.Irreps(self.irreps)
-        x = ops.Linear(h.irreps, backend=self.backend, name="linear_up")(h)
+        x = linear(self, h.irreps, "linear_up")(h)
         a = ops.TensorProductLinear(
             irreps_basis,
             force_irreps_out=True,
@@ -71,13 +71,7 @@ class MACELayer(nn.Module):
         if self.density_normalization:
             a = a / (1 + self._density(basis, edges))[:, None]
         if self.species_linear:
-            a = ops.Linear(
-                irreps_basis,
-                num_indexed_weights=self.num_species,
-                force_irreps_out=True,
-                backend=self.backend,
-                name="species_linear",
-            )(species, a)
+            a = linear(self, irreps_basis, "species_linear", by_species=True)(species, a)
         b = ops.symmetric_contraction(
             a,
             self._contraction_weights(irreps_basis, irreps, h.dtype),
@@ -86,15 +80,9 @@ class MACELayer(nn.Module):
             correlation=self.correlation,
             backend=self.backend,
         )  # [n_nodes, irreps]
-        out = ops.Linear(irreps, force_irreps_out=True, backend=self.backend, name="linear_down")(b)
+        out = linear(self, irreps, "linear_down")(b)
         if self.skip:
-            out += ops.Linear(
-                irreps,
-                num_indexed_weights=self.num_species,
-                force_irreps_out=True,
-                backend=self.backend,
-                name="skip",
-            )(species, h)
+            out += linear(self, irreps, "skip", by_species=True)(species, h)
         assert out.irreps == irreps, (out.irreps, irreps)
         return out
 
@@ -144,13 +132,11 @@ class Readout(nn.Module):
         """Return IrrepsArray [n_nodes, irreps_out] for h, IrrepsArray [n_nodes, irreps]."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         gated = gate_input({ir for _, ir in irreps_out}, self.hidden)
-        h = ops.Linear(gated, force_irreps_out=True, backend=self.backend, name="linear_in")(h)
+        h = linear(self, gated, "linear_in")(h)
         h = e3nn.gate(
             h, even_act=jax.nn.silu, odd_act=jax.nn.tanh, even_gate_act=jax.nn.silu
         )  # [n_nodes, hidden x each irrep]
-        return ops.Linear(
-            irreps_out, force_irreps_out=True, backend=self.backend, name="linear_out"
-        )(h)
+        return linear(self, irreps_out, "linear_out")(h)
 
 
 class MACE(nn.Module):
@@ -281,7 +267,7 @@ class MACE(nn.Module):
             self.cutoff,
             self.num_bessel,
             self.poly_power,
-            self._transform(species, edges),
+            length_transform(self, species, edges),
         )  # [n_edges, irreps_sh], [n_edges, num_bessel]
         if not self.density_normalization:
             sh = sh / math.sqrt(self.avg_num_neighbors)
@@ -308,40 +294,10 @@ class MACE(nn.Module):
                 self.backend,
                 name=f"layer_{k}",
             )(h, sh, radial[k], species, edges, basis)  # [n_nodes, irreps]
+            name = f"readout_{k}"
             if k < self.layers - 1:
-                readout = ops.Linear(
-                    self.irreps_out,
-                    force_irreps_out=True,
-                    backend=self.backend,
-                    name=f"readout_{k}",
-                )
+                readout = linear(self, self.irreps_out, name)
             else:
-                readout = Readout(
-                    self.irreps_out, self.readout_hidden, self.backend, name=f"readout_{k}"
-                )
+                readout = Readout(self.irreps_out, self.readout_hidden, self.backend, name=name)
             out += readout(h)
         return out
-
-    def _transform(self, species, edges):
-        """Return the transform of the lengths of the edges, or None."""
-        if self.distance_transform is None:
-            return None
-        if self.distance_transform != "agnesi":
-            raise ValueError(
-                f"distance_transform {self.distance_transform!r} is unknown; give 'agnesi' or None"
-            )
-        radii = self.covalent_radii
-        if radii is None:
-            radii = None if self.atomic_numbers is None else radii_of(self.atomic_numbers)
-        if radii is None or len(radii) != self.num_species:
-            raise ValueError(
-                "distance_transform='agnesi' needs atomic_numbers= or covalent_radii= of the "
-                f"{self.num_species} species, got {self.atomic_numbers} and {self.covalent_radii}"
-            )
-
-        def transform(lengths):
-            of_nodes = jnp.asarray(radii, lengths.dtype)[species]
-            mean = (of_nodes[edges.senders] + of_nodes[edges.receivers]) / 2
-            return agnesi_transform(lengths, mean, tuple(self.transform_constants))
-
-        return transform

@@ -4,6 +4,7 @@ import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
 
+from eqfuse import ops
 from eqfuse.models.irreps import SCALAR
 from eqfuse.models.radial import RadialNetworks
 
@@ -31,3 +32,21 @@ def radial_networks(network: nn.Module, basis, widths) -> list[jax.Array]:
     """
     hidden = (network.radial_hidden,) * network.radial_layers
     return RadialNetworks(hidden, tuple(widths), network.backend, name="radial")(basis)
+
+
+def linear(network: nn.Module, irreps, name: str, *, by_species: bool = False) -> ops.Linear:
+    """Return a Linear to `irreps`, all of which are in its output.
+
+    Args:
+      network: the module that it is part of, with `backend` and, for `by_species`, `num_species`.
+      irreps: of the output.
+      name: of its parameters.
+      by_species: whether each species has weights of its own; then it is called with the species.
+    """
+    return ops.Linear(
+        irreps,
+        num_indexed_weights=network.num_species if by_species else None,
+        force_irreps_out=True,
+        backend=network.backend,
+        name=name,
+    )

@@ -17,7 +17,7 @@ from eqfuse.models.irreps import (
     require_positive,
     unreachable,
 )
-from eqfuse.models.message_passing import embed_species, radial_networks
+from eqfuse.models.message_passing import embed_species, linear, radial_networks
 from eqfuse.models.radial import edge_geometry
 from eqfuse.models.species import take_species
 
@@ -119,14 +119,9 @@ class Interaction(nn.Module):
         """
         irreps = e3nn.Irreps(self.irreps)
         irreps_gate = gate_input([ir for _, ir in irreps], irreps[0].mul)
-        x = ops.Linear(h.irreps, backend=self.backend, name="linear_up")(h)
-        skip = ops.Linear(
-            irreps_gate,
-            num_indexed_weights=self.num_species,
-            force_irreps_out=True,
-            backend=self.backend,
-            name="skip",
-        )(species, h)  # [n_nodes, irreps_gate]
+        x = linear(self, h.irreps, "linear_up")(h)
+        skip = linear(self, irreps_gate, "skip", by_species=True)(species, h)
+        # [n_nodes, irreps_gate]
         h = ops.TensorProductLinearGate(
             irreps_gate,
             force_irreps_out=True,
@@ -228,6 +223,4 @@ class NequIP(nn.Module):
             h = Interaction(str(irreps), self.num_species, self.backend, name=f"layer_{k}")(
                 h, sh, radial[k], species, edges
             )  # [n_nodes, irreps]
-        return ops.Linear(irreps_out, force_irreps_out=True, backend=self.backend, name="readout")(
-            h
-        )
+        return linear(self, irreps_out, "readout")(h)

@@ -39,6 +39,39 @@ def agnesi_transform(
     return 1 / (1 + a * x**q / (1 + x ** (q - p)))
 
 
+def length_transform(network, species, edges):
+    """Return the transform of edge lengths that a network has, a function, or None.
+
+    Args:
+      network: see the settings of `eqfuse.models.MACE`.
+      species: [n_nodes] int32.
+      edges: `eqfuse.ops.Edges`.
+    Raises:
+      ValueError: an unknown transform, or one without radii for all species.
+    """
+    if network.distance_transform is None:
+        return None
+    if network.distance_transform != "agnesi":
+        raise ValueError(
+            f"distance_transform {network.distance_transform!r} is unknown; give 'agnesi' or None"
+        )
+    radii, numbers = network.covalent_radii, network.atomic_numbers
+    if radii is None and numbers is not None:
+        radii = radii_of(numbers)
+    if radii is None or len(radii) != network.num_species:
+        raise ValueError(
+            "distance_transform='agnesi' needs atomic_numbers= or covalent_radii= of the "
+            f"{network.num_species} species, got {numbers} and {network.covalent_radii}"
+        )
+
+    def transform(lengths):
+        of_nodes = jnp.asarray(radii, lengths.dtype)[species]
+        mean = (of_nodes[edges.senders] + of_nodes[edges.receivers]) / 2
+        return agnesi_transform(lengths, mean, tuple(network.transform_constants))
+
+    return transform
+
+
 @dataclasses.dataclass(frozen=True)
 class ZBL:
     """Repulsion of the nuclei of near atoms, screened, by Ziegler, Biersack and Littmark.

@@ -14,10 +14,9 @@ from tests.ops.parity import BACKENDS, assert_equivariant, assert_one_rounding, 
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
 # see tiers.value_and_derivatives
 CORE = {"l3-both-parities", "graph", "graph-no-edges"}
-FLOAT32 = {"graph"}
 
 
-@tiers.value_and_derivatives(CHANNELWISE, CORE, FLOAT32)
+@tiers.value_and_derivatives(CHANNELWISE, CORE)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(CHANNELWISE[name], dtype, backend)
 
@@ -30,7 +29,7 @@ def test_the_backend_e3nn_is_the_same(name):
     np.testing.assert_allclose(found, case.reference(*arrays), rtol=0, atol=1e-5)
 
 
-@all_backends
+@pytest.mark.parametrize("backend", tiers.KERNELS)
 def test_equivariance(backend):
     assert_equivariant(CHANNELWISE["graph"], backend)
 

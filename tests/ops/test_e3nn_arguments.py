@@ -12,6 +12,7 @@ from eqfuse import ops
 from tests.ops import tiers
 
 BACKENDS = ["xla", "llvm", "e3nn"]
+NATIVE = pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 ROWS = 4
 
 
@@ -43,14 +44,14 @@ class TestNegativeIndex:
             jax.tree.map(assert_close, found, wrapped)
 
     @pytest.mark.parametrize("kind", [np.array, jnp.array, lambda i: jnp.array(i, jnp.int8)])
-    @pytest.mark.parametrize("backend", BACKENDS)
+    @NATIVE
     def test_linear(self, kind, backend):
         module = ops.Linear("3x0e+2x1o", num_indexed_weights=3, backend=backend)
         x = normal("2x0e+2x1o")
         parameters = module.init(jax.random.key(0), jnp.zeros(ROWS, int), x)
         self.assert_wraps(lambda p, i: module.apply(p, i, x).array, parameters, kind)
 
-    @pytest.mark.parametrize("backend", BACKENDS)
+    @NATIVE
     def test_fused(self, backend):
         options = {"num_indexed_weights": 3, "biases": True, "backend": backend}
         module = ops.TensorProductLinearGate("4x0e+2x1o", **options)
@@ -106,7 +107,7 @@ def test_without_jit(backend):
 WIDE, NARROW = [jnp.float32, jnp.bfloat16], [jnp.bfloat16, jnp.float32]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@NATIVE
 @pytest.mark.parametrize("dtypes", [WIDE, NARROW], ids=["wide-first", "narrow-first"])
 def test_linear_sum_promotes(dtypes, backend):
     """Whatever the order of the inputs: the wide one is not rounded."""
@@ -122,7 +123,7 @@ def test_linear_sum_promotes(dtypes, backend):
     assert_close(out, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@NATIVE
 @pytest.mark.parametrize("dtypes", [WIDE, NARROW], ids=["wide-skip", "narrow-skip"])
 def test_skip_promotes(dtypes, backend):
     x, y = normal("2x0e+2x1o", dtypes[1]), normal("0e+1o", dtypes[1], 1)
@@ -147,7 +148,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@NATIVE
 @pytest.mark.parametrize("biases", tiers.slow_unless([True], False, True))
 @pytest.mark.parametrize("name", MODULES)
 def test_parameters_of_another_width_promote(x64, name, biases, backend):
@@ -172,7 +173,7 @@ def test_parameters_of_another_width_promote(x64, name, biases, backend):
         np.testing.assert_allclose(out.array, exact, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "e3nn"])
+@NATIVE
 @pytest.mark.parametrize("half", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODULES)
 def test_parameters_widen_half_precision_features(name, half, backend):

@@ -74,9 +74,9 @@ def test_irreps_of_the_product_that_nobody_reads_are_counted():
         assert_same(module, e3nn.flax.Linear("8x0e+4x2e"), x, y)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm", "e3nn"], *BACKENDS))
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("seed", tiers.slow_unless(range(4), *range(10)))
+@pytest.mark.parametrize("seed", tiers.slow_unless(range(2), *range(10)))
 def test_random_irreps(seed, graph, backend):
     """With dropped, repeated and unreachable irreps, blocks that are zero, and every option."""
     rng = np.random.default_rng(seed)
@@ -171,7 +171,7 @@ def test_channelwise(graph, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", tiers.slow_unless([True], False, True))
 def test_multiplicities_of_both_operands_on_a_graph(weighted, backend):
     """What no one kernel computes is composed."""
     rng = np.random.default_rng(8)

@@ -105,7 +105,7 @@ LINEARS = {
 }
 
 
-@pytest.mark.parametrize("backend", ALL_BACKENDS)
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm", "triton-interpret"], *ALL_BACKENDS))
 @pytest.mark.parametrize("name", LINEARS)
 def test_an_index_of_weights_out_of_range_is_the_nearest(name, backend):
     """On every backend, in the value and in the gradients, of the weights too."""
@@ -169,7 +169,9 @@ def test_an_index_of_species_does_not_wrap(out):
     np.testing.assert_array_equal(contracted(np.array([0, out, 1])), expected)
 
 
-@pytest.mark.parametrize(("edges", "nodes"), [(0, 3), (1, 1), (40, 7), (40, 2**26)])
+@pytest.mark.parametrize(
+    ("edges", "nodes"), [(0, 3), (1, 1), (40, 7), pytest.param(40, 2**26, marks=pytest.mark.slow)]
+)
 def test_traced_ends_are_ordered_as_those_on_the_host(edges, nodes):
     """Also where numbers of edges and nodes are too many for one integer for both."""
     rng = np.random.default_rng(0)

@@ -14,16 +14,14 @@ from tests.ops.parity import BACKENDS, assert_equivariant, assert_one_rounding, 
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
 # see tiers.value_and_derivatives
 CORE = {"l3-both-parities", "mul-33", "cut-blocks", "one-y", "no-rows"}
-FLOAT32 = {"mul-33", "one-y"}
 
 
-@tiers.value_and_derivatives(ELEMENTWISE, CORE, FLOAT32)
+@tiers.value_and_derivatives(ELEMENTWISE, CORE)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(ELEMENTWISE[name], dtype, backend)
 
 
-@pytest.mark.slow
-@all_backends
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 @pytest.mark.parametrize("name", ["l3-both-parities", "cut-blocks"])
 def test_equivariance(name, backend):
     assert_equivariant(ELEMENTWISE[name], backend)

@@ -36,17 +36,15 @@ CORE = {
     "one-by-many",
     "zero-blocks",
 }
-FLOAT32 = {"mul-33", "mul-600", "one-w"}
 CASE = GRAPH["mul-5"]
 
 
-@tiers.value_and_derivatives(GRAPH, CORE, FLOAT32)
+@tiers.value_and_derivatives(GRAPH, CORE)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(GRAPH[name], dtype, backend)
 
 
-@pytest.mark.slow
-@all_backends
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 @pytest.mark.parametrize("name", ["l3", "uvuv-expanded"])
 def test_equivariance(name, backend):
     assert_equivariant(GRAPH[name], backend)
@@ -134,7 +132,7 @@ def test_edges_may_be_arguments_and_may_be_made_inside_jit(backend):
     np.testing.assert_array_equal(made, given)
 
 
-@all_backends
+@pytest.mark.parametrize("backend", tiers.KERNELS)
 @pytest.mark.parametrize("shape", ["edge", "path"])
 def test_weights_broadcast(shape, backend):
     """One weight for an edge or one for a path; their gradients are sums."""
@@ -165,10 +163,10 @@ def test_weights_broadcast(shape, backend):
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("mul-5", jnp.float16),
+        pytest.param("mul-5", jnp.float16, marks=pytest.mark.slow),
         ("mul-5", jnp.bfloat16),
-        ("one-w", jnp.bfloat16),
-        ("mul-600", jnp.bfloat16),
+        pytest.param("one-w", jnp.bfloat16, marks=pytest.mark.slow),
+        pytest.param("mul-600", jnp.bfloat16, marks=pytest.mark.slow),
     ],
 )
 def test_half_precision_is_rounded_once(name, dtype, backend):

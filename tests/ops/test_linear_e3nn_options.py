@@ -8,6 +8,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.ir.linear_form import LinearForm
+from tests.ops import tiers
 from tests.ops.parity import only
 
 ROWS, CHANNELS, WEIGHTS = 5, 3, 4
@@ -45,7 +46,7 @@ def arguments(name):
     return (x,) if shape is None else (jax.random.normal(jax.random.key(5), shape), x)
 
 
-@pytest.mark.parametrize("backend", ["xla", "llvm"])
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm"))
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_values_and_gradients_are_e3nns(name, backend):
     """Float64 to 1e-12: up to a hundred products each; the parameters are the same from one key."""

@@ -120,8 +120,6 @@ CASES = {
     "no-axes": Case("3x0e+3x1o", "3x1o", 2, shape=()),
     "no-rows": Case("3x0e+3x1o", "3x0e", 3, shape=(0,)),
 }
-# which XLA compiles for a long time
-NOT_XLA = [backend for backend in BACKENDS if backend != "xla"]
 LARGE = Case("2x0e+2x1o+2x2e+2x3o", "2x0e+2x1o+2x2e", 3)
 
 
@@ -133,10 +131,9 @@ CORE = {
     "one-index",
     "no-rows",
 }
-FLOAT32 = {"channels-33", "one-index"}
 
 
-@tiers.value_and_derivatives(CASES, CORE, FLOAT32)
+@tiers.value_and_derivatives(CASES, CORE)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(CASES[name], dtype, backend)
 
@@ -146,7 +143,7 @@ def test_bfloat16_is_rounded_once(backend):
     assert_one_rounding(CASES["own-weights"], jnp.bfloat16, backend)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiers.slow_unless(CORE, *CASES))
 def test_the_backend_e3nn_is_the_definition(name):
     case = CASES[name]
     with jax.enable_x64(True):
@@ -156,7 +153,7 @@ def test_the_backend_e3nn_is_the_definition(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", tiers.slow_unless(NOT_XLA, *BACKENDS))
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_three_factors_up_to_l_3(backend):
     """The contraction of the largest published MACE, and its gradients."""
     x, w = LARGE.operands()
@@ -174,7 +171,7 @@ def test_three_factors_up_to_l_3(backend):
         assert error(a, b) <= 1e-12 * largest(b)
 
 
-@pytest.mark.parametrize("backend", tiers.slow_unless(NOT_XLA, *BACKENDS))
+@pytest.mark.parametrize("backend", tiers.KERNELS)
 @pytest.mark.parametrize("case", [CASES["three-factors-pseudoscalar"], LARGE], ids=["o3", "l3"])
 def test_equivariance(case, backend):
     matrix, _ = np.linalg.qr(np.random.default_rng(4).normal(size=(3, 3)))

@@ -31,7 +31,6 @@ CORE = {
     "zero-blocks",
     "nothing-left",
 }
-FLOAT32 = {"mul-33", "one-y", "uvuv-expanded"}
 
 
 def product(backend):
@@ -39,13 +38,12 @@ def product(backend):
     return jax.jit(lambda x, y: ops.tensor_product(x, y, backend=backend))
 
 
-@tiers.value_and_derivatives(TENSOR_PRODUCT, CORE, FLOAT32)
+@tiers.value_and_derivatives(TENSOR_PRODUCT, CORE)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(TENSOR_PRODUCT[name], dtype, backend)
 
 
-@pytest.mark.slow
-@all_backends
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *BACKENDS))
 @pytest.mark.parametrize("name", ["l3-both-parities", "uvuv-expanded"])
 def test_equivariance(name, backend):
     assert_equivariant(TENSOR_PRODUCT[name], backend)
@@ -55,10 +53,10 @@ def test_equivariance(name, backend):
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("mul-5", jnp.float16),
+        pytest.param("mul-5", jnp.float16, marks=pytest.mark.slow),
         ("mul-5", jnp.bfloat16),
-        ("norm", jnp.bfloat16),
-        ("one-y", jnp.bfloat16),
+        pytest.param("norm", jnp.bfloat16, marks=pytest.mark.slow),
+        pytest.param("one-y", jnp.bfloat16, marks=pytest.mark.slow),
     ],
 )
 def test_half_precision_is_rounded_once(name, dtype, backend):

@@ -16,7 +16,7 @@ from tests.ops import tiers
 from tests.ops.linear_cases import CASES, NODES, Problem
 from tests.ops.parity import only
 
-# These run on every backend by default, and in low precision; see tiers.by_backend.
+# By default these alone are tested on every backend, and in low precision; see tiers.by_backend.
 CORE = {
     "rows-linear",
     "graph-gate-skip",
@@ -124,7 +124,7 @@ def test_all_orders_equal_e3nn(case, backend):
 
 
 @core_by_default
-@pytest.mark.parametrize("backend", ["xla", "llvm", "triton-interpret"])
+@pytest.mark.parametrize("backend", tiers.KERNELS)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
     """No error is more than twice e3nn-jax's in the same dtype, or than eight roundings.

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops import tiers
 from tests.ops.parity import PORTABLE, only
 
+NORMALIZATIONS = ["component", "norm", "none"]
 IRREPS = ["2x0e+2x0o+1o+1e", "3x1o+2x2e+0x0e+2x1o", "5x1o", ""]
 
 
 @pytest.mark.parametrize("irreps", IRREPS)
 @pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("normalization", ["component", "norm", "none"])
+@pytest.mark.parametrize("normalization", tiers.slow_unless(["component"], *NORMALIZATIONS))
 def test_values_irreps_and_zero_flags(irreps, normalized, normalization):
     """Float64 to 1e-13: sums of a dozen products."""
     with jax.enable_x64(True):

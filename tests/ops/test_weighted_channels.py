@@ -59,10 +59,9 @@ all_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 CORE = {"not sorted", "no rows"}
-FLOAT32 = {"allegro"}
 
 
-@tiers.value_and_derivatives(CASES, CORE, FLOAT32)
+@tiers.value_and_derivatives(CASES, CORE)
 def test_value_and_derivatives(name, dtype, backend):
     assert_parity(CASES[name], dtype, backend)
 
@@ -75,7 +74,7 @@ def test_the_backend_e3nn_is_the_same(name):
     np.testing.assert_allclose(found, case.reference(*arrays), rtol=0, atol=1e-6)
 
 
-@all_backends
+@pytest.mark.parametrize("backend", tiers.KERNELS)
 def test_equivariance(backend):
     assert_equivariant(CASES["not sorted"], backend)
 

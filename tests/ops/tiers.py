@@ -1,5 +1,7 @@
 """Which checks against e3nn-jax run by default, and which by `--run-slow`."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -25,18 +27,21 @@ KERNELS = slow_unless(["llvm", "triton-interpret", "triton"], *BACKENDS)
 """All backends, of which XLA, which compiles longest, is left to `--run-slow`."""
 
 
+KERNELS = slow_unless(["llvm", "triton-interpret", "triton"], *BACKENDS)
+"""The backends; XLA, which compiles longest, by `--run-slow`."""
+
+
 def by_backend(cases, core, always: str = NATIVE) -> list:
     """Return pairs of a case and a backend.
 
-    By default those of the core run on every backend, the others on the backend `always` alone.
+    By default those of the core run on every backend but XLA, the others on the backend `always` alone.
     """
     found = []
-    for name in cases:
-        for given in PORTABLE:
-            marks = list(getattr(given, "marks", ()))
-            backend = given.values[0] if marks else given
-            marks += [] if name in core or backend == always else [pytest.mark.slow]
-            found.append(pytest.param(name, backend, marks=marks, id=f"{name}-{backend}"))
+    for name, given in itertools.product(cases, PORTABLE):
+        backend, marks = (given, ()) if isinstance(given, str) else (given.values[0], given.marks)
+        by_default = backend == always or (name in core and backend != "xla")
+        marks = marks if by_default else [*marks, pytest.mark.slow]
+        found.append(pytest.param(name, backend, marks=marks, id=f"{name}-{backend}"))
     return found
 
 
@@ -51,26 +56,26 @@ def targets(cases, everywhere: str) -> list:
     ]
 
 
-def value_and_derivatives(cases, core, float32):
+def value_and_derivatives(cases, core):
     """Return the parameters `name`, `dtype` and `backend` of a test of all cases.
 
-    By default every case runs in float64 on the native backend. What a case asks of an op before it
-    chooses a backend is seen there; what it asks of a backend, in its core.
+    By default every case runs in float64 on the native backend, where one sees what it asks of an
+    op before it chooses a backend, and those of the core on every backend but XLA; the core's first
+    on XLA too, and in float32.
 
     Args:
       cases: names.
-      core: those that by default run in float64 on every backend.
-      float32: those that by default run in float32 too, on every backend.
+      core: those that ask something of a backend.
     """
-    assert {*core, *float32} <= {*cases}
+    assert {*core} <= {*cases}
+    first = next(name for name in cases if name in core)
     found = []
-    for name in cases:
-        for dtype, kept in ((np.float64, core), (np.float32, float32)):
-            for given in BACKENDS:
-                marks = list(getattr(given, "marks", ()))
-                backend = given.values[0] if marks else given
-                by_default = name in kept or (dtype is np.float64 and backend == NATIVE)
-                marks += [] if by_default else [pytest.mark.slow]
-                label = f"{name}-{np.dtype(dtype).name}-{backend}"
-                found.append(pytest.param(name, dtype, backend, marks=marks, id=label))
+    for name, dtype, given in itertools.product(cases, (np.float64, np.float32), BACKENDS):
+        backend, marks = (given, ()) if isinstance(given, str) else (given.values[0], given.marks)
+        by_default = name == first or (
+            dtype is np.float64 and (backend == NATIVE or (name in core and backend != "xla"))
+        )
+        marks = marks if by_default else [*marks, pytest.mark.slow]
+        label = f"{name}-{np.dtype(dtype).name}-{backend}"
+        found.append(pytest.param(name, dtype, backend, marks=marks, id=label))
     return pytest.mark.parametrize(("name", "dtype", "backend"), found)

@@ -3,7 +3,6 @@
 import atexit
 import gc
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -26,7 +25,6 @@ import jax
 import numpy as np
 import pytest
 
-from tests.slow import SLOW
 from tests.small_runs import TINY, labelled
 
 # Python looks through all that JAX has ever traced, again and again: a seventh of the time.
@@ -46,11 +44,6 @@ def _runs_slow(config) -> bool:
 
 def pytest_collection_modifyitems(config, items):
     """Leave out the slow tests, but not those that are named: `pytest FILE::test`."""
-    patterns = {file: re.compile("|".join(p)) for file, p in SLOW.items()}
-    for item in items:
-        file, _, test = item.nodeid.removeprefix("tests/").partition("::")
-        if file in patterns and patterns[file].match(test):
-            item.add_marker("slow")
     if _runs_slow(config):
         return
     paths = (argument.partition("::") for argument in config.args)

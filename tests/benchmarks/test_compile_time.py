@@ -20,7 +20,7 @@ def table(monkeypatch, capsys, *arguments):
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("target", ["sm_90", pytest.param("gfx942", marks=pytest.mark.slow)])
 def test_rows(monkeypatch, capsys, tmp_path, target):
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     add_stages = CUDABackend.add_stages

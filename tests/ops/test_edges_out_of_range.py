@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops import tiers
 from tests.ops.parity import BACKENDS
 
 

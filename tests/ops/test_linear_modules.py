@@ -11,7 +11,6 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.ir.linear_form import LinearForm
-from tests.ops import tiers
 from tests.ops.parity import PORTABLE, interpreted, only
 
 IRREPS, OUT, OTHER = "5x0e+3x1o+2x0o+4x0e", "6x0e+2x1o+3x1e+4x0o+2x0e", "4x0e+2x1o"
@@ -24,7 +23,7 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(params=tiers.slow_unless(["llvm", "triton-interpret"], *PORTABLE))
+@pytest.fixture(params=PORTABLE)
 def backend(request):
     return request.param
 

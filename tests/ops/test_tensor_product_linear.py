@@ -222,6 +222,7 @@ def test_launches_of_forward_and_backward(case):
     assert interpret_count() - before == 4
 
 
+@core_by_default
 def test_parameters_are_e3nns(case):
     """Same tree, names, shapes and initial values, whatever the backend; same output irreps."""
     problem = Problem(case, np.float32)

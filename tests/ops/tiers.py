@@ -24,17 +24,14 @@ def slow_unless(kept, *parameters) -> list:
 
 
 KERNELS = slow_unless(["llvm", "triton-interpret", "triton"], *BACKENDS)
-"""All backends, of which XLA, which compiles longest, is left to `--run-slow`."""
-
-
-KERNELS = slow_unless(["llvm", "triton-interpret", "triton"], *BACKENDS)
 """The backends; XLA, which compiles longest, by `--run-slow`."""
 
 
 def by_backend(cases, core, always: str = NATIVE) -> list:
     """Return pairs of a case and a backend.
 
-    By default those of the core run on every backend but XLA, the others on the backend `always` alone.
+    By default those of the core run on every backend but XLA, the others on
+    the backend `always` alone.
     """
     found = []
     for name, given in itertools.product(cases, PORTABLE):
@@ -45,13 +42,13 @@ def by_backend(cases, core, always: str = NATIVE) -> list:
     return found
 
 
-def targets(cases, everywhere: str) -> list:
-    """Return pairs of a case and a GPU; by default, all but one case are for the H100."""
+def targets(cases, slow_cases=()) -> list:
+    """Return pairs of a case and a GPU; by default, for the H100 and the MI300 alone."""
     return [
         pytest.param(
-            case, target, marks=[] if case == everywhere or target == "sm_90" else pytest.mark.slow
+            case, target, marks=pytest.mark.slow if case in slow_cases or target == "sm_80" else ()
         )
-        for case in cases
+        for case in (*cases, *slow_cases)
         for target in ("sm_80", "sm_90", "gfx942")
     ]
 

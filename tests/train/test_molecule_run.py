@@ -18,6 +18,7 @@ from eqfuse.train.main import main
 from eqfuse.train.metrics import Errors, error_sums
 from eqfuse.train.settings.options import parse
 from eqfuse.train.sources import read_reference_energies
+from tests.ops import tiers
 
 
 def rows_of(folder):
@@ -29,7 +30,7 @@ def train(folder, path, tiny, *more):
     return main(["data=extxyz", f"data.path={path}", f"run={folder}", *tiny, *more])
 
 
-@pytest.mark.parametrize("model", ["nequip", "allegro", "mace"])
+@pytest.mark.parametrize("model", tiers.slow_unless(["nequip"], "nequip", "allegro", "mace"))
 def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model):
     folder = tmp_path / "run"
     if model == "allegro":

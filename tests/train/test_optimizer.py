@@ -128,7 +128,7 @@ def test_padding_changes_no_update_of_muon(monkeypatch):
         muon(Flat.of(params))
 
 
-@pytest.mark.parametrize("spared", [0.0, 1e9])
+@pytest.mark.parametrize("spared", [pytest.param(0.0, marks=pytest.mark.slow), 1e9])
 def test_muon_is_that_of_optax(spared):
     """Which takes each matrix by itself; 1e-4 of the largest update, after 15 matmuls."""
     rng = np.random.default_rng(2)

@@ -120,11 +120,13 @@ def rounding_of_one(name: str):
     return change
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", tiers.KERNELS)
 @pytest.mark.parametrize(
     ("dtype", "normalize"),
-    [(np.float32, True), (np.float64, False)],
-    ids=["float32-normalized", "float64"],
+    [
+        pytest.param(np.float32, True, id="float32-normalized"),
+        pytest.param(np.float64, False, id="float64", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activations_are_as_exact_as_e3nns(name, dtype, normalize, backend):
@@ -167,7 +169,7 @@ def test_what_is_not_a_number_stays_so(name, backend):
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    tiers.by_backend(["even_act", "odd_act", "even_gate_act", "odd_gate_act"], ["odd_gate_act"]),
+    tiers.by_backend(["even_act", "odd_act", "even_gate_act", "odd_gate_act"], []),
 )
 def test_any_function_is_an_activation(name, backend):
     """One that kernels do not know is e3nn's gate of the fused product and Linear.

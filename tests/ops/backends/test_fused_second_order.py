@@ -10,6 +10,7 @@ from eqfuse import ops
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
 from eqfuse.ops.primitives import fused
+from tests.ops import tiers
 from tests.ops.linear_cases import CASES, EDGES, NODES, Case, Problem
 from tests.ops.parity import PORTABLE, only
 
@@ -62,7 +63,7 @@ def test_gradients_of_forces_write_no_product_over_rows(name):
     assert f"f32[{rows},{size}]" not in text
 
 
-@pytest.mark.parametrize("backend", PORTABLE)
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *PORTABLE))
 @pytest.mark.parametrize("name", OTHERS)
 def test_gradients_of_a_loss_on_forces_equal_e3nns(name, backend, x64):
     problem = Problem(OTHERS[name])

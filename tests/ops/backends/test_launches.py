@@ -25,7 +25,14 @@ def gpu(tmp_path, monkeypatch):
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize(("order", "launches"), [("forward", 1), ("backward", 1), ("double", 2)])
+@pytest.mark.parametrize(
+    ("order", "launches"),
+    [
+        ("forward", 1),
+        pytest.param("backward", 1, marks=pytest.mark.slow),
+        pytest.param("double", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_the_graph_product_is_one_launch_each_way(gpu, order, launches):
     from benchmarks.launches import count
     from benchmarks.launches.graph_product import CASES
@@ -41,7 +48,10 @@ def test_the_graph_product_is_one_launch_each_way(gpu, order, launches):
 
 @pytest.mark.parametrize(
     ("case", "forward", "backward"),
-    [("graph of 135 nodes, 2700 edges", (3, 2), (5, 4)), ("2700 rows", (2, 2), (4, 4))],
+    [
+        ("graph of 135 nodes, 2700 edges", (3, 2), (5, 4)),
+        pytest.param("2700 rows", (2, 2), (4, 4), marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(
     "channels", [pytest.param(64, id="64 channels", marks=pytest.mark.slow), None]

@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
+from tests.ops import tiers
 from tests.ops.cases import SMALL, random_arrays
 from tests.ops.parity import error, largest, only
 
@@ -149,7 +150,7 @@ def expected(name: str):
     return computed(name, "e3nn", in_python, ("value", "jvp", "vjp", "jvp of vjp"))
 
 
-@pytest.mark.parametrize("backend", ["xla", "llvm"])
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "xla", "llvm"))
 @pytest.mark.parametrize(
     ("loop", "orders"),
     [
@@ -159,7 +160,7 @@ def expected(name: str):
     ],
     ids=["scan", "fori_loop", "while_loop"],
 )
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiers.slow_unless(["graph", "rows"], *CASES))
 def test_loops_are_those_of_python(name, loop, orders, backend):
     """Float64, to 1e-12 of the largest element: three steps of sums of at most 100 products."""
     exact = expected(name)

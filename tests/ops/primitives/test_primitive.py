@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops import tiers
 from tests.ops.cases import SMALL, Case, Graph, random_arrays
 from tests.ops.parity import BACKENDS, error, largest, only
 
@@ -23,8 +24,9 @@ CASES = {
     "rows-one-y": dataclasses.replace(ROWS, shape_y=(1,)),
 }
 
-both = pytest.mark.parametrize("name", CASES)
+both = pytest.mark.parametrize("name", tiers.slow_unless(["graph", "rows"], *CASES))
 all_backends = pytest.mark.parametrize("backend", BACKENDS)
+kernels_by_default = pytest.mark.parametrize("backend", tiers.KERNELS)
 
 
 def assert_same(found, expected):
@@ -55,14 +57,14 @@ def curved(product):
 
 
 @both
-@all_backends
+@kernels_by_default
 def test_hessian(name, backend):
     case = CASES[name]
     assert_as_e3nn(lambda f: jax.hessian(curved(f), argnums=(1,)), case, backend, *case.operands())
 
 
 @both
-@all_backends
+@kernels_by_default
 def test_third_derivative(name, backend):
     case = CASES[name]
     operands, tangents = case.operands(), random_arrays(case.shapes()[:-1], 1)
@@ -93,8 +95,8 @@ def test_reverse_over_forward(backend):
 
 
 @both
-@all_backends
-@pytest.mark.parametrize("batched", ["x", "y", "all", "other axes"])
+@kernels_by_default
+@pytest.mark.parametrize("batched", tiers.slow_unless(["x", "all"], "x", "y", "all", "other axes"))
 def test_vmap(name, backend, batched):
     """A batch is one launch, whichever operands have it."""
     case = CASES[name]
@@ -129,7 +131,7 @@ def test_vmap_of_a_tangent_of_one_row(batched, backend):
 
 
 @both
-@all_backends
+@kernels_by_default
 def test_vmap_of_vmap_of_gradients(name, backend):
     case = CASES[name]
     operands = case.operands()

@@ -92,7 +92,7 @@ def test_a_killed_run_ends_like_one_that_was_not(settings, whole, tmp_path, kill
     assert_same(whole, folder)
 
 
-@pytest.mark.parametrize("at_step", [6, 8])
+@pytest.mark.parametrize("at_step", [6, pytest.param(8, marks=pytest.mark.slow)])
 def test_an_interrupted_run_ends_like_one_that_was_not(
     settings, whole, tmp_path, monkeypatch, at_step
 ):

@@ -68,7 +68,7 @@ def test_nohup_is_heeded():
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGUSR1"])
 def test_a_run_writes_a_checkpoint_at_a_signal(settings, tmp_path, monkeypatch, capsys, name):
     keep, signum = Fit._keep, signal.Signals[name]
 

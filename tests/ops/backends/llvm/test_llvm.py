@@ -15,6 +15,7 @@ from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.primitives.forms import evaluate
+from tests.ops import tiers
 from tests.ops.ir.test_form import evaluate as definition
 from tests.ops.ir.test_form import gradients
 from tests.ops.parity import only
@@ -80,7 +81,7 @@ def random_form(rng, on_graph: bool) -> Form:
 
 
 @pytest.mark.parametrize("vector_bytes", MACHINES, ids=MACHINES.get)
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", tiers.slow_unless(range(8), *range(16)))
 def test_random_forms_and_their_gradients(seed, vector_bytes, monkeypatch, x64):
     """Also with the vectors of smaller processors, which every larger one can run."""
     widest = machine.machine().vector_bytes

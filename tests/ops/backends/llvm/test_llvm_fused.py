@@ -6,12 +6,13 @@ from eqfuse.ops import TensorProductLinear
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
 from eqfuse.ops.ir.program import Program
+from tests.ops import tiers
 from tests.ops.linear_cases import CASES, Problem
 from tests.ops.parity import only
 from tests.ops.test_tensor_product_linear import orders, orders_of_e3nn, worst
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiers.slow_unless(["rows-linear", "graph-gate-skip"], *CASES))
 def test_all_orders_equal_e3nn(name, kernels, x64):
     """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16.
 

@@ -8,6 +8,7 @@ from benchmarks.cases import CASES as BENCHMARKS
 from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.ir import channelwise, products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
+from tests.ops import tiers
 from tests.ops.cases import ELEMENTWISE, GRAPH, SMALL, TENSOR_PRODUCT, Case
 
 pytest.importorskip("triton", reason="the interpreter is part of triton")
@@ -107,8 +108,13 @@ def test_every_element_is_written_and_the_same_twice(name, order):
         assert a.tobytes() == b.tobytes(), operand
 
 
+ON_GRAPH = [name for name, case in CASES.items() if case.on_graph]
+
+
 @pytest.mark.parametrize("order", ["forward", "backward", "double backward"])
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.on_graph])
+@pytest.mark.parametrize(
+    "name", tiers.slow_unless(["graph", "graph, channels in blocks"], *ON_GRAPH)
+)
 def test_edges_side_by_side_have_the_same_sums(name, order):
     """A program that has 4 edges of its node at a time differs from one that has 1 by rounding."""
     form = orders(product(CASES[name]))[order]

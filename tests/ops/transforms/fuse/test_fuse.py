@@ -159,7 +159,7 @@ def test_a_product_beside_the_rows_that_it_reads(name):
     assert_same(WITH_ROWS[name], arrays(BESIDE))
 
 
-@pytest.mark.parametrize("backend", ["xla", "e3nn"])
+@pytest.mark.parametrize("backend", ["xla", pytest.param("e3nn", marks=pytest.mark.slow)])
 def test_other_backends(backend):
     """e3nn's own product is no form: it stays."""
 

@@ -14,6 +14,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
+from tests.ops import tiers
 from tests.ops.parity import PORTABLE, only
 
 EXAMPLE = pathlib.Path(__file__).parents[4] / "examples" / "fuse_a_layer.py"
@@ -24,7 +25,7 @@ def computed_by(backend):
     return nullcontext() if backend == "e3nn" else only(backend, kinds={Form, LinearForm})
 
 
-@pytest.mark.parametrize("backend", [*PORTABLE, "e3nn"])
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *PORTABLE, "e3nn"))
 def test_a_fused_layer_is_the_layer(backend):
     example = runpy.run_path(str(EXAMPLE))
     irreps = "4x0e + 3x0e + 3x1o"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops import tiers
 from tests.ops.transforms.fuse.test_fuse import (
     BESIDE,
     EDGES,
@@ -36,7 +37,7 @@ def segments_of(m, receivers):
 @pytest.mark.parametrize("receivers", [[1, 4, 0, 7, 1, 2, -1], [1, -9, 0, 3, -4, 2, 100]])
 @pytest.mark.parametrize("senders", [[0, 1, -1, 0, 3, -4, 1], [0, 9, 2, -50, 3, 4, 1]])
 @pytest.mark.parametrize("clipped", [True, False])
-@pytest.mark.parametrize("backend", ["llvm", "xla"])
+@pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], "llvm", "xla"))
 def test_indices_out_of_range_mean_the_same(senders, receivers, clipped, backend, monkeypatch):
     """Those of the gather are the nearest, or rows of zeros; those of the sum are dropped."""
     monkeypatch.setenv("EQFUSE_BACKEND", backend)

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
+from tests.ops import tiers
 from tests.ops.transforms.fuse.test_fuse import (
     BESIDE,
     MASK,
@@ -139,7 +140,7 @@ def gated_layer(name):
     return function
 
 
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", tiers.slow_unless(["skip", "gate"], *GATES))
 def test_a_gate_behind_it(name):
     function = gated_layer(name)
     with jax.enable_x64(True):
@@ -251,7 +252,9 @@ def custom(x, y, w):
 CONTROL = [scanned, looped, chosen, checkpointed, nested, custom]
 
 
-@pytest.mark.parametrize("function", CONTROL)
+@pytest.mark.parametrize(
+    "function", tiers.slow_unless([scanned, checkpointed, nested, custom], *CONTROL)
+)
 def test_inside_of_control_flow(function):
     with jax.enable_x64(True):
         operands = [jnp.asarray(a) for a in arrays()]

@@ -133,7 +133,7 @@ CASES = {
 OF_DTYPES = [(name, d) for name, (dtypes, _) in CASES.items() for d in dtypes.split()]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "dtype"), OF_DTYPES)
 def test_corners(name, dtype, seed):
     with jax.enable_x64(dtype == "float64"):

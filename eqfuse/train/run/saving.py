@@ -7,7 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse.train.run.checkpoint import has_checkpoint, named_arrays
-from eqfuse.train.run.files import FILES, CheckpointError, encode, sync_folder, write_whole
+from eqfuse.train.run.files import (
+    FILES,
+    CheckpointError,
+    encode,
+    set_aside,
+    sync_folder,
+    write_whole,
+)
 
 
 class Checkpoints:
@@ -66,6 +73,8 @@ class Checkpoints:
             if not self._folder.exists():
                 self._folder.mkdir(parents=True)
                 sync_folder(self._folder.parent)
+            for damaged in filter(Path.is_dir, (path, *previous)):
+                set_aside(damaged)
             write_whole(path, content, *previous)
         except OSError as error:
             raise CheckpointError(

@@ -71,9 +71,7 @@ def channelwise_tensor_product(
 def _channelwise(
     blocks, irreps_x, irreps_y, filter_ir_out, normalization: str, y_index: Index = Index.ROW
 ) -> Product:
-    """Return the form of products, channel by channel, of (irrep, block of x, block of
-    y) in order.
-    """
+    """Return the form of products, channel by channel, of (irrep, block of x, block of y)."""
     operands, paths, zeros, irreps_out, offset = Operands(), [], [], [], 0
     for ir, (ir_x, x, x_zero), (ir_y, y, y_zero) in blocks:
         if filter_ir_out is not None and ir not in filter_ir_out:

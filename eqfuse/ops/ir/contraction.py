@@ -20,8 +20,9 @@ ZERO = 1e-10
 
 
 def symmetric_basis(irs, ir_out: e3nn.Irrep, degree: int) -> e3nn.IrrepsArray:
-    """Return symmetric maps of `degree` factors of irreps to one: [d, ..., d, number of maps x
-    ir_out].
+    """Return symmetric maps of `degree` factors of irreps to one.
+
+    Their shape is [d, ..., d, number of maps x ir_out].
     """
     irreps = e3nn.Irreps([(1, ir) for ir in irs])
     # e3nn-jax fails where there is no map at all; to the highest l there always is one
@@ -62,8 +63,9 @@ def contraction(irs, irs_out, mul: int, correlation: int) -> Form:
 
 
 def _polynomials(irs, coefficients: np.ndarray):
-    """Return terms of a map [d, ..., d, dim], by the blocks of x in increasing order; weights have
-    one.
+    """Return terms of a map [d, ..., d, dim], by the blocks of x in increasing order.
+
+    Weights have one component.
     """
     block = [(s, i) for s, ir in enumerate(irs) for i in range(ir.dim)]
     found = collections.defaultdict(collections.Counter)

@@ -51,9 +51,7 @@ class Index(enum.Enum):
 
     @property
     def counted(self) -> str | None:
-        """Return what the leading axis of an operand's array counts; None for one row that all
-        share.
-        """
+        """Return what the leading axis of an operand's array counts; None for one shared row."""
         if self is Index.SHARED:
             return None
         return "nodes" if self.is_node else "rows"
@@ -366,9 +364,7 @@ class Form:
         return tuple(i in used for i in range(len(self.inputs)))
 
     def merged(self) -> "Form":
-        """Return the same form, paths of the same factors and output in one, without those that
-        cancel.
-        """
+        """Return the form with equal paths merged, without terms that cancel."""
         merged = collections.OrderedDict()
         for path in self.paths:
             order = sorted(range(len(path.factors)), key=lambda n, p=path: _slot_key(p.factors[n]))
@@ -388,9 +384,7 @@ def _slot_key(ref: SegmentRef):
 
 
 def _fresh(name: str, used: set[str]) -> str:
-    """Return `name`, or `name_2`, `name_3`, ... if it is taken; the result is taken
-    from then on.
-    """
+    """Return `name`, or `name_2`, `name_3`, ... if it is taken, and add it to what is taken."""
     candidate, n = name, 1
     while candidate in used:
         n += 1

@@ -77,7 +77,7 @@ def where(condition: Expression, yes, no) -> Expression:
 
 
 def tanh(x: Expression, let: Let) -> Expression:
-    """Return tanh(x), odd to the last bit.
+    """Return the hyperbolic tangent of x, odd to the last bit.
 
     Where 1 - exp(-2 |x|) would cancel, up to |x| = 0.4, it is the convergent of degree 7 of the
     continued fraction of Lambert: its error is 9e-18 of tanh(x) at most, and its terms have one

@@ -40,8 +40,9 @@ class Fused:
 
     @property
     def summed(self) -> bool:
-        """Return whether the product is summed over the edges of a node; else the
-        output has rows.
+        """Return whether the product is summed over the edges of a node.
+
+        Otherwise the output has rows.
         """
         return self.form.outputs[0].index is Index.RECEIVER
 
@@ -55,9 +56,7 @@ class Fused:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the sizes of the rows of the outputs: out and, if they are others, the arrays of
-        z.
-        """
+        """Return the sizes of the rows of the outputs: out, and the arrays of z."""
         gated = () if self.gate is None else (self.gate.irreps_out.dim,)
         return (*gated, *(rows.size for rows in self.linear.linear_form.outputs))
 

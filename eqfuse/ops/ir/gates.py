@@ -49,9 +49,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A part of the pre-activation, and where it goes in the output: act(part), or act(gate) *
-    part.
-    """
+    """A part of the pre-activation, and where act(part) or act(gate) * part is in the output."""
 
     part: Part
     offset: int
@@ -70,9 +68,7 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """e3nn's gate (or scalar activation, or nothing) of a pre-activation: what each
-    tile becomes.
-    """
+    """What becomes of each tile of a pre-activation: e3nn's gate, scalar activation, or nothing."""
 
     tiles: tuple[Tile, ...]
     irreps_out: e3nn.Irreps
@@ -99,8 +95,7 @@ def _activated(ir: e3nn.Irrep, act: Activation) -> e3nn.Irrep:
 
 
 def gate(linear: Linear, activations: Activations) -> Gate:
-    """Return `e3nn.gate` of the row: the last scalars gate the other irreps, the first are
-    activated.
+    """Return `e3nn.gate` of the row: its last scalars gate other irreps, the first are activated.
 
     Raises:
       ValueError: fewer scalars than irreps to gate.

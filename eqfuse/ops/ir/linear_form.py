@@ -1,5 +1,4 @@
-"""Linear forms as data: a Linear, every derivative of one, and sums of several, in one
-object.
+"""Linear forms as data: a Linear, every derivative of one, and sums of several.
 
 A `LinearForm` is a sum of terms, each the trilinear form of a matrix and two blocks of rows,
 
@@ -129,9 +128,7 @@ class LinearForm:
         return tuple(i in found for i in range(len(self.inputs)))
 
     def jvp(self, active: tuple[bool, ...]) -> LinearForm:
-        """Return the derivative along tangents of the active inputs: inputs, then those
-        tangents.
-        """
+        """Return the derivative along tangents of the active inputs, which follow the inputs."""
         n = len(self.inputs)
         tangent = {i: n + t for t, i in enumerate(i for i in range(n) if active[i])}
         terms = []
@@ -164,16 +161,16 @@ class LinearForm:
         return self._with([*range(n), *(n + o for o, keep in enumerate(wanted) if keep)], n)
 
     def drop_inputs(self, keep: tuple[bool, ...]) -> LinearForm:
-        """Return the same linear form with only the inputs that `keep` marks; no term may read
-        another.
-        """
+        """Return the same with only the inputs that `keep` marks; no term may read another."""
         n = len(self.inputs)
         kept = [i for i in range(n) if keep[i]]
         return self._with([*kept, *range(n, len(self.operands))], len(kept))
 
     def turned(self) -> tuple[LinearForm, tuple[int, ...]]:
-        """Return the same linear form with no transposed matrix, and the numbers of the weights
-        whose transposes it reads, behind all inputs. There must be one set of weights.
+        """Return the same linear form with no transposed matrix.
+
+        The second result is the numbers of the weights whose transposes it reads, behind all
+        inputs. There must be one set of weights.
         """
         n, found = len(self.inputs), {}
         for term in self.terms:

@@ -23,8 +23,9 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """A Linear. The inputs of `linear_form`: the row, then the parameters; its output: the
-    pre-activation.
+    """A Linear as a linear form, with its parameters.
+
+    The inputs of `linear_form` are the row, then the parameters; its output is the pre-activation.
 
     The pre-activation is one array, or several that are adjacent parts of it, see `cut`. Its blocks
     are numbered through all of them.
@@ -44,9 +45,7 @@ class Linear:
 
     @functools.cached_property
     def _first_blocks(self) -> list[int]:
-        """Return the number of the first block of each array of the pre-activation, then that of
-        all blocks.
-        """
+        """Return the first block of each array of the pre-activation, and how many there are."""
         return [0, *itertools.accumulate(len(rows.blocks) for rows in self.linear_form.outputs)]
 
     def array_of(self, block: int) -> int:
@@ -193,8 +192,7 @@ def linear(
     input_precision: str = "ieee",
     numbered: e3nn.Irreps | None = None,
 ) -> Linear:
-    """Return the Linear that `e3nn.flax.Linear` applies to a row whose blocks of one irrep are
-    adjacent.
+    """Return `e3nn.flax.Linear` of a row whose blocks of one irrep are adjacent.
 
     The names of the parameters count the blocks of `numbered`, sorted irreps of which the row has
     some only; None: those of the row itself.

@@ -74,9 +74,7 @@ class _Group:
 
     @property
     def zero(self) -> bool:
-        """Return whether it is zero by structure; a block without channels is not for
-        that alone.
-        """
+        """Return whether all of its blocks are zero by structure."""
         return all(p.zero for p in self.pieces)
 
 
@@ -162,9 +160,7 @@ class Operands:
         return SegmentRef(operand, known.setdefault(segment, len(known)))
 
     def operand(self, number, size, channels, index) -> Operand:
-        """Return the operand with the segments that were used, and the rest of its row
-        in others.
-        """
+        """Return the operand, with segments that were used and others for the rest of its row."""
         segments = filled(self.segments.get(number, {}), size, channels)
         name, role = NAMES[number]
         return Operand(name, size, segments, channels, index, role)
@@ -258,9 +254,7 @@ def product_irreps(
     zero_y: tuple[bool, ...],
     channelwise: bool = False,
 ) -> e3nn.Irreps:
-    """Return irreps of a regrouped product, without those that are zero by structure. No form is
-    made.
-    """
+    """Return irreps of a regrouped product, without those zero by structure; makes no form."""
     muls, nonzero = collections.Counter(), set()
     for (mul_x, ir_x), x_is_zero in zip(irreps_x, zero_x, strict=True):
         for (mul_y, ir_y), y_is_zero in zip(irreps_y, zero_y, strict=True):
@@ -290,8 +284,7 @@ def _num_terms(blocks, normalization: str) -> int:
 
 
 def _unrolled(gx: _Group, gy: _Group, x_channels: bool):
-    """Yield segments of x and y for every path of a block, and (first, step, mul) of its irreps in
-    it.
+    """Yield, for every path of a block, segments of x and y, and (first, step, mul) in it.
 
     Irrep (u, v) of a block is its number u * mul_y + v.
     """
@@ -313,9 +306,7 @@ def _unrolled(gx: _Group, gy: _Group, x_channels: bool):
 
 
 def _expanded(blocks, normalization: str, regroup: bool) -> Product:
-    """Return products of operands with many channels each: x and y are repeated for every pair (u,
-    v).
-    """
+    """Return products of operands with many channels, repeated for every pair (u, v)."""
     operands, paths, zeros, columns = Operands(), [], [], ([], [])
     places, sizes, offset = {}, [0, 0], 0
     for ir, gx, gy in blocks:

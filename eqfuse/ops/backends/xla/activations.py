@@ -32,8 +32,7 @@ class UnknownActivationError(ValueError):
 
 
 def activation(function: Callable | None, normalize: bool = True) -> Activation:
-    """Return the activation that kernels run for a JAX function, normalised as e3nn-jax normalises
-    it.
+    """Return the activation that kernels run for a JAX function, normalised as in e3nn-jax.
 
     Raises:
       UnknownActivationError: a function that kernels do not know, naming those that they do.

@@ -57,9 +57,7 @@ def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: i
 
 
 def _elements(operand: Operand, segment: Segment) -> np.ndarray:
-    """Return where the elements of a segment lie in the row: [mul, dim], or [dim]
-    without channels.
-    """
+    """Return where elements of a segment lie in the row: [mul, dim], or [dim] without channels."""
     channels = segment.offset + segment.channel_stride * np.arange(segment.mul)
     elements = channels[:, None] + segment.component_stride * np.arange(segment.dim)
     return elements if operand.channels else elements[0]
@@ -95,8 +93,7 @@ def _write(operand: Operand, parts, num_rows: int, dtype):
 
 
 def _value(form: Form, path: Path, factors, dtype):
-    """Return the value of one path, [rows, mul, dim], or [rows, dim] for an output without
-    channels.
+    """Return the value of one path: [rows, mul, dim], or [rows, dim] without channels.
 
     Args:
       factors: [rows, mul, dim], or [rows, dim] without channels; one row where all share it.

@@ -54,9 +54,7 @@ class _Operand:
         return part.reshape(-1, b.mul, b.dim)
 
     def weights(self, index):
-        """Return [mul_in, mul_out] or [mul_out]; with a leading axis of rows where these choose a
-        set.
-        """
+        """Return [mul_in, mul_out] or [mul_out], behind an axis of rows if these choose a set."""
         return self.array if index is None else self.array[index]
 
 

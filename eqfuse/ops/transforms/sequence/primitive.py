@@ -100,9 +100,7 @@ PLACED = frozenset(("shard_map", "sharding_constraint"))
 
 
 def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
-    """Return how many elements all equations of a trace write, the backends of its ops, and which
-    of its primitives name devices.
-    """
+    """Return the elements that a trace writes, its backends, and primitives that name devices."""
     total, backends, placed = 0, set(), set()
     for eqn in jaxpr.eqns:
         call = eqn.params.get("call")

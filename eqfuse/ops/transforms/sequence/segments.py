@@ -88,8 +88,9 @@ class Segments:
         return [self._segment(parts, level) for level in sorted(parts)]
 
     def _behind_indices(self) -> set[Node]:
-        """Return the nodes that index arrays of kernels are computed by: they are looked through
-        before a kernel runs, and so are no part of it.
+        """Return the nodes that index arrays of kernels are computed by.
+
+        Indices are checked before a kernel runs, and so these nodes are no part of it.
         """
         todo = []
         for node in self._nodes:

@@ -80,8 +80,7 @@ class Contraction:
         self.operations = 0
 
     def add_path(self, path: Path, accumulate):
-        """Add a path; `accumulate(component, factor, value)` adds factor * value; factor may be
-        None."""
+        """Add a path by calls of `accumulate(component, factor, value)`; the factor may be None."""
         vectors, factors, entries = split(self.form, path)
         if all(index == (0,) for (_, index), _ in entries):
             # no index, so that the sums of all such paths can be shared

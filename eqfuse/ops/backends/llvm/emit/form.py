@@ -6,7 +6,7 @@ from eqfuse.ops.backends.llvm.emit import ir
 from eqfuse.ops.backends.llvm.emit.arguments import INDEX_ROLES, NODE_INDEX, NODES, ROWS, Arguments
 from eqfuse.ops.backends.llvm.emit.kernel import write_pass
 from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout
-from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Module, Pass, Written
+from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Module, Pass, Units, Written
 from eqfuse.ops.backends.llvm.emit.plan import Machine, Plan
 from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.schedule import reductions
@@ -39,9 +39,7 @@ def write(form: Form, dtype: str, machine: Machine) -> Written:
 
 
 def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:
-    """Return the inputs by node that some pass reads for every edge, and whose layout does not
-    serve.
-    """
+    """Return the inputs by node that edges of some pass read, and that have to be packed for it."""
     copied = {}
     for reduce_over, outputs in passes.items():
         part = form.restrict(tuple(o in outputs for o in range(len(form.outputs))))
@@ -70,7 +68,7 @@ def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass
             copy = f.at(pointers[i][1], nodes.index, layout.size * f.bytes)
             copies.pack(f, layout, row, copy)
             cost += 4 * layout.size // layout.widest
-    return Pass("pass_copy", f.text(), 0, 0, cost, 0)
+    return Pass("pass_copy", f.text(), Units(Axis.NODES), node_cost=cost)
 
 
 def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) -> Arguments:

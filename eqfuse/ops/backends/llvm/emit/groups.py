@@ -105,9 +105,7 @@ class Groups:
                 f.store(value, place, n, w)
 
     def _shape(self, group: list[Path]):
-        """Return lanes, padded channels, and the components of owned outputs, with
-        which are wide.
-        """
+        """Return lanes, padded channels, components of owned outputs, and which of these are wide."""
         mul, kept = self._mul(group[0]), self._accumulators(group)
         wide = [self.plan.is_summed(("out", key[0])) for key in kept]
         return lanes(mul, self.plan.widest), padded(mul, self.plan.widest), kept, wide

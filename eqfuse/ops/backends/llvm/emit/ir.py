@@ -56,8 +56,9 @@ class Function:
 
     @contextlib.contextmanager
     def loop(self, stop, start="0", step: int = 1, carried=(), kinds=()):
-        """Write `for index in range(start, stop, step)`; `carried` are first values, of types
-        `kinds`.
+        """Write `for index in range(start, stop, step)`.
+
+        `carried` are the first values of what is carried from turn to turn, of types `kinds`.
         """
         self._count += 1
         n, before = self._count, self._block

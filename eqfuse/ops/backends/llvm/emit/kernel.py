@@ -11,7 +11,7 @@ from eqfuse.ops.backends.llvm.emit.arguments import Arguments
 from eqfuse.ops.backends.llvm.emit.groups import Groups
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import Copies
-from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Pass
+from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Pass, Units
 from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.backends.llvm.emit.rows import RowsWriter
 from eqfuse.ops.ir.form import Index
@@ -36,8 +36,9 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> P
             write_block(plan, f, rows, groups, units.index, blocks.index, left)
         rows.finish_unit(units.index)
     rows.finish_pass()
-    block = plan.block if plan.reduce_over is Index.ROW else 0
-    return Pass(name, f.text(), block, groups.cost, 0, plan.scratch)
+    by_row = plan.reduce_over is Index.ROW
+    units = Units(Axis.ROWS, plan.block) if by_row else Units(Axis.NODES)
+    return Pass(name, f.text(), units, groups.cost, scratch=plan.scratch)
 
 
 def _rows_of_unit(plan: Plan, f: Function, arrays, unit: str) -> tuple[str, str]:

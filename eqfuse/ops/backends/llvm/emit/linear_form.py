@@ -10,7 +10,7 @@ import functools
 
 from eqfuse.ops.backends.llvm.emit import linear_rows, linear_weights
 from eqfuse.ops.backends.llvm.emit.linear_layouts import Layouts, write_copies
-from eqfuse.ops.backends.llvm.emit.module import Module, Pass, Written
+from eqfuse.ops.backends.llvm.emit.module import Axis, Module, Pass, Units, Written
 from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.ir.linear_form import LinearForm, Rows
 
@@ -36,4 +36,4 @@ def write(linear_form: LinearForm, dtype: str, machine: Machine) -> Written:
 def _copy_pass(layouts: Layouts) -> Pass:
     f = layouts.function("linear_copy")
     cost = write_copies(layouts, f)
-    return Pass("linear_copy", f.text(), 1, cost, 0, 0)
+    return Pass("linear_copy", f.text(), Units(Axis.ROWS), cost)

@@ -1,5 +1,4 @@
-"""The pass of a linear form that computes its outputs by row: some rows at once, for each weight
-read.
+"""The pass of a linear form that computes its outputs by row, some rows for each weight read.
 
 For each block of an output, sums for some rows, all components and some vectors of channels stay
 in registers, while the channels of what is mixed pass by, each number in all lanes.
@@ -8,7 +7,7 @@ in registers, while the channels of what is mixed pass by, each number in all la
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import padded
 from eqfuse.ops.backends.llvm.emit.linear_layouts import Lanes, Layouts, Place, Product, width_of
-from eqfuse.ops.backends.llvm.emit.module import Pass
+from eqfuse.ops.backends.llvm.emit.module import Axis, Pass, Units
 from eqfuse.ops.ir.linear_form import Block, LinearForm, Rows
 
 AT_ONCE = 4
@@ -22,7 +21,8 @@ def write_pass(layouts: Layouts) -> Pass:
     f = layouts.function("linear_rows")
     stop = f.minimum(f.times("%end", AT_ONCE), "%rows")
     cost = write_rows(layouts, f, f.times("%begin", AT_ONCE), stop)
-    return Pass("linear_rows", f.text(), AT_ONCE, cost, 0, scratch(layouts) * f.bytes)
+    units = Units(Axis.ROWS, AT_ONCE)
+    return Pass("linear_rows", f.text(), units, cost, scratch=scratch(layouts) * f.bytes)
 
 
 def write_rows(

@@ -9,7 +9,7 @@ errors grow with the length and the number of parts only.
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import padded
 from eqfuse.ops.backends.llvm.emit.linear_layouts import Lanes, Layouts, Place, width_of
-from eqfuse.ops.backends.llvm.emit.module import Pass
+from eqfuse.ops.backends.llvm.emit.module import Axis, Pass, Units
 from eqfuse.ops.ir.linear_form import Term
 
 TOGETHER = 4
@@ -41,7 +41,7 @@ def write_pass(layouts: Layouts, o: int) -> Pass:
         last = f.minimum(f.plus(first, lines), str(num_lines))
         writer.begin_set(chosen, width_of(weights))
         cost = writer.write(first, last, num_lines)
-    return Pass(name, f.text(), -units_of_set, cost, 0, 0)
+    return Pass(name, f.text(), Units(Axis.NODES, units_of_set), cost)
 
 
 def write_block(layouts: Layouts, o: int, f: Function, order: str | None) -> int:
@@ -77,9 +77,7 @@ class _Writer:
             self.stop = f.load_index(self.offsets, f.plus(chosen, 1))
 
     def write(self, first: str, last: str, num_lines: int) -> int:
-        """Return lines `first` to `last`; the vector operations that a row costs in all of the
-        lines.
-        """
+        """Write lines `first` to `last`; return the vector operations of a row in all lines."""
         f = self.f
         with f.loop(last, start=first) as lines:
             f.zero(f.at(self.matrix, lines.index, self.mul * f.bytes), self.mul * f.bytes)

@@ -1,15 +1,50 @@
 """A module of LLVM IR: the passes of a kernel, and the tables that the runtime reads."""
 
 import dataclasses
+import enum
 import hashlib
 
 from eqfuse.ops.backends.llvm.emit import ir
 from eqfuse.ops.backends.llvm.emit.arguments import Arguments
 
-VERSION = 2
+VERSION = 3
 """Version of the generated code and its interface to the runtime; part of every kernel's name."""
 
 SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
+
+
+class Axis(enum.Enum):
+    """What the work of a pass is cut along; a set of weights counts as a node."""
+
+    ROWS = "rows"
+    NODES = "nodes"
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """The units of work of a pass.
+
+    Attributes:
+      axis: what they are cut along. A function is given how many of these there are for `rows` if
+        `count` is known.
+      size: rows of a unit, or units of a node.
+      count: how many there are, if the call does not decide it; otherwise 0.
+    """
+
+    axis: Axis
+    size: int = 1
+    count: int = 0
+
+    def number(self, num_rows: int, num_nodes: int) -> int:
+        """Return how many there are in a call, as the runtime counts them."""
+        if self.axis is Axis.ROWS:
+            return -(-num_rows // self.size)
+        return num_nodes * self.size
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """Return the two words that the runtime reads."""
+        return (self.size if self.axis is Axis.ROWS else -self.size), self.count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,20 +53,17 @@ class Pass:
 
     Attributes:
       name, text: of the function, which computes units `begin` to `end`.
-      block: rows of a unit; 0 where a unit is a node; -n where it is the n-th part of a node.
+      units: what they are.
       row_cost, node_cost: vector operations of a row, and of a node.
       scratch: bytes of memory that a thread needs.
-      units: how many there are, whatever the rows; 0 where `block` tells. Such a function is given
-        the number of nodes for `rows` if `block` is 0.
     """
 
     name: str
     text: str
-    block: int
-    row_cost: int
-    node_cost: int
-    scratch: int
-    units: int = 0
+    units: Units
+    row_cost: int = 0
+    node_cost: int = 0
+    scratch: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +105,9 @@ class Written:
 
 
 def assembled(texts, arguments: Arguments, passes) -> tuple[str, str]:
-    """Return a module's text and its name: functions, what the runtime checks and runs, the
-    handler.
+    """Return a module's text and its name.
+
+    The text has the functions, what the runtime checks and runs, and the handler.
 
     Args:
       texts: of the functions.
@@ -90,9 +123,10 @@ def assembled(texts, arguments: Arguments, passes) -> tuple[str, str]:
         checks.append(f"{{i64, i64, i64, i64, i64, ptr}} {{{numbers}, ptr @name{n}}}")
     runs = [
         "{ptr, i64, i64, i64, i64, i64} {"
-        f"ptr @{p.name}, i64 {p.block}, i64 {p.row_cost}, i64 {p.node_cost}, i64 {p.scratch}, "
-        f"i64 {p.units}}}"
+        f"ptr @{p.name}, i64 {size}, i64 {p.row_cost}, i64 {p.node_cost}, i64 {p.scratch}, "
+        f"i64 {count}}}"
         for p in passes
+        for size, count in [p.units.words]
     ]
     num_arguments = arguments.num_arguments
     counts = f"i64 {num_arguments}, i64 {len(checks) - num_arguments}, i64 {len(passes)}"

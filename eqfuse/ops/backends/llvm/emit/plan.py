@@ -106,15 +106,11 @@ class Plan:
 
     @property
     def sum_bytes(self) -> int:
-        """Return the bytes of the sums over channels of one component, one in each lane, in
-        float64.
-        """
+        """Return the bytes of the float64 sums over channels of one component, one in each lane."""
         return self.widest * ir.BYTES["float64"]
 
     def is_summed(self, key: Key) -> bool:
-        """Return whether it is an output without channels: a sum over them, and so over
-        many terms.
-        """
+        """Return whether it is an output without channels: a sum over them, of many terms."""
         return key[0] == "out" and key not in self.layouts
 
     def operands(self) -> list[Key]:

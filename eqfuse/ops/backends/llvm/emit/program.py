@@ -15,7 +15,15 @@ from eqfuse.ops.backends.llvm.emit import linear_form as native_linear
 from eqfuse.ops.backends.llvm.emit.arguments import DATA, DTYPES, Arguments, Entry
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.linear_layouts import transposed
-from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Module, Pass, Written, assembled
+from eqfuse.ops.backends.llvm.emit.module import (
+    SIGNATURE,
+    Axis,
+    Module,
+    Pass,
+    Units,
+    Written,
+    assembled,
+)
 from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
@@ -154,7 +162,8 @@ class _Generator:
         self.memory = self.arguments.load(self.main, "scratch", 0)
 
     def _end(self):
-        self.passes.append(Pass(self.name, self.main.text(), 1, 0, 0, self.most, units=1))
+        units = Units(Axis.ROWS, count=1)
+        self.passes.append(Pass(self.name, self.main.text(), units, scratch=self.most))
 
     def _pointer(self, n: int) -> str:
         """Return where an array lies."""
@@ -204,7 +213,7 @@ class _Generator:
             main.do(f"store ptr {self._pointer(n)}, ptr {main.at(table, 8 * k)}, align 8")
         for p in written.passes:
             name = f"{self.kernels[form]}_{p.name}"
-            units, work = _units(p, step), _cost(p, step)
+            units, work = p.units.number(step.num_rows, step.num_nodes), _cost(p, step)
             if work < WORK_OF_A_THREAD:
                 self.most = max(self.most, p.scratch)
                 table = self.main.at(self.memory, place)
@@ -216,7 +225,8 @@ class _Generator:
             table = self.main.at(self.memory, place)
             values = f"i64 %begin, i64 %end, i64 {step.num_rows}"
             self.main.do(f"call void @{name}(ptr {table}, {values}, ptr %scratch)")
-            shared = Pass(self.name, self.main.text(), 1, work, 0, p.scratch, units=units)
+            fixed = Units(Axis.ROWS, count=units)
+            shared = Pass(self.name, self.main.text(), fixed, work, scratch=p.scratch)
             self.passes.append(shared)
             self._begin()
 
@@ -224,10 +234,3 @@ class _Generator:
 def _cost(p: Pass, step: Multilinear) -> int:
     """Return about how many vector operations a pass is."""
     return p.row_cost * step.num_rows + p.node_cost * step.num_nodes
-
-
-def _units(p: Pass, step: Multilinear) -> int:
-    """Return the units of a pass, as the runtime counts them."""
-    if p.block > 0:
-        return -(-step.num_rows // p.block)
-    return step.num_nodes * max(1, -p.block)

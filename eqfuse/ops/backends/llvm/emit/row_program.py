@@ -19,7 +19,7 @@ from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.kernel import write_block
 from eqfuse.ops.backends.llvm.emit.layout import Copies
 from eqfuse.ops.backends.llvm.emit.linear_layouts import Layouts, write_copies
-from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Module, Pass, assembled
+from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Module, Pass, Units, assembled
 from eqfuse.ops.backends.llvm.emit.plan import Machine, Plan
 from eqfuse.ops.backends.llvm.emit.row_arrays import NODE, ORDER, PTR, Arrays
 from eqfuse.ops.backends.llvm.emit.rows import RowsWriter
@@ -88,9 +88,7 @@ class _Generator:
         return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
 
     def _form(self, s: int, step):
-        """Write the function of a form: of rows, or of nodes and what rows of theirs the block
-        has.
-        """
+        """Write the function of a form: of rows, or of nodes and of their rows in the block."""
         form, local = self._with_channels_side_by_side(step)
         reduce_over = Index.RECEIVER if self.program.on_graph else Index.ROW
         outputs = range(len(form.outputs))
@@ -123,9 +121,7 @@ class _Generator:
             write_block(plan, f, rows, groups, unit, blocks.index, left)
 
     def _with_channels_side_by_side(self, step) -> tuple[Form, list]:
-        """Return the form of a step with its local operands as they lie there, and
-        which those are.
-        """
+        """Return the form of a step with its local operands as they lie there, and their keys."""
         sides, local = [], []
         for side, numbers in (("inputs", step.operands), ("outputs", step.writes)):
             operands = list(getattr(step.form, side))
@@ -138,9 +134,7 @@ class _Generator:
         return Form(*sides, step.form.paths), local
 
     def _linear_form(self, s: int, step):
-        """Write the functions of a linear form: copies of what it reads, results by row,
-        gradients.
-        """
+        """Write the functions of a linear form: copies of operands, results by row, gradients."""
         numbers = (*step.operands, *step.writes)
         local = [k for k, n in enumerate(numbers) if n in self.program.local]
         layouts = Layouts(step.form, self.dtype, self.machine, local)
@@ -199,8 +193,9 @@ class _Generator:
                 with f.loop(last, start=first, step=self.arrays.block) as blocks:
                     stop = f.minimum(f.plus(blocks.index, self.arrays.block), last)
                     self._block(f, blocks.index, stop, None)
-        block = 0 if self.program.on_graph else 1
-        return Pass("sequence", f.text(), block, self.cost, 0, self.arrays.scratch, self.parts)
+        axis = Axis.NODES if self.program.on_graph else Axis.ROWS
+        units, scratch = Units(axis, count=self.parts), self.arrays.scratch
+        return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
 
     def _boundary(self, f: Function, unit: str) -> str:
         """Return the row, or the node, that a part starts at.
@@ -224,8 +219,9 @@ class _Generator:
         return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
 
     def _part_of_nodes(self, f: Function, first: str, last: str):
-        """Write the loop over the edges of nodes `first` to `last`; one block without any, where
-        there are none.
+        """Write the loop over the edges of nodes `first` to `last`.
+
+        There is one block without edges where the nodes have none.
         """
         ptr = self._pointer(f, "index", PTR)
         start, stop = f.load_index(ptr, first), f.load_index(ptr, last)
@@ -283,7 +279,7 @@ class _Generator:
                         part = f.at(f.at(parts, loop.index, width * f.bytes), offset)
                         loop.next = [f.add(loop.carried[0], f.load(part, count), count)]
                     f.store(loop.carried[0], f.at(result, offset), count)
-        return Pass(f"sum_{n}", f.text(), 1, 0, 0, 0, units)
+        return Pass(f"sum_{n}", f.text(), Units(Axis.ROWS, count=units))
 
 
 def side_by_side(operand: Operand, rows: Rows) -> Operand:

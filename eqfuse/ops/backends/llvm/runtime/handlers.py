@@ -16,9 +16,7 @@ SLOT_BYTES = 16
 
 
 def page() -> str:
-    """Return the LLVM IR of a module of handlers; it exports the tables `eqfuse_slots`,
-    `eqfuse_handlers`.
-    """
+    """Return the LLVM IR of handlers, with the tables `eqfuse_slots` and `eqfuse_handlers`."""
     handlers = [
         f"define internal ptr @handler{k}(ptr %frame) {{\n"
         f"  %slot = getelementptr i8, ptr @eqfuse_slots, i64 {SLOT_BYTES * k}\n"

@@ -1,4 +1,4 @@
-"""This machine: what it can run, native code for it, kept on disk, and its threads."""
+"""What the machine can run, native code for it, kept on disk, and its threads."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def machine() -> Machine:
 
 
 def compiled(text: str) -> bytes:
-    """Return object code of a module of LLVM IR, from disk if this machine has compiled
-    it before.
-    """
+    """Return object code of a module of LLVM IR, from disk if it was compiled before."""
     import llvmlite.binding as llvm
 
     with _compiling:
@@ -205,8 +203,9 @@ if hasattr(os, "register_at_fork"):  # a child has no such thread, and finds all
 
 
 def threads() -> int:
-    """Return how many threads kernels may use: processors of this process, its quota, and what is
-    asked.
+    """Return how many threads kernels may use.
+
+    That is the least of the processors of this process, its quota, and what is asked.
 
     The least of the processors in the affinity mask, the quota of the cgroup, OMP_NUM_THREADS and
     NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.

@@ -61,9 +61,7 @@ class Runtime:
         b.ret(b.call(b.callable(create, ir.FunctionType(PTR, [PTR])), [structure]))
 
     def _enter(self):
-        """Write what XLA calls: it says which version it is of, or waits for the kernel and runs
-        it.
-        """
+        """Write what XLA calls: it reports its version, or waits for the kernel and runs it."""
         arguments = [("frame", PTR), ("slot", PTR)]
         _, b, (frame, slot) = self.module.function("eqfuse_enter", PTR, arguments, "external")
         extension = b.pointer(frame, EXTENSION)
@@ -161,8 +159,9 @@ class Runtime:
             self._fail(b, frame, INVALID_ARGUMENT, text, *values)
 
     def _ask_for_large_pages(self, b: Builder, result):
-        """Ask for large pages: a large result is often in new memory, and half the time goes into
-        mapping small pages.
+        """Ask for large pages.
+
+        A large result is often in new memory, and mapping small pages takes half the time.
 
         The request concerns whole large pages inside the result; Linux may decline it.
         """
@@ -237,16 +236,12 @@ class Runtime:
             b.store(item(k), before)
 
     def _run_pass(self, b: Builder, frame, entry, buffers, rows, nodes):
-        """Run an entry: function, rows of a unit or 0 for nodes, cost of a row and of a node,
-        scratch, units or 0.
-        """
+        """Run an entry: function, size and costs as in `emit.module.Pass`, scratch, count."""
         block, rows, nodes = b.word(entry, 1), b.now(rows), b.now(nodes)
-        by_node = b.icmp_signed("<=", block, b.number(0))
+        by_node = b.icmp_signed("<", block, b.number(0))
         safe = b.select(by_node, b.number(1), block)
         blocks = b.sdiv(b.add(rows, b.sub(safe, b.number(1))), safe)
-        parts = b.sub(b.number(0), block)
-        parts = b.select(b.icmp_signed("==", block, b.number(0)), b.number(1), parts)
-        count = b.select(by_node, b.mul(nodes, parts), blocks)
+        count = b.select(by_node, b.mul(nodes, b.neg(block)), blocks)
         units = b.word(entry, 5)
         is_fixed = b.icmp_signed(">", units, b.number(0))
         count = b.select(is_fixed, units, count)
@@ -254,8 +249,7 @@ class Runtime:
         none = b.icmp_signed("<", rows, b.number(0))
         work = b.mul(b.word(entry, 2), b.select(none, b.number(1), rows))
         work = b.add(work, b.select(by_node, b.mul(b.word(entry, 3), nodes), b.number(0)))
-        of_nodes = b.and_(is_fixed, b.icmp_signed("==", block, b.number(0)))
-        size = b.select(of_nodes, nodes, rows)
+        size = b.select(b.and_(is_fixed, by_node), nodes, rows)
         arguments = [b.pointer(entry, 0), buffers, count, size, b.word(entry, 4), work]
         failures = b.call(self.parallel, [frame, *arguments])
         with b.if_then(b.icmp_signed(">", failures, b.number(0))):

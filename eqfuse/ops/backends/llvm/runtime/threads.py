@@ -78,9 +78,7 @@ class Threads:
             b.call(self.module.free, [job])
 
     def _helper(self):
-        """Return what a thread of XLA's pool does: help with the job if it may, and while there is
-        any.
-        """
+        """Write what a thread of XLA's pool does: help with the job while there is work."""
         function, b, (job,) = self.module.function("helper", ir.VoidType(), [("job", PTR)])
         before = b.count(self.active, 0, 1)
         allowed = b.icmp_signed("<", before, b.word(self.limit, 0))

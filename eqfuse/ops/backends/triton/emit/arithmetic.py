@@ -78,9 +78,7 @@ class ArithmeticEmitter:
                 accumulate(component, f"{sign}{factor} * {value.name}")
 
     def _contract(self, terms):
-        """Return sums over terms (names, index, coefficient), as a scale and a named value per
-        index.
-        """
+        """Return a scale, and the sum over terms (names, index, coefficient) for each index."""
         scale = _whole(abs(terms[0][2]))
         terms = [(names, index, _whole(value / scale)) for names, index, value in terms]
         key = self._key(terms)
@@ -187,9 +185,7 @@ class ArithmeticEmitter:
 
 
 def _whole(value: float) -> float:
-    """Return the whole number that a coefficient would be but for rounding; else the
-    coefficient.
-    """
+    """Return the integer that a coefficient is but for rounding, or the coefficient."""
     return float(round(value)) if abs(value - round(value)) < 1e-14 else value
 
 

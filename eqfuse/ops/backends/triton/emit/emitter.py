@@ -90,15 +90,14 @@ class DenseEmitter(Emitter):
         return name
 
     def slices(self, size: int, count: int = 1):
-        """Return a loop over slices of `size`, so many at once; the variable `at` is where they
-        start.
-        """
+        """Return a loop over `count` slices of `size` at once, which start at the variable `at`."""
         # a pipeline of loads would copy the loop's body
         return self.block(f"for at in tl.range(0, {size}, {count * SLICE}, num_stages=1):")
 
     def parts(self, tensor: str, count: int) -> list[str]:
-        """Return variables for tensor[..., k] of each k less than `count`, a power of two. Their
-        order is not that of k, but the same for all tensors.
+        """Return variables for tensor[..., k] of each k less than `count`, a power of two.
+
+        Their order is not that of k, but the same for all tensors.
         """
         if count == 1:
             return [tensor]

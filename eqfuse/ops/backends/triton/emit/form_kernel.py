@@ -145,9 +145,7 @@ class _Writer(OperandWriter):
         return [name for name in self.index_arrays() if name not in own]
 
     def _fetch(self, name: str, at: str, turn: int) -> str:
-        """Return a load of an index array, masked where the walk ends before the edges of a later
-        turn.
-        """
+        """Return a load of an index array, masked where a later turn has no edge."""
         here = "position + edge" if self.two_axes else "position"
         ahead = f" + {turn * self.edges}" if turn else ""
         return f"tl.load({name}_ptr + {at or here + ahead}, mask={here}{ahead} < stop, other=0)"
@@ -162,8 +160,9 @@ class _Writer(OperandWriter):
             self.emit(f"later_row = {self._fetch(order, '', 1)}")
 
     def _fetch_ahead(self):
-        """Load the indices of the next edge, and the row of the one after, while this one is
-        computed: what an edge reads waits for its indices, and those of nodes for its row.
+        """Load the indices of the next edge, and the row of the one after, during this one.
+
+        What an edge reads waits for its indices, and those of nodes wait for its row.
         """
         order = self.task.reduce_over.edge_arrays[0]
         if self.two_axes:
@@ -185,9 +184,7 @@ class _Writer(OperandWriter):
                     yield component_name(operand, number, component)
 
     def _edge(self, in_loop):
-        """Write the work of one row: loads, sums, and the outputs that belong to the
-        row itself.
-        """
+        """Write the work of one row: loads, sums, and the outputs of the row itself."""
         form = self.form
         for i in self.inputs:
             if in_loop(form.inputs[i]):
@@ -259,8 +256,9 @@ class _Writer(OperandWriter):
                 self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
 
     def _add_channels(self, segments, assigned: set[str]):
-        """Sum the components of these segments (output, segment) over channels, in one reduction:
-        each has barriers of its own.
+        """Sum components of segments (output, segment) over channels in one reduction.
+
+        Each reduction has barriers of its own.
         """
         for o, segment in segments:
             self._define(o, segment, assigned)

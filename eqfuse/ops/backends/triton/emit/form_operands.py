@@ -43,9 +43,7 @@ class Task:
 
 
 def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
-    """Return channels of a program and number of such blocks: one block where channels
-    are summed.
-    """
+    """Return channels of a program and the number of such blocks, one if channels are summed."""
     widest = THREADS if reduces_channels else 128  # a thread each
     block = min(max(1 << (form.max_mul - 1).bit_length(), 1), widest)
     return block, -(-form.max_mul // block)
@@ -82,9 +80,7 @@ class OperandWriter(Emitter):
         return self.task.reduce_over is Index.ROW
 
     def index_arrays(self) -> tuple[str, ...]:
-        """Return the arrays that say which row of an operand belongs to an edge, and the edge
-        order.
-        """
+        """Return the index arrays from an edge to rows of operands, and the edge order."""
         operands = [self.form.inputs[i] for i in self.inputs]
         others = {o.index for o in operands if o.index.is_node} - {self.task.reduce_over}
         return tuple(sorted(f"{i.value}s" for i in others)) + self.task.reduce_over.edge_arrays

@@ -29,8 +29,9 @@ def backward(fused: Fused, wanted, given, dtype: str, writes_dz: bool = False) -
 
 
 def together(form: Form, wanted: tuple[bool, ...]) -> list[tuple[bool, ...]]:
-    """Return which inputs' cotangents one kernel sums: all that are wanted, or one each where a
-    thread would have more than `COMPONENTS` of them.
+    """Return the inputs whose cotangents each kernel sums.
+
+    One kernel sums all, unless a thread would have more than `COMPONENTS`; then each has one.
     """
     outputs = backward_form(form, wanted).outputs
     if sum(s.dim for o in outputs for s in o.segments) <= COMPONENTS:
@@ -118,8 +119,9 @@ class _Backward(FusedEmitter):
     # through the Linear
 
     def through_linear(self, parts, dz, dim: int, u: str, has_u: str) -> str:
-        """Return the cotangent of the rows `u` [1, CHANNELS] of a block, [ROWS * components,
-        CHANNELS].
+        """Return the cotangent of rows `u` [1, CHANNELS] of a block.
+
+        Its shape is [ROWS * components, CHANNELS].
         """
         height = self.rows * self.padded(dim)
         total = self.name(self.zeros(height, self.channels))
@@ -135,8 +137,9 @@ class _Backward(FusedEmitter):
         return total
 
     def _cotangent_piece(self, part: Part) -> str:
-        """Return a slice of the columns of the pre-activation's cotangent, [ROWS * components,
-        SLICE], from memory.
+        """Return SLICE columns of the pre-activation's cotangent from memory.
+
+        Their shape is [ROWS * components, SLICE].
         """
         height = self.rows * self.padded(self.dim(part))
         tile = self.load_tile(*self.place_of(part, "ct_"), part, "at", SLICE)
@@ -170,9 +173,7 @@ class _Backward(FusedEmitter):
             self.emit(f"tl.store({operand.name}_row + {place}, {value}, mask=present)")
 
     def _shared(self):
-        """Return (variable of its sum, its name, operand, place) of what is summed over
-        channels.
-        """
+        """Return (variable of the sum, name, operand, place) of what is summed over channels."""
         return [
             (f"sum_{component_name(operand, s, k)}", component_name(operand, s, k), operand, place)
             for operand in self.cotangents.outputs
@@ -193,9 +194,7 @@ class _Backward(FusedEmitter):
                     self.emit(f"tl.store({operand.name}_row + {place}, {value}, mask={mask})")
 
     def _name_components(self, segment: int, parts, dz):
-        """Name the cotangents of the components of a segment: the variables that
-        `ArithmeticEmitter` reads.
-        """
+        """Assign the variables of the cotangents of a segment, which `ArithmeticEmitter` reads."""
         s = self.out.segments[segment]
         [term, *_] = self.linear.into(parts[0].block)
         first, step = self.rows_of(segment, term)

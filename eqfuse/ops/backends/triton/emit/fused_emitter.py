@@ -171,9 +171,7 @@ class FusedEmitter(PreactivationWriter):
     # tiles
 
     def stacked(self, components: list[str]) -> str:
-        """Return [ROWS * padded, CHANNELS] from variables [ROWS, CHANNELS], zeros after
-        the last.
-        """
+        """Return [ROWS * padded, CHANNELS] from variables [ROWS, CHANNELS], padded with zeros."""
         padded = self.padded(len(components))
         zero = self.zeros(self.rows, self.channels)
         parts = components + [zero] * (padded - len(components))

@@ -33,9 +33,7 @@ class FusedKernel:
 
 
 def forward(fused: Fused, dtype: str) -> FusedKernel:
-    """Return the kernel of a fused op: writes out, and the pre-activation z where the gate changes
-    it.
-    """
+    """Return the kernel of a fused op: writes out, and z too if there is a gate."""
     t = FusedEmitter(fused, dtype, least=1)
     t.row_prologue()
     z: dict[Part, str] = {}
@@ -85,9 +83,7 @@ def _add_linear(t: FusedEmitter, segments: list[int], parts: list[Part], z: dict
 
 
 def _finish(t: FusedEmitter, part: Part, z: dict[Part, str]):
-    """Add bias and skip, and store the pre-activation as an output; the tile becomes
-    three-dimensional.
-    """
+    """Add bias and skip, and store the pre-activation; its tile becomes three-dimensional."""
     name, width = z[part], t.width(part)
     padded = t.padded(t.dim(part))
     t.emit(f"{name} = tl.reshape({name}, ({t.rows}, {padded}, {width}))")
@@ -110,8 +106,6 @@ def _value(t: FusedEmitter, tile: Tile, z: dict[Part, str]) -> str:
 
 
 def gate_value(t: FusedEmitter, tile: Tile, z: str, derivative: bool = False) -> str:
-    """Return act(gate), or its derivative, [ROWS, 1, columns]: the gate is the first component of
-    z.
-    """
+    """Return act(gate), or its derivative, [ROWS, 1, columns], from the first component of z."""
     first = t.name(f"tl.sum({z}, axis=1, keep_dims=True)")
     return activated(t, tile.act, first, derivative)

@@ -223,9 +223,7 @@ def _scaled(scale: float, text: str) -> str:
 
 
 def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
-    """Return the sums over the first axis of arrays [num_parts, size], in order, each into its own
-    output.
-    """
+    """Return the kernel that sums arrays [num_parts, size] over parts, in order."""
     text = DenseEmitter("float64" if dtype == "float64" else "float32")
     text.emit("program = tl.program_id(0)")
     text.emit("first = program * 0")

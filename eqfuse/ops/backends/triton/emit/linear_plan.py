@@ -28,9 +28,7 @@ class Job:
 
 
 def jobs(linear_form: LinearForm) -> list[Job]:
-    """Return what the programs of a kernel compute. Blocks that no term adds to are
-    jobs as well.
-    """
+    """Return what the programs of a kernel compute, also blocks that no term adds to."""
     found: dict[tuple[int, int], list[Term]] = {}
     for o, operand in enumerate(linear_form.outputs):
         for b in range(len(operand.blocks) if isinstance(operand, Rows) else 1):

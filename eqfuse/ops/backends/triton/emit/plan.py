@@ -50,8 +50,7 @@ def edge_lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Kernel, ...]:
-    """Return the kernels that together compute a form on operands of one dtype, in the order to
-    run.
+    """Return the kernels that together compute a form in one dtype, in the order to run.
 
     Args:
       form: what to compute; at least one output.
@@ -110,9 +109,7 @@ def _within(groups, limit: int):
 
 
 def _registers(form: Form, reduce_over: Index, groups: list[tuple[Path, ...]]) -> int:
-    """Return values that a thread holds at the widest point: what lives through the loop, and a
-    group.
-    """
+    """Return how many values a thread holds at most: those kept by the loop, and of a group."""
     kept, widest = set(), 0
     for group in groups:
         local = set()

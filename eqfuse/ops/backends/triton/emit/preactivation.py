@@ -39,9 +39,7 @@ class PreactivationWriter(DenseEmitter):
         return f"p{n}_ptr + set_index * {math.prod(self.linear.parameters[n].shape)}"
 
     def rows_of(self, segment: int, term: Term):
-        """Return (first, step): row first + u * step of a matrix belongs to channel u
-        of a segment.
-        """
+        """Return (first, step): channel u of a segment has row first + u * step of a matrix."""
         s, block = self.out.segments[segment], self.linear.blocks_in[term.x.block]
         return (s.offset - block.offset) // s.dim, s.channel_stride // s.dim
 
@@ -89,9 +87,7 @@ class PreactivationWriter(DenseEmitter):
         return block.offset + part.first * block.dim
 
     def place_of(self, part: Part, prefix: str = "") -> tuple[str, int, int]:
-        """Return the array of the pre-activation that a part is in, its size, and where the part
-        begins.
-        """
+        """Return a part's array of the pre-activation, its size, and where the part begins."""
         array = self.linear.array_of(part.block)
         size = self.linear.linear_form.outputs[array].size
         return f"{prefix}{self.fused.arrays[array]}", size, self.offset(part)
@@ -109,9 +105,7 @@ class PreactivationWriter(DenseEmitter):
         return place, f"present3 & ({k} < {dim}) & ({v} < {part.mul})"
 
     def load_tile(self, pointer: str, size: int, offset: int, part: Part, *columns) -> str:
-        """Return a part of rows of `size`, [ROWS, components, columns]; `columns` as in
-        `tile_place`.
-        """
+        """Return a part of rows of `size`, [ROWS, components, columns]; see `tile_place`."""
         place, mask = self.tile_place(size, offset, part, *columns)
         return self.load(f"{pointer}_ptr + {place}", mask)
 

@@ -67,8 +67,7 @@ def _count(name: str) -> None:
 
 
 def compile_kernel(spec: KernelSpec, target: str) -> CompiledKernel:
-    """Return the kernel for `target` ("sm_80", "sm_90", "gfx942", ...), compiled only if it must
-    be.
+    """Return the kernel for `target` ("sm_80", "gfx942", ...), compiled if it is not yet.
 
     Raises:
       ImportError: triton is not installed.
@@ -83,8 +82,9 @@ def compile_kernel(spec: KernelSpec, target: str) -> CompiledKernel:
 
 
 def find(spec: KernelSpec, target: str, *, compiled_elsewhere: bool = False):
-    """Return the kernel from memory or disk, or None; `compiled_elsewhere` counts a worker's
-    kernel.
+    """Return the kernel from memory or disk, or None.
+
+    `compiled_elsewhere` counts a worker's kernel.
     """
     with _LOCK:
         if found := _KERNELS.get((spec, target)):

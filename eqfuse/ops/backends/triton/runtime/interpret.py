@@ -101,9 +101,7 @@ def _interpreted(kernel):
 
 
 def _bfloat16_cast(cast):
-    """Return the interpreter keeps bfloat16 as its bits, and truncates where a GPU
-    rounds to even.
-    """
+    """Return a cast that rounds to bfloat16 as a GPU does, to even; the given one truncates."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
@@ -120,8 +118,10 @@ def _bfloat16_cast(cast):
 
 
 def _reduce_by_halves(self, values):
-    """Reduce tensors over an axis by halves; the interpreter itself calls the combining function
-    once for each element, which takes milliseconds.
+    """Reduce tensors over an axis by halves.
+
+    The interpreter itself calls the combining function once for each element, which takes
+    milliseconds.
     """
     axis, dtypes = self.axis, [value.dtype for value in values]
     arrays = [value.handle.data for value in values]

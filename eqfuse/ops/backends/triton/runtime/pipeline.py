@@ -103,8 +103,7 @@ def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], di
 
 
 def _without_coalesce(make_ttgir):
-    """Return Triton's make_ttgir less one pass, TritonGPUCoalesce; unchanged where there is no such
-    pass.
+    """Return Triton's make_ttgir without the pass TritonGPUCoalesce, if there is such a pass.
 
     The pass picks how many neighbouring elements a thread loads at once. It takes nine tenths of
     the time of a large kernel of a form and finds one, which is the layout it started from: its
@@ -175,9 +174,7 @@ def _threads(ptx: str) -> int:
 
 
 def _with_register_limit(ptx: str, limit: int) -> str:
-    """Return PTX that grants its kernel so many registers, so that ptxas does not spill to need
-    fewer.
-    """
+    """Return PTX that grants its kernel more registers, so that ptxas does not spill."""
     return re.sub(
         r"^\.(?:req|max)ntid .*$",
         lambda line: f"{line[0]}\n.maxnreg {limit}",

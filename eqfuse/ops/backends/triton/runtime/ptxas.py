@@ -30,8 +30,9 @@ class Assembled:
 
 
 def ptx_version(target: str) -> int | None:
-    """Return the version of PTX that is written for "sm_90" or its like, 87 for 8.7; None, which
-    leaves it to triton, for a target that we do not know.
+    """Return the version of PTX that is written for "sm_90" or its like, 87 for 8.7.
+
+    For an unknown target it is None, which leaves the version to triton.
     """
     capability = int(target.removeprefix("sm_"))
     return 87 if capability <= 100 else _PTX_VERSIONS.get(capability)
@@ -54,8 +55,10 @@ def assemble(ptx: str) -> Assembled:
 
 
 def of_triton(architecture: str) -> pathlib.Path:
-    """Return triton's ptxas for "sm_90a" or its like: that of CUDA 12, whose machine code older
-    drivers load too, or the newer one where the first does not know the target.
+    """Return triton's ptxas for "sm_90a" or its like.
+
+    That of CUDA 12 comes first, whose machine code older drivers load too; the newer one is for
+    targets that it does not know.
     """
     import triton
 

@@ -19,17 +19,14 @@ _LOADED: dict[tuple[KernelSpec, str], object] = {}
 
 
 def source_file(spec: KernelSpec) -> pathlib.Path:
-    """Return the kernel's source as a file in the cache folder, written if it is missing or
-    differs.
-    """
+    """Return the kernel's source as a file in the cache folder, written if need be."""
     path = _cache.cache_folder("source") / f"{spec.name}.py"
     _cache.ensure(path, spec.source.encode())
     return path
 
 
 def load(spec: KernelSpec, purpose: str = "compile"):
-    """Return the kernel as a triton JITFunction; the same object when asked again for the same
-    purpose.
+    """Return the kernel as a triton JITFunction, the same object for the same purpose.
 
     The interpreter writes into the globals of what it runs, so it asks with its own purpose.
 

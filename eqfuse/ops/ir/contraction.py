@@ -68,12 +68,12 @@ def _polynomials(irs, coefficients: np.ndarray):
     Weights have one component.
     """
     block = [(s, i) for s, ir in enumerate(irs) for i in range(ir.dim)]
-    found = collections.defaultdict(collections.Counter)
+    result = collections.defaultdict(collections.Counter)
     for *places, component in np.argwhere(abs(coefficients) > ZERO).tolist():
         factors = [block[place] for place in sorted(places)]
         key = (*(i for _, i in factors), 0, component)
-        found[tuple(s for s, _ in factors)][key] += float(coefficients[*places, component])
-    return {blocks: tuple(terms.items()) for blocks, terms in found.items()}
+        result[tuple(s for s, _ in factors)][key] += float(coefficients[*places, component])
+    return {blocks: tuple(terms.items()) for blocks, terms in result.items()}
 
 
 def _operand(name: str, irs, mul: int, role: Role) -> Operand:

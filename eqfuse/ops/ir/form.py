@@ -238,8 +238,8 @@ class Form:
 
     def reached(self) -> tuple[bool, ...]:
         """Return which outputs any path adds to; the others are zero."""
-        found = {path.output.operand for path in self.paths}
-        return tuple(o in found for o in range(len(self.outputs)))
+        result = {path.output.operand for path in self.paths}
+        return tuple(o in result for o in range(len(self.outputs)))
 
     def indexed(self, inputs: dict[int, Index], outputs: dict[int, Index] | None = None) -> "Form":
         """Return the same form with other indices of the operands of these numbers."""

@@ -119,13 +119,13 @@ class LinearForm:
 
     def reached(self) -> tuple[bool, ...]:
         """Return which outputs any term adds to."""
-        found = {self.output_of(t) for t in self.terms}
-        return tuple(o in found for o in range(len(self.outputs)))
+        result = {self.output_of(t) for t in self.terms}
+        return tuple(o in result for o in range(len(self.outputs)))
 
     def used_inputs(self) -> tuple[bool, ...]:
         """Return which inputs any term reads."""
-        found = {n for t in self.terms for n in t.operands()}
-        return tuple(i in found for i in range(len(self.inputs)))
+        result = {n for t in self.terms for n in t.operands()}
+        return tuple(i in result for i in range(len(self.inputs)))
 
     def jvp(self, active: tuple[bool, ...]) -> LinearForm:
         """Return the derivative along tangents of the active inputs, which follow the inputs."""
@@ -172,23 +172,23 @@ class LinearForm:
         The second result is the numbers of the weights whose transposes it reads, behind all
         inputs. There must be one set of weights.
         """
-        n, found = len(self.inputs), {}
+        n, result = len(self.inputs), {}
         for term in self.terms:
             if term.x is not None and term.x.operand >= n:
-                found.setdefault(term.w, n + len(found))
+                result.setdefault(term.w, n + len(result))
 
         def place(j: int) -> int:
-            return j + len(found) * (j >= n)
+            return j + len(result) * (j >= n)
 
         terms = []
         for term in self.terms:
             new = term.replaced(place)
             if term.x is not None and term.x.operand >= n:
-                new = Term(new.z, found[term.w], new.x, new.scale)
+                new = Term(new.z, result[term.w], new.x, new.scale)
             terms.append(new)
-        more = tuple(Weights(self.inputs[w].shape[::-1]) for w in found)
+        more = tuple(Weights(self.inputs[w].shape[::-1]) for w in result)
         inputs = self.inputs + more
-        return dataclasses.replace(self, inputs=inputs, terms=tuple(terms)), tuple(found)
+        return dataclasses.replace(self, inputs=inputs, terms=tuple(terms)), tuple(result)
 
     def _with(self, order: list[int], num_inputs: int) -> LinearForm:
         """Return the operands of these numbers, inputs first, and the terms that have no others."""

@@ -76,13 +76,13 @@ class Program:
     @functools.cached_property
     def operands(self) -> dict[int, object]:
         """Return what the arrays of forms and linear forms are there; of both, the latter's."""
-        found = {}
+        result = {}
         for step in self.multilinear:
             numbers = (*step.operands, *step.writes)
             for n, operand in zip(numbers, step.form.operands, strict=True):
-                if n not in found or isinstance(operand, Rows):
-                    found[n] = operand
-        return found
+                if n not in result or isinstance(operand, Rows):
+                    result[n] = operand
+        return result
 
     @functools.cached_property
     def local(self) -> tuple[int, ...]:
@@ -140,11 +140,11 @@ class Program:
     @functools.cached_property
     def uses(self) -> dict[int, tuple[int, int]]:
         """Return the first and the last step that touches each array."""
-        found: dict[int, tuple[int, int]] = {}
+        result: dict[int, tuple[int, int]] = {}
         for k, step in enumerate(self.steps):
             for n in _touched(step):
-                found[n] = found.get(n, (k, k))[0], k
-        return found
+                result[n] = result.get(n, (k, k))[0], k
+        return result
 
     def stored(self) -> set[int]:
         """Return the arrays that need memory of their own: not those within one loop only."""
@@ -161,7 +161,7 @@ class Program:
         """
         gaps: list[tuple[int, float]] = [(0, math.inf)]  # begin, end, in order
         live: list[tuple[int, int, int]] = []  # a heap: last step, begin, end
-        found, total = {}, 0
+        result, total = {}, 0
         for n in sorted(self.stored(), key=lambda n: self.uses[n][0]):
             first, last = self.uses[n]
             while live and live[0][0] < first:
@@ -178,8 +178,8 @@ class Program:
             begin, end = gaps[k]
             gaps[k : k + 1] = [(begin + size, end)] if begin + size < end else []
             heapq.heappush(live, (last, begin, begin + size))
-            found[n], total = begin, max(total, begin + size)
-        return found, total
+            result[n], total = begin, max(total, begin + size)
+        return result, total
 
     def in_memory(self, step: Step) -> list[int]:
         """Return the arrays of a step that are inputs, outputs or stored, in its order."""

@@ -10,14 +10,14 @@ def reductions(form: Form) -> dict[Index, list[int]]:
 
     Outputs by row go along with those of the senders or receivers.
     """
-    found: dict[Index, list[int]] = {}
+    result: dict[Index, list[int]] = {}
     for o, operand in enumerate(form.outputs):
-        found.setdefault(operand.index, []).append(o)
-    rows = found.pop(Index.ROW, [])
+        result.setdefault(operand.index, []).append(o)
+    rows = result.pop(Index.ROW, [])
     if rows:
-        host = next((i for i in (Index.SENDER, Index.RECEIVER) if i in found), Index.ROW)
-        found.setdefault(host, []).extend(rows)
-    return found
+        host = next((i for i in (Index.SENDER, Index.RECEIVER) if i in result), Index.ROW)
+        result.setdefault(host, []).extend(rows)
+    return result
 
 
 def ordered_groups(form: Form) -> list[list[Path]]:

@@ -108,10 +108,10 @@ class ElementwiseLoop:
     @functools.cached_property
     def reads(self) -> tuple[int, ...]:
         """Return the arrays that it reads and does not write itself."""
-        found = dict.fromkeys(
+        result = dict.fromkeys(
             n for m in self.functions for n in m.reads if not isinstance(n, Number)
         )
-        return tuple(n for n in found if n not in self.writes)
+        return tuple(n for n in result if n not in self.writes)
 
     @functools.cached_property
     def writes(self) -> tuple[int, ...]:
@@ -218,12 +218,12 @@ Step = ElementwiseLoop | Elementwise | Copy | Reduce | Gather | ScatterAdd | Mul
 
 def merged_axes(*axes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return axes (size, stride, ...) without those of size 1, with adjacent ones merged."""
-    found: list[tuple[int, ...]] = []
+    result: list[tuple[int, ...]] = []
     for size, *strides in zip(*axes, strict=True):
         if size == 1:
             continue
-        if found and all(a == size * b for a, b in zip(found[-1][1:], strides, strict=True)):
-            found[-1] = (found[-1][0] * size, *strides)
+        if result and all(a == size * b for a, b in zip(result[-1][1:], strides, strict=True)):
+            result[-1] = (result[-1][0] * size, *strides)
         else:
-            found.append((size, *strides))
-    return found
+            result.append((size, *strides))
+    return result

@@ -107,9 +107,9 @@ class KernelSpec:
             ("inputs", inputs, self.input_types),
             ("outputs", outputs, self.output_types),
         ):
-            found = tuple(pointer_type(a.dtype) for a in arrays)
-            if found != types:
-                raise ValueError(f"kernel {self.name} wants {what} {types}, got {found}")
+            result = tuple(pointer_type(a.dtype) for a in arrays)
+            if result != types:
+                raise ValueError(f"kernel {self.name} wants {what} {types}, got {result}")
         if len(scalars) != len(self.scalars):
             raise ValueError(
                 f"kernel {self.name} wants scalars {self.scalars}, got {tuple(scalars)}"

@@ -145,8 +145,8 @@ def _evaluate(segments: Segments, arrays) -> list:
     for segment in segments.segments:
         if segment.program is None:
             for node in segment.nodes:
-                found = bind(node.eqn, [env[v] for v in node.inputs])
-                env.update(zip(node.outputs, found, strict=True))
+                collected = bind(node.eqn, [env[v] for v in node.inputs])
+                env.update(zip(node.outputs, collected, strict=True))
             continue
         given = [_given(env, key) for key in segment.inputs]
         call = _call if segments.backend == "llvm" else _launch

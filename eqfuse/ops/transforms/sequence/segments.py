@@ -97,13 +97,13 @@ class Segments:
             if node.name in KERNELS:
                 what = node.params.get("form") or node.params["linear_form"]
                 todo += node.inputs[len(what.inputs) :]
-        found: set[Node] = set()
+        result: set[Node] = set()
         while todo:
             node = self.trace.node(todo.pop())
-            if node is not None and node not in found:
-                found.add(node)
+            if node is not None and node not in result:
+                result.add(node)
                 todo += node.inputs
-        return found
+        return result
 
     def _converter(self) -> Converter:
         return Converter(self.trace, self.dtype, self.backend)
@@ -161,8 +161,8 @@ def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:
             return v.val if isinstance(v, jax.extend.core.Literal) else env[v]
 
         for eqn in jaxpr.eqns:
-            found = _expand(eqn, [read(v) for v in eqn.invars], evaluate)
-            env.update(zip(eqn.outvars, found, strict=True))
+            result = _expand(eqn, [read(v) for v in eqn.invars], evaluate)
+            env.update(zip(eqn.outvars, result, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
     def function(*arrays):
@@ -195,5 +195,5 @@ def bind(eqn, arrays) -> list:
             return [eqn.primitive.bind(**eqn.params)]
     with eqn.ctx.manager:
         params = eqn.primitive.get_bind_params(dict(eqn.params))
-        found = eqn.primitive.bind(*arrays, **params)
-    return list(found) if eqn.primitive.multiple_results else [found]
+        result = eqn.primitive.bind(*arrays, **params)
+    return list(result) if eqn.primitive.multiple_results else [result]

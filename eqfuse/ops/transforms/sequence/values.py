@@ -81,15 +81,15 @@ class Values:
 
     def array(self, value: int) -> int:
         """Return the array of a value, filled if it is a number."""
-        found = self.read(value)
-        if isinstance(found, Number):
+        result = self.read(value)
+        if isinstance(result, Number):
             aval = self.aval(value)
             array = self.new(aval.size, dtype_of(aval))
-            self.steps.append(Copy((found,), array, (aval.size,), (0,), (1,)))
+            self.steps.append(Copy((result,), array, (aval.size,), (0,), (1,)))
             return array
-        if found is None:
+        if result is None:
             raise NoStepError("an array without elements")
-        return found
+        return result
 
     def index_array(self, value: int, name: str, limit: int) -> int:
         """Return an index array that the runtime looks through before the kernel runs."""
@@ -121,12 +121,12 @@ def _number(trace: Program, value: int):
     Nothing is computed for it, as `Program.uniform` does: each operation would be compiled.
     """
     if value in trace.given:
-        found = trace.given[value]
-        if isinstance(found, jax.core.Tracer) or np.size(found) > LARGEST_CONSTANT:
+        result = trace.given[value]
+        if isinstance(result, jax.core.Tracer) or np.size(result) > LARGEST_CONSTANT:
             return None
-        found = np.ravel(found)
-        same = found.tobytes() == found[:1].tobytes() * found.size  # -0 is another number than 0
-        return found[0].item() if same else None
+        result = np.ravel(result)
+        same = result.tobytes() == result[:1].tobytes() * result.size  # -0 is another number than 0
+        return result[0].item() if same else None
     node = trace.node(value)
     if node is None or node.name not in SAME_NUMBERS | {"convert_element_type"}:
         return None

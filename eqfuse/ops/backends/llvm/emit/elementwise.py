@@ -266,8 +266,8 @@ class FunctionEmitter:
         t, scalar, result = self.type(dtype), TYPES[dtype], "poison"
         for lane in range(self.lanes):
             parts = [self.f.value(f"extractelement {t} {v}, i64 {lane}") for v in values]
-            found = one._call(symbol, parts, dtype, dtype)
-            result = self.f.value(f"insertelement {t} {result}, {scalar} {found}, i64 {lane}")
+            collected = one._call(symbol, parts, dtype, dtype)
+            result = self.f.value(f"insertelement {t} {result}, {scalar} {collected}, i64 {lane}")
         return result
 
 

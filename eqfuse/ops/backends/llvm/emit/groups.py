@@ -56,12 +56,12 @@ class Groups:
 
     def _accumulators(self, paths) -> list[tuple[int, int, int]]:
         """Return components of owned outputs, which stay in registers through a block."""
-        found = {}
+        result = {}
         for path in paths:
             if self.plan.is_owned(("out", path.output.operand)):
                 for components, _ in path.terms:
-                    found[path.output.operand, path.output.segment, components[-1]] = None
-        return sorted(found)
+                    result[path.output.operand, path.output.segment, components[-1]] = None
+        return sorted(result)
 
     def write(self, group: list[Path], count: str):
         """Write one group, over the rows of the block and the channels.
@@ -105,7 +105,7 @@ class Groups:
                 f.store(value, place, n, w)
 
     def _shape(self, group: list[Path]):
-        """Return lanes, padded channels, components of owned outputs, and which of these are wide."""
+        """Return lanes, padded channels, components of owned outputs, and which are wide."""
         mul, kept = self._mul(group[0]), self._accumulators(group)
         wide = [self.plan.is_summed(("out", key[0])) for key in kept]
         return lanes(mul, self.plan.widest), padded(mul, self.plan.widest), kept, wide
@@ -116,17 +116,17 @@ class Groups:
 
     def _owned_inputs(self, group, offset: str, n: int) -> dict:
         """Return components of a node's inputs, read once for all its rows."""
-        found = {}
+        result = {}
         for path in group:
             for position, ref in enumerate(path.factors):
                 key = ("in", ref.operand)
                 if key in self.rows.own:
                     for components, _ in path.terms:
                         name = (ref.operand, ref.segment, components[position])
-                        if name not in found:
+                        if name not in result:
                             place = self._place(key, *name[1:], self.rows.own[key], offset)
-                            found[name] = self.f.load(place, n)
-        return found
+                            result[name] = self.f.load(place, n)
+        return result
 
     def _row_outputs(self, group) -> set[tuple[int, int, int]]:
         return {

@@ -115,11 +115,11 @@ class Layouts:
 
     def lanes(self, mul: int, most: int) -> list[list[Lanes]]:
         """Return `mul` channels as vectors of powers of two, at most `most` of them together."""
-        found, start = [], 0
+        result, start = [], 0
         while start < mul:
-            found.append((start, min(self.widest, 1 << ((mul - start).bit_length() - 1))))
-            start += found[-1][1]
-        return [found[n : n + most] for n in range(0, len(found), most)]
+            result.append((start, min(self.widest, 1 << ((mul - start).bit_length() - 1))))
+            start += result[-1][1]
+        return [result[n : n + most] for n in range(0, len(result), most)]
 
     def start(self, f: Function, n: int, array: str, place: Place) -> str:
         """Return where the row at a place of an input or an output starts."""

@@ -38,7 +38,7 @@ def write_rows(
 
 def scratch(layouts: Layouts) -> int:
     """Return elements of scratch memory that `write_rows` needs."""
-    blocks = [block for found in layouts.products.values() for block in found]
+    blocks = [block for result in layouts.products.values() for block in result]
     return max((layouts.copy_width(b) for b in blocks), default=0) * AT_ONCE
 
 
@@ -130,7 +130,7 @@ class _Writer:
         rows = self._sources(product, sums)
         with f.loop(str(product.source[1].mul), carried=first, kinds=kinds) as channels:
             numbers = {r: f.at(row, channels.index, channel * f.bytes) for r, row in rows.items()}
-            weights, loaded, found = {}, {}, []
+            weights, loaded, result = {}, {}, []
             for (r, k, v), total in zip(sums, channels.carried, strict=True):
                 matrix = matrices[r]  # one name for all rows, unless they have sets
                 if (matrix, v) not in weights:
@@ -139,8 +139,8 @@ class _Writer:
                 if (r, k) not in loaded:
                     loaded[r, k] = f.load(f.at(numbers[r], k * component * f.bytes))
                 number = f.splat(loaded[r, k], v[1])
-                found.append(f.fma(number, weights[matrix, v], total, v[1]))
-            channels.next = found
+                result.append(f.fma(number, weights[matrix, v], total, v[1]))
+            channels.next = result
         return {
             key: f.fma(f.constant(product.scale, key[2][1]), new, total, key[2][1])
             for (key, total), new in zip(sums.items(), channels.carried, strict=True)

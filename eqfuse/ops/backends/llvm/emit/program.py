@@ -70,7 +70,7 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
     The operands of a form are then the arguments of its kernel and those that are written its
     results, in the order of its table.
     """
-    arrays, found = list(program.arrays), []
+    arrays, result = list(program.arrays), []
     known: dict[tuple[int, tuple], int] = {}
 
     def new(size: int) -> int:
@@ -79,7 +79,7 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
 
     for step in program.steps:
         if not isinstance(step, Multilinear):
-            found.append(step)
+            result.append(step)
             continue
         form, operands = step.form, list(step.operands)
         written = _written(form, dtype, machine)
@@ -90,14 +90,14 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
             if key not in known:
                 known[key] = new(arrays[step.operands[i]].size)
                 strides = (rows * columns, 1, columns), (rows * columns, rows, 1)
-                found.append(Copy((step.operands[i],), known[key], sizes, *strides))
+                result.append(Copy((step.operands[i],), known[key], sizes, *strides))
             operands.append(known[key])
         by_name = dict(step.indices)
         operands += [by_name[name] for name in written.index_arrays]
         count = step.num_nodes if isinstance(form, Form) else step.num_rows
         writes = (*step.writes, *(new(count * width) for width in written.copies))
-        found.append(dataclasses.replace(step, operands=tuple(operands), indices=(), writes=writes))
-    return dataclasses.replace(program, arrays=tuple(arrays), steps=tuple(found))
+        result.append(dataclasses.replace(step, operands=tuple(operands), indices=(), writes=writes))
+    return dataclasses.replace(program, arrays=tuple(arrays), steps=tuple(result))
 
 
 class _Generator:
@@ -169,11 +169,11 @@ class _Generator:
         """Return where an array lies."""
         if n not in self.pointers:
             if n in self.places:
-                found = self.main.at(self.memory, self.places[n])
+                result = self.main.at(self.memory, self.places[n])
             else:
                 side = "in" if ("in", n) in self.arguments.numbers else "out"
-                found = self.arguments.load(self.main, side, n)
-            self.pointers[n] = found
+                result = self.arguments.load(self.main, side, n)
+            self.pointers[n] = result
         return self.pointers[n]
 
     def _step(self, step: Step):

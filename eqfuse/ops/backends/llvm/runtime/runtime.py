@@ -130,11 +130,11 @@ class Runtime:
             text = "eqfuse: the description of %s is of an unknown version"
             self._fail(b, frame, FAILED_PRECONDITION, text, name)
         for k, what in ((2, "type"), (4, "rank")):
-            found = b.low_half(buffer, k)
+            result = b.low_half(buffer, k)
             expected = b.word(entry, k // 2 - 1)
-            with b.if_then(b.icmp_unsigned("!=", found, expected)):
+            with b.if_then(b.icmp_unsigned("!=", result, expected)):
                 text = f"eqfuse: %s must be of {what} %lld, got %lld"
-                self._fail(b, frame, INVALID_ARGUMENT, text, name, expected, found)
+                self._fail(b, frame, INVALID_ARGUMENT, text, name, expected, result)
         dims = b.pointer(buffer, 5)
         is_matrix = b.icmp_signed("==", b.word(entry, 1), b.number(2))
         with b.if_then(is_matrix):

@@ -228,10 +228,10 @@ def operands(step: Elementwise, arrays, read) -> tuple[list[str], str]:
       arrays: of the program.
       read: gives the variable of an array.
     """
-    dtypes, found = step.dtypes(arrays), []
+    dtypes, result = step.dtypes(arrays), []
     for n, dtype in zip(step.reads, dtypes, strict=True):
         if not isinstance(n, Number):
-            found.append(read(n))
+            result.append(read(n))
         else:
-            found.append((literal if step.function in BETWEEN else constant)(n.value, dtype))
-    return found, dtypes[-1]
+            result.append((literal if step.function in BETWEEN else constant)(n.value, dtype))
+    return result, dtypes[-1]

@@ -29,14 +29,14 @@ class Job:
 
 def jobs(linear_form: LinearForm) -> list[Job]:
     """Return what the programs of a kernel compute, also blocks that no term adds to."""
-    found: dict[tuple[int, int], list[Term]] = {}
+    result: dict[tuple[int, int], list[Term]] = {}
     for o, operand in enumerate(linear_form.outputs):
         for b in range(len(operand.blocks) if isinstance(operand, Rows) else 1):
-            found[o, b] = []
+            result[o, b] = []
     for term in linear_form.terms:
         o = linear_form.output_of(term)
-        found[o, _output_block(linear_form, term)].append(term)
-    return [Job(o, b, tuple(terms)) for (o, b), terms in found.items()]
+        result[o, _output_block(linear_form, term)].append(term)
+    return [Job(o, b, tuple(terms)) for (o, b), terms in result.items()]
 
 
 def _output_block(linear_form: LinearForm, term: Term) -> int:

@@ -76,9 +76,9 @@ def write_loop(t: Emitter, step: ElementwiseLoop, arrays, names: dict[int, str],
         for line in head:
             t.emit(line)
         for m in step.functions:
-            found, dtype = operands(m, arrays, read)
+            result, dtype = operands(m, arrays, read)
             out = arrays[m.write].dtype
-            values[m.write] = functions.apply(m.function, found, dtype, out, m.power)
+            values[m.write] = functions.apply(m.function, result, dtype, out, m.power)
             if m.write in names:
                 _store(t, names[m.write], "i", values[m.write], out)
 

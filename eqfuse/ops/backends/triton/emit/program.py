@@ -70,13 +70,13 @@ def touched(program: Program) -> list[tuple[list, list]]:
     outside = {n: ("array", n) for n in (*program.inputs, *program.outputs)}
 
     def parts(numbers):
-        found = []
+        result = []
         for n in dict.fromkeys(n for n in numbers if not isinstance(n, Number)):
             if n in places:
-                found.append(("scratch", places[n], places[n] + program.arrays[n].bytes))
+                result.append(("scratch", places[n], places[n] + program.arrays[n].bytes))
             elif n in outside:
-                found.append((outside[n], 0, program.arrays[n].bytes))
-        return found
+                result.append((outside[n], 0, program.arrays[n].bytes))
+        return result
 
     return [(parts(step.reads), parts(step.writes)) for step in program.steps]
 
@@ -92,13 +92,13 @@ def _in_conflict(before, after) -> bool:
 
 def barriers(program: Program) -> frozenset[int]:
     """Return the numbers of the steps that a barrier has to stand before: as late as can be."""
-    found, since = set(), []
+    result, since = set(), []
     for k, step in enumerate(touched(program)):
         if any(_in_conflict(before, step) for before in since):
-            found.add(k)
+            result.add(k)
             since = []
         since.append(step)
-    return frozenset(found)
+    return frozenset(result)
 
 
 def unguarded(program: Program, guarded) -> list[tuple[int, int]]:

@@ -75,9 +75,9 @@ def compile_kernel(spec: KernelSpec, target: str) -> CompiledKernel:
       triton.CompilationError: the source is not a kernel.
     """
     with _LOCK:
-        if found := _KERNELS.get((spec, target)):
+        if result := _KERNELS.get((spec, target)):
             _count("in_memory")
-            return found
+            return result
         return find(spec, target) or _compile(spec, target)
 
 
@@ -87,9 +87,9 @@ def find(spec: KernelSpec, target: str, *, compiled_elsewhere: bool = False):
     `compiled_elsewhere` counts a worker's kernel.
     """
     with _LOCK:
-        if found := _KERNELS.get((spec, target)):
+        if result := _KERNELS.get((spec, target)):
             _count("in_memory")
-            return found
+            return result
         value = _cache.read_entry(*_place(spec, target))
         if value is None:
             return None

@@ -71,9 +71,9 @@ def common_target(devices) -> str | None:
     """
     kinds = {name: device.device_kind for device in devices if (name := device_target(device))}
     if len(kinds) > 1:
-        found = ", ".join(f"{kind} ({name})" for name, kind in kinds.items())
+        result = ", ".join(f"{kind} ({name})" for name, kind in kinds.items())
         raise ValueError(
-            f"this process has GPUs of several kinds, {found}, and kernels are compiled for one; "
+            f"this process has GPUs of several kinds, {result}, and kernels are compiled for one; "
             "show it those of one kind by CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES for AMD)"
         )
     return next(iter(kinds), None)

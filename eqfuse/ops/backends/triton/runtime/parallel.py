@@ -39,9 +39,9 @@ def compile_many(specs, target: str, processes: int | None = None) -> list[Compi
     count = min(len(missing), processes or _processors.usable())
     if count > 1:
         _run_workers(missing, target, count)
-    found = {spec: find(spec, target, compiled_elsewhere=True) for spec in missing}
-    found = {spec: kernel for spec, kernel in found.items() if kernel is not None}
-    return [found.get(spec) or compile_kernel(spec, target) for spec in specs]
+    result = {spec: find(spec, target, compiled_elsewhere=True) for spec in missing}
+    result = {spec: kernel for spec, kernel in result.items() if kernel is not None}
+    return [result.get(spec) or compile_kernel(spec, target) for spec in specs]
 
 
 def _run_workers(specs: list[KernelSpec], target: str, count: int) -> None:

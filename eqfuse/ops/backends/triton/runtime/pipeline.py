@@ -159,9 +159,9 @@ def resources(stages: dict[str, object]) -> tuple[int, int]:
         if limit <= best.registers or limit * _threads(stages["ptx"]) > _REGISTERS:
             continue
         allowed = _with_register_limit(stages["ptx"], limit)
-        found = ptxas.assemble(allowed)
-        if not found.spilled_bytes:
-            stages["ptx"], best = allowed, found
+        result = ptxas.assemble(allowed)
+        if not result.spilled_bytes:
+            stages["ptx"], best = allowed, result
             break
     stages["cubin"] = best.cubin
     return best.registers, best.spilled_bytes

@@ -79,8 +79,8 @@ def version(program: pathlib.Path) -> tuple[int, ...] | None:
         run = subprocess.run([program, "--version"], capture_output=True, text=True)
     except OSError:
         return None
-    found = re.search(r"\bV(\d+)\.(\d+)\.(\d+)\b", run.stdout)
-    return tuple(map(int, found.groups())) if found and not run.returncode else None
+    result = re.search(r"\bV(\d+)\.(\d+)\.(\d+)\b", run.stdout)
+    return tuple(map(int, result.groups())) if result and not run.returncode else None
 
 
 def found_by_xla(plugin: pathlib.Path) -> pathlib.Path | None:
@@ -98,8 +98,8 @@ def found_by_xla(plugin: pathlib.Path) -> pathlib.Path | None:
     roots = [pathlib.Path("/usr/local/cuda"), *packages]
     for folder in (pathlib.Path("bin"), *folders, *(root / "bin" for root in roots)):
         program = (folder / "ptxas").absolute()
-        found = version(program)
-        if found and found >= _XLA_OLDEST and found != _XLA_EXCLUDED:
+        result = version(program)
+        if result and result >= _XLA_OLDEST and result != _XLA_EXCLUDED:
             return program
     return None
 

@@ -41,7 +41,7 @@ def linears(case) -> list[tuple[LinearForm, int]]:
     step, args = case("llvm")
     leaves, tree = jax.tree.flatten(args)
     closed = jax.make_jaxpr(lambda *flat: step(*jax.tree.unflatten(tree, flat)))(*leaves)
-    steps = [s for part in Traced(closed, math.inf).segments.native for s in part.program.steps]
+    steps = [s for part in Traced(closed, math.inf).stages.native for s in part.program.steps]
     kernels = [s for s in steps if isinstance(s, Multilinear) and isinstance(s.form, LinearForm)]
     return [(s.form, s.num_rows) for s in kernels]
 

@@ -193,8 +193,8 @@ def functions(step, args) -> dict:
     """
     leaves, tree = jax.tree.flatten(args)
     closed = jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*leaves)
-    [segment] = Traced(closed, math.inf).segments.native
-    text = generate(segment.program, "float32", machine.machine()).text
+    [stage] = Traced(closed, math.inf).stages.native
+    text = generate(stage.program, "float32", machine.machine()).text
     names = re.findall(r"define internal void @(\w+)", text)
     lists = sum(bool(re.fullmatch(r"steps\d+", name)) for name in names)
     return {"bodies": len(names) - lists, "lists": lists}

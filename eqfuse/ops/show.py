@@ -14,7 +14,7 @@ import e3nn_jax as e3nn
 from eqfuse.ops._backend import explain
 from eqfuse.ops._tensor_product import irreps_filter, normalization
 from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.backends.triton.emit.form_kernel import Kernel
+from eqfuse.ops.backends.triton.emit.form_kernel import FormKernel
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index
 
@@ -129,7 +129,7 @@ def _work(form: Form, dtype: str, num_edges: int, num_nodes: int) -> str:
     )
 
 
-def _plan_lines(form: Form, kernels: tuple[Kernel, ...], num_edges, num_nodes, source: bool):
+def _plan_lines(form: Form, kernels: tuple[FormKernel, ...], num_edges, num_nodes, source: bool):
     yield f"{len(kernels)} kernel{'' if len(kernels) == 1 else 's'}"
     for kernel in kernels:
         owned = kernel.reduce_over
@@ -147,7 +147,7 @@ def _plan_lines(form: Form, kernels: tuple[Kernel, ...], num_edges, num_nodes, s
             yield "\n" + kernel.spec.source
 
 
-def _report(kernels: tuple[Kernel, ...], target: str):
+def _report(kernels: tuple[FormKernel, ...], target: str):
     from eqfuse.ops.backends.triton.runtime.parallel import compile_many
     from eqfuse.ops.backends.triton.runtime.source import source_file
 

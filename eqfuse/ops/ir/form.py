@@ -32,7 +32,7 @@ INDEX_ARRAYS = (
 
 
 class Index(enum.Enum):
-    """How the row of an operand is found from the row of the form."""
+    """How the row of an operand follows from the row of the form."""
 
     ROW = "row"
     SENDER = "sender"

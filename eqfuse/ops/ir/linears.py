@@ -136,7 +136,7 @@ def blocks(irreps) -> tuple[Block, ...]:
 def functional(
     irreps_in, irreps_out, biases, instructions=None, **options
 ) -> e3nn.FunctionalLinear:
-    """Return `e3nn.FunctionalLinear`, which says what is wrong.
+    """Return `e3nn.FunctionalLinear`, with errors that name what is wrong.
 
     Raises:
       ValueError: biases that are neither a bool nor one for each block of the output, or of irreps

@@ -3,7 +3,7 @@
 import jax
 
 from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.backends.triton.emit.form_kernel import Kernel
+from eqfuse.ops.backends.triton.emit.form_kernel import FormKernel
 from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.ir.form import Form
 
@@ -42,7 +42,7 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str
     return [a.astype(inputs[0].dtype) for a in whole]
 
 
-def _shape(form: Form, kernel: Kernel, output: int, num_rows: int, num_nodes: int):
+def _shape(form: Form, kernel: FormKernel, output: int, num_rows: int, num_nodes: int):
     operand = form.outputs[output]
     shape = (operand.index.count(num_rows, num_nodes), operand.size)
     return (kernel.channel_blocks, *shape) if output in kernel.partial else shape

@@ -21,7 +21,7 @@ _SCALAR_LIMIT = 2**31
 
 
 def pointer_type(dtype) -> str:
-    """Return Triton's name of a pointer to `dtype`, say "*fp32" for float32.
+    """Return Triton's name of a pointer to `dtype`, such as "*fp32" for float32.
 
     Raises:
       ValueError: a dtype that kernels do not read or write.
@@ -39,7 +39,7 @@ class KernelSpec:
     Attributes:
       name: name of the function, unique for its source (`build` makes one).
       source: text of a Python module that imports triton and defines the function.
-      input_types, output_types: pointer types in the order of the parameters, say "*fp32".
+      input_types, output_types: pointer types in the order of the parameters, such as "*fp32".
       scalars: names of the int32 parameters between the inputs and the outputs.
       num_warps: warps of a program.
       coalesce: whether triton may give a thread neighbouring elements, which it loads at once.

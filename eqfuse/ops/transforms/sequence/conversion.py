@@ -63,7 +63,7 @@ class Converter(Values):
             raise NoStepError("a choice of more than two")
         if name in ("max", "min", "add", "mul") and "bool" in dtypes:
             raise NoStepError(f"{node.name} of bool")
-        if all(isinstance(read, Number) for read in reads):  # of which dtype, an array says
+        if all(isinstance(read, Number) for read in reads):  # an array carries the dtype
             first = self.new(1, dtypes[0])
             self.steps.append(Copy((reads[0],), first, (1,), (0,), (1,)))
             reads[0] = first

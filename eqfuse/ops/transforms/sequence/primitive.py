@@ -21,23 +21,23 @@ from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.native import native_p
-from eqfuse.ops.transforms.sequence.segments import BACKENDS, Segments, bind
+from eqfuse.ops.transforms.sequence.stages import BACKENDS, Stages, bind
 
 LANES = {"llvm": 16, "triton": 1, "triton-interpret": 1}
 """Elements that an operation of `most` computes, at most, by backend."""
 
 
 class Traced:
-    """A traced function and its segments. Each is one of its own: equal only to itself.
+    """A traced function and its stages. Each is one of its own: equal only to itself.
 
     Attributes:
       closed: the trace; `tracers` of its constants are operands instead.
       most: vector operations from which on it is computed as it is written.
-      tell: is given a line where it turns out later that it is computed as it is written.
+      log: is given a line where it turns out later that it is computed as it is written.
     """
 
     def __init__(
-        self, closed: ClosedJaxpr, most: float, tell: Callable[[str], None] = lambda line: None
+        self, closed: ClosedJaxpr, most: float, log: Callable[[str], None] = lambda line: None
     ):
         consts = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         traced = [(v, c) for v, c in consts if isinstance(c, jax.core.Tracer)]
@@ -49,16 +49,16 @@ class Traced:
         )
         self.tracers = [c for _, c in traced]
         self.closed, self.most = ClosedJaxpr(jaxpr, [c for _, c in kept]), most
-        self.tell = tell
+        self.log = log
 
     @functools.cached_property
-    def segments(self) -> Segments:
-        return Segments(self.closed)
+    def stages(self) -> Stages:
+        return Stages(self.closed)
 
     @functools.cached_property
     def operations(self) -> int:
         """Return about how many operations its kernels run: on a CPU, of vectors."""
-        return sum(cost(s.program, self.segments) for s in self.segments.native)
+        return sum(cost(s.program, self.stages) for s in self.stages.native)
 
     @functools.cached_property
     def reason(self) -> str:
@@ -67,7 +67,7 @@ class Traced:
             return "it has effects, such as a debug print"
         elements, backends, placed = _looked_through(self.closed.jaxpr)
         if placed:  # jit has to see it, to know the devices that it compiles for
-            return f"it says where arrays lie ({', '.join(sorted(placed))})"
+            return f"it decides where arrays lie ({', '.join(sorted(placed))})"
         known = [b for b in BACKENDS if b in backends]
         if not known:
             return 'no product and no Linear on backend "llvm" or "triton"'
@@ -77,17 +77,17 @@ class Traced:
         beyond = f"more {'vector ' * (known[0] == 'llvm')}operations than {most:,.0f}"
         if elements // LANES[known[0]] > most:  # nothing has to be looked for
             return beyond
-        if not self.segments.native:
+        if not self.stages.native:
             return "no product and no Linear that is a step"
         return beyond if self.operations > most else ""
 
     @property
     def choice(self) -> str:
-        """Return a line that says what computes it."""
+        """Return a line about what computes it."""
         if self.reason:
             return f"as written: {self.reason}"
-        steps = [len(s.program.in_loops.steps) for s in self.segments.native]
-        one, several = CALLS[self.segments.backend == "llvm"]
+        steps = [len(s.program.in_loops.steps) for s in self.stages.native]
+        one, several = CALLS[self.stages.backend == "llvm"]
         calls = f"one {one}" if len(steps) == 1 else f"{len(steps)} {several}"
         return f"{calls} of {sum(steps)} steps"
 
@@ -115,10 +115,10 @@ def _looked_through(jaxpr) -> tuple[int, set, set[str]]:
     return total, backends, placed
 
 
-def cost(program: Program, segments: Segments) -> int:
+def cost(program: Program, stages: Stages) -> int:
     """Return about how many operations a program is: on a CPU, of vectors of this machine."""
-    if segments.backend == "llvm":
-        return native_program.cost(program, segments.dtype, machine.machine())
+    if stages.backend == "llvm":
+        return native_program.cost(program, stages.dtype, machine.machine())
     return triton_program.cost(program)
 
 
@@ -127,7 +127,7 @@ def _definition(*arrays, call: Traced) -> list:
 
 
 def _transformed(*arrays, call: Traced) -> list:
-    call.tell("as written: differentiated, mapped, or part of another sequence")
+    call.log("as written: differentiated, mapped, or part of another sequence")
     return _definition(*arrays, call=call)
 
 
@@ -138,40 +138,40 @@ def _abstract(*arrays, call: Traced):
 sequence_p = rules.defined_primitive("eqfuse_sequence", _transformed, _abstract)
 
 
-def _evaluate(segments: Segments, arrays) -> list:
-    """Return the outputs of a function, segment by segment."""
-    trace = segments.trace
+def _evaluate(stages: Stages, arrays) -> list:
+    """Return the outputs of a function, stage by stage."""
+    trace = stages.trace
     env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
-    for segment in segments.segments:
-        if segment.program is None:
-            for node in segment.nodes:
+    for stage in stages.stages:
+        if stage.program is None:
+            for node in stage.nodes:
                 collected = bind(node.eqn, [env[v] for v in node.inputs])
                 env.update(zip(node.outputs, collected, strict=True))
             continue
-        given = [_given(env, key) for key in segment.inputs]
-        call = _call if segments.backend == "llvm" else _launch
-        results = call(segment.program, given, segments)
-        for node in segment.nodes:
+        given = [_given(env, key) for key in stage.inputs]
+        call = _call if stages.backend == "llvm" else _launch
+        results = call(stage.program, given, stages)
+        for node in stage.nodes:
             for v in node.outputs:
                 if not trace.avals[v].size:
                     env[v] = jnp.zeros(trace.avals[v].shape, trace.avals[v].dtype)
-        for value, result in zip(segment.outputs, results, strict=True):
+        for value, result in zip(stage.outputs, results, strict=True):
             env[value] = result.reshape(trace.avals[value].shape)
     return [env[v] for v in trace.outputs]
 
 
-def _launch(program: Program, arrays, segments: Segments) -> list[jax.Array]:
+def _launch(program: Program, arrays, stages: Stages) -> list[jax.Array]:
     """Return the outputs of a program, flat, from one launch."""
-    kernel = triton_program.generate(program, segments.dtype)
+    kernel = triton_program.generate(program, stages.dtype)
     shapes = [(program.arrays[n].size,) for n in program.outputs] + [(kernel.scratch,)]
     flat = [a.reshape(-1) for a in arrays]
-    *results, _ = launch(kernel.spec, flat, shapes, (), (1,), segments.backend)
+    *results, _ = launch(kernel.spec, flat, shapes, (), (1,), stages.backend)
     return results
 
 
-def _call(program: Program, arrays, segments: Segments) -> list[jax.Array]:
+def _call(program: Program, arrays, stages: Stages) -> list[jax.Array]:
     """Return the outputs of a program, flat, from one native call."""
-    dtype = segments.dtype
+    dtype = stages.dtype
     module = native_program.generate(program, dtype, machine.machine())
     indices = {n for n, _, _ in program.indices}
     shaped = [
@@ -203,7 +203,7 @@ def _given(env, key):
 
 def run_sequence(*arrays, call: Traced) -> list:
     """Return the outputs of a function, by its kernels."""
-    return _evaluate(call.segments, arrays)
+    return _evaluate(call.stages, arrays)
 
 
 def _lower(ctx, *operands, call: Traced):
@@ -213,7 +213,7 @@ def _lower(ctx, *operands, call: Traced):
 
 
 def _lower_as_written(ctx, *operands, call: Traced, where: str = "not on a CPU or a GPU"):
-    call.tell(f"as written: {where}")
+    call.log(f"as written: {where}")
     return mlir.lower_fun(_definition, multiple_results=True)(ctx, *operands, call=call)
 
 

@@ -1,4 +1,4 @@
-"""`sequence`: a whole small computation, say a training step, in one native call."""
+"""`sequence`: a whole small computation, such as a training step, in one native call."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sequence(
         worth more to share each one out. On a CPU they are of vectors. None is 3.5 million on a
         CPU, and none on a GPU.
       report: print, whenever the function is traced, a table of what is computed how, and why not
-        otherwise. A function in its place is given one line that says what was chosen. Another
+        otherwise. A function in its place is given one line about what was chosen. Another
         line follows where it is computed as it is written after all, for what becomes known later:
         several devices, another kind of device, derivatives, `vmap`.
       options: of `jax.jit`.
@@ -55,13 +55,13 @@ def sequence(
     if function is None:
         return functools.partial(sequence, most=most, report=report, **options)
 
-    tell = report if callable(report) else print if report else lambda text: None
+    log = report if callable(report) else print if report else lambda text: None
 
     @functools.wraps(function)
     def sequenced(*args, **kwargs):
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.explicit_axes or mesh.manual_axes:
-            tell("as written: inside shard_map, or on a mesh of explicit axes")
+            log("as written: inside shard_map, or on a mesh of explicit axes")
             return function(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
@@ -76,9 +76,9 @@ def sequence(
             structure.append(tree_out)
             return outputs
 
-        traced = Traced(jax.make_jaxpr(flat)(*arrays), MOST if most is None else most, tell)
+        traced = Traced(jax.make_jaxpr(flat)(*arrays), MOST if most is None else most, log)
         if report:
-            tell(traced.choice if callable(report) else table(traced))
+            log(traced.choice if callable(report) else table(traced))
         if traced.reason:
             outputs = jaxpr_as_fun(traced.closed)(*traced.tracers, *arrays)
         else:
@@ -93,13 +93,13 @@ def table(traced: Traced) -> str:
     if traced.reason:
         return traced.choice
     lines = [("operations", "computed by", "why not")]
-    for segment in traced.segments.native:
-        products = len(segment.program.multilinear)
-        operations = f"{len(segment.nodes)}, {products} of them products and Linears"
+    for stage in traced.stages.native:
+        products = len(stage.program.multilinear)
+        operations = f"{len(stage.nodes)}, {products} of them products and Linears"
         lines.append(
-            (operations, f"a native call of {len(segment.program.in_loops.steps)} steps", "")
+            (operations, f"a native call of {len(stage.program.in_loops.steps)} steps", "")
         )
-    for reason, count in sorted(traced.segments.reasons.items()):
+    for reason, count in sorted(traced.stages.reasons.items()):
         if reason:
             lines.append((str(count), "XLA", reason))
     widths = [max(len(line[n]) for line in lines) for n in range(3)]

@@ -60,7 +60,7 @@ def main():
 
     function, said = sequenced(within)
     close(function(*args), layer("e3nn")(layer("e3nn")(*args), args[1]))
-    assert said == ["as written: it says where arrays lie (shard_map)"], said
+    assert said == ["as written: it decides where arrays lie (shard_map)"], said
 
     def constrained(backend):
         by_row = NamedSharding(mesh, P("data"))
@@ -68,7 +68,7 @@ def main():
 
     function, said = sequenced(constrained)
     close(function(*args), layer("e3nn")(*args))
-    assert said == ["as written: it says where arrays lie (sharding_constraint)"], said
+    assert said == ["as written: it decides where arrays lie (sharding_constraint)"], said
     print("sharded ok")
 
 

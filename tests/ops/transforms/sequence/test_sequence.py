@@ -150,8 +150,8 @@ def test_equal_layers_share_their_functions():
         step, args = potential("nequip", "llvm", layers)
         leaves, tree = jax.tree.flatten(args)
         closed = jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*leaves)
-        [segment] = Traced(closed, np.inf).segments.native
-        text = generate(segment.program, "float32", machine()).text
+        [stage] = Traced(closed, np.inf).stages.native
+        text = generate(stage.program, "float32", machine()).text
         return text.count("define internal")
 
     # irreps grow in the first layers and shrink in the last; radial networks go by three layers

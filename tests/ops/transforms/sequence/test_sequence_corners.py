@@ -47,7 +47,7 @@ def parts(function, *args):
 def check(function, *args):
     """Compare the bits with JAX's, and find nothing left to XLA."""
     sequenced, traced = parts(function, *args)
-    assert set(traced.segments.reasons) == {""}, traced.segments.reasons
+    assert set(traced.stages.reasons) == {""}, traced.stages.reasons
     found, expected = sequenced(*args)[0], jax.jit(function)(*args)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
@@ -257,7 +257,7 @@ def test_what_is_refused_is_what_jax_computes(name):
     if name == "choices of three":
         x = x % 3
     sequenced, traced = parts(function, x)
-    assert set(traced.segments.reasons) - {""}
+    assert set(traced.stages.reasons) - {""}
     found, expected = sequenced(x)[0], jax.jit(function)(x)
     assert found.dtype == expected.dtype
     kind = np.complex64 if expected.dtype.kind == "c" else np.float32  # of which NaN compare
@@ -292,10 +292,10 @@ def test_the_work_of_compiling_grows_with_the_layers():
             return sum(k.T.sum(0) for k in kept)  # all of them are used again, at the end
 
         traced = Traced(jax.make_jaxpr(function)(np.eye(4, dtype=np.float32)), 1e9)
-        cut = calls(lambda: traced.segments)
-        [segment] = traced.segments.native
-        written = calls(lambda: generate(segment.program, "float32", machine()))
-        return np.array([cut, written, calls(segment.program.in_loops.places)])
+        cut = calls(lambda: traced.stages)
+        [stage] = traced.stages.native
+        written = calls(lambda: generate(stage.program, "float32", machine()))
+        return np.array([cut, written, calls(stage.program.in_loops.places)])
 
     work(3)  # what is kept for the next time
     first, second, third = work(20), work(40), work(80)

@@ -49,8 +49,8 @@ def computed(function, *args, dtype=jnp.float32):
 
     z = jnp.eye(4, dtype=dtype)
     traced = Traced(jax.make_jaxpr(beside)(z, *args), 1e9)
-    assert set(traced.segments.reasons) == {""}, traced.segments.reasons
-    assert len(traced.segments.native) == 1
+    assert set(traced.stages.reasons) == {""}, traced.stages.reasons
+    assert len(traced.stages.native) == 1
     return ops.sequence(beside, most=1e9)(z, *args)[0]
 
 

@@ -28,8 +28,8 @@ def steps_of(function, args):
     """Return the steps of a function, all of it."""
     leaves, tree = jax.tree.flatten(args)
     flat = jax.make_jaxpr(lambda *a: function(*jax.tree.unflatten(tree, a)))(*leaves)
-    [segment] = Traced(flat, math.inf).segments.native
-    return segment.program
+    [stage] = Traced(flat, math.inf).stages.native
+    return stage.program
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from eqfuse.ops.backends.llvm.emit import ir
 from eqfuse.ops.backends.llvm.emit.arguments import INDEX_ROLES, NODE_INDEX, NODES, ROWS, Arguments
 from eqfuse.ops.backends.llvm.emit.kernel import write_pass
 from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout
-from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Module, Pass, Units, Written
+from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, KernelPasses, Module, Pass, Units
 from eqfuse.ops.backends.llvm.emit.plan import Machine, Plan
 from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.schedule import reductions
@@ -18,7 +18,7 @@ def generate(form: Form, dtype: str, machine: Machine) -> Module:
     return write(form, dtype, machine).module(dtype)
 
 
-def write(form: Form, dtype: str, machine: Machine) -> Written:
+def write(form: Form, dtype: str, machine: Machine) -> KernelPasses:
     """Return the passes that compute a form."""
     widest = machine.vector_bytes // ir.BYTES[dtype]
     copies = Copies(dtype, widest)
@@ -29,13 +29,13 @@ def write(form: Form, dtype: str, machine: Machine) -> Written:
         for reduce_over, outputs in passes.items()
     ]
     index_arrays = dict.fromkeys(name for plan in plans for name in plan.index_arrays())
-    # they are checked in this order: senders and receivers say best what is wrong with edges
+    # they are checked in this order: errors of senders and receivers are the clearest
     index_arrays = tuple(sorted(index_arrays, key=lambda n: INDEX_ROLES[n][1] != NODE_INDEX))
     arguments = _arguments(form, dtype, index_arrays, copied)
     written = [_copy_pass(form, copied, arguments, copies)] if copied else []
     written += [write_pass(p, arguments, copies, f"pass_{p.reduce_over.value}") for p in plans]
     widths = tuple(layout.size for layout in copied.values())
-    return Written(arguments, copies.functions, written, index_arrays, widths)
+    return KernelPasses(arguments, copies.functions, written, index_arrays, widths)
 
 
 def _copied(form: Form, passes, widest: int) -> dict[int, Layout]:

@@ -6,7 +6,7 @@ from eqfuse.ops.backends.llvm.emit.contract import Contraction, split
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import lanes, padded
 from eqfuse.ops.backends.llvm.emit.plan import Plan
-from eqfuse.ops.backends.llvm.emit.rows import RowsWriter
+from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
 from eqfuse.ops.ir.form import Form, Path, Role
 from eqfuse.ops.ir.schedule import ordered_groups
 
@@ -21,7 +21,7 @@ class Groups:
       cost: vector operations of a row, so far.
     """
 
-    def __init__(self, plan: Plan, f: Function, rows: RowsWriter):
+    def __init__(self, plan: Plan, f: Function, rows: RowsEmitter):
         self.plan, self.f, self.rows = plan, f, rows
         self.cost = len(plan.scalars.sums) // plan.widest + 1
         self._begun: set[tuple[int, int, int]] = set()
@@ -175,14 +175,14 @@ class Groups:
             summed = self.plan.is_summed(("out", key[0]))
             sums[key] = f.load(place, n, summed) if summed or key in self._begun else None
 
-        body = Contraction(self.plan.form, f, n, self.plan.scalars, load, scalar)
+        contraction = Contraction(self.plan.form, f, n, self.plan.scalars, load, scalar)
         for path in group:
             summed = self.plan.is_summed(("out", path.output.operand))
             add = _accumulate_wide if summed else _accumulate
-            body.add_path(path, functools.partial(add, f, n, sums, path.output))
+            contraction.add_path(path, functools.partial(add, f, n, sums, path.output))
         for key, place in places.items():
             f.store(sums[key], place, n, self.plan.is_summed(("out", key[0])))
-        self.cost += body.operations * chunks
+        self.cost += contraction.operations * chunks
 
 
 def _accumulate(f: Function, n: int, sums: dict, output, component: int, factor, value: str):

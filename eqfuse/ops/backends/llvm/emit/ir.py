@@ -18,7 +18,7 @@ class Loop:
 
 
 class Function:
-    """Writes the body of one function.
+    """Writes the statements of one function.
 
     Args:
       header: `define ...` without the brace.
@@ -38,8 +38,8 @@ class Function:
         self._block = "entry"
 
     def text(self) -> str:
-        body = "\n  ".join(self._lines)
-        return f"{self.header} {{\n{body}\n  ret void\n}}\n"
+        statements = "\n  ".join(self._lines)
+        return f"{self.header} {{\n{statements}\n  ret void\n}}\n"
 
     def do(self, statement: str):
         self._lines.append(statement)

@@ -13,7 +13,7 @@ from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import Copies
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Pass, Units
 from eqfuse.ops.backends.llvm.emit.plan import Plan
-from eqfuse.ops.backends.llvm.emit.rows import RowsWriter
+from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
 from eqfuse.ops.ir.form import Index
 
 
@@ -25,7 +25,7 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> P
         for key in plan.operands()
     }
     arrays = {n: arguments.load(f, "index", n) for n in plan.index_arrays()}
-    rows = RowsWriter(plan, f, copies, base, arrays)
+    rows = RowsEmitter(plan, f, copies, base, arrays)
     groups = Groups(plan, f, rows)
     rows.begin_pass()
     with f.loop("%end", start="%begin") as units:
@@ -49,7 +49,7 @@ def _rows_of_unit(plan: Plan, f: Function, arrays, unit: str) -> tuple[str, str]
     return f.load_index(ptr, unit), f.load_index(ptr, f.plus(unit, 1))
 
 
-def write_block(plan: Plan, f: Function, rows: RowsWriter, groups: Groups, unit, start, left):
+def write_block(plan: Plan, f: Function, rows: RowsEmitter, groups: Groups, unit, start, left):
     """Write the rows of a unit from `start` on: `left` of them, but at most a block."""
     count = f.minimum(left, str(plan.block))
     with f.loop(count) as loop:

@@ -10,7 +10,7 @@ import functools
 
 from eqfuse.ops.backends.llvm.emit import linear_rows, linear_weights
 from eqfuse.ops.backends.llvm.emit.linear_layouts import Layouts, write_copies
-from eqfuse.ops.backends.llvm.emit.module import Axis, Module, Pass, Units, Written
+from eqfuse.ops.backends.llvm.emit.module import Axis, KernelPasses, Module, Pass, Units
 from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.ir.linear_form import LinearForm, Rows
 
@@ -21,7 +21,7 @@ def generate(linear_form: LinearForm, dtype: str, machine: Machine) -> Module:
     return write(linear_form, dtype, machine).module(dtype)
 
 
-def write(linear_form: LinearForm, dtype: str, machine: Machine) -> Written:
+def write(linear_form: LinearForm, dtype: str, machine: Machine) -> KernelPasses:
     """Return the passes that compute a linear form."""
     layouts = Layouts(linear_form, dtype, machine)
     passes = [_copy_pass(layouts)] if layouts.packed else []
@@ -30,7 +30,7 @@ def write(linear_form: LinearForm, dtype: str, machine: Machine) -> Written:
     passes += [linear_weights.write_pass(layouts, o) for o in layouts.gradients]
     widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
     functions = layouts.copies.functions
-    return Written(layouts.arguments, functions, passes, layouts.index_arrays, widths)
+    return KernelPasses(layouts.arguments, functions, passes, layouts.index_arrays, widths)
 
 
 def _copy_pass(layouts: Layouts) -> Pass:

@@ -28,7 +28,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """A term that adds to a block of rows: scale * weights * source.
 
     Attributes:
@@ -58,7 +58,7 @@ class Layouts:
         self.widest = machine.vector_bytes // ir.BYTES[dtype]
         self.copies = Copies(dtype, self.widest)
         self.gradients: dict[int, list[Term]] = {}
-        self.products: dict[int, dict[Block, list[Product]]] = {}
+        self.products: dict[int, dict[Block, list[MatrixProduct]]] = {}
         for term in linear_form.terms:
             self._sort(term)
         read = [(t.z.operand, self.block(t.z)) for terms in self.gradients.values() for t in terms]
@@ -91,7 +91,7 @@ class Layouts:
             return
         forward = term.z.operand >= len(self.linear_form.inputs)
         source, target = (term.x, term.z) if forward else (term.z, term.x)
-        product = Product(
+        product = MatrixProduct(
             source and (source.operand, self.block(source)),
             ("in" if forward else "transposed", term.w),
             term.scale,

@@ -6,7 +6,13 @@ in registers, while the channels of what is mixed pass by, each number in all la
 
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import padded
-from eqfuse.ops.backends.llvm.emit.linear_layouts import Lanes, Layouts, Place, Product, width_of
+from eqfuse.ops.backends.llvm.emit.linear_layouts import (
+    Lanes,
+    Layouts,
+    MatrixProduct,
+    Place,
+    width_of,
+)
 from eqfuse.ops.backends.llvm.emit.module import Axis, Pass, Units
 from eqfuse.ops.ir.linear_form import Block, LinearForm, Rows
 
@@ -29,7 +35,7 @@ def write_rows(
     layouts: Layouts, f: Function, first: str, stop: str, order: str | None = None
 ) -> int:
     """Return rows `first` to `stop`, or what `order` has there; what one costs."""
-    writer, cost = _Writer(layouts, f, order), 0
+    writer, cost = _RowsEmitter(layouts, f, order), 0
     for o, operand in enumerate(layouts.linear_form.outputs):
         if isinstance(operand, Rows):
             cost += writer.write(o, operand.size, first, stop)
@@ -47,7 +53,7 @@ def rows_together(linear_form: LinearForm, block: Block) -> int:
     return 1 if linear_form.num_sets else max(1, min(AT_ONCE, MOST_NUMBERS // block.dim))
 
 
-class _Writer:
+class _RowsEmitter:
     def __init__(self, layouts: Layouts, f: Function, order: str | None):
         self.layouts, self.linear_form, self.f, self.order = layouts, layouts.linear_form, f, order
         wanted = [key for key in layouts.arguments.numbers if key[0] in ("in", "transposed", "out")]
@@ -86,7 +92,7 @@ class _Writer:
         array = self.arrays["out", n - len(self.linear_form.inputs)]
         self.rows = [self.layouts.start(f, n, array, place) for place in self.places]
 
-    def _block(self, block: Block, products: list[Product], n: int) -> int:
+    def _block(self, block: Block, products: list[MatrixProduct], n: int) -> int:
         """Return one block of the rows of output n; the vector operations that takes."""
         f, cost, stride = self.f, 0, padded(block.mul, self.layouts.widest)
         chosen, direct = range(len(self.rows)), block.dim == 1 or n in self.layouts.local
@@ -112,7 +118,7 @@ class _Writer:
                 self.layouts.copies.unpack(f, self.layouts.layout(block, size), self.rows[r], copy)
         return cost
 
-    def _add(self, block: Block, product: Product, vectors: list[Lanes], sums: dict) -> dict:
+    def _add(self, block: Block, product: MatrixProduct, vectors: list[Lanes], sums: dict) -> dict:
         """Return the sums with a product added, in a loop over the channels of its source."""
         f, (_, n) = self.f, product.weights
         base, step = self.arrays[product.weights], width_of(self.linear_form.inputs[n]) * f.bytes
@@ -146,7 +152,7 @@ class _Writer:
             for (key, total), new in zip(sums.items(), channels.carried, strict=True)
         }
 
-    def _sources(self, product: Product, sums: dict) -> dict[int, str]:
+    def _sources(self, product: MatrixProduct, sums: dict) -> dict[int, str]:
         """Return where the block that is mixed starts, by row."""
         f, (n, block) = self.f, product.source
         array, offset = self.arrays["in", n], block.offset * f.bytes

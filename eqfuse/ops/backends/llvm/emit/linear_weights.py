@@ -34,7 +34,7 @@ def write_pass(layouts: Layouts, o: int) -> Pass:
     num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
     lines = lines_of_unit(num_lines)
     units_of_set = -(-num_lines // lines)
-    writer = _Writer(layouts, f, o)
+    writer = _WeightsEmitter(layouts, f, o)
     with f.loop("%end", start="%begin") as units:
         chosen = f.value(f"sdiv i64 {units.index}, {units_of_set}")
         first = f.times(f.value(f"srem i64 {units.index}, {units_of_set}"), lines)
@@ -48,11 +48,11 @@ def write_block(layouts: Layouts, o: int, f: Function, order: str | None) -> int
     """Add the sum over rows `%begin` to `%end`, or what `order` has there; what a row costs."""
     weights = layouts.linear_form.outputs[o]
     num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
-    writer = _Writer(layouts, f, o, order)
+    writer = _WeightsEmitter(layouts, f, o, order)
     return writer.add("0", str(num_lines), num_lines, ("%begin", "%end"))
 
 
-class _Writer:
+class _WeightsEmitter:
     def __init__(self, layouts: Layouts, f: Function, o: int, order: str | None = None):
         self.layouts, self.f, self.terms = layouts, f, layouts.gradients[o]
         self.mul = layouts.linear_form.outputs[o].shape[-1]

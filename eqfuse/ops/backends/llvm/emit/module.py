@@ -81,7 +81,7 @@ class Module:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class KernelPasses:
     """The passes of a kernel, before they are put together.
 
     Attributes:
@@ -100,11 +100,11 @@ class Written:
     def module(self, dtype: str) -> Module:
         """Return the kernel."""
         texts = [ir.declarations(dtype), *self.functions.values(), *(p.text for p in self.passes)]
-        text, name = assembled(texts, self.arguments, self.passes)
+        text, name = assemble(texts, self.arguments, self.passes)
         return Module(name, text, self.index_arrays, self.copies)
 
 
-def assembled(texts, arguments: Arguments, passes) -> tuple[str, str]:
+def assemble(texts, arguments: Arguments, passes) -> tuple[str, str]:
     """Return a module's text and its name.
 
     The text has the functions, what the runtime checks and runs, and the handler.

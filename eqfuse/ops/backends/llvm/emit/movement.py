@@ -1,4 +1,4 @@
-"""Copies, sums, and rows found by an index array, as loops of LLVM IR."""
+"""Copies, sums, and rows chosen by an index array, as loops of LLVM IR."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from eqfuse.ops.backends.llvm.emit.linear_layouts import transposed
 from eqfuse.ops.backends.llvm.emit.module import (
     SIGNATURE,
     Axis,
+    KernelPasses,
     Module,
     Pass,
     Units,
-    Written,
-    assembled,
+    assemble,
 )
 from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.ir.form import Form
@@ -47,7 +47,7 @@ def generate(program: Program, dtype: str, machine: Machine) -> Module:
     Arguments: the inputs, [1, size], index arrays [size]. Results: the outputs, [1, size], and
     scratch memory.
     """
-    return _Generator(program, dtype, machine).module()
+    return _ProgramEmitter(program, dtype, machine).module()
 
 
 def cost(program: Program, dtype: str, machine: Machine) -> int:
@@ -59,7 +59,7 @@ def cost(program: Program, dtype: str, machine: Machine) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(form: Form | LinearForm, dtype: str, machine: Machine) -> Written:
+def _written(form: Form | LinearForm, dtype: str, machine: Machine) -> KernelPasses:
     module = native_form if isinstance(form, Form) else native_linear
     return module.write(form, dtype, machine)
 
@@ -96,11 +96,13 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
         operands += [by_name[name] for name in written.index_arrays]
         count = step.num_nodes if isinstance(form, Form) else step.num_rows
         writes = (*step.writes, *(new(count * width) for width in written.copies))
-        result.append(dataclasses.replace(step, operands=tuple(operands), indices=(), writes=writes))
+        result.append(
+            dataclasses.replace(step, operands=tuple(operands), indices=(), writes=writes)
+        )
     return dataclasses.replace(program, arrays=tuple(arrays), steps=tuple(result))
 
 
-class _Generator:
+class _ProgramEmitter:
     def __init__(self, program: Program, dtype: str, machine: Machine):
         self.dtype, self.machine = dtype, machine
         self.program = prepared(program, dtype, machine).in_loops
@@ -133,7 +135,7 @@ class _Generator:
         elements = max(1, self.scratch // ir.BYTES[self.dtype])
         scratch = Entry(DTYPES[self.dtype], 2, -1, elements, DATA, "scratch memory of a sequence")
         self.arguments.entries.append(scratch)
-        text, name = assembled(texts, self.arguments, self.passes)
+        text, name = assemble(texts, self.arguments, self.passes)
         return Module(name, text, (), (elements,))
 
     def _arguments(self) -> Arguments:

@@ -1,9 +1,9 @@
 """A program that runs by rows as one native kernel: all steps for a block, then for the next one.
 
 What lies between the steps is in the scratch memory of a thread, and so in its cache: rows by
-position, each component with its channels side by side. A table of pointers tells every step where
-its arrays are; that of a local array points so far before it that the first position of the block
-is its first row.
+position, each component with its channels side by side. Every step finds its arrays in a table of
+pointers; that of a local array points so far before it that the first position of the block is its
+first row.
 
 On a graph, positions are those of the edges in the order of their receivers. The rows (or nodes)
 are cut into parts, whose number depends on the problem and not on the threads; sums of weights'
@@ -19,10 +19,10 @@ from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.kernel import write_block
 from eqfuse.ops.backends.llvm.emit.layout import Copies
 from eqfuse.ops.backends.llvm.emit.linear_layouts import Layouts, write_copies
-from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Module, Pass, Units, assembled
+from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Module, Pass, Units, assemble
 from eqfuse.ops.backends.llvm.emit.plan import Machine, Plan
 from eqfuse.ops.backends.llvm.emit.row_arrays import NODE, ORDER, PTR, Arrays
-from eqfuse.ops.backends.llvm.emit.rows import RowsWriter
+from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.linear_form import Rows
 from eqfuse.ops.ir.program import Program
@@ -41,10 +41,10 @@ def generate(program: Program, machine: Machine, parts: int) -> Module:
     Arguments: the inputs, weights as [1, elements]; `transposed_weights`; index arrays. Results:
     the outputs, alike; sums of each part, [parts, elements], of the outputs that are weights.
     """
-    return _Generator(program, machine, parts).module()
+    return _RowProgramEmitter(program, machine, parts).module()
 
 
-class _Generator:
+class _RowProgramEmitter:
     def __init__(self, program: Program, machine: Machine, parts: int):
         self.program, self.machine, self.parts = program, machine, parts
         self.dtype = program.arrays[0].dtype
@@ -69,7 +69,7 @@ class _Generator:
         passes += [self._sum(n) for n in self.arrays.sums]
         texts = [ir.declarations(self.dtype), *self.copies.functions.values()]
         texts += [*self.texts, *(p.text for p in passes)]
-        text, name = assembled(texts, self.arguments, passes)
+        text, name = assemble(texts, self.arguments, passes)
         widths = tuple(self.program.arrays[n].size for n in self.arrays.sums)
         return Module(name, text, self.arrays.index_arrays, widths)
 
@@ -98,7 +98,7 @@ class _Generator:
         numbers = {"in": step.operands, "out": step.writes}
         base = {key: self._pointer(f, "array", numbers[key[0]][key[1]]) for key in plan.operands()}
         arrays = {n: self._pointer(f, "index", n) for n in plan.index_arrays()}
-        rows = RowsWriter(plan, f, self.copies, base, arrays)
+        rows = RowsEmitter(plan, f, self.copies, base, arrays)
         groups = Groups(plan, f, rows)
         if reduce_over is Index.ROW:
             self._rows(plan, f, rows, groups, "0", "%begin", "%end")

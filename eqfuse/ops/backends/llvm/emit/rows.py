@@ -9,7 +9,7 @@ STREAMED_BYTES = 1 << 24
 """Bytes of an output from which on it is written past the caches, where it would not stay."""
 
 
-class RowsWriter:
+class RowsEmitter:
     """Writes what a pass does for its units and rows besides arithmetic.
 
     Args:

@@ -88,7 +88,7 @@ class Builder(ir.IRBuilder):
         self.position_at_end(done)
 
 
-class Module:
+class RuntimeModule:
     """A module of LLVM IR with its functions and texts, and the C functions that they call.
 
     Args:

@@ -1,4 +1,4 @@
-"""Handlers that XLA is told of before their kernels are compiled.
+"""Handlers that are registered with XLA before their kernels are compiled.
 
 LLVM takes as long for the kernels of a network as JAX and XLA for all else. So a thread compiles
 them while JAX goes on, and what XLA knows is one of these handlers. Each has a slot: the address of
@@ -59,7 +59,7 @@ class HandlerSlot:
         ctypes.c_uint64.from_address(self.address).value = kernel
 
     def fail(self, message: str) -> None:
-        """Let calls end with an error that says why."""
+        """Let calls end with an error that has the reason."""
         text = ctypes.create_string_buffer(message.encode()[:400])
         _messages.append(text)
         ctypes.c_uint64.from_address(self.address + 8).value = ctypes.addressof(text)

@@ -8,7 +8,16 @@ passes.
 
 from llvmlite import ir
 
-from eqfuse.ops.backends.llvm.runtime.builder import API, I8, I32, I64, NULL, PTR, Builder, Module
+from eqfuse.ops.backends.llvm.runtime.builder import (
+    API,
+    I8,
+    I32,
+    I64,
+    NULL,
+    PTR,
+    Builder,
+    RuntimeModule,
+)
 from eqfuse.ops.backends.llvm.runtime.threads import Threads
 
 # words of XLA_FFI_CallFrame, XLA_FFI_Api and XLA_FFI_Buffer, and their codes
@@ -40,7 +49,7 @@ class Runtime:
     """
 
     def __init__(self, version: tuple[int, int], large_pages: bool):
-        self.module = Module("eqfuse_runtime", large_pages)
+        self.module = RuntimeModule("eqfuse_runtime", large_pages)
         self.version, self.large_pages = version, large_pages
         self.parallel = Threads(self.module).parallel
         self._enter()

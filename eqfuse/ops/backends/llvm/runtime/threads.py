@@ -16,7 +16,7 @@ from eqfuse.ops.backends.llvm.runtime.builder import (
     NULL,
     PTR,
     Builder,
-    Module,
+    RuntimeModule,
 )
 
 CONTEXT = 3  # word of XLA_FFI_CallFrame
@@ -36,7 +36,7 @@ class Threads:
     `eqfuse_active` how many they do.
     """
 
-    def __init__(self, module: Module):
+    def __init__(self, module: RuntimeModule):
         self.module = module
         self.limit = module.counter("eqfuse_limit", 1)
         self.active = module.counter("eqfuse_active", 0)

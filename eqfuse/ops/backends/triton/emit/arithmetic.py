@@ -36,12 +36,19 @@ class ArithmeticEmitter:
         self.operations = 0
 
     def loaded(self, names):
-        """Say that these components are in variables already."""
+        """Register components that are in variables already."""
         self._loaded.update(names)
 
     def new_group(self):
         """Forget the values that only one group shares."""
         self._memo.clear()
+
+    def add_groups(self, groups, accumulator):
+        """Add groups of paths; `accumulator(path)` is what `add_path` calls for a path."""
+        for group in groups:
+            self.new_group()
+            for path in group:
+                self.add_path(path, accumulator(path))
 
     def input(self, ref: SegmentRef, component: int) -> str:
         """Return the name of a component of an input, loaded if it is not yet."""

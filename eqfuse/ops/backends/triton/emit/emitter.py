@@ -91,7 +91,7 @@ class DenseEmitter(Emitter):
 
     def slices(self, size: int, count: int = 1):
         """Return a loop over `count` slices of `size` at once, which start at the variable `at`."""
-        # a pipeline of loads would copy the loop's body
+        # a pipeline of loads would copy the loop's statements
         return self.block(f"for at in tl.range(0, {size}, {count * SLICE}, num_stages=1):")
 
     def parts(self, tensor: str, count: int) -> list[str]:

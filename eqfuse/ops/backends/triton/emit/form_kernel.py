@@ -10,7 +10,7 @@ import dataclasses
 
 from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
 from eqfuse.ops.backends.triton.emit.emitter import program
-from eqfuse.ops.backends.triton.emit.form_operands import WARP, OperandWriter, Task
+from eqfuse.ops.backends.triton.emit.form_operands import WARP, OperandEmitter, Task
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
 from eqfuse.ops.ir.form import Index, Path
 
@@ -19,7 +19,7 @@ ADDED = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
+class FormKernel:
     """A kernel that computes some outputs of a form.
 
     It is called with the form's inputs `inputs`, the index arrays `index_arrays`, the outputs so
@@ -43,7 +43,7 @@ class Kernel:
         return -(-rows // self.rows_per_program), self.channel_blocks
 
 
-class _Writer(OperandWriter):
+class _FormEmitter(OperandEmitter):
     """Collects the text of one kernel."""
 
     def scalars(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class _Writer(OperandWriter):
         return tuple(name for name, needed in names if needed)
 
     def spec(self) -> KernelSpec:
-        self.body()
+        self.emit_all()
         form, arrays, scalars = self.form, self.index_arrays(), self.scalars()
         before = [form.outputs[o].name for o in self.continued]
         names = [f"{form.inputs[i].name}_ptr" for i in self.inputs] + [f"{a}_ptr" for a in arrays]
@@ -74,7 +74,7 @@ class _Writer(OperandWriter):
             max(1, self.leading * self.lanes // WARP),
         )
 
-    def body(self):
+    def emit_all(self):
         if self.over_rows:
             self._rows_prologue()
             self._edge(lambda operand: True)
@@ -196,8 +196,8 @@ class _Writer(OperandWriter):
         last = {}
         for number, group in enumerate(self.task.groups):
             last.update({(p.output.operand, p.output.segment): number for p in group})
-        body = ArithmeticEmitter(form, self._load, self.emit)
-        body.loaded(
+        arithmetic = ArithmeticEmitter(form, self._load, self.emit)
+        arithmetic.loaded(
             component_name(form.inputs[i], number, component)
             for i in self.inputs
             if not in_loop(form.inputs[i])
@@ -210,9 +210,9 @@ class _Writer(OperandWriter):
             else {name for o in self.outputs if o not in per_row for name in self._accumulators(o)}
         )
         for number, group in enumerate(self.task.groups):
-            body.new_group()
+            arithmetic.new_group()
             for path in sorted(group, key=lambda p: self._vectors(p)):
-                body.add_path(path, self._accumulator(path, assigned))
+                arithmetic.add_path(path, self._accumulator(path, assigned))
             for (o, segment), when in last.items():
                 if when == number and o in per_row and form.outputs[o].channels:
                     self._finish(o, segment, assigned)
@@ -223,7 +223,7 @@ class _Writer(OperandWriter):
         for o, segment in sorted(self.task.zero_segments):
             if o in per_row:
                 self._store(o, segment, has_value=False)
-        self.operations = body.operations
+        self.operations = arithmetic.operations
 
     def _vectors(self, path: Path) -> int:
         """Return paths of fewer vector factors first: the others reuse the sums that they name."""
@@ -269,11 +269,11 @@ class _Writer(OperandWriter):
         self._reduce(names, *((1, True) if self.two_axes else (0,)))
 
 
-def generate(task: Task) -> Kernel:
+def generate(task: Task) -> FormKernel:
     """Return the kernel of a task."""
-    writer = _Writer(task)
+    writer = _FormEmitter(task)
     spec = writer.spec()
-    return Kernel(
+    return FormKernel(
         spec,
         writer.inputs,
         writer.index_arrays(),

@@ -49,7 +49,7 @@ def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
     return block, -(-form.max_mul // block)
 
 
-class OperandWriter(Emitter):
+class OperandEmitter(Emitter):
     """Collects the text of one kernel: what has to do with one operand."""
 
     def __init__(self, task: Task):

@@ -207,21 +207,21 @@ class _Backward(FusedEmitter):
     def _statements_of(self, segment: int, assigned: set[str]):
         """Write the part of the product's backward that reads the cotangent of this segment."""
         form = self.cotangents
-        body = ArithmeticEmitter(form, self.load_component, self.emit)
+        arithmetic = ArithmeticEmitter(form, self.load_component, self.emit)
         last = len(form.inputs) - 1
         dout = form.inputs[last]
-        body.loaded(component_name(dout, segment, k) for k in range(dout.segments[segment].dim))
+        arithmetic.loaded(
+            component_name(dout, segment, k) for k in range(dout.segments[segment].dim)
+        )
         paths = [
             p
             for p in form.paths
             if any(s.operand == last and s.segment == segment for s in p.factors)
         ]
-        for group in ordered_groups(Form(form.inputs, form.outputs, tuple(paths))):
-            body.new_group()
-            for path in group:
-                self._accumulate(body, path, assigned)
+        groups = ordered_groups(Form(form.inputs, form.outputs, tuple(paths)))
+        arithmetic.add_groups(groups, lambda path: self._accumulator(path, assigned))
 
-    def _accumulate(self, body: ArithmeticEmitter, path, assigned: set[str]):
+    def _accumulator(self, path, assigned: set[str]):
         operand = self.cotangents.outputs[path.output.operand]
 
         def accumulate(component, expression):
@@ -229,4 +229,4 @@ class _Backward(FusedEmitter):
             self.emit(f"{name} {'+=' if name in assigned else '='} {expression}")
             assigned.add(name)
 
-        body.add_path(path, accumulate)
+        return accumulate

@@ -9,7 +9,7 @@ import contextlib
 
 from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
 from eqfuse.ops.backends.triton.emit.emitter import SLICE, power_of_two
-from eqfuse.ops.backends.triton.emit.preactivation import THREADS, PreactivationWriter
+from eqfuse.ops.backends.triton.emit.preactivation import THREADS, PreactivationEmitter
 from eqfuse.ops.ir.form import Form, Index, Operand
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.schedule import ordered_groups
@@ -20,7 +20,7 @@ LANES = 32
 """Channels at a time of a kernel with several threads for each: few, so that it has many rows."""
 
 
-class FusedEmitter(PreactivationWriter):
+class FusedEmitter(PreactivationEmitter):
     """Writes a fused kernel.
 
     Args:
@@ -150,16 +150,16 @@ class FusedEmitter(PreactivationWriter):
             self.emit(f"{name} = {self.zeros(self.rows, self.channels)}")
         self.masks([*used, self.out])
         self.row_pointers(used)
-        body = ArithmeticEmitter(part, self.load_component, self.emit)
-        for group in ordered_groups(part):
-            body.new_group()
-            for path in group:
 
-                def accumulate(component, expression, segment=path.output.segment):
-                    name = component_name(self.out, segment, component)
-                    self.emit(f"{name} += {expression}")
+        def accumulator(path):
+            def accumulate(component, expression):
+                name = component_name(self.out, path.output.segment, component)
+                self.emit(f"{name} += {expression}")
 
-                body.add_path(path, accumulate)
+            return accumulate
+
+        arithmetic = ArithmeticEmitter(part, self.load_component, self.emit)
+        arithmetic.add_groups(ordered_groups(part), accumulator)
         return names
 
     def row_pointers(self, operands):

@@ -40,7 +40,7 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TIL
     text.emit("program = tl.program_id(0)")
     text.emit("first = program * 0")
     for job in jobs(linear_form):
-        writer = JobWriter(linear_form, job, text, tile)
+        writer = JobEmitter(linear_form, job, text, tile)
         operand = linear_form.outputs[job.output]
         (writer.weights if isinstance(operand, Weights) else writer.rows)(operand)
     inputs = [f"a{n}" for n in range(len(linear_form.inputs))]
@@ -56,7 +56,7 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TIL
     return dataclasses.replace(spec, coalesce=True)
 
 
-class JobWriter:
+class JobEmitter:
     """Writes one job."""
 
     def __init__(self, linear_form: LinearForm, job: Job, text: DenseEmitter, tile: int):

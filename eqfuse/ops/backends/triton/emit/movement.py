@@ -1,4 +1,4 @@
-"""Element-wise loops, copies, sums, and rows found by an index array, by all threads of a block.
+"""Element-wise loops, copies, sums, and rows chosen by an index array, by all threads of a block.
 
 Each function here writes the statements of a step: pointers `a0_ptr`, `a1_ptr`, ... are its arrays.
 An element is written by one thread, and sums are in a fixed order: repeatable bit for bit.
@@ -181,7 +181,7 @@ def _rows(t: Emitter, size: int, width: int):
 
 
 def write_gather(t: Emitter, step: Gather, arrays, names: dict[int, str], threads: int):
-    """Write rows found by an index."""
+    """Write rows chosen by an index."""
     source, index = step.reads
     rows, size = arrays[source].size // step.width, arrays[step.write].size
     loop, head = elements(t, size, threads)

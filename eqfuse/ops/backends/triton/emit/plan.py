@@ -8,7 +8,7 @@ earlier ones began.
 
 import functools
 
-from eqfuse.ops.backends.triton.emit.form_kernel import Kernel, generate
+from eqfuse.ops.backends.triton.emit.form_kernel import FormKernel, generate
 from eqfuse.ops.backends.triton.emit.form_operands import WARP, Task, blocks
 from eqfuse.ops.ir.form import Form, Index, Path, Role
 from eqfuse.ops.ir.schedule import ordered_groups, reductions
@@ -49,7 +49,7 @@ def edge_lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Kernel, ...]:
+def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[FormKernel, ...]:
     """Return the kernels that together compute a form in one dtype, in the order to run.
 
     Args:

@@ -11,7 +11,7 @@ ELEMENTS = 4
 """Elements of a matmul's result that a thread holds, at most."""
 
 
-class PreactivationWriter(DenseEmitter):
+class PreactivationEmitter(DenseEmitter):
     """Writes the parts of a fused kernel that read or write the pre-activation and the parameters.
 
     The row is cut into parts, some columns of one irrep each, whose tiles are [rows, components,

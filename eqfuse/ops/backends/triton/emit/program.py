@@ -2,7 +2,7 @@
 
 Arrays between the steps lie in scratch memory, which an array leaves to others after its last use.
 Before a step that reads what another has written, or writes where another has read or written,
-stands a barrier: `barriers` says where, `unguarded` checks it. Steps of equal text are one
+stands a barrier: `barriers` decides where, `unguarded` checks it. Steps of equal text are one
 function.
 """
 
@@ -122,10 +122,10 @@ def generate(program: Program, dtype: str) -> ProgramKernel:
 
 @functools.lru_cache(maxsize=64)
 def _generate(program: Program, dtype: str, warps: int) -> ProgramKernel:
-    return _Generator(program, dtype, warps).kernel()
+    return _ProgramEmitter(program, dtype, warps).kernel()
 
 
-class _Generator:
+class _ProgramEmitter:
     def __init__(self, program: Program, dtype: str, warps: int):
         self.dtype, self.warps, self.threads = dtype, warps, 32 * warps
         self.logical = program.in_loops  # with bool

@@ -102,16 +102,14 @@ class FormEmitter(DenseEmitter):
             place, mask = self._place(operand, segment, component, present)
             self.emit(f"{name} = {self.loaded(f'{operand.name}_row + {place}', mask)}")
 
+        def accumulator(path):
+            operand, segment = self.form.outputs[path.output.operand], path.output.segment
+            return lambda component, expression: self.emit(
+                f"{component_name(operand, segment, component)} += {expression}"
+            )
+
         arithmetic = ArithmeticEmitter(part, load, self.emit)
-        for group in ordered_groups(part):
-            arithmetic.new_group()
-            for path in group:
-                operand = self.form.outputs[path.output.operand]
-
-                def add(component, expression, operand=operand, segment=path.output.segment):
-                    self.emit(f"{component_name(operand, segment, component)} += {expression}")
-
-                arithmetic.add_path(path, add)
+        arithmetic.add_groups(ordered_groups(part), accumulator)
 
     def _place(self, operand: Operand, segment, component: int, present: str):
         offset = segment.offset + component * segment.component_stride
@@ -133,7 +131,7 @@ class FormEmitter(DenseEmitter):
                 self.emit(f"tl.store({row} + {place}, {name}, mask={mask})")
 
 
-class _Job(linear_kernel.JobWriter):
+class _Job(linear_kernel.JobEmitter):
     """Writes a job whose programs are the turns of a loop."""
 
     def together(self, size: int, most: int) -> int:

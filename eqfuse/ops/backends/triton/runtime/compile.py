@@ -44,7 +44,7 @@ class CompiledKernel:
 
 @dataclasses.dataclass(frozen=True)
 class CompileCounts:
-    """How often this process compiled a kernel, found it in memory, found it on disk."""
+    """How often this process compiled a kernel, had it in memory, and read it from disk."""
 
     compiled: int = 0
     in_memory: int = 0

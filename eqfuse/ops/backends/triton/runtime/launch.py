@@ -22,7 +22,7 @@ from eqfuse.ops.backends.triton.runtime.handover import gpu_kernel
 from eqfuse.ops.backends.triton.runtime.interpret import interpret
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
-_ALIGNMENT = 16  # bytes, of every XLA buffer on a GPU; pipeline.py tells triton the same
+_ALIGNMENT = 16  # bytes, of every XLA buffer on a GPU; pipeline.py assumes the same
 
 
 def gpu_library():
@@ -42,7 +42,7 @@ def gpu_library():
 
 
 def target_of(ctx: mlir.LoweringRuleContext) -> str:
-    """Return the target of the devices that are lowered for, say "sm_90"; they need not be present.
+    """Return the target of the devices that are lowered for, which need not be present.
 
     Raises:
       RuntimeError: no GPU is present, and the lowering is not for the devices of a topology.
@@ -59,12 +59,12 @@ def target_of(ctx: mlir.LoweringRuleContext) -> str:
     except RuntimeError as error:
         raise RuntimeError(
             "cannot tell which GPU to compile for, since none is present: lower for the devices of "
-            "jax.experimental.topologies, or give the target, say target='sm_90'"
+            "jax.experimental.topologies, or give the target, such as target='sm_90'"
         ) from error
 
 
 def common_target(devices) -> str | None:
-    """Return the one target of all GPUs among the devices, say "sm_90"; None if there is none.
+    """Return the one target of all GPUs among the devices, such as "sm_90"; None if there is none.
 
     Raises:
       ValueError: GPUs of several targets, naming them: kernels are compiled for one.
@@ -80,7 +80,7 @@ def common_target(devices) -> str | None:
 
 
 def device_target(device: jax.Device) -> str | None:
-    """Return the target of a device, say "sm_90"; None for a CPU."""
+    """Return the target of a device, such as "sm_90"; None for a CPU."""
     return None if device.platform == "cpu" else _target_name(str(device.compute_capability))
 
 
@@ -109,7 +109,7 @@ def lower_gpu(
       MLIR values of the outputs.
     Raises:
       ValueError: operands or scalars that do not fit the kernel, or a grid that cannot run.
-      RuntimeError: no GPU plug-in, or a target that cannot be told.
+      RuntimeError: no GPU plug-in, or a target that is not known.
     """
     spec.check_call(avals_in, avals_out, scalars)
     library = gpu_library()

@@ -40,7 +40,7 @@ def gpu_target(name: str):
 
 
 def compile_options(spec: KernelSpec, target: str) -> dict:
-    """Return what triton is told besides the source."""
+    """Return the options of triton besides the source."""
     options = {"num_warps": spec.num_warps, "enable_fp_fusion": True}
     if target.startswith("sm_") and (version := ptxas.ptx_version(target)):
         options["ptx_version"] = version

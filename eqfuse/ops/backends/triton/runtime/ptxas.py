@@ -43,7 +43,7 @@ def assemble(ptx: str) -> Assembled:
 
     Raises:
       ImportError: triton, which brings ptxas, is not installed.
-      RuntimeError: ptxas refuses it, with what it says.
+      RuntimeError: ptxas refuses it, with its message.
     """
     name = re.search(r"^\.target (\w+)", ptx, re.M)[1]
     run, cubin = _run(of_triton(name), name, ptx, "-v")
@@ -105,7 +105,7 @@ def found_by_xla(plugin: pathlib.Path) -> pathlib.Path | None:
 
 
 def refusal(program: pathlib.Path, target: str) -> str:
-    """Return what a ptxas says against PTX of our version for a target; "" if it takes it."""
+    """Return the error of a ptxas for PTX of our version and a target; "" if it takes it."""
     name = architecture(target)
     ptx = f".version {ptx_version(target) / 10}\n.target {name}\n.address_size 64\n"
     run, _ = _run(program, name, ptx + ".visible .entry k() { ret; }\n")

@@ -1,4 +1,4 @@
-"""A traced function cut into segments: those that are steps of one native kernel, and the rest."""
+"""A traced function cut into stages: those that are steps of one native kernel, and the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BACKENDS = ("llvm", "triton", "triton-interpret")
 
 
 @dataclasses.dataclass(frozen=True)
-class Segment:
+class Stage:
     """Nodes that are computed together.
 
     Attributes:
@@ -39,12 +39,12 @@ class Segment:
     outputs: tuple[int, ...] = ()
 
 
-class Segments:
-    """A traced function as segments.
+class Stages:
+    """A traced function as stages.
 
     Attributes:
       trace: its nodes.
-      segments: in the order in which they run.
+      stages: in the order in which they run.
       reasons: why nodes are no steps, with how many.
       backend: of the forms, one of `BACKENDS`; "" where there is none.
       dtype: of the forms; "" where there is none.
@@ -61,14 +61,14 @@ class Segments:
         dtypes = {str(self.trace.avals[n.inputs[0]].dtype) for n in of_kernels}
         self.dtype = next((d for d in ("float32", "float64") if d in dtypes), "")
         self.reasons: collections.Counter[str] = collections.Counter()
-        self.segments = self._cut()
+        self.stages = self._cut()
 
     @functools.cached_property
-    def native(self) -> tuple[Segment, ...]:
-        """Return the segments that are one kernel each."""
-        return tuple(s for s in self.segments if s.program is not None)
+    def native(self) -> tuple[Stage, ...]:
+        """Return the stages that are one kernel each."""
+        return tuple(s for s in self.stages if s.program is not None)
 
-    def _cut(self) -> list[Segment]:
+    def _cut(self) -> list[Stage]:
         """Cut so that what runs natively comes as early, and in as few pieces, as can be.
 
         Each node gets a level, an odd one if it is a step, at least that of what it reads.
@@ -85,7 +85,7 @@ class Segments:
             level += level % 2 != (not reason)
             levels |= dict.fromkeys(node.outputs, level)
             parts[level].append(node)
-        return [self._segment(parts, level) for level in sorted(parts)]
+        return [self._stage(parts, level) for level in sorted(parts)]
 
     def _behind_indices(self) -> set[Node]:
         """Return the nodes that index arrays of kernels are computed by.
@@ -121,10 +121,10 @@ class Segments:
             return ""
         return next(filter(None, map(triton_program.left_out, converter.steps)), "")
 
-    def _segment(self, parts, level: int) -> Segment:
+    def _stage(self, parts, level: int) -> Stage:
         nodes = parts[level]
         if level % 2 == 0 or not any(n.name in KERNELS for n in nodes):
-            return Segment(tuple(nodes))
+            return Stage(tuple(nodes))
         converter = self._converter()
         for node in nodes:
             converter.convert(node)
@@ -147,7 +147,7 @@ class Segments:
             known.add(read)
         parts = converter.arrays, converter.inputs, results, converter.steps, converter.indices
         program = Program(*map(tuple, parts))
-        return Segment(tuple(nodes), program, tuple(converter.inputs.values()), outputs)
+        return Stage(tuple(nodes), program, tuple(converter.inputs.values()), outputs)
 
 
 def expanded(closed: ClosedJaxpr) -> ClosedJaxpr:

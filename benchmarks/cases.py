@@ -45,9 +45,7 @@ class Case:
         )
 
     def forms(self) -> dict[str, Form]:
-        """Return the form ("forward"), its backward pass, and the backward pass of that
-        ("double").
-        """
+        """Return the form ("forward"), its backward pass and that pass's ("double")."""
         return derivatives(self.product().form)
 
 

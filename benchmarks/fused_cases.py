@@ -174,9 +174,7 @@ def _backward(fused: Fused, wanted, dtype: str) -> list[KernelSpec]:
 
 
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str) -> list[KernelSpec]:
-    """Return the kernels of a Linear from irreps to the same: forward, and backward of
-    everything.
-    """
+    """Return the forward and the backward kernels of a square Linear."""
     linear = linears.linear(irreps, (False,) * len(irreps), irreps, num_sets=num_sets)
     orders = derivatives(linear.linear_form)
     return [linear_kernel.generate(orders[o], dtype, False) for o in ("forward", "backward")]

@@ -24,8 +24,7 @@ TOLERANCE = 1e-5
 
 
 def check(name: str) -> float:
-    """Return the largest difference of the passes of a case, relative to each array's largest
-    element.
+    """Return the largest difference of a case's passes, relative in each array.
 
     Args:
       name: of `cases.CASES`, or "fused " and one of `fused_cases.SPECS`.

@@ -53,9 +53,7 @@ class Problem:
         return [nodes.get(operand.index) for operand in form.inputs + form.outputs]
 
     def products(self, order: str) -> list[int]:
-        """Return the most products that are summed into one number, for each result of a
-        derivative.
-        """
+        """Return the most products summed into one number, for each result."""
         if not self.forms:
             return [self.summands] * len(jax.tree.leaves(self.results(order)))
         form = self.forms[order]
@@ -200,9 +198,7 @@ GATED = f"64x0e+64x0o+256x0e+{times(64, '1e+1o+2e+2o')}"
 
 
 def fused_gate(nodes: int, edges: int) -> Problem:
-    """Return a convolution of NequIP with the skip before its gate,
-    `ops.TensorProductLinearGate`.
-    """
+    """Return NequIP's convolution with a skip, `ops.TensorProductLinearGate`."""
     irreps_x, irreps_y, irreps_z = (e3nn.Irreps(i) for i in (times(64, BOTH2), SH2, GATED))
     keep = sorted({ir for _, ir in irreps_z})
     width = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps

@@ -77,8 +77,7 @@ class Spread:
 
 
 def parity(expected, found, tolerance: float) -> float:
-    """Return how much two results differ: |found - expected| by the largest |expected| of each
-    array.
+    """Return how much two results differ, relative to the largest element of each array.
 
     Args:
       expected, found: pytrees of arrays, alike in structure and shapes.
@@ -131,9 +130,7 @@ def environment(commit: str | None = None) -> dict:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that decide what is measured, as far as they are
-    installed.
-    """
+    """Return the versions of the installed packages that affect measurements."""
     found = {}
     for name in PACKAGES:
         try:
@@ -154,9 +151,7 @@ def cpu_model() -> str:
 
 
 def git_commit() -> str | None:
-    """Return the commit of this repository, "-dirty" if files were changed since; None outside of
-    one.
-    """
+    """Return this repository's commit, "-dirty" if changed, or None without git."""
     command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
     folder = pathlib.Path(__file__).parent
     try:

@@ -84,9 +84,7 @@ def available_bytes() -> int:
 
 
 def compiled(function, args) -> tuple[object, float, int]:
-    """Return a function compiled for its arguments, the seconds that took, its scratch memory in
-    bytes.
-    """
+    """Return the compiled function, the seconds to compile, and its scratch bytes."""
     start = time.perf_counter()
     result = jax.jit(function).lower(*args).compile()
     machine.finish()  # native kernels, which a thread compiles
@@ -205,9 +203,7 @@ def memory_bandwidth() -> float:
 
 
 def float32_rate() -> float:
-    """Return operations per second of a product of matrices of 2048 x 2048, the best that XLA
-    reaches.
-    """
+    """Return operations per second of a 2048 x 2048 matmul, XLA's best rate."""
     n = 2048
     return 2 * n**3 / _best(lambda a: a @ a, jnp.ones((n, n), jnp.float32) / n)
 

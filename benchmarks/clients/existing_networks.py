@@ -37,7 +37,7 @@ class Radial(nn.Module):
 
 
 def irreps_of_gate(irreps) -> e3nn.Irreps:
-    """What `e3nn.gate` takes for these irreps."""
+    """Return the irreps that `e3nn.gate` takes to give these."""
     irreps = e3nn.Irreps(irreps)
     gates = sum(mul for mul, ir in irreps if ir.l > 0)
     return e3nn.Irreps(f"{irreps.count('0e') + gates}x0e") + irreps.filter(drop="0e")

@@ -10,9 +10,7 @@ DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the kind of an exception and the first line of its message; memory that ran out is
-    named.
-    """
+    """Return the kind of an exception and its first line, or that memory ran out."""
     message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     if isinstance(error, ParityError | MissingError):
         return message[:LENGTH]
@@ -22,9 +20,7 @@ def first_line(error: BaseException) -> str:
 
 
 def spoiled(result: dict) -> bool:
-    """Return whether a result tells of an error of the device, which may fail all that comes after
-    it.
-    """
+    """Return whether a result is a device error, after which others may fail."""
     sides = result.get("sides", {}).values()
     messages = [part.get("error", "") for part in (result, *sides)]
     return any(name in message for message in messages for name in DEVICE_ERRORS)

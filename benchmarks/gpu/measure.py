@@ -17,9 +17,7 @@ from eqfuse import ops
 
 
 def results(function: str, arguments: dict) -> Iterator[tuple[dict, bool]]:
-    """Return results of a job, each with whether the process may be spoiled; an exception is a
-    result.
-    """
+    """Return results of a job, exceptions too, and whether the process may be spoiled."""
     try:
         for result in FUNCTIONS[function](**arguments):
             yield result, spoiled(result)

@@ -80,9 +80,7 @@ def _sides(problem: Problem, request: Request) -> tuple[dict[str, Side], dict[st
 
 
 def _compile_ahead(function, backend: str, shapes, integers) -> float | None:
-    """Return seconds to compile the kernels of all orders, in parallel; None where
-    there are none.
-    """
+    """Return seconds to compile the kernels of all orders in parallel, or None."""
     if backend != "triton":
         return None
     start = time.perf_counter()
@@ -99,9 +97,7 @@ def _compile_ahead(function, backend: str, shapes, integers) -> float | None:
 
 
 def _compiled(problem, sides, dtype, order: str, shapes, integers) -> dict:
-    """Return what `compile_all` gives for every side of an order, and for what is exact in
-    bfloat16.
-    """
+    """Compile every side of an order, and the exact reference of bfloat16."""
     functions = {}
     for name, side in sides.items():
         inputs = jax.eval_shape(functools.partial(side.arguments, order), shapes)
@@ -113,7 +109,7 @@ def _compiled(problem, sides, dtype, order: str, shapes, integers) -> dict:
 
 
 def random_arrays(shapes):
-    """Normal random numbers of these shapes, made on the device."""
+    """Return normal random numbers of these shapes, made on the device."""
     leaves, tree = jax.tree.flatten(shapes)
     keys = jax.random.split(jax.random.key(0), len(leaves))
     normal = jax.jit(jax.random.normal, static_argnums=(1, 2))
@@ -155,9 +151,7 @@ class _Order:
         return row | {"sides": sides}
 
     def _checked(self, compiled: dict):
-        """Return calls of the sides whose results are right, what else is known of them, and the
-        judge.
-        """
+        """Return calls of the sides whose results are right, their notes, and the judge."""
         judge = expected = None
         if compiled[EXACT] is not None:
             try:

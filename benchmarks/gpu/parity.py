@@ -53,8 +53,7 @@ def _reference(name: str, size: tuple[int, int], dtype: str):
 
 
 def _found(problem: Problem, dtype: str, backend: str, arguments):
-    """Return what eqfuse computes of a problem, and for each order whether a second run has the
-    same bits.
+    """Return eqfuse's results, and for each order whether a second run is identical.
 
     The order of a sum of XLA's is not fixed on a GPU; those of kernels are.
 

@@ -95,8 +95,7 @@ def cuequivariance(problem: Problem, dtype: str, method: str = "uniform_1d") -> 
 
 
 def segmented_polynomial(form: Form):
-    """Return a form as cuEquivariance writes it, and for each operand which columns of ours are its
-    own.
+    """Return a form as cuEquivariance writes it, and the columns of each operand.
 
     Every component of a block is a segment of its own, of all its channels; where multiplicities
     differ, of as many channels as divide them all, as "uniform_1d" demands.
@@ -141,9 +140,7 @@ class _Same(dict):
 
 
 def _segments(operand: Operand, size: int):
-    """Return {(block, component, part of the channels): number of the segment}, and
-    their columns.
-    """
+    """Return {(block, component, part of the channels): segment}, and the columns."""
     if not operand.channels:
         found = {
             (s, i): segment.element(0, i)
@@ -199,9 +196,7 @@ def openequivariance(problem: Problem, dtype: str) -> Side:
 
 
 def uvu_instructions(case: Case):
-    """Return the irreps of the output, block by block, and e3nn's instructions, in e3nn-jax's
-    order.
-    """
+    """Return the output irreps block by block, and e3nn's instructions in order."""
     keep = set(case.filter_ir_out)
     sides = (
         sorted(enumerate(e3nn.Irreps(i)), key=lambda block: block[1].ir)

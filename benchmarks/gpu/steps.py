@@ -73,9 +73,7 @@ def batch(nodes: int, edges: int) -> Graph:
 
 
 def _box(rng, atoms: int, bonds: int):
-    """Return positions [atoms, 3] Å, pairs [2 bonds, 2] (sender, receiver), shifts [2
-    bonds, 3] Å.
-    """
+    """Return positions [atoms, 3] Å, pairs [2 bonds, 2] and shifts [2 bonds, 3] Å."""
     cells = int(np.ceil(atoms ** (1 / 3)))
     grid = np.stack(np.meshgrid(*[np.arange(cells)] * 3), -1).reshape(-1, 3)[:atoms]
     spacing = 0.9 * CUTOFF / (2 * bonds / atoms * 3 / (4 * np.pi)) ** (1 / 3)

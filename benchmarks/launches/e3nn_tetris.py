@@ -45,9 +45,7 @@ class Reference(nn.Module):
 
 
 def logits(params, graph):
-    """Return the logits of the shapes, [n_graphs, 8], from the sum of the features of
-    their nodes.
-    """
+    """Return the logits of the shapes, [n_graphs, 8], from sums over nodes."""
     out = Reference().apply(params, graph.positions, graph.edges)
     pooled = e3nn.scatter_sum(
         out.array, dst=graph.graph_index, output_size=graph.num_graphs

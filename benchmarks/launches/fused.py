@@ -111,7 +111,5 @@ def _difference(rows: bool) -> float:
 
 
 def parity(name: str) -> float:
-    """Return the difference of the kernels of both orders from e3nn-jax, in Triton's
-    interpreter.
-    """
+    """Return the difference of both orders from e3nn-jax, in Triton's interpreter."""
     return _difference("rows" in name)

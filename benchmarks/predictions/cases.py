@@ -36,9 +36,7 @@ def launches_of(name: str, order: str, size: tuple[int, int], dtype: str = "floa
 
 
 def step(name: str, size: tuple[int, int]):
-    """Return a training step of a model on a real structure, and its arguments, of which
-    index arrays alone have numbers.
-    """
+    """Return a training step on a real structure and its arguments, mostly shapes."""
     function, (params, state, graph, *labels) = model_launches.training_step(name, "triton", *size)
     numbers = jax.tree.map(_zeros, graph)
     real = Graph(

@@ -181,9 +181,7 @@ def _samples(launch: Launch, graph: reuse.Graph | None):
 
 
 def _jobs(launch: Launch) -> list[int]:
-    """Return the blocks of each job of a kernel of several, which its text counts; all blocks of
-    others.
-    """
+    """Return the blocks of each job of a kernel, or all blocks if it has one job."""
     scalars = dict(zip(launch.spec.scalars, launch.scalars, strict=True))
     counts = _JOB.findall(launch.spec.source)
     found = [eval(count, {"__builtins__": {}}, scalars) for count in counts]

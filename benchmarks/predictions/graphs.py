@@ -18,8 +18,7 @@ SIZES = (SMALL, LARGE)
 
 
 def data_folder() -> pathlib.Path:
-    """Return the folder of published data sets: EQFUSE_TEST_DATA, or `../shared/data` beside the
-    repository.
+    """Return the folder of published data: EQFUSE_TEST_DATA, or `../shared/data`.
 
     Raises:
       FileNotFoundError: there is none.

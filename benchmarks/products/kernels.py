@@ -178,9 +178,7 @@ def table(rows: list[Row]) -> str:
 
 
 def _each(numbers) -> str:
-    """Return the number of each kernel; their range if there are many, one number if
-    all are zero.
-    """
+    """Return the numbers of the kernels, their range if many, or one 0 if all are 0."""
     if not any(numbers):
         return "0"
     if len(numbers) > 3:
@@ -189,9 +187,7 @@ def _each(numbers) -> str:
 
 
 def compared(names, kept: record.Record) -> list[str]:
-    """Return the cases whose kernels give what e3nn-jax gives, in Triton's interpreter; keeps
-    errors.
-    """
+    """Return the cases that agree with e3nn-jax in the interpreter; record errors."""
     alike = []
     for name in names:
         try:

@@ -188,9 +188,7 @@ def growth(layers: int, names) -> dict:
 
 
 def functions(step, args) -> dict:
-    """Return how many bodies of steps the native call of a sequence has, and how many lists of
-    calls of these; a pass that threads share ends one.
-    """
+    """Return the numbers of functions and of call lists in a sequence's native call."""
     leaves, tree = jax.tree.flatten(args)
     closed = jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*leaves)
     [stage] = Traced(closed, math.inf).stages.native

@@ -38,9 +38,9 @@ def fetch(remote: RemoteFile, folder: Path) -> Path:
     import pooch  # imported here, since it takes 0.3 s and most runs download nothing
 
     path = Path(folder) / remote.name
-    if not path.exists():
-        _download(remote, path)
     try:
+        if not path.exists():
+            _download(remote, path)
         recorded = _record_of(path)
         expected = remote.checksum or (recorded.exists() and recorded.read_text("utf-8").strip())
         matches = not expected or pooch.hashes.hash_matches(path, expected)

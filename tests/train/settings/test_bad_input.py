@@ -58,11 +58,11 @@ def test_pipes_and_devices(refused, water, tiny, tmp_path, capsys):
         (water, [f"data.val_path={pipe}"]),
         (water, [f"data.reference_energies={pipe}"]),
     ):
-        assert "pipe.xyz is a pipe and no file" in refused(path, *more)
+        assert "pipe.xyz is a pipe and not a file" in refused(path, *more)
     assert "no file matches" in refused(tmp_path / "p*.xyz")
-    assert "/dev/zero is a device and no file" in refused("/dev/zero")
+    assert "/dev/zero is a device and not a file" in refused("/dev/zero")
     assert main(["data=rmd17", "data.path=/dev/zero"]) == 2
-    assert "/dev/zero is a device and no file" in capsys.readouterr().err
+    assert "/dev/zero is a device and not a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("setting", ["cutoff=1e9", "cutoff=200"])

@@ -11,8 +11,8 @@ from pathlib import Path
 import ase.build
 import ase.io
 
-from tests.attack.bad_arrays import ARRAYS
-from tests.attack.bad_file import EITHER, FRAMES, READ, REFUSED, BadFile
+from tests.fuzz.bad_arrays import ARRAYS
+from tests.fuzz.bad_file import EITHER, FRAMES, READ, REFUSED, BadFile
 from tests.small_runs import labelled
 
 

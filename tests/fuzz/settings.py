@@ -13,8 +13,8 @@ import numpy as np
 from eqfuse.train.main import main
 from eqfuse.train.settings.config import SHORTHANDS, Config, MoleculeTraining, NequIPConfig
 from eqfuse.train.settings.data_config import ExtxyzData
-from tests.attack import samples
-from tests.attack.judge import FaultError, check_no_traceback, check_refusal, listen
+from tests.fuzz import samples
+from tests.fuzz.judge import FaultError, check_no_traceback, check_refusal, listen
 
 WORDS = """
 -1 0 -0.0 1e-300 1e-9 1e9 1e300 -1e300 inf -inf nan 1.5 six None null true [] [1,2] {} '' " ' [ } ~

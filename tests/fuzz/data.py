@@ -8,9 +8,9 @@ import numpy as np
 
 from eqfuse.train import molecule
 from eqfuse.train.main import main
-from tests.attack.bad_file import FRAMES, READ, REFUSED
-from tests.attack.bad_files import BAD_FILES
-from tests.attack.judge import FaultError, Said, check_refusal, listen
+from tests.fuzz.bad_file import FRAMES, READ, REFUSED
+from tests.fuzz.bad_files import BAD_FILES
+from tests.fuzz.judge import FaultError, Said, check_refusal, listen
 from tests.small_runs import TINY
 
 

@@ -1,7 +1,7 @@
-"""The faults: what a tired person could write in every part of the package.
+"""The mutations: mistakes that are easily made, in every part of the package.
 
-A fault replaces a text that occurs once in its file. `test_faults.py` checks that all of them still
-apply; where a line has changed, change the fault with it.
+A mutation replaces a text that occurs once in its file. `test_mutation.py` checks that all of them
+still apply; where a line has changed, change its mutation too.
 """
 
 import dataclasses
@@ -185,7 +185,7 @@ FAULTS = (
     Fault(
         "images of neighbours in small cells missing",
         f"{DATA}/neighbors.py",
-        "reach = cutoff if periodic.any() else min(cutoff, size)",
+        "reach = cutoff if pbc.any() else min(cutoff, size)",
         "reach = min(cutoff, size)",
         ("tests/data/test_neighbors.py",),
     ),

@@ -1,7 +1,7 @@
 """Attack, and add what came of it to a table; see CONTRIBUTING.md.
 
-python -m tests.attack --kind damage --count 200 --out attacks.csv
-python -m tests.attack --summary attacks.csv
+python -m tests.fuzz --kind damage --count 200 --out attacks.csv
+python -m tests.fuzz --summary attacks.csv
 """
 
 import argparse
@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.attack import table
-from tests.attack.kills import KIND, Kills
-from tests.attack.worker import Worker
+from tests.fuzz import table
+from tests.fuzz.kills import KIND, Kills
+from tests.fuzz.worker import Worker
 
 WORKED = ("damage", "data", "settings")
 
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
       0 done; 1 there was a fault.
     """
-    parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--kind", choices=(KIND, *WORKED))
     parser.add_argument("--count", type=int, default=10, help="how many attacks (10)")
     parser.add_argument("--seed", type=int, help="the first one; else that after the table's last")

@@ -21,8 +21,8 @@ from eqfuse.inference.calculator import Calculator
 from eqfuse.train import CheckpointError, load_run
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
-from tests.attack import samples
-from tests.attack.judge import FaultError, check_no_traceback, check_refusal, listen
+from tests.fuzz import samples
+from tests.fuzz.judge import FaultError, check_no_traceback, check_refusal, listen
 
 EPOCHS, LONGER = 2, 3
 

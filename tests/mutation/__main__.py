@@ -1,8 +1,8 @@
 """Plant each fault in a copy of the repository, and say whether the tests catch it.
 
-python -m tests.faults                             # each against the tests that it names
-python -m tests.faults --selection "-m quick"      # of these, what pytest selects
-python -m tests.faults --all-tests                 # against the whole suite: hours
+python -m tests.mutation                             # each against the tests that it names
+python -m tests.mutation --selection "-k float64"    # of these, what pytest selects
+python -m tests.mutation --all-tests                 # against the whole suite: hours
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults.planted import FAULTS, Fault
+from tests.mutation.planted import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "dist", "outputs", "runs")
@@ -99,13 +99,13 @@ def main(arguments: list[str] | None = None) -> int:
       0 all faults were caught, by tests that pass without them; 1 some were not.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m tests.faults",
+        prog="python -m tests.mutation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--list", action="store_true", help="print the faults, and do nothing")
     parser.add_argument("--only", nargs="+", default=[""], help="faults with this in their names")
-    parser.add_argument("--selection", default="", help='more for pytest, such as "-m quick"')
+    parser.add_argument("--selection", default="", help='more for pytest, such as "-k float64"')
     parser.add_argument("--all-tests", action="store_true", help="not only those of the fault")
     options = parser.parse_args(arguments)
     faults = [f for f in FAULTS if any(text in f.name for text in options.only)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import ase.build
 import numpy as np
 
-from tests.attack.bad_file import EITHER, FRAMES, READ, REFUSED, BadFile
+from tests.fuzz.bad_file import EITHER, FRAMES, READ, REFUSED, BadFile
 
 
 def _arrays(rng) -> dict:

@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.attack.judge import FaultError
-from tests.attack.table import FAULT, Row
+from tests.fuzz.judge import FaultError
+from tests.fuzz.table import FAULT, Row
 
 ROOT = Path(__file__).parents[2]
 SETUP_SECONDS = 300
@@ -35,7 +35,7 @@ class Worker:
       package: that the module is in, with a point.
     """
 
-    def __init__(self, kind: str, folder: Path, package: str = "tests.attack."):
+    def __init__(self, kind: str, folder: Path, package: str = "tests.fuzz."):
         self._kind, self._folder, self._module = kind, folder, package + kind
         self._process = None
 
@@ -68,7 +68,7 @@ class Worker:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         shown = ["-W", "ignore", "-W", "always::UserWarning", "-W", "always::RuntimeWarning"]
         self._process = subprocess.Popen(
-            [sys.executable, *shown, "-m", "tests.attack.worker", self._module, str(self._folder)],
+            [sys.executable, *shown, "-m", "tests.fuzz.worker", self._module, str(self._folder)],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,

@@ -6,11 +6,11 @@ import time
 import numpy as np
 import pytest
 
-from tests.attack import __main__ as command
-from tests.attack import table, worker
-from tests.attack.bad_files import BAD_FILES
-from tests.attack.judge import FaultError, check_refusal, listen
-from tests.attack.table import FAULT, Row
+from tests.fuzz import __main__ as command
+from tests.fuzz import table, worker
+from tests.fuzz.bad_files import BAD_FILES
+from tests.fuzz.judge import FaultError, check_refusal, listen
+from tests.fuzz.table import FAULT, Row
 
 
 def rows_of(kind: str, count: int, folder, seed: int = 0) -> list[Row]:
@@ -100,7 +100,7 @@ def test_an_exception_is_a_fault(capfd):
     def run():
         return [][0]
 
-    with pytest.raises(FaultError, match=r"IndexError at test_attack.py:\d+: list index"):
+    with pytest.raises(FaultError, match=r"IndexError at test_fuzz.py:\d+: list index"):
         listen(run)
 
 
@@ -124,7 +124,7 @@ class Attacks:
         time.sleep(60)
 
     def fill(self):
-        from tests.attack.judge import listen
+        from tests.fuzz.judge import listen
         return "filled", str(listen(lambda: len(np.ones(10**8))))
 
     def leave(self):

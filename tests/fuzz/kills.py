@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.attack import killed_program, samples
-from tests.attack.judge import FaultError
-from tests.attack.killed_program import ACKNOWLEDGED
-from tests.attack.table import FAULT, Row
+from tests.fuzz import killed_program, samples
+from tests.fuzz.judge import FaultError
+from tests.fuzz.killed_program import ACKNOWLEDGED
+from tests.fuzz.table import FAULT, Row
 from tests.train.run.test_resume import assert_same
 
 KIND = "kills"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import __main__ as command
-from tests.faults.planted import FAULTS, Fault
+from tests.mutation import __main__ as command
+from tests.mutation.planted import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 

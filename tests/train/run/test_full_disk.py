@@ -71,7 +71,7 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(disk, water, tmp_path, 
     fails([*settings, f"run={run}"], "kB, cannot be written")
     with pytest.raises(CheckpointError, match="no checkpoint"):
         load_run(run)
-    for size in (12, 20, 28):
+    for size in (24, 32, 44):
         resize(size)
         if main([f"resume={run}"]) == 0:
             break

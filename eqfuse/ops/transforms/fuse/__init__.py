@@ -1,1 +1,1 @@
-"""Rewrite traced functions: find products on graphs and fused layers in what JAX traces."""
+"""Rewrite traced functions: match products on graphs and fused layers in what JAX traces."""

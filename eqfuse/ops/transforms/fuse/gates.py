@@ -1,21 +1,20 @@
-"""Find the gate behind a Linear, as e3nn writes it, in what its result is made of."""
+"""Match the gate behind a Linear, as e3nn writes it, in what its result is made of."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import e3nn_jax as e3nn
-import jax
 import numpy as np
 
 from eqfuse.ops.backends.xla import activations
 from eqfuse.ops.ir.gates import IDENTITY, Activation, Gate, Part, Tile
 from eqfuse.ops.ir.linears import Linear
 from eqfuse.ops.transforms.fuse import polynomials
+from eqfuse.ops.transforms.fuse.activations import activation_values
 from eqfuse.ops.transforms.fuse.layouts import Unfit
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms
-from eqfuse.ops.transforms.fuse.program import Program, has_functions
+from eqfuse.ops.transforms.fuse.program import Program
 from eqfuse.ops.transforms.fuse.rows import Array, Rows, row_shape
 
 ROUNDING = 1e-6
@@ -31,33 +30,6 @@ class Activated:
     axis: int
 
 
-@functools.lru_cache(maxsize=256)
-def _template(name: str, shape: tuple[int, ...], dtype) -> Program:
-    """Return what JAX makes of an activation."""
-    x = jax.ShapeDtypeStruct(shape, dtype)
-    return Program(jax.make_jaxpr(activations.FUNCTIONS[name])(x), {})
-
-
-def _equal(program: Program, value: int, template: Program, other: int, bound: list[int]) -> bool:
-    """Return whether a value is computed as in a template; `bound` gets what it is computed of."""
-    if other == template.inputs[0]:
-        bound.append(value)
-        return bound[0] == value
-    known = template.constant(other)
-    if known is not None:
-        own = program.constant(value)
-        return own is not None and own.dtype == known.dtype and np.array_equal(own, known)
-    a, b = program.node(value), template.node(other)
-    if a is None or b is None or a.eqn.primitive is not b.eqn.primitive:
-        return False
-    if has_functions(a.params) or a.params != b.params or len(a.inputs) != len(b.inputs):
-        return False
-    if program.producer[value][1] != template.producer[other][1]:
-        return False
-    pairs = zip(a.inputs, b.inputs, strict=True)
-    return all(_equal(program, v, template, w, bound) for v, w in pairs)
-
-
 class GateRows(Rows):
     """Rows of what follows a pre-activation z, in which activations are factors.
 
@@ -67,7 +39,7 @@ class GateRows(Rows):
 
     def __init__(self, program: Program, z: int):
         self.z = z
-        self._activations = _activations(program, z)
+        self._activations = activation_values(program, z)
         super().__init__(program)
 
     def starts(self, number: int) -> bool:
@@ -87,30 +59,6 @@ class GateRows(Rows):
         shapes = {v: getattr(self.program.avals[v], "shape", ()) for v in self._multiplied}
         rows = (v for v, s in shapes.items() if v != self.z and s[:1] == (count,) and len(s) == 2)
         return sorted(rows, reverse=True)
-
-
-def _activations(program: Program, z: int) -> dict[int, tuple[str, int]]:
-    """Return, by the values that are an activation of another, its name and the other."""
-    names = {}
-    count, behind = program.avals[z].shape[0], {z}
-    for node in program.nodes:
-        if not behind.intersection(node.inputs):
-            continue
-        for value in node.outputs:
-            aval = program.avals[value]
-            if not hasattr(aval, "shape") or count not in aval.shape:
-                continue
-            behind.add(value)
-            for name in activations.FUNCTIONS:
-                bound: list[int] = []
-                if name == "identity":
-                    continue
-                template = _template(name, tuple(aval.shape), aval.dtype)
-                [out] = template.outputs
-                if _equal(program, value, template, out, bound) and bound:
-                    names[value] = name, bound[0]
-                    break
-    return names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Find sums to nodes of products of gathered rows, and put one form on a graph in their place."""
+"""Match sums to nodes of products of gathered rows, and put one form on a graph in their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find Linears of products, and put the fused op in their place."""
+"""Match Linears of products, and put the fused op in their place."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def _over_rows(form: Form, backend: str):
     is_row = [o.index is Index.ROW for o in form.inputs]
     first = is_row.index(True)
     partitioned = custom_partitioning(rows)
-    rows = ["i" if r else f"o{n}" for n, r in enumerate(is_row)] + ["i"] * len(form.outputs)
-    operands = [f"{row} c{n}" for n, row in enumerate(rows)]
+    leading = ["i" if r else f"o{n}" for n, r in enumerate(is_row)] + ["i"] * len(form.outputs)
+    operands = [f"{axis} c{n}" for n, axis in enumerate(leading)]
     axes = " ".join(operands).split()
     partitioned.def_partition(
         partition,

@@ -1,4 +1,4 @@
-"""What the writers of Triton kernels share: lines; of dense ones also names and matmuls."""
+"""What the emitters of Triton kernels share: lines; of dense ones also names and matmuls."""
 
 import contextlib
 from collections.abc import Iterable

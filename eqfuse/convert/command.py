@@ -17,7 +17,7 @@ from eqfuse.convert.mace_description import Description
 from eqfuse.convert.old_run import convert_run
 from eqfuse.convert.write import convert_mace
 from eqfuse.train import CheckpointError
-from eqfuse.train.settings.settings import ConfigError
+from eqfuse.train.settings.schema import ConfigError
 
 
 def main(arguments: list[str]) -> int:

@@ -16,8 +16,9 @@ from eqfuse.data import Shape, collate
 from eqfuse.train.molecule import UNITS
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.run.saving import Checkpoints
-from eqfuse.train.settings.config import Config, MACEConfig, MoleculeTraining
-from eqfuse.train.settings.data_config import ExtxyzData
+from eqfuse.train.schedule import MoleculeTraining
+from eqfuse.train.settings.config import GROUPS, Config
+from eqfuse.train.sources import ExtxyzData
 
 
 def convert_mace(path, run, *, head: str | None = None) -> Description:
@@ -134,10 +135,11 @@ def _write(path: Path, run: str, description: Description, params: dict):
 
 def _config(path: Path, run: str, description: Description) -> Config:
     """Return the settings of the run, whose data file is the file that was converted."""
-    names = {f.name for f in dataclasses.fields(MACEConfig)}
+    settings = GROUPS["model"]["mace"]
+    names = {f.name for f in dataclasses.fields(settings)}
     fields = {name: v for name, v in description.fields.items() if name in names}
     return Config(
-        model=MACEConfig(**fields, zbl=description.repulsion is not None),
+        model=settings(**fields, zbl=description.repulsion is not None),
         data=ExtxyzData(path=str(path.resolve())),
         training=MoleculeTraining(),
         dtype=description.dtype,

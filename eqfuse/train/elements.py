@@ -4,7 +4,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.train.run.checkpoint import module_of
-from eqfuse.train.settings.settings import ConfigError
+from eqfuse.train.settings.schema import ConfigError
 
 
 def check_elements(needed, species) -> None:

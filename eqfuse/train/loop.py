@@ -1,4 +1,4 @@
-"""The training loop: steps, epochs, validation, and when to stop."""
+"""The training loop: epochs, validation, checkpoints, and when to stop."""
 
 import dataclasses
 import math
@@ -6,74 +6,28 @@ import time
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from eqfuse.data import Batch, Batcher, prefetched
 from eqfuse.models import Potential, predict
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.device.profiling import profile
-from eqfuse.train.device.sequences import compiled_step, may_be_sequence
+from eqfuse.train.device.sequences import compiled_step
 from eqfuse.train.metrics import Errors, Loss, error_sums
-from eqfuse.train.optimizer import (
-    LearningRate,
-    TrainState,
-    apply_gradient,
-    flat_training,
-    init_state,
-)
+from eqfuse.train.optimizer import flat_training
 from eqfuse.train.run.progress import Progress, duration
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
-from eqfuse.train.settings.config import Config
+from eqfuse.train.schedule import LearningRate, Limits, MoleculeTraining
+from eqfuse.train.step import TrainState, init_state, train_step
 
-DEFAULT_EPOCHS = 100
 _ALL_STEPS = "all steps done"
-
-
-class Limits:
-    """How long a run may take, in steps and in time.
-
-    Args:
-      config: gives steps, epochs and max_minutes; 100 epochs if it gives none of them.
-      steps_per_epoch: batches in an epoch.
-      elapsed: time that the run took before it was interrupted, s.
-    Attributes:
-      steps: in all; math.inf where only the time is limited.
-      elapsed: time that the run took, s, when it was last asked for; every process has the same.
-    """
-
-    def __init__(self, config: Config, steps_per_epoch: int, elapsed: float = 0.0):
-        epochs = config.epochs
-        if epochs is None and config.steps is None and config.max_minutes is None:
-            epochs = DEFAULT_EPOCHS
-        by_epochs = math.inf if epochs is None else epochs * steps_per_epoch
-        self.steps = min(by_epochs, config.steps or math.inf)
-        self.seconds = 60.0 * (config.max_minutes or math.inf)
-        self._start = time.monotonic() - elapsed
-        self.elapsed = elapsed
-
-    def clock(self) -> float:
-        """Time since the start, s, of this process."""
-        return time.monotonic() - self._start
-
-    def fraction(self, step: int) -> float:
-        """Return how much of the run is over, by steps or by time, whichever is further."""
-        return max(step / self.steps, self.elapsed / self.seconds)
-
-    def left(self, step: int, seconds_per_step: float) -> float:
-        """Estimated time left, s; not finite where nothing is known of it."""
-        missing = self.steps - step
-        by_steps = missing * seconds_per_step if missing > 0 else 0.0
-        by_time = self.seconds - self.elapsed
-        return by_time if math.isnan(by_steps) else max(0.0, min(by_steps, by_time))
 
 
 @dataclasses.dataclass
 class Position:
-    """Where a run is, besides the state of its training: what an interrupted run needs to know.
+    """How far a run is, besides the state of its training; an interrupted run continues there.
 
     Attributes:
       epoch: the current one, from 1; 0 is the validation of a network that was trained before.
@@ -97,34 +51,42 @@ class Fit:
     """Trains a potential; `run` does it.
 
     Args:
-      config: of the run.
+      settings: of the optimizer and the learning rate.
       potential, loss: what is trained, and on what.
       params: initial parameters, or those of a trained network (`start_from=`).
       batchers: of the training and the validation samples.
+      limits: how long the run may take.
       folder, checkpoints: where the results go.
       devices: which share every batch.
+      sequence: "on", "off" or "auto", see `compiled_step`.
+      profiled: whether a step is traced before the training.
+      pretrained: whether the network was trained before; it is validated first, as epoch 0.
     """
 
     def __init__(
         self,
-        config: Config,
+        settings: MoleculeTraining,
         potential: Potential,
         loss: Loss,
         params,
         batchers: tuple[Batcher, Batcher],
+        limits: Limits,
         folder: RunFolder,
         checkpoints: Checkpoints,
         devices: Devices,
+        *,
+        sequence: str,
+        profiled: bool,
+        pretrained: bool,
     ):
-        self._config = config
         self._train, self._val = batchers
-        self._loss = loss
-        self._folder = folder
-        self._checkpoints = checkpoints
-        self._learning_rate = LearningRate(config.training)
-        self._devices = devices
+        self._loss, self._limits = loss, limits
+        self._folder, self._checkpoints = folder, checkpoints
+        self._devices, self._profiled = devices, profiled
+        self._first_epoch = 0 if pretrained else 1
+        self._learning_rate = LearningRate(settings)
         self._compiled_shapes = set()
-        self._flat, optimizer = flat_training(config.training, params)
+        self._flat, optimizer = flat_training(settings, params)
         self._initial = lambda: init_state(self._flat.flatten(params), optimizer)
         unflatten, stress = self._flat.unflatten, loss.stress > 0
 
@@ -137,30 +99,27 @@ class Fit:
             sums = errors(params, batch)
             return loss(sums), sums
 
-        def train_step(state: TrainState, batch: Batch, learning_rate):
-            gradient_of = jax.value_and_grad(loss_of, has_aux=True)
-            (value, sums), gradient = gradient_of(state.params, batch)
-            # A gradient may be NaN where the loss is not; the step after it would be too late.
-            value = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), value, jnp.nan)
-            decay = config.training.ema_decay
-            state = apply_gradient(state, gradient, learning_rate, optimizer, decay)
-            return state, value, sums
+        def step(state: TrainState, batch: Batch, learning_rate):
+            return train_step(
+                state,
+                batch,
+                learning_rate,
+                loss=loss_of,
+                optimizer=optimizer,
+                ema_decay=settings.ema_decay,
+            )
 
-        self._choices: list[str] = []  # of sequences, to be said when the display allows it
-        self._is_sequence = devices.count == 1 and may_be_sequence(config)
-        say = self._choices.append
-        self._train_step = compiled_step(train_step, config, say, one_device=devices.count == 1)
-        self._errors = compiled_step(
-            errors, config, lambda choice: None, one_device=devices.count == 1
-        )
+        self._choices: list[str] = []  # of sequences, to be printed when the display allows it
+        mode = sequence if devices.count == 1 else "off"
+        self._is_sequence = mode == "on" or (mode == "auto" and not profiled)
+        self._train_step = compiled_step(step, mode, profiled, self._choices.append)
+        self._errors = compiled_step(errors, mode, profiled)
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
         """Train until a limit is reached.
 
-        A network that was trained before is validated first, as epoch 0.
-
         Args:
-          resume: state and position of an interrupted run to go on from, as they were offered to
+          resume: state and position of an interrupted run to continue, as they were offered to
             the checkpoints; None to begin.
         Returns:
           The last state.
@@ -168,44 +127,43 @@ class Fit:
           TrainingFailed: the loss is not finite.
           Interrupted: by a signal, the checkpoint being written.
         """
-        state = self._initial()
-        at = Position(epoch=1 if self._config.start_from is None else 0)
+        state, at = self._initial(), Position(epoch=self._first_epoch)
         if resume is not None:
             state, at = resume[0], Position(**resume[1])
             self._learning_rate.restore(at.learning_rate)
         state = self._devices.replicated(state)
-        if self._config.profile:
+        if self._profiled:
             self._profile(state, at)
-        self._say_choice(state, at)
-        limits = Limits(self._config, len(self._train), at.elapsed)
+        self._print_choice(state, at)
+        self._limits.start(at.elapsed)
         if resume is None:
-            self._keep(state, at, limits)
+            self._keep(state, at)
         with StopRequest() as stop, Progress(len(self._train), self._loss.stress > 0) as progress:
-            self._signal(stop, limits)
-            reason = self._reason_to_stop(int(state.step), limits)
+            self._signal(stop)
+            reason = self._reason_to_stop(int(state.step))
             unfinished = at.epoch == 0 or at.batch == len(self._train)  # but for its validation
             if resume is not None and (reason is None or unfinished):
                 with self._devices.together():
                     self._folder.forget_after(at.epoch - 1)
             if unfinished:
-                at = self._end_epoch(state, at, [], limits, progress)
-                reason = reason or self._reason_to_stop(int(state.step), limits)
+                at = self._end_epoch(state, at, [], progress)
+                reason = reason or self._reason_to_stop(int(state.step))
             elif resume is not None and reason == _ALL_STEPS:
                 progress.say(
                     f"the run has done {int(state.step)} steps, {at.epoch - 1} epochs, and was "
-                    f"asked for {limits.steps} steps; more epochs= or steps= make it longer"
+                    f"asked for {self._limits.steps} steps; more epochs= or steps= make it longer"
                 )
             while reason is None:
                 progress.start_epoch(at.epoch, at.batch)
-                state, times = self._epoch(state, at, limits, stop, progress)
-                if signum := self._signal(stop, limits):
-                    raise self._interrupted(signum, state, at, limits)
+                state, times = self._epoch(state, at, stop, progress)
+                if signum := self._signal(stop):
+                    raise self._interrupted(signum, state, at)
                 if at.batch:  # none where the time was up before the first step
-                    at = self._end_epoch(state, at, times, limits, progress)
-                self._signal(stop, limits)
-                reason = self._reason_to_stop(int(state.step), limits)
+                    at = self._end_epoch(state, at, times, progress)
+                self._signal(stop)
+                reason = self._reason_to_stop(int(state.step))
             progress.say(
-                f"{reason} after {duration(limits.elapsed)}; results in {self._folder.path}"
+                f"{reason} after {duration(self._limits.elapsed)}; results in {self._folder.path}"
             )
         return state
 
@@ -221,22 +179,21 @@ class Fit:
         with self._devices.together():
             print(profile(self._train_step, args, self._folder.profile, writes), flush=True)
 
-    def _say_choice(self, state: TrainState, at: Position):
-        """Print whether the step is a native call; it is traced for that, and then not again."""
+    def _print_choice(self, state: TrainState, at: Position):
+        """Print whether the step is a native call, which is known once it is traced."""
         if self._is_sequence:
             self._train_step.trace(*self._next(state, at))
             print("\n".join(self._choices), flush=True)
             self._choices.clear()
 
-    def _signal(self, stop: StopRequest, limits: Limits) -> int | None:
-        """Return the signal to stop at, if there was one; sets the time too, for all processes
-        alike.
-        """
-        limits.elapsed, signum = self._devices.agreed(limits.clock(), stop.signum)
+    def _signal(self, stop: StopRequest) -> int | None:
+        """Set the time, and return the signal that ends the run; the same in all processes."""
+        clock = self._limits.clock()
+        self._limits.elapsed, signum = self._devices.agreed(clock, stop.signum)
         return signum
 
-    def _interrupted(self, signum: int, state: TrainState, at: Position, limits: Limits):
-        self._keep(state, at, limits)
+    def _interrupted(self, signum: int, state: TrainState, at: Position):
+        self._keep(state, at)
         with self._devices.together():
             self._checkpoints.flush()
         return Interrupted(
@@ -245,9 +202,9 @@ class Fit:
             f"{self._folder.checkpoints}; go on with resume={self._folder.path}",
         )
 
-    def _keep(self, state: TrainState, at: Position, limits: Limits, validation=None):
+    def _keep(self, state: TrainState, at: Position, validation=None):
         """Offer the last checkpoint."""
-        at.elapsed, at.learning_rate = limits.elapsed, self._learning_rate.to_plain()
+        at.elapsed, at.learning_rate = self._limits.elapsed, self._learning_rate.to_plain()
         progress = {"epoch": at.epoch if at.batch else max(0, at.epoch - 1)}
         if validation is not None:
             progress["validation"] = validation
@@ -258,19 +215,18 @@ class Fit:
             )
 
     def _average_of(self, state: TrainState) -> Callable:
-        """Return what gives the averaged parameters, as a tree, to those who want them."""
+        """Return a function that gives the averaged parameters as a tree."""
         return lambda: self._flat.unflatten(np.asarray(state.average))
 
-    def _epoch(self, state: TrainState, at: Position, limits: Limits, stop, progress):
-        """Return the rest of a pass over the training batches, or what a limit or a signal leaves
-        of it.
+    def _epoch(self, state: TrainState, at: Position, stop, progress):
+        """Train on the rest of the batches of an epoch, or until a limit or a signal.
 
         Moves `at`. Returns the state and the time of each step that compiled nothing, s.
         """
-        errors, times = Errors(at.error_sums), []
+        limits, errors, times = self._limits, Errors(at.error_sums), []
         step = int(state.step)
         for batch in self._batches(self._train, at.epoch, shuffle=True, start=at.batch):
-            if self._signal(stop, limits) or limits.fraction(step) >= 1.0:
+            if self._signal(stop) or limits.fraction(step) >= 1.0:
                 break
             start = time.monotonic()
             rate = self._learning_rate(step, limits.fraction(step))
@@ -283,7 +239,7 @@ class Fit:
             state, step = new_state, step + 1
             errors.add(sums)
             at.batch, at.loss_sum, at.error_sums = at.batch + 1, at.loss_sum + value, errors.sums
-            self._keep(state, at, limits)
+            self._keep(state, at)
             shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
             if shapes in self._compiled_shapes:
                 times.append(time.monotonic() - start)
@@ -305,9 +261,9 @@ class Fit:
             f"last good checkpoint is in {self._folder.checkpoints}"
         )
 
-    def _end_epoch(self, state, at: Position, times, limits, progress) -> Position:
-        """Validate, write metrics and checkpoints, print; the position after it."""
-        start = time.monotonic()
+    def _end_epoch(self, state, at: Position, times, progress) -> Position:
+        """Validate, write metrics and checkpoints, print; return the position after it."""
+        start, limits = time.monotonic(), self._limits
         validation = Errors()
         for batch in self._batches(self._val, shuffle=False):
             validation.add(self._errors(state.average, batch))
@@ -337,15 +293,15 @@ class Fit:
         if val_loss < at.best:
             record = {"epoch": at.epoch, "validation": errors}
             self._checkpoints.offer("best", step, self._average_of(state), record)
-        self._keep(state, after, limits, errors)
+        self._keep(state, after, errors)
         validating = (time.monotonic() - start) / at.batch if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))
         return after
 
-    def _reason_to_stop(self, step: int, limits: Limits) -> str | None:
-        if step >= limits.steps:
+    def _reason_to_stop(self, step: int) -> str | None:
+        if step >= self._limits.steps:
             return _ALL_STEPS
-        if limits.elapsed >= limits.seconds:
+        if self._limits.elapsed >= self._limits.seconds:
             return "time is up"
         if self._learning_rate.exhausted:
             return "learning rate exhausted"

@@ -8,9 +8,10 @@ from eqfuse import __version__
 from eqfuse.train.device.memory import keep_freed_memory
 from eqfuse.train.device.programs import keep_programs
 from eqfuse.train.run.resume import resumed_config, started_config
-from eqfuse.train.settings.config import Config, ConfigError
+from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.help import help_text
 from eqfuse.train.settings.options import parse, to_yaml
-from eqfuse.train.settings.usage import usage
+from eqfuse.train.settings.schema import ConfigError
 
 
 def main(arguments: list[str] | None = None, program: str = "python train.py") -> int:
@@ -24,7 +25,7 @@ def main(arguments: list[str] | None = None, program: str = "python train.py") -
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if "--help" in arguments or "-h" in arguments:
-        print(usage(program))
+        print(help_text(program))
         return 0
     if "--version" in arguments:
         print(f"eqfuse {__version__}")

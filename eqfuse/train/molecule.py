@@ -1,4 +1,4 @@
-"""The molecular run: read, report, train on energies and forces."""
+"""A run on molecules and crystals: read the data, report, train on energies and forces."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from eqfuse.train.device.parallel import Devices
 from eqfuse.train.initial import initial_parameters
 from eqfuse.train.loop import Fit
 from eqfuse.train.metrics import Loss
-from eqfuse.train.optimizer import flat_training, init_state
+from eqfuse.train.optimizer import flat_training
 from eqfuse.train.run.checkpoint import has_checkpoint, read_checkpoint
 from eqfuse.train.run.plots import plot_batcher, plot_run
 from eqfuse.train.run.progress import warnings_printed
@@ -25,15 +25,18 @@ from eqfuse.train.run.report import report
 from eqfuse.train.run.resume import check_same_run
 from eqfuse.train.run.runs import RunFolder, folder_for
 from eqfuse.train.run.saving import Checkpoints
-from eqfuse.train.settings.config import Config, ConfigError
-from eqfuse.train.sources import read_reference_energies, read_structures, read_validation
+from eqfuse.train.schedule import Limits
+from eqfuse.train.settings.config import Config, PotentialSettings
+from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.sources import MoleculeData
 from eqfuse.train.start import Start
+from eqfuse.train.step import init_state
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
 
 def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, Start | None]:
-    """Read the file of the configuration, split and reference it; prints warnings.
+    """Read the data of a run, split and reference them; print warnings.
 
     Args:
       config: of the run.
@@ -46,8 +49,8 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
         not fit the network.
     """
     settings = config.data
-    structures, validation = read_structures(settings), read_validation(settings)
-    references = read_reference_energies(settings)
+    structures, validation = settings.read(), settings.read_validation()
+    references = settings.read_reference_energies()
     if start is not None:
         start = start.for_elements(species_table([*structures, *(validation or [])]), config)
         references = start.references(references)
@@ -68,7 +71,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
         dataset, more = _referenced(config, start, dataset, structures, validation)
         messages += more
     if config.training.stress_weight:
-        _check_stress(config, dataset)
+        _check_stress(settings, dataset)
         if all(sample.stress is None for sample in dataset.val):
             messages.append("no validation frame has a stress: the errors of stress are not known")
     for message in messages:
@@ -77,7 +80,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
 
 
 def _referenced(config, start: Start, dataset: Dataset, structures, validation):
-    """Return the dataset with the reference energies that its network shall have, and warnings."""
+    """Return the dataset with the reference energies of its network, and warnings."""
     messages = []
     if config.data.references_origin is None:
         messages += start.other_atoms([structures[i] for i in dataset.isolated_atoms])
@@ -89,11 +92,11 @@ def _referenced(config, start: Start, dataset: Dataset, structures, validation):
     return dataset, messages
 
 
-def _check_stress(config: Config, dataset: Dataset):
+def _check_stress(settings: MoleculeData, dataset: Dataset):
     if all(sample.stress is None for sample in dataset.train):
-        key = getattr(config.data, "stress_key", None)
+        key = getattr(settings, "stress_key", None)
         raise ConfigError(
-            f"training.stress_weight is set, but no training frame of {config.data.origin} has a "
+            f"training.stress_weight is set, but no training frame of {settings.origin} has a "
             + (f"stress under the key {key!r} (set data.stress_key)" if key else "stress")
         )
 
@@ -102,30 +105,28 @@ def _size(value: float | None) -> float | None:
     return int(value) if value is not None and value >= 1 else value
 
 
-def build_potential(config: Config, dataset: Dataset) -> tuple[models.Potential, dict]:
-    """Return the potential for a dataset, and the settings of its model as plain values."""
-    fields = dataclasses.asdict(config.model)
-    trainable = fields.pop("trainable_scale_shift")
-    name, repels = fields.pop("name"), fields.pop("zbl")
-    if fields["avg_num_neighbors"] is None:
-        fields["avg_num_neighbors"] = dataset.avg_num_neighbors
-    fields = {"irreps_out": "0e", "num_species": len(dataset.species), **fields}
+def build_potential(
+    settings: PotentialSettings, dataset: Dataset, backend: str | None
+) -> tuple[models.Potential, dict]:
+    """Return the potential for a dataset, and the fields of its model as plain values."""
+    fields = settings.model_fields(dataset.avg_num_neighbors)
+    fields |= {"irreps_out": "0e", "num_species": len(dataset.species)}
     if fields.get("distance_transform") is not None:
         fields["atomic_numbers"] = [int(z) for z in dataset.species]
     count = len(dataset.species)
     potential = models.Potential(
-        model=models.build(name, **fields, backend=config.backend),
+        model=models.build(settings.name, **fields, backend=backend),
         scale=(dataset.force_rms,) * count,
         shift=(dataset.energy_per_atom,) * count,
-        trainable_scale_shift=trainable,
-        binds_within=None if dataset.references_fitted else config.model.cutoff,
-        repulsion=models.ZBL.of(dataset.species) if repels else None,
+        trainable_scale_shift=settings.trainable_scale_shift,
+        binds_within=None if dataset.references_fitted else settings.cutoff,
+        repulsion=models.ZBL.of(dataset.species) if settings.zbl else None,
     )
     return potential, fields
 
 
 def run(config: Config, devices: Devices) -> None:
-    """Train a potential on a file; prints as it goes.
+    """Train a potential; print as it goes.
 
     Args:
       config: of the run.
@@ -142,7 +143,7 @@ def run(config: Config, devices: Devices) -> None:
             start = Start.of(config)
         dataset, start = load_dataset(config, start)
         if start is None:
-            potential, fields = build_potential(config, dataset)
+            potential, fields = build_potential(config.model, dataset, config.backend)
             params = _initial_parameters(potential, dataset, config)
         else:
             potential, fields = start.potential(config.backend)
@@ -181,7 +182,9 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
         writes = devices.is_main
         with warnings_printed():
             resume = config.resume and _interrupted(config, params, metadata, folder, writes)
-    print(report(config, dataset, batchers, folder, devices))
+    lengths = config.steps, config.epochs, config.max_minutes
+    limits = Limits(len(batchers[0]), *lengths)
+    print(report(config, dataset, batchers, limits, folder, devices))
     print(models.summary(potential, params))
     batch = devices.part(next(batchers[0].batches(epoch=0)))
     print(models.ops_summary(potential, params, batch.graph), flush=True)
@@ -199,7 +202,20 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
     )
     drawn = True
     try:
-        fit = Fit(config, potential, loss, params, batchers, folder, checkpoints, devices)
+        fit = Fit(
+            config.training,
+            potential,
+            loss,
+            params,
+            batchers,
+            limits,
+            folder,
+            checkpoints,
+            devices,
+            sequence=config.sequence,
+            profiled=config.profile,
+            pretrained=config.start_from is not None,
+        )
         fit.run(resume)
     except KeyboardInterrupt:  # the second Ctrl-C, which stops at once
         drawn = False
@@ -211,7 +227,7 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
 
 
 def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool):
-    """State and position of the run in the folder.
+    """Return state and position of the run in the folder.
 
     Returns:
       (`TrainState`, dict); None if the run ended before it wrote its first checkpoint.

@@ -1,117 +1,321 @@
-"""Where the structures of a run come from."""
+"""The data of a run: their settings, and how they are read."""
 
+import dataclasses
 import glob
 import os
-from pathlib import Path
+from typing import ClassVar
 
-import numpy as np
+from eqfuse.train.settings.schema import POSITIVE, Range, check_ranges, one_of, require, setting
 
-from eqfuse import data
-from eqfuse.train.settings.data_config import FIT, FileData, MoleculeData, RMD17Data
-
-_ISOLATED_ATOMS = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
-
-
-def read_structures(settings: MoleculeData) -> list[data.Structure]:
-    """Return the structures that `data=` names, in eV and Å; public sets are downloaded.
-
-    Raises:
-      data.DataError: a file that cannot be read or downloaded, or that is to be validated with.
-    """
-    if isinstance(settings, FileData) and settings.path is not None:
-        _check_apart(settings)
-        return _read_all(settings, settings.path)
-    if settings.name in _ISOLATED_ATOMS:
-        return _read(settings, _downloaded(settings, "train_300K.xyz"))
-    if isinstance(settings, RMD17Data):
-        frames = None
-        if settings.name == "rmd17":
-            # Frames near each other in time are alike: the authors give splits of 1000 for it.
-            split = _downloaded(settings, "index_train_01.csv")
-            frames = np.loadtxt(split, dtype=np.int64, ndmin=1)
-        path = _downloaded(settings, f"{settings.name}_{settings.molecule}.npz")
-        return data.read_rmd17(path, frames=frames)
-    return data.read_embedded(settings.name)
+FIT = "fit"
+"""A value of `data.reference_energies`: see its help."""
+_SIZE = Range(
+    lambda value: 0 < value < 1 or (value >= 1 and value == int(value)),
+    "a fraction between 0 and 1 or a whole number",
+)
 
 
-def _check_apart(settings: FileData):
-    """No file is both trained on and validated with."""
-    if settings.val_path is None:
-        return
-    ours, theirs = (
-        {os.path.realpath(file) for file in matching(path)}
-        for path in (settings.path, settings.val_path)
+def _data():
+    """Import `eqfuse.data` when data are read: it imports JAX, which takes seconds."""
+    from eqfuse import data
+
+    return data
+
+
+@dataclasses.dataclass
+class TetrisData:
+    """Eight shapes of four cubes, to be classified; embedded."""
+
+    name: str = "tetris"
+    radius: float = setting(
+        1.1,
+        "neighbours are cubes nearer than this, in edges of a cube; by default those that share a "
+        "face, or the cutoff for allegro, which is strictly local",
+        POSITIVE,
     )
-    if both := sorted(ours & theirs):
-        raise data.DataError(
-            f"{both[0]} is among the files of data.path and of data.val_path: what is trained on "
-            "does not validate; move it, or change the pattern"
-        )
+
+    def __post_init__(self):
+        check_ranges(self, "data.")
 
 
-def read_validation(settings: MoleculeData) -> list[data.Structure] | None:
-    """Return the structures of `data.val_path`; None without one.
+@dataclasses.dataclass
+class MoleculeData:
+    """Structures with energies and forces; embedded unless a subclass reads them elsewhere.
 
-    Raises:
-      data.DataError: a file that cannot be read.
+    Attributes:
+      origin: where the structures are from, for people.
+      validation_origin: where those that validate are from; None: from the same.
+      references_origin: where the reference energies are from; None: from the structures.
     """
-    path = settings.validation_origin
-    return None if path is None else _read_all(settings, path)
+
+    name: str = ""
+    train: float | None = setting(
+        None, "training frames: fraction below 1, or number; null: rest", _SIZE
+    )
+    val: float = setting(0.1, "validation frames: fraction below 1, or number", _SIZE)
+    batch_size: int = setting(5, "structures per step", POSITIVE)
+    reference_energies: str | None = setting(
+        None,
+        "extxyz file of isolated atoms, energies in eV under the same key; null: frames of the "
+        "data with config_type=IsolatedAtom, or, without any, least squares per species; with "
+        "start_from=, null: those of that run; fit: these, moved by least squares to the data",
+        path="read",
+        word=FIT,
+    )
+
+    def __post_init__(self):
+        check_ranges(self, "data.")
+
+    @property
+    def origin(self) -> str:
+        return f"{self.name}, embedded"
+
+    @property
+    def validation_origin(self) -> str | None:
+        return None
+
+    @property
+    def references_origin(self) -> str | None:
+        return self.reference_energies
+
+    def read(self) -> list:
+        """Return the training structures, in eV and Å; public sets are downloaded.
+
+        Raises:
+          data.DataError: a file that cannot be read or downloaded, or that is to validate.
+        """
+        return _data().read_embedded(self.name)
+
+    def read_validation(self) -> list | None:
+        """Return the structures of `data.val_path`; None without one."""
+        return None
+
+    def read_reference_energies(self) -> dict[int, float] | None:
+        """Return energies of isolated atoms, eV by atomic number; None if no file has them.
+
+        Raises:
+          data.DataError: a file that cannot be read or downloaded.
+        """
+        path, key = self._references_path(), self._keys().energy
+        return None if path is None else _data().isolated_atom_energies(path, energy_key=key)
+
+    def _keys(self):
+        keys = _data().Keys()._asdict()
+        return _data().Keys(*(getattr(self, f"{name}_key", key) for name, key in keys.items()))
+
+    def _references_path(self):
+        return None if self.reference_energies == FIT else self.reference_energies
+
+
+@dataclasses.dataclass
+class EthanolData(MoleculeData):
+    """1000 frames of ethanol at 300 and 500 K (GFN2-xTB; eV, Å); embedded."""
+
+    name: str = "ethanol"
+
+
+@dataclasses.dataclass
+class LithiumFluorideData(MoleculeData):
+    """90 cells of LiF at 300 K, strained, with stress (GFN2-xTB; eV, Å); embedded."""
+
+    name: str = "lif"
+
+
+@dataclasses.dataclass
+class FileData(MoleculeData):
+    """Data from files, or downloaded where `path` is None."""
+
+    format: ClassVar[str | None] = None  # of eqfuse.data.readers.FORMATS; None: by the suffix
+    path: str | None = setting(None, "a local file to train on; null: download it", path="read")
+    val_path: str | None = setting(
+        None,
+        "a file or pattern, of the same format, to validate with; null: frames of data.path "
+        "(data.val)",
+        path="read",
+    )
+
+    def __post_init__(self):
+        unset = self.val == MoleculeData.val
+        need = "left out: all frames of data.val_path validate"
+        require(self.val_path is None or unset, "data.val", self.val, need)
+        super().__post_init__()
+
+    @property
+    def origin(self) -> str:
+        return self.path or f"{self.name}, downloaded"
+
+    @property
+    def validation_origin(self) -> str | None:
+        return self.val_path
+
+    def read(self) -> list:
+        if self.path is None:
+            return self._download()
+        self._check_apart()
+        return self._read_all(self.path)
+
+    def read_validation(self) -> list | None:
+        return None if self.val_path is None else self._read_all(self.val_path)
+
+    def _read_all(self, path: str) -> list:
+        return [structure for file in matching(path) for structure in self._read_file(file)]
+
+    def _read_file(self, file) -> list:
+        return _data().read_structures(file, format=self.format, keys=self._keys())
+
+    def _check_apart(self):
+        """Refuse a file that both trains and validates."""
+        if self.val_path is None:
+            return
+        ours, theirs = (
+            {os.path.realpath(file) for file in matching(path)}
+            for path in (self.path, self.val_path)
+        )
+        if both := sorted(ours & theirs):
+            raise _data().DataError(
+                f"{both[0]} is among the files of data.path and of data.val_path: what is trained "
+                "on does not validate; move it, or change the pattern"
+            )
+
+
+@dataclasses.dataclass
+class ExtxyzData(FileData):
+    """An extended-xyz file, read by ASE: molecules or periodic cells (eV, Å)."""
+
+    name: str = "extxyz"
+    path: str | None = setting(
+        None,
+        "the file to train on, or a pattern for several: 'frames/*.xyz' (required)",
+        path="read",
+    )
+    energy_key: str = setting("energy", "name of the energies in the file, eV")
+    forces_key: str = setting("forces", "name of the forces in the file, eV/Å")
+    stress_key: str = setting("stress", "name of the stresses in the file, eV/Å^3 (optional)")
+
+    def __post_init__(self):
+        need = f"the file to train on: data={self.name} data.path=FILE"
+        require(self.path is not None, "data.path", "null", need)
+        super().__post_init__()
+
+
+@dataclasses.dataclass
+class PublicData(FileData):
+    """A public data set: a local file, or downloaded."""
+
+    folder: str | None = setting(
+        None, "where downloads are kept; null: ~/.cache/eqfuse", path="read"
+    )
+
+    def _downloaded(self, file: str):
+        return _data().fetch_public(self.name, file, self.folder)
+
+
+@dataclasses.dataclass
+class ThreeBPAData(PublicData):
+    """3BPA: 500 frames of a drug-like molecule at 300 K, with isolated atoms (eV, Å)."""
+
+    name: str = "3bpa"
+
+    @property
+    def references_origin(self) -> str | None:
+        downloaded = "isolated atoms, downloaded" if self.path is None else None
+        return self.reference_energies or downloaded
+
+    def _download(self) -> list:
+        return self._read_file(self._downloaded("train_300K.xyz"))
+
+    def _references_path(self):
+        if self.path is None and self.reference_energies is None:
+            atoms = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
+            return self._downloaded(atoms[self.name])
+        return super()._references_path()
+
+
+@dataclasses.dataclass
+class AcAcData(ThreeBPAData):
+    """Acetylacetone: 500 frames at 300 K, with isolated atoms (eV, Å)."""
+
+    name: str = "acac"
+
+
+@dataclasses.dataclass
+class RMD17Data(PublicData):
+    """Revised MD17 (.npz; kcal/mol, converted to eV): a file, or training split 1 of a molecule."""
+
+    format: ClassVar[str | None] = "rmd17"
+    name: str = "rmd17"
+    molecule: str | None = setting(None, "the molecule to download, if no data.path is given")
+
+    def __post_init__(self):
+        if self.path is not None:
+            need = "left out: see data.path"
+            require(self.molecule is None, "data.molecule", self.molecule, need)
+        else:
+            from eqfuse.data.readers.public import molecules
+
+            known = molecules(self.name)
+            what = f"a file: data={self.name} data.path=FILE, or data.molecule given, one of "
+            require(self.molecule is not None, "data.path", "null", what + ", ".join(known))
+            one_of("data.molecule", self.molecule, known)
+        super().__post_init__()
+
+    @property
+    def origin(self) -> str:
+        return self.path or f"{self.name} {self.molecule}, downloaded"
+
+    def _download(self) -> list:
+        import numpy as np
+
+        frames = None
+        if self.name == "rmd17":
+            # Frames near each other in time are alike: the authors give splits of 1000 for it.
+            split = self._downloaded("index_train_01.csv")
+            frames = np.loadtxt(split, dtype=np.int64, ndmin=1)
+        file = self._downloaded(f"{self.name}_{self.molecule}.npz")
+        return _data().read_rmd17(file, frames=frames)
+
+
+@dataclasses.dataclass
+class MD22Data(RMD17Data):
+    """MD22 (.npz; kcal/mol, converted to eV): a file, or the frames of a molecule."""
+
+    name: str = "md22"
+
+
+DATA = {
+    "tetris": TetrisData,
+    "ethanol": EthanolData,
+    "lif": LithiumFluorideData,
+    "extxyz": ExtxyzData,
+    "3bpa": ThreeBPAData,
+    "acac": AcAcData,
+    "rmd17": RMD17Data,
+    "md22": MD22Data,
+}
+"""The settings of each `data=`."""
 
 
 def matching(path: str) -> list[str]:
-    """Return the file of this name or, if there is none, those that it matches as a pattern,
-    sorted.
+    """Return the file of this name or, if there is none, the files that it matches as a pattern.
 
     Args:
       path: `*` and `?` stand for letters of a name, `**` for folders within folders.
+    Returns:
+      sorted names.
     Raises:
       data.DataError: a pattern that no file matches.
     """
     if os.path.exists(path) or not any(mark in path for mark in "*?["):
         return [path]
-    found = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
-    if not found:
-        raise data.DataError(
+    matches = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
+    if not matches:
+        raise _data().DataError(
             f"no file matches {path}; check the pattern (data.path, data.val_path)"
         )
-    return found
+    return matches
 
 
 def described(origin: str) -> str:
     """Return where structures are from, with the number of files if it is a pattern."""
-    found = matching(origin)
-    return origin if found == [origin] else f"{origin}: {len(found)} files"
-
-
-def _read_all(settings: FileData, path: str) -> list[data.Structure]:
-    return [structure for file in matching(path) for structure in _read(settings, file)]
-
-
-def _read(settings: FileData, path) -> list[data.Structure]:
-    return data.read_structures(path, format=settings.format, keys=_keys(settings))
-
-
-def _keys(settings: MoleculeData) -> data.Keys:
-    usual = data.Keys()._asdict()
-    return data.Keys(*(getattr(settings, f"{name}_key", key) for name, key in usual.items()))
-
-
-def read_reference_energies(settings: MoleculeData) -> dict[int, float] | None:
-    """Return energies of isolated atoms, eV by atomic number; None if no file of them is given.
-
-    Raises:
-      data.DataError: a file that cannot be read or downloaded.
-    """
-    path = settings.reference_energies
-    if path == FIT:
-        return None
-    if path is None and settings.name in _ISOLATED_ATOMS and settings.path is None:
-        path = _downloaded(settings, _ISOLATED_ATOMS[settings.name])
-    if path is None:
-        return None
-    return data.isolated_atom_energies(path, energy_key=_keys(settings).energy)
-
-
-def _downloaded(settings: MoleculeData, file: str) -> Path:
-    return data.fetch_public(settings.name, file, settings.folder)
+    files = matching(origin)
+    return origin if files == [origin] else f"{origin}: {len(files)} files"

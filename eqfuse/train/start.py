@@ -13,8 +13,9 @@ from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.models import compile_predict
 from eqfuse.train.elements import check_elements, of_elements
 from eqfuse.train.run.checkpoint import has_checkpoint, module_of, read_checkpoint
-from eqfuse.train.settings.config import Config, ConfigError
-from eqfuse.train.settings.data_config import FIT
+from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.sources import FIT
 
 REFERENCE_TOLERANCE = 1e-3
 """How far the energies of isolated atoms may differ between data of one method, eV."""

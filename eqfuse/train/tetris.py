@@ -20,7 +20,8 @@ from eqfuse.train.initial import initial_parameters
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
-from eqfuse.train.settings.config import Config, ConfigError
+from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.schema import ConfigError
 
 DEFAULT_STEPS = 100
 # float32, through a few layers of sums: errors stay near ten times 1.2e-7.
@@ -30,13 +31,13 @@ MIRROR_CLASS = np.array([1, 0, 2, 3, 4, 5, 6, 7])
 
 @dataclasses.dataclass(frozen=True)
 class Demonstration:
-    """The trained network on shapes that it has not seen.
+    """The predictions of a trained network for shapes that it has not seen.
 
     Attributes:
-      rotated_accuracy: fraction of randomly rotated shapes that are told right.
+      rotated_accuracy: fraction of randomly rotated shapes that are classified right.
       rotation_error: largest difference of a logit from that of the shape not rotated, as a
         fraction of the largest logit.
-      mirrored: [8] class that each mirrored shape is told to be.
+      mirrored: [8] predicted class of each mirrored shape.
     """
 
     rotated_accuracy: float
@@ -45,28 +46,13 @@ class Demonstration:
 
     @property
     def holds(self) -> bool:
-        """Check that rotations change nothing, and a mirror swaps the chiral shapes and nothing
-        else.
-        """
+        """Return whether rotations change nothing, and a mirror swaps the chiral shapes only."""
         rotated = self.rotated_accuracy == 1.0 and self.rotation_error <= ROTATION_TOLERANCE
         return rotated and bool((self.mirrored == MIRROR_CLASS).all())
 
 
-def model_fields(config: Config, graph: Graph) -> dict:
-    """Return the settings of the network that classifies the shapes."""
-    fields = {"irreps_out": "0o+7x0e"}
-    if config.model.name == "tetris":
-        return fields
-    settings = dataclasses.asdict(config.model)
-    for name in ("name", "trainable_scale_shift", "zbl"):
-        settings.pop(name)
-    if settings["avg_num_neighbors"] is None:
-        settings["avg_num_neighbors"] = graph.edges.num_edges / graph.species.shape[0]
-    return {**fields, "num_species": 1, **settings}
-
-
 def _check_reach(module) -> None:
-    """Refuse a network that cannot tell a shape from its mirror image, and say what could.
+    """Refuse a network that cannot tell a shape from its mirror image; name one that can.
 
     Raises:
       ConfigError: the network does not reach the pseudoscalar.
@@ -96,14 +82,13 @@ def logits(module, params, graph: Graph) -> jax.Array:
 
 
 def cross_entropy(values, labels):
-    """Mean over rows of logits [n, classes]."""
+    """Return the mean cross-entropy of logits [n, classes]."""
     targets = jax.nn.one_hot(labels, values.shape[1], dtype=values.dtype)
     return jnp.sum(optax.softmax_cross_entropy(values, targets) / len(labels))
 
 
 def training_step(module, flat: Flat, labels, *, lr: float):
-    """Return a step of Adam on the cross entropy, of all parameters as one array, and its
-    optimizer.
+    """Return a step of Adam on the cross-entropy, and its optimizer, of parameters in one array.
 
     The step returns the new parameters and state, and the logits [n_graphs, 8] before it.
     """
@@ -124,7 +109,7 @@ def training_step(module, flat: Flat, labels, *, lr: float):
 
 
 def demonstrate(module, params, graph: Graph, labels, *, rotations: int, seed: int):
-    """Show the trained network the shapes rotated and mirrored.
+    """Predict the shapes, rotated and mirrored, with the trained network.
 
     Args:
       rotations: how many random rotations.
@@ -160,9 +145,9 @@ def _random_rotation(rng: np.random.Generator) -> np.ndarray:
 
 
 def run(config: Config, devices: Devices) -> None:
-    """Train and demonstrate; prints as it goes.
+    """Train and demonstrate; print as it goes.
 
-    A run to go on with begins again, which takes seconds and ends in the same numbers.
+    A resumed run begins again, which takes seconds and ends in the same numbers.
 
     Raises:
       ConfigError: several devices, or a network that cannot tell the shapes.
@@ -174,7 +159,10 @@ def run(config: Config, devices: Devices) -> None:
     start = time.monotonic()
     graph, labels = data.tetris(config.data.radius)
     graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
-    fields = model_fields(config, graph)
+    fields = {"irreps_out": "0o+7x0e"}
+    if config.model.name != "tetris":
+        fields |= {"num_species": 1}
+        fields |= config.model.model_fields(graph.edges.num_edges / graph.species.shape[0])
     module = models.build(config.model.name, **fields, backend=config.backend)
     _check_reach(module)
     params = initial_parameters(module, config.seed, graph, config.dtype)
@@ -182,16 +170,23 @@ def run(config: Config, devices: Devices) -> None:
         if config.resume is not None:
             print("resume     from the beginning: a Tetris run takes seconds")
             folder.forget()
-        _train(config, module, params, graph, labels, fields, folder)
+        print(
+            f"data       8 Tetris shapes, {len(graph.species)} nodes, {graph.edges.num_edges} edges"
+        )
+        print(f"run        {folder.path}")
+        print(models.summary(module, params))
+        print(models.ops_summary(module, params, graph), flush=True)
+        params = _train(config, module, params, graph, labels, fields, folder)
+        rotations = config.training.rotations
+        shown = demonstrate(module, params, graph, labels, rotations=rotations, seed=config.seed)
+        _report(shown, rotations)
+        if not shown.holds:
+            raise TrainingFailed("the trained network is not equivariant to the tolerance above")
         print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
 
 
-def _train(config, module, params, graph, labels, fields, folder: RunFolder):
-    """Train, then demonstrate."""
-    print(f"data       8 Tetris shapes, {graph.species.size} nodes, {graph.edges.num_edges} edges")
-    print(f"run        {folder.path}")
-    print(models.summary(module, params))
-    print(models.ops_summary(module, params, graph), flush=True)
+def _train(config: Config, module, params, graph: Graph, labels, fields: dict, folder: RunFolder):
+    """Train until the accuracy is 100%; return the parameters, which are in the checkpoints too."""
     metadata = {
         "config": dataclasses.asdict(config),
         "model": config.model.name,
@@ -201,30 +196,15 @@ def _train(config, module, params, graph, labels, fields, folder: RunFolder):
         "task": "tetris",
     }
     checkpoints = Checkpoints(folder.checkpoints, metadata)
-    limit = min(n for n in (config.steps, config.epochs, np.inf) if n is not None)
-    limit = DEFAULT_STEPS if limit == np.inf else limit
-    params, reached = _fit(config, module, params, graph, labels, folder, checkpoints, limit)
-    if not reached:
-        raise TrainingFailed(
-            f"accuracy did not reach 100% in {limit} steps; try steps={2 * limit}, another seed= "
-            f"or lr=. The parameters are in {folder.path}"
-        )
-    shown = demonstrate(
-        module, params, graph, labels, rotations=config.training.rotations, seed=config.seed
-    )
-    _report(shown, config.training.rotations)
-    if not shown.holds:
-        raise TrainingFailed("the trained network is not equivariant to the tolerance: see above")
-
-
-def _fit(config, module, params, graph, labels, folder, checkpoints, limit):
-    """Train until all shapes are told apart, or for `limit` steps."""
     flat = Flat.of(params)
     step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
-    step, params = compiled_step(step, config, print), flat.flatten(params)
+    step = compiled_step(step, config.sequence, config.profile, print)
+    params = flat.flatten(params)
     state = optimizer.init(params)
     if config.profile:
         print(profile(step, (params, state, graph), folder.profile), flush=True)
+    limit = min(config.steps or np.inf, config.epochs or np.inf)
+    limit = DEFAULT_STEPS if limit == np.inf else limit
     deadline = time.monotonic() + 60 * (config.max_minutes or np.inf)
     with StopRequest() as stop:
         for count in range(limit + 1):
@@ -242,15 +222,20 @@ def _fit(config, module, params, graph, labels, folder, checkpoints, limit):
             params = new_params
         if not np.isfinite(loss):
             raise TrainingFailed(f"the loss became {loss} in step {count}; try a smaller lr=")
+        params, progress = flat.unflatten(params), {"loss": loss, "accuracy": accuracy}
         for name in ("best", "last"):
-            progress = {"loss": loss, "accuracy": accuracy}
-            checkpoints.offer(name, count, lambda: flat.unflatten(params), progress)
+            checkpoints.offer(name, count, lambda: params, progress)
         checkpoints.flush()
         if stop.signum is not None and accuracy < 1.0:
             raise Interrupted(
                 stop.signum, f"interrupted in step {count}; go on with resume={folder.path}"
             )
-    return flat.unflatten(params), accuracy == 1.0
+    if accuracy < 1.0:
+        raise TrainingFailed(
+            f"accuracy did not reach 100% in {limit} steps; try steps={2 * limit}, another seed= "
+            f"or lr=. The parameters are in {folder.path}"
+        )
+    return params
 
 
 def _report(shown: Demonstration, rotations: int):
@@ -258,12 +243,10 @@ def _report(shown: Demonstration, rotations: int):
         f"\n{rotations} random rotations: accuracy {shown.rotated_accuracy:.0%}, largest relative "
         f"difference of a logit {shown.rotation_error:.1e} (at most {ROTATION_TOLERANCE:.0e})"
     )
-    names = SHAPE_NAMES
-    for shape, told in enumerate(shown.mirrored):
-        right = (
-            "" if told == MIRROR_CLASS[shape] else f"  WRONG, expected {names[MIRROR_CLASS[shape]]}"
-        )
-        if right or shape != told:
-            print(f"mirrored {names[shape]} is told to be {names[told]}{right}")
+    for shape, (predicted, expected) in enumerate(zip(shown.mirrored, MIRROR_CLASS, strict=True)):
+        if predicted == expected == shape:
+            continue
+        wrong = "" if predicted == expected else f"  WRONG, expected {SHAPE_NAMES[expected]}"
+        print(f"mirrored {SHAPE_NAMES[shape]} is predicted to be {SHAPE_NAMES[predicted]}{wrong}")
     if (shown.mirrored[2:] == MIRROR_CLASS[2:]).all():
         print("the other mirrored shapes keep their class")

@@ -27,8 +27,8 @@ def test_seed_0_learns_all_shapes_within_100_steps(tmp_path, capsys, model):
     out = capsys.readouterr().out
     assert "accuracy 100.0%" in out
     assert " parameters\n  ops      " in out
-    assert "mirrored chiral1 is told to be chiral2" in out
-    assert "mirrored chiral2 is told to be chiral1" in out
+    assert "mirrored chiral1 is predicted to be chiral2" in out
+    assert "mirrored chiral2 is predicted to be chiral1" in out
 
     with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eqfuse import ops
 from eqfuse.train.run.stopping import TrainingFailed
-from eqfuse.train.settings.settings import ConfigError
+from eqfuse.train.settings.schema import ConfigError
 
 _AXIS = "data"
 _FIRST_WITH_TF32 = 8.0  # compute capability

@@ -1,4 +1,4 @@
-"""A training step in one native call, where `sequence=` asks for it or it gains."""
+"""A training step in one native call, where `sequence=` asks for it or it is faster."""
 
 import math
 from collections.abc import Callable
@@ -6,34 +6,27 @@ from collections.abc import Callable
 import jax
 
 from eqfuse import ops
-from eqfuse.train.settings.config import Config
 
 
 def compiled_step(
-    step: Callable, config: Config, say: Callable[[str], None], *, one_device: bool = True
+    step: Callable, mode: str, profiled: bool = False, log: Callable[[str], None] | None = None
 ) -> Callable:
     """Return a compiled training step: one native call, or as it is written.
 
     Args:
-      step: of arrays.
-      config: whose `sequence` is "off", "on", or "auto": on where `ops.sequence` takes it to gain,
-        but not with `profile`, which tells the time of the parts of a step.
-      say: is given a line that says what was chosen, once for each choice, when it is traced.
-      one_device: whether it runs on one; it is as written on several.
+      step: of arrays, on one device; with several, `mode` is "off".
+      mode: "off", "on", or "auto": on where `ops.sequence` expects a gain, but not for a run that
+        is `profiled`, where the parts of a step are measured.
+      log: called with a line about each choice, once, when it is traced; None for no lines.
     """
-    if not one_device or not may_be_sequence(config):
+    if mode == "off" or (mode == "auto" and profiled):
         return jax.jit(step)
-    said = set()
+    choices = set()
 
-    def tell(choice: str):
-        if choice not in said:
-            said.add(choice)
-            say(f"sequence   {choice}")
+    def report(choice: str):
+        if log is not None and choice not in choices:
+            choices.add(choice)
+            log(f"sequence   {choice}")
 
-    most = {"most": math.inf} if config.sequence == "on" else {}
-    return ops.sequence(step, report=tell, **most)
-
-
-def may_be_sequence(config: Config) -> bool:
-    """Return whether the settings let a step be one native call."""
-    return config.sequence == "on" or (config.sequence == "auto" and not config.profile)
+    most = {"most": math.inf} if mode == "on" else {}
+    return ops.sequence(step, report=report, **most)

@@ -8,12 +8,11 @@ from ase.data import chemical_symbols
 from eqfuse import ops
 from eqfuse.data import Batcher, Dataset
 from eqfuse.train.device.parallel import Devices
-from eqfuse.train.loop import Limits
 from eqfuse.train.run.plots import plot_batcher
 from eqfuse.train.run.runs import RunFolder
+from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.data_config import FIT
-from eqfuse.train.sources import described
+from eqfuse.train.sources import FIT, described
 from eqfuse.train.start import reference_batcher
 
 
@@ -21,6 +20,7 @@ def report(
     config: Config,
     dataset: Dataset,
     batchers: list[Batcher],
+    limits: Limits,
     folder: RunFolder,
     devices: Devices,
 ) -> str:
@@ -29,6 +29,7 @@ def report(
     Args:
       config: of the run.
       dataset, batchers: of the training and the validation samples.
+      limits: how long the run may take.
       folder: where the results go.
       devices: which share every batch.
     """
@@ -53,7 +54,7 @@ def report(
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
         "batches": f"{len(train)} per epoch, padded to {shapes}; "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
-        "programs": _programs(config, dataset, batchers),
+        "programs": _programs(config, dataset, batchers, limits),
         "backend": _backend(config),
         "devices": f"{devices.count}"
         + (", each with its part of every batch" if devices.count > 1 else ""),
@@ -106,10 +107,10 @@ def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
     return {"stress": f"in {counted} frames, {used}"}
 
 
-def _programs(config: Config, dataset: Dataset, batchers: list[Batcher]) -> str:
+def _programs(config: Config, dataset: Dataset, batchers: list[Batcher], limits: Limits) -> str:
     """Return how many programs will be compiled, for as long as the run may last."""
     train, val = batchers
-    epochs = Limits(config, len(train)).steps / len(train)
+    epochs = limits.steps / len(train)
     if math.isinf(epochs):
         training = len(train.shapes)
     else:

@@ -5,21 +5,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+import yaml
 
 from eqfuse.train.run.files import FILES, CheckpointError, read_file
-from eqfuse.train.settings.config import (
-    DEFAULTS,
-    GROUPS,
-    SHORTHANDS,
-    Config,
-    ConfigError,
-    MoleculeTraining,
-)
-from eqfuse.train.settings.options import settings_of, short
-from eqfuse.train.settings.settings import require
+from eqfuse.train.schedule import MoleculeTraining
+from eqfuse.train.settings.config import DEFAULTS, SHORTHANDS, Config
+from eqfuse.train.settings.options import from_plain
+from eqfuse.train.settings.schema import ConfigError, require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
 CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
@@ -130,26 +122,17 @@ def read_config(folder: Path) -> Config:
     """
     path = folder / "config.yaml"
     try:
-        plain = OmegaConf.load(path)
+        plain = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} holds no run: there is no {path}") from error
-    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     return _checked(plain, path)
 
 
 def _checked(plain, path: Path) -> Config:
     try:
-        choices = {group: plain[group]["name"] for group in DEFAULTS}
-        names = {**choices, "training": choices["data"]}
-        nodes = {group: OmegaConf.structured(GROUPS[group][name]) for group, name in names.items()}
-    except (TypeError, KeyError, AttributeError, OmegaConfBaseException) as error:
-        text = str(error).splitlines()[0]
-        raise ConfigError(f"{path} is not the configuration of a run: {text}") from error
-    try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), nodes, plain))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: {short(error, settings_of(choices))}") from error
+        return from_plain(plain)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 

@@ -14,8 +14,9 @@ from eqfuse import __version__
 from eqfuse.train.run.checkpoint import has_checkpoint
 from eqfuse.train.run.files import set_aside, write_whole
 from eqfuse.train.run.stopping import TrainingFailed
-from eqfuse.train.settings.config import Config, ConfigError
+from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.options import to_yaml
+from eqfuse.train.settings.schema import ConfigError
 
 
 class RunFolder:

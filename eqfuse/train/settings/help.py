@@ -1,23 +1,9 @@
-"""What `eqfuse train --help` prints, made from the dataclasses of the configuration."""
+"""The text of `eqfuse train --help`, made from the settings."""
 
 import dataclasses
 import textwrap
 
-from eqfuse.train.settings.config import (
-    DEFAULTS,
-    GROUPS,
-    SHORTHANDS,
-    Config,
-    MoleculeTraining,
-    PotentialConfig,
-)
-from eqfuse.train.settings.data_config import (
-    ExtxyzData,
-    FileData,
-    MoleculeData,
-    PublicData,
-    RMD17Data,
-)
+from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
 from eqfuse.train.settings.presets import PRESETS
 
 _HEAD = """\
@@ -69,59 +55,54 @@ Exit codes: 0 done; 1 the training failed; 2 settings or data refused; 130 inter
 """
 
 
-def usage(program: str = "python train.py") -> str:
-    """Return the help text: examples, choices, then every setting with its default.
+def help_text(program: str = "python train.py") -> str:
+    """Return the help: examples, choices, then every setting with its default.
 
     Args:
       program: how the command is called.
     """
     parts = [_HEAD.replace("{program}", program), "Choices"]
-    for group in DEFAULTS:
-        for name, node in GROUPS[group].items():
-            mark = " (default)" if DEFAULTS[group] == name else ""
-            parts.append(_line(f"{group}={name}", f"{node.__doc__}{mark}"))
-    parts += ["", "Presets (what is given beside one wins over it)"]
+    parts += [_line(choice, doc) for rows in choices().values() for choice, doc in rows]
+    parts += ["", "Presets (a setting beside one overrides it)"]
     parts += [_line(f"model={model}", f"preset={'|'.join(PRESETS[model])}") for model in PRESETS]
-    parts += ["", "Settings of every run (default in brackets)"]
-    parts += _fields(Config, "")
     parts += ["", "Shorthands", *(f"  {short} = {full}" for short, full in SHORTHANDS.items())]
-    for title, prefix, node in sections():
-        parts += ["", f"Settings of {title}", *_fields(node, prefix)]
+    for title, rows in sections():
+        parts += ["", f"Settings of {title} (default in brackets)"]
+        parts += [_line(name, f"{text} [{default}]") for name, text, default in rows]
     return "\n".join([*parts, "", _TAIL])
 
 
+def choices() -> dict[str, list[tuple[str, str]]]:
+    """Return for each group the choices, as `name=value` and what it is."""
+    return {
+        group: [
+            (f"{group}={name}", node.__doc__ + (" Default." if DEFAULTS[group] == name else ""))
+            for name, node in GROUPS[group].items()
+        ]
+        for group in DEFAULTS
+    }
+
+
 def sections():
-    """Yield (title, prefix, dataclass) of the settings of each choice."""
-    yield "all models but tetris", "model.", PotentialConfig
-    for name, node in GROUPS["model"].items():
-        if name != "tetris":
-            yield f"model={name}", "model.", node
-    yield "data=tetris", "data.", GROUPS["data"]["tetris"]
-    yield "all data but tetris", "data.", MoleculeData
-    yield "data=extxyz, 3bpa, acac, rmd17 and md22", "data.", FileData
-    yield "data=extxyz", "data.", ExtxyzData
-    yield "data=3bpa, acac, rmd17 and md22", "data.", PublicData
-    yield "data=rmd17 and md22", "data.", RMD17Data
-    yield "training on data=tetris", "training.", GROUPS["training"]["tetris"]
-    yield "training on other data", "training.", MoleculeTraining
+    """Yield the title and the (name, help, default) of the settings that choices have in common."""
+    yield "every run", [_row("", f) for f in dataclasses.fields(Config) if "help" in f.metadata]
+    for group, nodes in GROUPS.items():
+        owners = {}
+        for choice, node in nodes.items():
+            for f in dataclasses.fields(node):
+                if "help" in f.metadata:
+                    owners.setdefault(_row(f"{group}.", f), []).append(choice)
+        for names in dict.fromkeys(map(tuple, sorted(owners.values(), key=len, reverse=True))):
+            left_out = [name for name in nodes if name not in names]
+            of = ", ".join(names) if len(left_out) != 1 else f"all but {left_out[0]}"
+            title = f"training on data={of}" if group == "training" else f"{group}={of}"
+            yield title, [row for row, owned in owners.items() if tuple(owned) == names]
 
 
-def own_fields(node) -> list[dataclasses.Field]:
-    """Return the settings of a dataclass; inherited ones only where they differ."""
-    extended = node.__base__
-    inherited = dataclasses.fields(extended) if dataclasses.is_dataclass(extended) else ()
-    known = {(f.name, f.default, f.metadata.get("help")) for f in inherited}
-    settings = [f for f in dataclasses.fields(node) if "help" in f.metadata]
-    return [f for f in settings if (f.name, f.default, f.metadata["help"]) not in known]
-
-
-def _fields(node, prefix: str) -> list[str]:
-    """Return a line for each setting of a dataclass."""
-    lines = []
-    for f in own_fields(node):
-        default = "null" if f.default is None else f.default
-        lines.append(_line(f"{prefix}{f.name}", f"{f.metadata['help']} [{default}]"))
-    return lines
+def _row(prefix: str, field: dataclasses.Field) -> tuple[str, str, str]:
+    default = "null" if field.default is None else str(field.default)
+    default = default.lower() if isinstance(field.default, bool) else default
+    return prefix + field.name, field.metadata["help"], default
 
 
 def _line(name: str, text: str) -> str:

@@ -1,0 +1,170 @@
+"""How a run trains, how long, and at which learning rate: plain numbers, without JAX."""
+
+import dataclasses
+import math
+import time
+from typing import Literal
+
+from eqfuse.train.settings.schema import (
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Range,
+    check_ranges,
+    require,
+    setting,
+)
+
+DEFAULT_EPOCHS = 100
+_DECAY = Range(lambda value: 0 <= value < 1, "in [0, 1)")
+
+
+@dataclasses.dataclass
+class TetrisTraining:
+    """Mean cross-entropy over the eight shapes, Adam, until the accuracy is 100%."""
+
+    lr: float = setting(0.01, "learning rate of Adam; 0.003 for mace", POSITIVE)
+    rotations: int = setting(10, "random rotations that test the trained network", POSITIVE)
+
+    def __post_init__(self):
+        check_ranges(self, "training.")
+
+
+@dataclasses.dataclass
+class LearningRateSettings:
+    """The settings of `LearningRate`."""
+
+    lr: float = setting(0.01, "highest learning rate", POSITIVE)
+    schedule: Literal["cosine", "plateau", "constant"] = setting("cosine", "of the learning rate")
+    warmup_steps: int = setting(50, "steps until the learning rate is highest", NOT_NEGATIVE)
+    min_lr: float = setting(1e-5, "lowest learning rate; plateau stops there", POSITIVE)
+    patience: int = setting(10, "plateau: epochs without improvement before it falls", POSITIVE)
+    factor: float = setting(0.5, "plateau: what the learning rate is multiplied by", FRACTION)
+
+    def __post_init__(self):
+        falls = self.schedule == "constant" or self.min_lr <= self.lr
+        require(falls, "training.min_lr", self.min_lr, f"at most lr={self.lr}; lower it as well")
+
+
+@dataclasses.dataclass
+class OptimizerSettings:
+    """The settings of `eqfuse.train.optimizer`, and of the average of the parameters."""
+
+    optimizer: Literal["muon", "adam", "adamw", "amsgrad"] = setting("muon", "the optimizer")
+    weight_decay: float = setting(0.01, "weight decay; adamw only", NOT_NEGATIVE)
+    clip_norm: float | None = setting(10.0, "largest norm of the gradient; null: any", POSITIVE)
+    ema_decay: float = setting(0.99, "decay of the averaged parameters; 0: no average", _DECAY)
+    freeze: str | None = setting(
+        None,
+        "parameters that keep their values, by names and patterns: 'embedding,radial,layer_0/*'",
+    )
+
+    def __post_init__(self):
+        decay = self.weight_decay == 0.01 or self.optimizer == "adamw"
+        require(decay, "training.weight_decay", self.weight_decay, "left out: only adamw has it")
+
+
+@dataclasses.dataclass
+class MoleculeTraining(OptimizerSettings, LearningRateSettings):
+    """Training on energies, forces and stress: the weights of `eqfuse.train.metrics.Loss`."""
+
+    energy_weight: float = setting(1.0, "weight of squared errors of eV per atom", NOT_NEGATIVE)
+    forces_weight: float = setting(1.0, "weight of squared errors of forces", NOT_NEGATIVE)
+    stress_weight: float = setting(0.0, "weight of squared errors of the stress", NOT_NEGATIVE)
+    checkpoint_seconds: float = setting(10.0, "least time between checkpoints, s", NOT_NEGATIVE)
+
+    def __post_init__(self):
+        check_ranges(self, "training.")
+        LearningRateSettings.__post_init__(self)
+        OptimizerSettings.__post_init__(self)
+        weights = self.energy_weight, self.forces_weight, self.stress_weight
+        require(any(weights), "training.*_weight", 0.0, "greater than zero for one of them")
+
+
+class LearningRate:
+    """The learning rate of every step: a linear rise, then cosine, plateau or constant.
+
+    Cosine falls from `lr` to `min_lr` as the run passes, by steps or by time, whichever is further.
+    Plateau multiplies by `factor` after `patience` epochs without a better validation loss.
+    """
+
+    def __init__(self, settings: LearningRateSettings):
+        self._settings = settings
+        self._scale, self._best, self._waited = 1.0, math.inf, 0
+
+    def __call__(self, step: int, fraction: float) -> float:
+        """Return the learning rate of step `step` (from 0), after `fraction` of the run."""
+        settings = self._settings
+        value = settings.lr * self._scale
+        if settings.schedule == "cosine":
+            wave = 0.5 * (1.0 + math.cos(math.pi * min(fraction, 1.0)))
+            value = settings.min_lr + (settings.lr - settings.min_lr) * wave
+        return value * min(1.0, (step + 1) / max(settings.warmup_steps, 1))
+
+    def epoch_ended(self, validation_loss: float):
+        """Lower the learning rate of a plateau after epochs that were not better."""
+        if validation_loss < self._best:
+            self._best, self._waited = validation_loss, 0
+            return
+        self._waited += 1
+        if self._settings.schedule == "plateau" and self._waited >= self._settings.patience:
+            self._scale, self._waited = self._scale * self._settings.factor, 0
+
+    def to_plain(self) -> dict:
+        """Return its state as plain values."""
+        return {"scale": self._scale, "best": self._best, "waited": self._waited}
+
+    def restore(self, plain: dict):
+        """Continue from what `to_plain` returned."""
+        self._scale, self._best, self._waited = (plain[k] for k in ("scale", "best", "waited"))
+
+    @property
+    def exhausted(self) -> bool:
+        """Return whether the plateau has brought the learning rate below `min_lr`."""
+        plateau = self._settings.schedule == "plateau"
+        return plateau and self._settings.lr * self._scale < self._settings.min_lr
+
+
+class Limits:
+    """How long a run may take, in steps and in time.
+
+    Args:
+      steps_per_epoch: batches in an epoch.
+      steps, epochs, max_minutes: the limits, None for none; 100 epochs if there is none at all.
+    Attributes:
+      steps: in all; math.inf where only the time is limited.
+      elapsed: s from the start to the last `clock` of the main process.
+    """
+
+    def __init__(
+        self,
+        steps_per_epoch: int,
+        steps: int | None = None,
+        epochs: int | None = None,
+        max_minutes: float | None = None,
+    ):
+        if epochs is steps is max_minutes is None:
+            epochs = DEFAULT_EPOCHS
+        by_epochs = math.inf if epochs is None else epochs * steps_per_epoch
+        self.steps = min(by_epochs, steps or math.inf)
+        self.seconds = 60.0 * (max_minutes or math.inf)
+        self.start()
+
+    def start(self, elapsed: float = 0.0):
+        """Start the clock of a run that has taken `elapsed` seconds before."""
+        self._start, self.elapsed = time.monotonic() - elapsed, elapsed
+
+    def clock(self) -> float:
+        """Return the time since the start of this process's clock, s."""
+        return time.monotonic() - self._start
+
+    def fraction(self, step: int) -> float:
+        """Return how much of the run is over, by steps or by time, whichever is further."""
+        return max(step / self.steps, self.elapsed / self.seconds)
+
+    def left(self, step: int, seconds_per_step: float) -> float:
+        """Return an estimate of the time left, s; not finite where nothing is known of it."""
+        missing = self.steps - step
+        by_steps = missing * seconds_per_step if missing > 0 else 0.0
+        by_time = self.seconds - self.elapsed
+        return by_time if math.isnan(by_steps) else max(0.0, min(by_steps, by_time))

@@ -1,0 +1,83 @@
+"""A training step as a pure function of arrays: loss, gradient, update, average."""
+
+from collections.abc import Callable
+
+import flax
+import jax
+import jax.numpy as jnp
+import optax
+
+
+@flax.struct.dataclass
+class TrainState:
+    """What a training step changes.
+
+    Attributes:
+      params: trained parameters; in a run one array, see `Flat`.
+      average: exponential moving average of the parameters, used for evaluation.
+      optimizer: state of the optimizer.
+      step: number of steps taken, int32.
+    """
+
+    params: jax.Array | dict
+    average: jax.Array | dict
+    optimizer: optax.OptState
+    step: jax.Array
+
+
+def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
+    """Return the state before the first step."""
+    return TrainState(params, params, optimizer.init(params), jnp.zeros((), jnp.int32))
+
+
+def train_step(
+    state: TrainState,
+    batch,
+    learning_rate,
+    *,
+    loss: Callable,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float,
+):
+    """Take a step on a batch.
+
+    Args:
+      state: before the step.
+      batch: passed to `loss`.
+      learning_rate: scalar, which multiplies the update of the optimizer.
+      loss: (params, batch) to a scalar and a pytree of arrays to report.
+      optimizer: gradient to update, for a learning rate of one.
+      ema_decay: see `apply_gradient`.
+    Returns:
+      The state after the step; the loss before it, NaN where its gradient is not finite; what
+      `loss` reports.
+    """
+    (value, reported), gradient = jax.value_and_grad(loss, has_aux=True)(state.params, batch)
+    # A gradient may be NaN where the loss is not; the step after it would be too late.
+    value = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), value, jnp.nan)
+    return apply_gradient(state, gradient, learning_rate, optimizer, ema_decay), value, reported
+
+
+@jax.named_scope("optimizer")
+def apply_gradient(
+    state: TrainState,
+    gradient,
+    learning_rate,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float,
+) -> TrainState:
+    """Return the state after an update of the parameters and of their average.
+
+    The decay of the average rises to `ema_decay` as (1 + step) / (10 + step), so that the random
+    initial parameters are soon forgotten.
+    """
+    update, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
+    params = jax.tree.map(
+        lambda p, u: (p + learning_rate * u).astype(p.dtype), state.params, update
+    )
+    step = state.step + 1
+    decay = jnp.minimum(ema_decay, (1.0 + step) / (10.0 + step)) if ema_decay else 0.0
+    average = jax.tree.map(  # what stays the same is its own average, to the last bit
+        lambda a, p: (p + decay * (a - p)).astype(p.dtype), state.average, params
+    )
+    return TrainState(params, average, optimizer_state, step)

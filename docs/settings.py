@@ -5,12 +5,11 @@ python docs/settings.py --check    # fail where it is not what would be written
 """
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 
-from eqfuse.train.settings import usage
-from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
+from eqfuse.train.settings import help
+from eqfuse.train.settings.config import SHORTHANDS
 from eqfuse.train.settings.presets import PRESETS
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
@@ -23,8 +22,7 @@ Settings are written `name=value`, in any order, after `eqfuse train`. What is m
 impossible is refused, with the nearest names. `eqfuse train --help` prints the same, and
 `eqfuse train --cfg ...` prints what a run would use.
 
-`${oc.env:NAME}` in a setting stands for a variable of the environment; quote it in a shell. Some
-settings have a short name: {shorthands}.
+Some settings have a short name: {shorthands}.
 """
 
 
@@ -32,36 +30,18 @@ def page() -> str:
     """Return the page."""
     shorthands = ", ".join(f"`{short}` is `{full}`" for short, full in SHORTHANDS.items())
     parts = [_HEAD.replace("{shorthands}", shorthands)]
-    for group, default in DEFAULTS.items():
-        rows = [
-            (f"`{group}={name}`", node.__doc__ + (" Default." if name == default else ""))
-            for name, node in GROUPS[group].items()
-        ]
+    for group, rows in help.choices().items():
+        rows = [(f"`{choice}`", doc) for choice, doc in rows]
         parts.append(_table(f"Choices of `{group}`", ("setting", "is"), rows))
     rows = [
         (f"`model={model}`", ", ".join(f"`{name}`" for name in PRESETS[model])) for model in PRESETS
     ]
-    note = "A preset is a group of settings; what is given beside one wins over it."
+    note = "A preset is a group of settings; a setting beside one overrides it."
     parts.append(_table("Presets", ("network", "`preset=`"), rows, note))
-    parts.append(_settings("every run", "", Config))
-    parts += [_settings(*section) for section in usage.sections()]
+    for title, rows in help.sections():
+        rows = [(f"`{name}`", text, f"`{default}`") for name, text, default in rows]
+        parts.append(_table(f"Settings of {title}", ("setting", "is", "default"), rows))
     return "\n".join(parts)
-
-
-def _settings(title: str, prefix: str, node) -> str:
-    rows = [
-        (f"`{prefix}{field.name}`", field.metadata["help"], f"`{_default(field)}`")
-        for field in usage.own_fields(node)
-    ]
-    if not rows:
-        return ""
-    return _table(f"Settings of {title}", ("setting", "is", "default"), rows)
-
-
-def _default(field: dataclasses.Field) -> str:
-    if isinstance(field.default, bool):
-        return str(field.default).lower()
-    return "null" if field.default is None else str(field.default)
 
 
 def _table(title: str, columns, rows, note: str = "") -> str:

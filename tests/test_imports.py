@@ -205,7 +205,7 @@ def test_one_module_uses_what_is_private_in_jax():
 
 
 def test_ops_import_nothing_that_only_training_needs():
-    heavy = ("ase", "hydra", "matplotlib", "omegaconf", "optax", "safetensors", "vesin")
+    heavy = ("ase", "matplotlib", "optax", "safetensors", "vesin")
     code = f"import sys, eqfuse.ops; print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -18,7 +18,7 @@ from benchmarks import launches
 from benchmarks.launches.models import MODELS, batch, potential_of, shapes_of
 from benchmarks.predictions import steps
 from benchmarks.predictions.devices import DEVICES
-from eqfuse.train import muon, optimizer
+from eqfuse.train import muon, step
 from eqfuse.train.flat import Flat
 
 SIDES = ("Adam", "Muon", "Muon of optax")
@@ -54,10 +54,10 @@ def update_of(name: str, side: str):
     }[side]()
 
     def update(state, gradient):
-        return optimizer.apply_gradient(state, gradient, 0.003, found, 0.99)
+        return step.apply_gradient(state, gradient, 0.003, found, 0.99)
 
     params = jax.ShapeDtypeStruct((flat.size,), flat.dtype)
-    state = jax.eval_shape(lambda p: optimizer.init_state(p, found), params)
+    state = jax.eval_shape(lambda p: step.init_state(p, found), params)
     return update, (state, params)
 
 

@@ -177,7 +177,7 @@ class Allegro(nn.Module):
       latent_layers: matrices of the MLP of each layer.
       latent_activation: silu between them, or nothing.
       readout_hidden: width inside the last MLP, which is linear.
-      cutoff: Å.
+      cutoff: radius of the neighbourhood, Å.
       num_bessel: number of Bessel functions of the edge length.
       poly_power: p of the polynomial cutoff.
       avg_num_neighbors: mean number of neighbours in the training data, a normalisation.

@@ -1,6 +1,7 @@
 """MACE: message passing with higher-order equivariant messages (Batatia et al. 2022)."""
 
 import math
+from typing import Literal
 
 import e3nn_jax as e3nn
 import flax.linen as nn
@@ -172,14 +173,15 @@ class MACE(nn.Module):
       first_skip: whether the first layer has a skip too.
       species_linear: whether a layer without a skip has a Linear of A for each species instead.
       density_normalization: A / (1 + sum_j tanh((B_ij w)^2)), with weights w, not A / sqrt(n).
-      distance_transform: "agnesi", of lengths before the Bessel functions; None for none.
+      distance_transform: of lengths before the Bessel functions; None for none.
       transform_constants: q, p and a of it, see `eqfuse.models.pairs.agnesi_transform`.
       atomic_numbers: of the species, for a transform.
       covalent_radii: of the species, Å, for a transform; None for those of ASE.
-      cutoff: Å.
+      cutoff: radius of the neighbourhood, Å.
       num_bessel: number of Bessel functions of the edge length.
       poly_power: p of the polynomial cutoff.
-      radial_layers, radial_hidden: hidden layers of the radial network, and their width.
+      radial_layers: hidden layers of the radial network.
+      radial_hidden: width of the radial network.
       readout_hidden: width of the last readout.
       avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
       backend: see `eqfuse.ops`; the parameters are the same for all.
@@ -197,7 +199,7 @@ class MACE(nn.Module):
     first_skip: bool = False
     species_linear: bool = False
     density_normalization: bool = False
-    distance_transform: str | None = None
+    distance_transform: Literal["agnesi"] | None = None
     transform_constants: tuple[float, float, float] = (0.9183, 4.5791, 1.0805)
     atomic_numbers: tuple[int, ...] | None = None
     covalent_radii: tuple[float, ...] | None = None

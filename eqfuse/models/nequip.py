@@ -149,10 +149,11 @@ class NequIP(nn.Module):
       channels: multiplicity of each irrep of the hidden features.
       lmax: largest l of the hidden features and of the spherical harmonics.
       parity: hidden features of both parities, or of natural parity (-1)^l only.
-      cutoff: Å.
+      cutoff: radius of the neighbourhood, Å.
       num_bessel: number of Bessel functions of the edge length.
       poly_power: p of the polynomial cutoff.
-      radial_layers, radial_hidden: hidden layers of the radial network, and their width.
+      radial_layers: hidden layers of the radial network.
+      radial_hidden: width of the radial network.
       avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
       backend: see `eqfuse.ops`; the parameters are the same for all.
     References: Batzner et al. 2022, Nature Communications 13, 2453.

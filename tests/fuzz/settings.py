@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from eqfuse.train.main import main
-from eqfuse.train.settings.config import SHORTHANDS, Config, MoleculeTraining, NequIPConfig
-from eqfuse.train.settings.data_config import ExtxyzData
+from eqfuse.train.schedule import MoleculeTraining
+from eqfuse.train.settings.config import GROUPS, SHORTHANDS, Config
+from eqfuse.train.sources import ExtxyzData
 from tests.fuzz import samples
 from tests.fuzz.judge import FaultError, check_no_traceback, check_refusal, listen
 
@@ -29,8 +30,8 @@ PATHS = ("run", "resume", "start_from", "data.path", "data.val_path", "data.refe
 CHOICES = ("model", "data", "preset", "backend", "devices", "dtype")
 ARGUMENT_WORDS = """
 = lr lr== --lr=1 -x +lr=1 ++lr=1 ~model ~lr lr.x=1 model.=1 .lr=1 =1 a.b.c=1 lr:1 LR=1 lr@x=1
-training=tetris model.name=mace data.name=lif model@x=mace lr@=1 @= model/x=1 hydra.run.dir=x
-hydra=x hydra/launcher=x max_minutes=1e-12 data.val=0.999999 data.val=21 data.train=21
+training=tetris model.name=mace data.name=lif model@x=mace lr@=1 @= model/x=1 a/b.c=x
+max_minutes=1e-12 data.val=0.999999 data.val=21 data.train=21
 data.train=0.001
 """
 ARGUMENTS = [
@@ -46,7 +47,7 @@ def _names() -> list[str]:
     """Every setting of this training, by its full name or its short one."""
     groups = {
         "": Config,
-        "model.": NequIPConfig,
+        "model.": GROUPS["model"]["nequip"],
         "data.": ExtxyzData,
         "training.": MoleculeTraining,
     }
@@ -111,8 +112,7 @@ class Attacks:
         if said.code == 2 and self._run.exists():
             raise FaultError(f"refused, and the folder of the run was made: {said.error[:200]}")
         # A path may be named as it was read.
-        paths = [value.replace("${oc.env:HOME}", os.environ["HOME"]), os.path.expanduser(value)]
-        paths += [str(Path(value)), os.path.abspath(value)]
+        paths = [os.path.expanduser(value), str(Path(value)), os.path.abspath(value)]
         named = [name.rpartition(".")[2], argument, *([value] if len(value) > 2 else [])]
         named += [path for path in paths if name in PATHS and value]
         named = [_as_printed(text) for text in named if text]

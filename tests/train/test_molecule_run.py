@@ -13,11 +13,10 @@ from eqfuse.inference.evaluate import main as evaluate
 from eqfuse.models import predict
 from eqfuse.train import load_run
 from eqfuse.train.flat import Flat
-from eqfuse.train.loop import Limits
 from eqfuse.train.main import main
 from eqfuse.train.metrics import Errors, error_sums
+from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.options import parse
-from eqfuse.train.sources import read_reference_energies
 from tests.ops import tiers
 
 
@@ -106,7 +105,7 @@ def test_reference_energies_are_read_under_the_key_of_the_energies(tmp_path):
     ase.io.write(path, [ase.Atoms("H", info={"REF_energy": -13.6, "energy": 0.0})], format="extxyz")
     given = ["data=extxyz", "data.path=none.xyz", f"data.reference_energies={path}"]
     for more, energy in (([], 0.0), (["data.energy_key=REF_energy"], -13.6)):
-        assert read_reference_energies(parse([*given, *more]).data) == {1: energy}
+        assert parse([*given, *more]).data.read_reference_energies() == {1: energy}
 
 
 @pytest.mark.slow
@@ -293,18 +292,18 @@ def test_time_stops_a_run(tmp_path, water, tiny, capsys):
 
 
 @pytest.mark.parametrize(
-    ("settings", "steps", "seconds"),
+    ("lengths", "steps", "seconds"),
     [
-        ([], 400, np.inf),
-        (["epochs=3"], 12, np.inf),
-        (["steps=7", "epochs=3"], 7, np.inf),
-        (["max_minutes=2"], np.inf, 120),
-        (["max_minutes=2", "epochs=3"], 12, 120),
+        ({}, 400, np.inf),
+        ({"epochs": 3}, 12, np.inf),
+        ({"steps": 7, "epochs": 3}, 7, np.inf),
+        ({"max_minutes": 2}, np.inf, 120),
+        ({"max_minutes": 2, "epochs": 3}, 12, 120),
     ],
 )
-def test_what_ends_a_run(settings, steps, seconds):
-    """100 epochs, here of four steps, only where nothing else is said."""
-    limits = Limits(parse(["data=ethanol", *settings]), 4)
+def test_what_ends_a_run(lengths, steps, seconds):
+    """100 epochs, here of four steps, only where no limit is given."""
+    limits = Limits(4, **lengths)
     assert (limits.steps, limits.seconds) == (steps, seconds)
     assert limits.fraction(4) == 4 / steps
 

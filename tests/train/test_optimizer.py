@@ -10,15 +10,9 @@ from optax import contrib
 
 from eqfuse.train.flat import Flat
 from eqfuse.train.muon import RMS, _Stacks, is_matrix, merged, muon, place
-from eqfuse.train.optimizer import (
-    LearningRate,
-    apply_gradient,
-    decays_of,
-    flat_training,
-    init_state,
-    make_optimizer,
-)
-from eqfuse.train.settings.config import MoleculeTraining
+from eqfuse.train.optimizer import decays_of, flat_training, make_optimizer
+from eqfuse.train.schedule import LearningRate, MoleculeTraining
+from eqfuse.train.step import apply_gradient, init_state
 
 PARAMS = {"params": {"model": {"w": jnp.array([1.0, -2.0])}, "scale": jnp.array([3.0])}}
 GRADIENT = {"params": {"model": {"w": jnp.array([0.5, 0.25])}, "scale": jnp.array([0.0])}}

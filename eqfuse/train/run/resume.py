@@ -90,7 +90,7 @@ def _trained_config(run: Path) -> Config:
     if not os.path.isfile(run):
         return read_config(run)
     try:
-        return _checked(OmegaConf.create(read_file(run, only_metadata=True)[1]["config"]), run)
+        return _checked(read_file(run, only_metadata=True)[1]["config"], run)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
 

@@ -96,16 +96,16 @@ class Config:
     devices: str = setting(
         "1", "share every batch between a number of devices, all, or distributed; see Options"
     )
-    dtype: Literal["float32", "float64"] = setting("float32", "float32 or float64")
+    dtype: Literal["float32", "float64"] = setting("float32", "of numbers")
     precision: Literal["auto", "highest", "tf32x3"] = setting(
         "auto",
-        "matmuls in float32: highest, or tf32x3, three products of TF32 with the errors of "
-        "float32, on NVIDIA GPUs; auto: tf32x3 where it can be had",
+        "of matmuls in float32; tf32x3 is three products of TF32 with the errors of float32, on "
+        "NVIDIA GPUs, and auto takes it where it can be had",
     )
     sequence: Literal["auto", "on", "off"] = setting(
         "auto",
-        "run a training step in one native call or launch: on, off, or auto: for small networks "
-        "on a CPU, without profile=",
+        "run a training step in one native call or launch; auto: for small networks on a CPU, "
+        "without profile=",
     )
     steps: int | None = setting(
         None, "stop after this many steps; null: 100 for tetris, no limit for others", POSITIVE
@@ -128,7 +128,7 @@ class Config:
         None, "folder of a run whose trained network to start from; see Options", path="read"
     )
     elements: Literal["data"] | None = setting(
-        None, "with start_from=: data keeps only the elements that the data have; null: all"
+        None, "with start_from=: keep only the elements of the data; null: all"
     )
     resume: str | None = setting(
         None,

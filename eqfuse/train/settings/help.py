@@ -2,6 +2,7 @@
 
 import dataclasses
 import textwrap
+from typing import get_args
 
 from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
 from eqfuse.train.settings.presets import PRESETS
@@ -48,8 +49,6 @@ eqfuse.train.load_run(FOLDER) reads. Ctrl-C stops a run and keeps its checkpoint
 SIGHUP (a closed terminal; not under nohup) and SIGUSR1, which Slurm sends ahead of its time limit
 with --signal=USR1@60. After that, or after a crash, resume=FOLDER goes on. Of the last checkpoint
 two are kept: if the newer is damaged, the older is taken, with a warning.
-${oc.env:NAME} in a setting stands for a variable of the environment, and config.yaml holds what it
-stood for; \\${ is the text itself.
 Exit codes: 0 done; 1 the training failed; 2 settings or data refused; 130 interrupted by Ctrl-C, or
 128 and the number of another signal.
 """
@@ -102,7 +101,12 @@ def sections():
 def _row(prefix: str, field: dataclasses.Field) -> tuple[str, str, str]:
     default = "null" if field.default is None else str(field.default)
     default = default.lower() if isinstance(field.default, bool) else default
-    return prefix + field.name, field.metadata["help"], default
+    text = field.metadata["help"]
+    values = [v for kind in (field.type, *get_args(field.type)) for v in get_args(kind)]
+    values = [value for value in values if isinstance(value, str)]
+    if values:
+        text = f"{', '.join(values)}; {text}"
+    return prefix + field.name, text, default
 
 
 def _line(name: str, text: str) -> str:

@@ -64,10 +64,9 @@ def test_rmd17_takes_the_frames_of_its_split(offline, tmp_path, rng, capsys):
     assert train(tmp_path, "data=rmd17", "data.molecule=ethanol") == 0
     assert "6 training, 4 validation" in capsys.readouterr().out
     from eqfuse.train.settings.options import parse
-    from eqfuse.train.sources import read_structures
 
     settings = parse(["data=rmd17", "data.molecule=ethanol", f"data.folder={tmp_path}"]).data
-    energies = [s.energy for s in read_structures(settings)]
+    energies = [s.energy for s in settings.read()]
     np.testing.assert_allclose(energies, KCAL * np.array(split), rtol=1e-12)
 
 

@@ -10,7 +10,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.train.device.parallel import matmul_precision
 from eqfuse.train.main import main
-from eqfuse.train.settings.settings import ConfigError
+from eqfuse.train.settings.schema import ConfigError
 
 
 def device(platform, capability=None):

@@ -21,7 +21,7 @@ from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.resume import check_same_run
 from eqfuse.train.settings.options import parse
-from eqfuse.train.settings.settings import ConfigError
+from eqfuse.train.settings.schema import ConfigError
 from tests.small_runs import TINY
 
 ROOT = Path(__file__).parents[3]

@@ -17,7 +17,6 @@ from eqfuse import models
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.flat import Flat
 from eqfuse.train.muon import muon, place
-from eqfuse.train.optimizer import init_state
 from eqfuse.train.run.checkpoint import (
     DamagedCheckpointWarning,
     named_arrays,
@@ -25,6 +24,7 @@ from eqfuse.train.run.checkpoint import (
 )
 from eqfuse.train.run.files import FORMAT, encode
 from eqfuse.train.run.saving import Checkpoints
+from eqfuse.train.step import init_state
 
 METADATA = {
     "model": "nequip",

@@ -7,7 +7,7 @@ import e3nn_jax as e3nn
 import numpy as np
 
 from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.pickled import Record
+from eqfuse.convert.pickled import Record, value
 from eqfuse.models import ZBL
 
 _NETWORKS = ("MACE", "ScaleShiftMACE")
@@ -61,7 +61,7 @@ def described(network: Record, head: str | None = None) -> Description:
       ConvertError: something that this package's MACE cannot represent, by name.
     """
     _check_kinds(network)
-    numbers = [int(z) for z in network.get("atomic_numbers")]
+    numbers = [int(value(z)) for z in network.get("atomic_numbers")]
     order = tuple(int(k) for k in np.argsort(numbers))
     species = tuple(numbers[k] for k in order)
     which = _head(network, head)
@@ -175,7 +175,7 @@ def _check_radial(radial: Record):
 
 def _check_readouts(network: Record):
     *linear, last = network.get("readouts").children()
-    if len(linear) + 1 != int(network.get("num_interactions")):
+    if len(linear) + 1 != len(network.get("interactions").children()):
         _refuse("not a readout for each layer")
     for readout in linear:
         if readout.name != "LinearReadoutBlock":

@@ -158,7 +158,7 @@ def _radial(layers: list[Record], paths: list[dict]) -> dict:
 
 def _basis(block: Record, paths: list[dict], irreps_basis: e3nn.Irreps, fields: dict) -> dict:
     """Return the parameters of the Linear after the convolution."""
-    blocks = {i: w for (i, _), w in _linear_blocks(block.get("linear"))}
+    blocks = _by_path(block)
     neighbors = fields["avg_num_neighbors"]
     scale = 1.0 if fields["density_normalization"] else 1 / math.sqrt(neighbors)
     result = {}
@@ -166,6 +166,26 @@ def _basis(block: Record, paths: list[dict], irreps_basis: e3nn.Irreps, fields: 
         w = np.concatenate([blocks[p["out"]] * p["scale"] for p in paths if p["ir"] == ir])
         result[_name(j, *w.shape, ir)] = w * (scale * math.sqrt(len(w)))
     return result
+
+
+def _by_path(block: Record) -> dict[int, np.ndarray]:
+    """Return the matrices of the Linear after the convolution, by the output of the convolution.
+
+    Up to version 0.3.8, mace simplifies the irreps that this Linear reads: outputs of one irrep
+    that lie side by side are one input of it, and share a matrix by its rows.
+    """
+    linear, outputs = block.get("linear"), irreps(block.get("conv_tp.irreps_out"))
+    matrices = {i: w for (i, _), w in _linear_blocks(linear)}
+    inputs = irreps(linear.get("irreps_in"))
+    starts = dict(zip(np.cumsum([0, *(mul for mul, _ in inputs)]), range(len(inputs)), strict=False))
+    found, at, number, first = {}, 0, 0, 0
+    for o, (mul, _) in enumerate(outputs):
+        if at in starts:
+            number, first = starts[at], at
+        if number in matrices:  # not one of an irrep that A has no use for
+            found[o] = matrices[number][at - first : at - first + mul]
+        at += mul
+    return found
 
 
 def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:

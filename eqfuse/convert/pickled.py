@@ -197,6 +197,9 @@ def value(item):
         return _array(*item.args[:4])
     if item.kind.endswith("multiarray.scalar"):  # of numpy.core, or numpy._core
         dtype, data = item.args
+        if isinstance(data, Record):  # bytes as Python 2 wrote them: text and its encoding
+            text, encoding = data.args
+            data = text.encode(encoding)
         return np.frombuffer(data, np.dtype(str(dtype.args[0])))[0]
     return item
 

@@ -1,0 +1,209 @@
+"""Evaluate structures with the program that a network comes from; needs that program, not eqfuse.
+
+    python original.py PROGRAM FILE STRUCTURES.npz RESULTS.npz [HEAD OR FIDELITY]
+
+`eqfuse convert ... --check` runs this file, by the interpreter of another environment if one is
+named, and `scripts/network_goldens.py` makes the goldens of the tests with it. Everything is in
+float64; couplings that a file keeps in float32 are computed anew where the program can.
+"""
+
+import os
+import sys
+import warnings
+
+import numpy as np
+
+os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # mace's own import needs it
+
+
+def main(program: str, file: str, structures: str, results: str, choice: str | None = None):
+    """Write energy (eV), forces (eV/Å) and stress (eV/Å^3; NaN where there is none) of each."""
+    warnings.simplefilter("ignore")
+    evaluate, version = PROGRAMS[program](file, choice)
+    found = {"version": version}
+    with np.load(structures) as given:
+        for k in range(int(given["count"])):
+            names = ("numbers", "positions", "cell", "pbc")
+            result = evaluate(*(given[f"{k}_{name}"] for name in names))
+            found |= {f"{k}_{name}": np.asarray(value) for name, value in result.items()}
+    np.savez(results, **found)
+
+
+def mace(file, choice):
+    """Return mace-torch's evaluation of a .model file."""
+    import ase
+    import mace
+    import torch
+    from mace import data
+    from mace.tools import AtomicNumberTable, torch_geometric
+
+    torch.set_default_dtype(torch.float64)
+    network = torch.load(file, map_location="cpu", weights_only=False).double().eval()
+    table = AtomicNumberTable([int(z) for z in network.atomic_numbers])
+    heads = list(getattr(network, "heads", ["Default"]))
+
+    def evaluate(numbers, positions, cell, pbc):
+        atoms = ase.Atoms(numbers, positions, cell=cell, pbc=pbc)
+        config = data.config_from_atoms(atoms, head_name=choice or heads[0])
+        cutoff = float(network.r_max)
+        made = data.AtomicData.from_config(config, z_table=table, cutoff=cutoff, heads=heads)
+        loader = torch_geometric.dataloader.DataLoader([made], batch_size=1)
+        out = network(next(iter(loader)).to_dict(), compute_stress=True)
+        stress = out["stress"].detach().numpy()[0] if pbc.all() else np.full((3, 3), np.nan)
+        return {
+            "energy": out["energy"].item(),
+            "forces": out["forces"].detach().numpy(),
+            "stress": stress,
+        }
+
+    return evaluate, f"mace-torch {mace.__version__}"
+
+
+def sevennet(file, choice):
+    """Return sevenn's evaluation of a checkpoint."""
+    import ase
+    import sevenn
+    import sevenn.util
+    import torch
+    from e3nn import o3
+    from sevenn.calculator import SevenNetCalculator
+    from sevenn.nn.node_embedding import OnehotEmbedding
+
+    made_single, convert = OnehotEmbedding.forward, sevenn.util.dtype_correct
+
+    def one_hot(self, data):
+        data = made_single(self, data)
+        for key in (self.key_output, self.key_additional_output):
+            if key is not None:
+                data[key] = data[key].double()
+        return data
+
+    OnehotEmbedding.forward = one_hot
+    sevenn.util.dtype_correct = lambda value, *_, **__: convert(value, torch.float64, torch.int64)
+    options = {"modal": choice} if choice else {}
+    calculator = SevenNetCalculator(file, device="cpu", **options)
+    network = sevenn.util.load_checkpoint(file).build_model().double()
+    network.set_is_batch_data(False)
+    network.eval()
+    for name, buffer in network.named_buffers():
+        if "_w3j_" in name:
+            degrees = [int(l) for l in name.split("_w3j_")[1].split("_")]
+            exact = o3.wigner_3j(*degrees, dtype=torch.float64)
+            assert abs(exact - buffer).max() < 1e-6, name
+            buffer.copy_(exact)
+    calculator.model = network
+
+    def evaluate(numbers, positions, cell, pbc):
+        atoms = ase.Atoms(numbers, positions, cell=cell, pbc=pbc)
+        return _of_calculator(atoms, calculator)
+
+    return evaluate, f"sevenn {sevenn.__version__}"
+
+
+def _of_calculator(atoms, calculator):
+    from ase.stress import voigt_6_to_full_3x3_stress
+
+    atoms.calc = calculator
+    stress = np.full((3, 3), np.nan)
+    found = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+    if atoms.pbc.all():
+        stress = voigt_6_to_full_3x3_stress(atoms.get_stress())
+    return found | {"stress": stress}
+
+
+def nequix(file, choice):
+    """Return nequix's evaluation of a .nqx file."""
+    import importlib.metadata
+
+    import ase
+    import jax
+
+    import nequix.model
+    from nequix.data import atomic_numbers_to_indices, dict_to_graphstuple, preprocess_graph
+
+    network, config = nequix.model.load_model(file)
+    jax.config.update("jax_enable_x64", True)
+    wider = lambda leaf: leaf.astype("float64") if hasattr(leaf, "astype") else leaf
+    network = jax.tree.map(wider, network)
+    indices = atomic_numbers_to_indices(config["atomic_numbers"])
+
+    def evaluate(numbers, positions, cell, pbc):
+        atoms = ase.Atoms(numbers, positions, cell=cell, pbc=pbc)
+        graph = preprocess_graph(atoms, indices, config["cutoff"], targets=False)
+        graph["positions"] = np.asarray(positions, np.float64)
+        graph["shifts"] = graph["shifts"].astype(np.float64)
+        if graph["cell"] is not None:
+            graph["cell"] = np.asarray(cell, np.float64)
+        energy, forces, stress = network(dict_to_graphstuple(graph))
+        return {
+            "energy": float(energy[0]),
+            "forces": forces,
+            "stress": np.full((3, 3), np.nan) if stress is None else stress[0],
+        }
+
+    return evaluate, f"nequix {importlib.metadata.version('nequix')}"
+
+
+def torchscript(file, choice):
+    """Return the evaluation of a deployed network of nequip up to 0.6, which needs torch alone.
+
+    It is of the precision of the file.
+    """
+    import torch
+    from ase.data import atomic_numbers
+    from ase.neighborlist import primitive_neighbor_list
+
+    extra = {"r_max": "", "type_names": "", "nequip_version": ""}
+    network = torch.jit.load(file, map_location="cpu", _extra_files=extra).eval()
+    extra = {name: text.decode() for name, text in extra.items()}
+    names = extra["type_names"].split()
+    types = {atomic_numbers[name]: k for k, name in enumerate(names)}
+    if next(network.parameters()).dtype == torch.float64:
+        _exact_couplings(network)  # one of float32 casts what it reads, and cannot be widened
+
+    def evaluate(numbers, positions, cell, pbc):
+        i, j, shifts = primitive_neighbor_list(
+            "ijS", pbc, cell, positions, float(extra["r_max"])
+        )
+        data = {
+            "pos": torch.tensor(positions),
+            "edge_index": torch.tensor(np.stack([i, j])),
+            "edge_cell_shift": torch.tensor(shifts.astype(float)),
+            "cell": torch.tensor(np.asarray(cell, float)),
+            "atom_types": torch.tensor([types[z] for z in numbers]),
+        }
+        out = network(data)
+        energy = out["total_energy"].item()
+        stress = np.full((3, 3), np.nan)
+        if pbc.all():
+            stress = out["stress"].detach().numpy().reshape(3, 3) if "stress" in out else stress
+        return {"energy": energy, "forces": out["forces"].detach().numpy(), "stress": stress}
+
+    return evaluate, f"nequip {extra['nequip_version']} (TorchScript)"
+
+
+def _exact_couplings(network):
+    """Replace couplings that were rounded to float32."""
+    rounded = [(n, b) for n, b in network.named_buffers() if "_w3j_" in n]
+    try:
+        from e3nn import o3
+    except ImportError:
+        return
+    import torch
+
+    for name, buffer in rounded:
+        degrees = [int(l) for l in name.split("_w3j_")[1].split("_")]
+        exact = o3.wigner_3j(*degrees, dtype=torch.float64)
+        if abs(exact - buffer).max() < 1e-6:
+            buffer.copy_(exact)
+
+
+PROGRAMS = {
+    "mace": mace,
+    "sevennet": sevennet,
+    "nequix": nequix,
+    "torchscript": torchscript,
+}
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -177,7 +177,9 @@ def _by_path(block: Record) -> dict[int, np.ndarray]:
     linear, outputs = block.get("linear"), irreps(block.get("conv_tp.irreps_out"))
     matrices = {i: w for (i, _), w in _linear_blocks(linear)}
     inputs = irreps(linear.get("irreps_in"))
-    starts = dict(zip(np.cumsum([0, *(mul for mul, _ in inputs)]), range(len(inputs)), strict=False))
+    starts = dict(
+        zip(np.cumsum([0, *(mul for mul, _ in inputs)]), range(len(inputs)), strict=False)
+    )
     found, at, number, first = {}, 0, 0, 0
     for o, (mul, _) in enumerate(outputs):
         if at in starts:

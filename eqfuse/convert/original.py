@@ -117,13 +117,15 @@ def nequix(file, choice):
 
     import ase
     import jax
-
     import nequix.model
     from nequix.data import atomic_numbers_to_indices, dict_to_graphstuple, preprocess_graph
 
     network, config = nequix.model.load_model(file)
     jax.config.update("jax_enable_x64", True)
-    wider = lambda leaf: leaf.astype("float64") if hasattr(leaf, "astype") else leaf
+
+    def wider(leaf):
+        return leaf.astype("float64") if hasattr(leaf, "astype") else leaf
+
     network = jax.tree.map(wider, network)
     indices = atomic_numbers_to_indices(config["atomic_numbers"])
 
@@ -162,9 +164,7 @@ def torchscript(file, choice):
         _exact_couplings(network)  # one of float32 casts what it reads, and cannot be widened
 
     def evaluate(numbers, positions, cell, pbc):
-        i, j, shifts = primitive_neighbor_list(
-            "ijS", pbc, cell, positions, float(extra["r_max"])
-        )
+        i, j, shifts = primitive_neighbor_list("ijS", pbc, cell, positions, float(extra["r_max"]))
         data = {
             "pos": torch.tensor(positions),
             "edge_index": torch.tensor(np.stack([i, j])),

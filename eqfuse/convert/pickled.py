@@ -110,6 +110,24 @@ def read_module(path) -> Record:
     Raises:
       ConvertError: a file of another kind, or a damaged one.
     """
+    found = read_saved(path)
+    if not isinstance(found, Record):
+        hint = ": it looks like a checkpoint of parameters alone" if isinstance(found, dict) else ""
+        raise ConvertError(
+            f"{path} holds a {type(found).__name__}, not a network{hint}; give the .model file "
+            "that mace writes at the end of a training"
+        )
+    return found
+
+
+def read_saved(path):
+    """Read what `torch.save(anything, path)` wrote: dicts, lists and numbers, the rest as records.
+
+    Args:
+      path: of the file.
+    Raises:
+      ConvertError: a file of another kind, or a damaged one.
+    """
     try:
         with open(path, "rb") as file:
             start = file.read(len(_OLD_MAGIC))
@@ -126,7 +144,7 @@ def read_module(path) -> Record:
         raise ConvertError(f"{path} is not a file of torch.save: {error}") from error
 
 
-def _read(archive: zipfile.ZipFile, path) -> Record:
+def _read(archive: zipfile.ZipFile, path):
     names = archive.namelist()
     roots = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")]
     if len(roots) != 1:
@@ -139,21 +157,23 @@ def _read(archive: zipfile.ZipFile, path) -> Record:
         )
     if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
         raise ConvertError(f"{path} was written on a big-endian machine, which is not supported")
+    return _unpickled(archive, root, path)
+
+
+def _unpickled(archive: zipfile.ZipFile, root: str, path):
     try:
-        module = _Unpickler(archive, root).load()
+        return _Unpickler(archive, root).load()
     except ConvertError:
         raise
     except Exception as error:  # damaged or malicious files fail in many ways
         raise ConvertError(f"{path} is damaged, or no pickle of torch: {error}") from error
-    if not isinstance(module, Record):
-        hint = (
-            ": it looks like a checkpoint of parameters alone" if isinstance(module, dict) else ""
-        )
-        raise ConvertError(
-            f"{path} holds a {type(module).__name__}, not a network{hint}; give the .model file "
-            "that mace writes at the end of a training"
-        )
-    return module
+
+
+class _Dict(dict):
+    """An OrderedDict; those of parameters carry metadata, which is left out."""
+
+    def __setstate__(self, state):
+        """Accept whatever the pickle says."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -164,7 +184,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
         """Return a class of records for any name except those of dict and set, which do nothing."""
         if (module, name) == ("collections", "OrderedDict"):
-            return dict
+            return _Dict
         if (module, name) == ("builtins", "set"):
             return set
         kind = f"{module}.{name}"

@@ -12,7 +12,7 @@ from eqfuse import ops
 from eqfuse.models.irreps import SCALAR, require_positive
 from eqfuse.models.mace_irreps import feature_irreps
 from eqfuse.models.message_passing import embed_species, linear, radial_networks
-from eqfuse.models.nequip import gate_input
+from eqfuse.models.nequip_irreps import gated
 from eqfuse.models.pairs import length_transform
 from eqfuse.models.radial import edge_geometry
 from eqfuse.models.species import take, take_species
@@ -132,8 +132,8 @@ class Readout(nn.Module):
     def __call__(self, h):
         """Return IrrepsArray [n_nodes, irreps_out] for h, IrrepsArray [n_nodes, irreps]."""
         irreps_out = e3nn.Irreps(self.irreps_out)
-        gated = gate_input({ir for _, ir in irreps_out}, self.hidden)
-        h = linear(self, gated, "linear_in")(h)
+        hidden = gated([(self.hidden, ir) for ir in {ir for _, ir in irreps_out}])
+        h = linear(self, hidden, "linear_in")(h)
         h = e3nn.gate(
             h, even_act=jax.nn.silu, odd_act=jax.nn.tanh, even_gate_act=jax.nn.silu
         )  # [n_nodes, hidden x each irrep]

@@ -9,17 +9,19 @@ from eqfuse.models.irreps import SCALAR
 from eqfuse.models.radial import RadialNetworks
 
 
-def embed_species(network: nn.Module, species, dtype) -> e3nn.IrrepsArray:
+def embed_species(network: nn.Module, species, dtype, channels=None) -> e3nn.IrrepsArray:
     """Return the first node features, [n_nodes, channels x 0e], parameters of each species.
 
     Args:
       network: whose parameter `embedding` it is, with `num_species` and `channels`.
       species: [n_nodes] int32.
       dtype: of the parameter.
+      channels: number of features; None for those of the network.
     """
-    shape = (network.num_species, network.channels)
+    channels = network.channels if channels is None else channels
+    shape = (network.num_species, channels)
     embedding = network.param("embedding", nn.initializers.normal(1.0), shape, dtype)
-    return e3nn.IrrepsArray([(network.channels, SCALAR)], embedding[species])
+    return e3nn.IrrepsArray([(channels, SCALAR)], embedding[species])
 
 
 def radial_networks(network: nn.Module, basis, widths) -> list[jax.Array]:

@@ -6,83 +6,20 @@ import math
 import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from eqfuse import ops
-from eqfuse.models.irreps import (
-    SCALAR,
-    allowed,
-    harmonics,
-    products,
-    require_at_least,
-    require_positive,
-    unreachable,
-)
-from eqfuse.models.message_passing import embed_species, linear, radial_networks
-from eqfuse.models.radial import edge_geometry
-from eqfuse.models.species import take_species
+from eqfuse.models.irreps import SCALAR, require_positive
+from eqfuse.models.message_passing import embed_species, radial_networks
+from eqfuse.models.mlp import normalized
+from eqfuse.models.nequip_edges import CUTOFF_FUNCTIONS, nequip_edges
+from eqfuse.models.nequip_irreps import gated, hidden_irreps, messages
+from eqfuse.models.norm import RMSNorm
+from eqfuse.models.species import take, take_species
 
-
-def hidden_irreps(
-    irreps_out: str, *, layers: int, channels: int, lmax: int, parity: bool
-) -> list[e3nn.Irreps]:
-    """Return the irreps of the features after each layer, those that the output needs.
-
-    An irrep of layer k is kept if the scalars that a network starts from can become it in k
-    products with the spherical harmonics, and if it can become one of `irreps_out`, or a gate, in
-    the layers that are left. All others are zero or unused. (A network of three layers for an
-    energy has no use for 1e and 2o, whatever `parity`; one of four has.)
-
-    Args:
-      irreps_out: what the network predicts per node.
-      layers: number of layers.
-      channels: multiplicity of each irrep.
-      lmax: largest l of features and spherical harmonics.
-      parity: True for features of both parities, False for natural parity, (-1)^l, only.
-    Returns:
-      One Irreps per layer.
-    Raises:
-      ValueError: settings out of range, or an output that this network cannot reach.
-    """
-    require_at_least(layers=(layers, 1), channels=(channels, 1), lmax=(lmax, 0))
-    sh, within = harmonics(lmax), allowed(lmax, parity)
-    wanted = {ir for _, ir in e3nn.Irreps(irreps_out)}
-
-    reachable = [{SCALAR}]
-    for _ in range(layers):
-        reachable.append(within & products(reachable[-1], sh))
-    if missing := wanted - reachable[-1]:
-        raise unreachable(irreps_out, missing, layers=layers, lmax=lmax, parity=parity)
-
-    kept, needed = [], wanted
-    for k in reversed(range(1, layers + 1)):
-        kept.append(reachable[k] & needed)
-        sources = gate_input(kept[-1], 1)
-        needed = {ir for ir in within if products([ir], sh) & {ir for _, ir in sources}}
-    return [e3nn.Irreps([(channels, ir) for ir in sorted(irs)]) for irs in reversed(kept)]
-
-
-def gate_input(irreps, channels: int) -> e3nn.Irreps:
-    """Return the input irreps of `e3nn.gate` for an output: scalars, gates, gated irreps.
-
-    Args:
-      irreps: the irreps (not repeated) after the gate.
-      channels: multiplicity of each.
-    """
-    scalars = [(channels, ir) for ir in sorted(irreps) if ir.l == 0]
-    gated = [(channels, ir) for ir in sorted(irreps) if ir.l > 0]
-    gates = [(channels * len(gated), SCALAR)] if gated else []
-    return e3nn.Irreps(scalars + gates + gated)
-
-
-def messages(irreps_in, irreps_sh, irreps_out) -> e3nn.Irreps:
-    """Return the irreps of the products of node features and harmonics that a layer needs.
-
-    Args:
-      irreps_in, irreps_out: node features before and after the layer.
-      irreps_sh: spherical harmonics.
-    """
-    keep = {ir for _, ir in gate_input([ir for _, ir in irreps_out], 1)}
-    return ops.tensor_product(irreps_in, irreps_sh, filter_ir_out=sorted(keep))
+SKIPS = ("species", "linear", "none")
+"""Kinds of self-connection: a Linear for each species, one for all, or none."""
 
 
 class Interaction(nn.Module):
@@ -94,19 +31,30 @@ class Interaction(nn.Module):
     and silu for the gates, which are even scalars, so that a gated feature keeps its parity.
 
     Attributes:
-      irreps: node features after the layer, one multiplicity for all irreps.
+      irreps: node features after the layer.
       num_species: number of species, each with its own skip.
+      skip: one of `SKIPS`.
+      one_hot: whether the features before are a table of the species, as Linears of one-hots are:
+        there is no `linear_up`, and the skip is a table too.
+      layer_norm: whether what the gate reads is normalised, see `eqfuse.models.norm.RMSNorm`.
+      biases: whether the Linears add biases to even scalars.
+      normalize_activation: whether the gate's activations are normalised.
       backend: see `eqfuse.ops`.
     References: Batzner et al. 2022, eq. 9 and figure 1.
     """
 
     irreps: str
     num_species: int
+    skip: str
+    one_hot: bool
+    layer_norm: bool
+    biases: bool
+    normalize_activation: bool
     backend: str | None
 
     @nn.compact
     def __call__(self, h, sh, weights, species, edges):
-        """Return the node features after the layer.
+        """Return one step of message passing.
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].
@@ -118,29 +66,59 @@ class Interaction(nn.Module):
           IrrepsArray [n_nodes, irreps].
         """
         irreps = e3nn.Irreps(self.irreps)
-        irreps_gate = gate_input([ir for _, ir in irreps], irreps[0].mul)
-        x = linear(self, h.irreps, "linear_up")(h)
-        skip = linear(self, irreps_gate, "skip", by_species=True)(species, h)
-        # [n_nodes, irreps_gate]
-        h = ops.TensorProductLinearGate(
-            irreps_gate,
-            force_irreps_out=True,
+        irreps_gate = gated(irreps)
+        linear = {"biases": self.biases, "backend": self.backend}
+        x = h if self.one_hot else ops.Linear(h.irreps, name="linear_up", **linear)(h)
+        skip = self._skip(irreps_gate, species, h)  # [n_nodes, irreps_gate]
+        options = {
+            "force_irreps_out": True,
             # those that have weights; parameters are numbered by them
-            filter_ir_out=sorted({ir for _, ir in irreps_gate}),
-            even_act=jax.nn.silu,
-            odd_act=jax.nn.tanh,
-            even_gate_act=jax.nn.silu,
-            backend=self.backend,
-            name="linear_down",
-        )(x, sh, weights, edges, skip=skip)
+            "filter_ir_out": sorted({ir for _, ir in irreps_gate}),
+            "name": "linear_down",
+        } | linear
+        act = {"even_act": jax.nn.silu, "odd_act": jax.nn.tanh, "even_gate_act": jax.nn.silu}
+        act["normalize_act"] = self.normalize_activation
+        if self.layer_norm:
+            z = ops.TensorProductLinear(irreps_gate, **options)(x, sh, weights, edges, skip=skip)
+            h = self._gate(RMSNorm(name="norm")(z), act)
+        else:
+            h = ops.TensorProductLinearGate(irreps_gate, **act, **options)(
+                x, sh, weights, edges, skip=skip
+            )
         assert h.irreps == irreps, (h.irreps, irreps)
         return h
+
+    def _gate(self, z, act):
+        """Return the gate of what is not an output of the fused op."""
+        if self.normalize_activation:  # by constants that are exact in any precision
+            act = {name: normalized(f) for name, f in act.items() if name != "normalize_act"}
+        return e3nn.gate(z, **act | {"normalize_act": False})
+
+    def _skip(self, irreps_gate, species, h):
+        """Return what is added before the gate, or None."""
+        if self.skip == "none":
+            return None
+        if self.one_hot:
+            shape = (self.num_species, irreps_gate.count(SCALAR))
+            table = self.param("skip", nn.initializers.normal(1.0), shape, h.dtype)
+            scalars = [ir == SCALAR for mul, ir in irreps_gate for _ in range(mul * ir.dim)]
+            rows = jnp.zeros((*species.shape, irreps_gate.dim), h.dtype)
+            rows = rows.at[:, np.flatnonzero(scalars)].set(table[species])
+            return e3nn.IrrepsArray(irreps_gate, rows)
+        options = {"force_irreps_out": True, "backend": self.backend}
+        if self.skip == "linear":
+            return ops.Linear(irreps_gate, name="skip_linear", **options)(h)
+        options["num_indexed_weights"] = self.num_species
+        return ops.Linear(irreps_gate, name="skip", **options)(species, h)
 
 
 class NequIP(nn.Module):
     """NequIP: species embedding, `layers` interactions, a linear readout per node.
 
     Edges of zero length (padding) and edges beyond the cutoff contribute exactly zero.
+
+    The settings after `avg_num_neighbors` are those in which published networks differ (SevenNet,
+    Nequix, networks of nequip); their defaults are the network of the paper.
 
     Attributes:
       irreps_out: what is predicted per node; "0e" for an energy.
@@ -155,8 +133,27 @@ class NequIP(nn.Module):
       radial_layers: hidden layers of the radial network.
       radial_hidden: width of the radial network.
       avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
+      hidden: irreps of the hidden features with their multiplicities ("128x0e+64x1o+32x2e"),
+        instead of `channels` and `parity`; None for these.
+      keep_irreps: whether layers keep irreps that no later layer reads.
+      so3: all irreps are even: equivariance under rotations only.
+      embedding_channels: scalars that the network starts from; None: as many as `channels`, or as
+        hidden 0e.
+      one_hot: the first layer has no Linear before its product, and its skip is a table of the
+        species: what Linears of one-hots are.
+      skip: the kind of self-connection, "species" (a Linear for each), "linear" or "none"; for
+        all layers, or one for each.
+      layer_norm: normalise what each gate reads, see `eqfuse.models.norm.RMSNorm`.
+      biases: Linears before and after the products add biases to even scalars.
+      normalize_activation: gates have normalised activations.
+      cutoff_function: "polynomial", or "xplor", which is one up to `cutoff_onset`, Å.
+      trainable_bessel: the frequencies of the Bessel functions are parameters.
+      pair_cutoffs: a cutoff for each species of receiver and sender, at most `cutoff`, Å; None for
+        one cutoff.
+      solid_harmonics: spherical harmonics of vectors, which grow as d^l, and not of directions.
       backend: see `eqfuse.ops`; the parameters are the same for all.
-    References: Batzner et al. 2022, Nature Communications 13, 2453.
+    References: Batzner et al. 2022, Nature Communications 13, 2453; Park et al. 2024 (SevenNet);
+      Koker et al. 2025 (Nequix).
     """
 
     irreps_out: str = "0e"
@@ -171,6 +168,20 @@ class NequIP(nn.Module):
     radial_layers: int = 2
     radial_hidden: int = 64
     avg_num_neighbors: float = 1.0
+    hidden: str | None = None
+    keep_irreps: bool = False
+    so3: bool = False
+    embedding_channels: int | None = None
+    one_hot: bool = False
+    skip: str | tuple[str, ...] = "species"
+    layer_norm: bool = False
+    biases: bool = False
+    normalize_activation: bool = True
+    cutoff_function: str = "polynomial"
+    cutoff_onset: float | None = None
+    trainable_bessel: bool = False
+    pair_cutoffs: tuple[tuple[float, ...], ...] | None = None
+    solid_harmonics: bool = False
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
@@ -181,8 +192,24 @@ class NequIP(nn.Module):
             channels=self.channels,
             lmax=self.lmax,
             parity=self.parity,
+            so3=self.so3,
+            hidden=self.hidden,
+            keep_all=self.keep_irreps,
         )
-        return [e3nn.Irreps([(self.channels, SCALAR)]), *hidden, e3nn.Irreps(self.irreps_out)]
+        first = self.embedding_channels
+        if first is None:
+            first = self.channels if self.hidden is None else hidden[0].count(SCALAR)
+        return [e3nn.Irreps([(first, SCALAR)]), *hidden, e3nn.Irreps(self.irreps_out)]
+
+    def skips(self) -> list[str]:
+        """Return the kind of self-connection of each layer."""
+        kinds = [self.skip] * self.layers if isinstance(self.skip, str) else list(self.skip)
+        if len(kinds) != self.layers or not set(kinds) <= set(SKIPS):
+            raise ValueError(
+                f"skip must be one of {', '.join(SKIPS)}, or one of them for each of the "
+                f"{self.layers} layers, got {self.skip!r}"
+            )
+        return kinds
 
     def narrow(self, params: dict, keep) -> tuple["NequIP", dict]:
         """Return this network for some of its species, with the same predictions for them.
@@ -192,7 +219,9 @@ class NequIP(nn.Module):
           keep: [n] numbers of the species that stay, in their new order.
         """
         params = take_species(params, keep, ("embedding", "skip"))
-        return self.clone(num_species=len(keep)), params
+        cutoffs = take(self.pair_cutoffs, keep)
+        cutoffs = cutoffs and tuple(take(row, keep) for row in cutoffs)
+        return self.clone(num_species=len(keep), pair_cutoffs=cutoffs), params
 
     @nn.compact
     def __call__(self, vectors, species, edges):
@@ -207,21 +236,59 @@ class NequIP(nn.Module):
         Raises:
           ValueError: settings out of range, or `irreps_out` that cannot be reached.
         """
-        require_positive(num_species=self.num_species, avg_num_neighbors=self.avg_num_neighbors)
+        self._check()
         irreps_in, *hidden, irreps_out = self.layer_irreps()
-
-        sh, basis, _ = edge_geometry(
-            vectors, self.lmax, self.cutoff, self.num_bessel, self.poly_power
-        )  # [n_edges, irreps_sh], [n_edges, num_bessel]
+        # [n_edges, irreps_sh], [n_edges, num_bessel]
+        sh, basis = nequip_edges(self, vectors, species, edges)
         sh = sh / math.sqrt(self.avg_num_neighbors)
-        h = embed_species(self, species, basis.dtype)
+        h = embed_species(self, species, basis.dtype, irreps_in.dim)
         widths = [
             messages(before, sh.irreps, after).num_irreps
             for before, after in itertools.pairwise([irreps_in, *hidden])
         ]
         radial = radial_networks(self, basis, widths)  # [n_edges, width] for each layer
-        for k, irreps in enumerate(hidden):
-            h = Interaction(str(irreps), self.num_species, self.backend, name=f"layer_{k}")(
-                h, sh, radial[k], species, edges
-            )  # [n_nodes, irreps]
-        return linear(self, irreps_out, "readout")(h)
+        for k, (irreps, skip) in enumerate(zip(hidden, self.skips(), strict=True)):
+            h = Interaction(
+                str(irreps),
+                self.num_species,
+                skip,
+                self.one_hot and k == 0,
+                self.layer_norm,
+                self.biases,
+                self.normalize_activation,
+                self.backend,
+                name=f"layer_{k}",
+            )(h, sh, radial[k], species, edges)  # [n_nodes, irreps]
+        return ops.Linear(irreps_out, force_irreps_out=True, backend=self.backend, name="readout")(
+            h
+        )
+
+    def _check(self):
+        """Refuse settings that are out of range."""
+        require_positive(
+            num_species=self.num_species,
+            avg_num_neighbors=self.avg_num_neighbors,
+            cutoff=self.cutoff,
+            num_bessel=self.num_bessel,
+            poly_power=self.poly_power,
+        )
+        if self.cutoff_function not in CUTOFF_FUNCTIONS:
+            known = " or ".join(CUTOFF_FUNCTIONS)
+            raise ValueError(f"cutoff_function must be {known}, got {self.cutoff_function!r}")
+        onset = self.cutoff_onset
+        if self.cutoff_function == "xplor" and not (onset and 0 < onset < self.cutoff):
+            raise ValueError(
+                f"cutoff_function='xplor' needs a cutoff_onset between 0 and {self.cutoff} Å, got "
+                f"{onset}"
+            )
+        cutoffs = self.pair_cutoffs
+        if cutoffs is not None:
+            fits = len(cutoffs) == self.num_species and all(
+                len(row) == self.num_species and all(0 < c <= self.cutoff for c in row)
+                for row in cutoffs
+            )
+            if not fits:
+                raise ValueError(
+                    f"pair_cutoffs must be {self.num_species} rows of as many cutoffs, positive "
+                    f"and at most {self.cutoff} Å, got {cutoffs}"
+                )

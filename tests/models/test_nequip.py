@@ -1,7 +1,7 @@
 import e3nn_jax as e3nn
 import pytest
 
-from eqfuse.models.nequip import hidden_irreps
+from eqfuse.models.nequip_irreps import hidden_irreps
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,310 @@
+"""Checkpoints of SevenNet (`sevenn`), read without torch: nothing in them is executed."""
+
+import itertools
+import math
+
+import e3nn_jax as e3nn
+import numpy as np
+
+from eqfuse.convert.activations import e3nn_dense, e3nn_gate
+from eqfuse.convert.converted import Converted
+from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.irreps_matrices import linear_matrices, named, one_hot_matrices, scaled
+from eqfuse.convert.nequip_layers import (
+    Layer,
+    convolution_paths,
+    coupling_sign,
+    gate_in_torch,
+    layer_parameters,
+)
+from eqfuse.convert.pickled import read_saved, value
+from eqfuse.models import NequIP
+from eqfuse.models.irreps import SCALAR
+from eqfuse.models.nequip_irreps import sphere
+
+_RENAMED = {
+    "EdgeEmbedding": "edge_embedding",
+    "reducing nn input to hidden": "reduce_input_to_hidden",
+    "reducing nn hidden to energy": "reduce_hidden_to_energy",
+    "rescale atomic energy": "rescale_atomic_energy",
+}
+"""Modules of checkpoints from before 0.9.2 that newer ones call otherwise."""
+_SKIPS = {"nequip": "species", "linear": "linear", "none": "none"}
+
+
+def read_sevennet(path, modal: str | None = None) -> Converted:
+    """Read a checkpoint of SevenNet.
+
+    Args:
+      path: of the file.
+      modal: the fidelity, of a network that was trained on several.
+    Raises:
+      ConvertError: a file of another kind, or a network that NequIP here cannot represent.
+    """
+    found = read_saved(path)
+    if not isinstance(found, dict) or not {"config", "model_state_dict"} <= set(found):
+        raise ConvertError(f"{path} is no checkpoint of SevenNet: it has no model_state_dict")
+    config = {str(key): value(entry) for key, entry in found["config"].items()}
+    state = {_name(key): value(entry) for key, entry in found["model_state_dict"].items()}
+    return _Network(config, state, modal).converted()
+
+
+def _name(key: str) -> str:
+    module, _, rest = key.partition(".")
+    module = _RENAMED.get(module, module.replace(" ", "_"))
+    return f"{module}.{rest.replace('denumerator', 'denominator')}"
+
+
+def _refuse(what: str):
+    raise ConvertError(f"the network has {what}, which eqfuse's NequIP cannot represent")
+
+
+class _Network:
+    """A checkpoint, and what it says of each part."""
+
+    def __init__(self, config: dict, state: dict, modal: str | None):
+        self.config, self.state = config, state
+        self.version = tuple(int(part) for part in str(config["version"]).split(".")[:2])
+        _check(config, state)
+        self.so3 = not config.get("is_parity", True)
+        lmax = config["lmax"]
+        self.lmax = config["lmax_edge"] if config.get("lmax_edge", -1) > 0 else lmax
+        self.layers = int(config["num_convolution_layer"])
+        self.features = self._features()
+        numbers = sorted(config["_type_map"])
+        self.species = tuple(int(z) for z in numbers)
+        self.order = [int(config["_type_map"][z]) for z in numbers]
+        self.modals = dict(config.get("_modal_map") or {})
+        self.modal = self._chosen(modal)
+
+    def _chosen(self, modal: str | None) -> int | None:
+        if not self.modals:
+            if modal is not None:
+                raise ConvertError(f"the network has one fidelity only, and no {modal!r}")
+            return None
+        if modal not in self.modals:
+            got = "give one of them" if modal is None else f"there is no {modal!r}"
+            names = ", ".join(self.modals)
+            raise ConvertError(f"the network has the fidelities {names}; {got} by --modal NAME")
+        return int(self.modals[modal])
+
+    def _features(self) -> list[e3nn.Irreps]:
+        """Return the features after the embedding and after each layer, in their order."""
+        config = self.config
+        if config.get("irreps_manual"):
+            found = [e3nn.Irreps(str(value(irreps))) for irreps in config["irreps_manual"]]
+        else:
+            found = [e3nn.Irreps(f"{config['channel']}x0e")]
+            lmax_node = config["lmax_node"] if config.get("lmax_node", -1) > 0 else config["lmax"]
+            for k in range(self.layers):
+                last = k == self.layers - 1
+                reached = self._reached(found[-1], 0 if last else lmax_node, last)
+                found.append(e3nn.Irreps([(config["channel"], ir) for _, ir in reached]))
+        if any(len({ir for _, ir in irreps}) < len(irreps) for irreps in found):
+            _refuse("features that list an irrep twice (irreps_manual)")
+        if any(SCALAR not in {ir for _, ir in irreps} for irreps in found):
+            _refuse("gates that are odd scalars (features without 0e)")
+        return found
+
+    def _reached(self, before, lmax: int, even_only: bool) -> e3nn.Irreps:
+        """Return the products of features with the harmonics, as sevenn sorts and counts them."""
+        paths = convolution_paths(
+            before,
+            [(1, ir) for ir in sphere(self.lmax, self.so3)],
+            lambda ir: ir.l <= lmax and not (even_only and ir.p < 0),
+        )
+        counts = {}
+        for path in paths:
+            counts[path.ir] = counts.get(path.ir, 0) + path.mul
+        return e3nn.Irreps([(mul, ir) for ir, mul in counts.items()])
+
+    def fields(self) -> dict:
+        """Return the settings of NequIP."""
+        config, first = self.config, self.features[0]
+        cutoff = dict(config["cutoff_function"])
+        kinds = config.get("self_connection_type", "nequip")
+        kinds = [kinds] * self.layers if isinstance(kinds, str) else list(kinds)
+        widths = [int(width) for width in config["weight_nn_hidden_neurons"]]
+        xplor = cutoff["cutoff_function_name"] == "XPLOR"
+        return {
+            "irreps_out": "0e",
+            "num_species": len(self.species),
+            "layers": self.layers,
+            "channels": first.count(SCALAR),
+            "lmax": self.lmax,
+            "parity": not self.so3,
+            "cutoff": float(config["cutoff"]),
+            "num_bessel": len(self.state["edge_embedding.basis_function.coeffs"]),
+            "poly_power": int(cutoff.get("poly_cut_p_value", 6)),
+            "radial_layers": len(widths),
+            "radial_hidden": widths[0],
+            "avg_num_neighbors": 1.0,  # the divisor of each layer is in its matrices
+            "hidden": self._hidden(),
+            "so3": self.so3,
+            "embedding_channels": first.count(SCALAR),
+            "skip": [_SKIPS[kind] for kind in kinds],
+            "biases": bool(self.modals) or bool(config.get("use_bias_in_linear")),
+            "normalize_activation": False,
+            "cutoff_function": "xplor" if xplor else "polynomial",
+            "cutoff_onset": float(cutoff["cutoff_on"]) if xplor else None,
+            "trainable_bessel": True,
+            "solid_harmonics": not config.get("_normalize_sph", self.version > (0, 9)),
+        }
+
+    def _hidden(self) -> str:
+        """Return the irreps of all layers as one: those that a layer can reach, it has."""
+        union = {}
+        for irreps in self.features[1:]:
+            for mul, ir in irreps:
+                if union.setdefault(ir, mul) != mul:
+                    _refuse(f"layers of unlike multiplicities of {ir} ({union[ir]} and {mul})")
+        return str(e3nn.Irreps([(union[ir], ir) for ir in sorted(union)]))
+
+    def converted(self) -> Converted:
+        """Return the network."""
+        fields = self.fields()
+        ours = NequIP(**fields).layer_irreps()[:-1]
+        for irreps, theirs in zip(ours[1:], self.features[1:], strict=True):
+            if missing := {ir for _, ir in irreps} - {ir for _, ir in theirs}:
+                _refuse(f"features that a layer could have but has not ({min(missing)})")
+        state = self.state
+        embedding, rows = self._linear("onehot_to_feature_x", f"{len(self.species)}x0e", ours[0])
+        embedding = embedding[SCALAR][self.order] + self._bias("onehot_to_feature_x", rows)
+        params = {
+            "frequencies": np.asarray(state["edge_embedding.basis_function.coeffs"], np.float64),
+            "embedding": embedding,
+            "radial": {},
+        }
+        for k, (before, after) in enumerate(itertools.pairwise(ours)):
+            layer, radial = layer_parameters(self._layer(k), before, after)
+            params[f"layer_{k}"], params["radial"][f"layer_{k}"] = layer, radial
+        params["readout"], shift = self._readout(ours[-1])
+        scale, shifts = self._scale(), self._rescale("shift")
+        return Converted(
+            program="sevennet",
+            model="nequip",
+            fields=fields,
+            params=params,
+            scale=tuple(scale),
+            shift=(0.0,) * len(scale),
+            references=dict(zip(self.species, (shifts + scale * shift).tolist(), strict=True)),
+            dtype=str(state["onehot_to_feature_x.linear.weight"].dtype),
+            choice=next((name for name, k in self.modals.items() if k == self.modal), None),
+        )
+
+    def _linear(self, name: str, irreps_in, irreps_out):
+        """Return the matrices of a Linear, and its rows of the fidelities."""
+        flat = np.asarray(self.state[f"{name}.linear.weight"], np.float64)
+        irreps_in, irreps_out = e3nn.Irreps(irreps_in), e3nn.Irreps(irreps_out)
+        need = sum(
+            mul * mul_out for mul, ir in irreps_in for mul_out, out in irreps_out if ir == out
+        )
+        scalars = irreps_out.count(SCALAR)
+        extra = (len(flat) - need) // scalars if scalars else 0
+        if extra not in (0, len(self.modals)):
+            _refuse(f"in {name} {len(flat)} weights, where {need} fit its irreps")
+        return linear_matrices(flat, irreps_in, irreps_out, extra)
+
+    def _bias(self, name: str, rows) -> np.ndarray:
+        """Return the biases of a Linear: its own, and the row of the fidelity."""
+        own = np.asarray(self.state.get(f"{name}.linear.bias", ()), np.float64)
+        found = own if own.size else np.zeros(rows.shape[1])
+        return found + rows[self.modal] if len(rows) else found
+
+    def _layer(self, k: int) -> Layer:
+        before, after, config = self.features[k], self.features[k + 1], self.config
+        last = k == self.layers - 1
+        mid = self._reached(before, after.lmax, last)
+        kept = {ir for _, ir in mid}
+        gate = gate_in_torch(after)
+        features = e3nn_gate(before) if k else {}
+        up, up_rows = self._linear(f"{k}_self_interaction_1", before, before)
+        down, down_rows = self._linear(f"{k}_self_interaction_2", mid, gate)
+        divisor = float(self.state[f"{k}_convolution.denominator"][0])
+        prefix, layers = f"{k}_convolution.weight_nn.layer", len(config["weight_nn_hidden_neurons"])
+        weights = [
+            np.asarray(self.state[f"{prefix}{j}.weight"], np.float64) for j in range(layers + 1)
+        ]
+        paths = convolution_paths(
+            before,
+            [(1, ir) for ir in sphere(self.lmax, self.so3)],
+            kept.__contains__,
+            sort_weights=self.version >= (0, 11),
+            sign=lambda degrees: self._sign(k, degrees),
+        )
+        biases = bool(self.modals) or bool(config.get("use_bias_in_linear"))
+        return Layer(
+            before=before,
+            after=after,
+            up=scaled(up, features),
+            paths=paths,
+            # Bessel functions are 2/c sin()/d there and sqrt(2/c) sin()/d here
+            radial=e3nn_dense(weights, math.sqrt(2 / float(config["cutoff"]))),
+            down={ir: w / divisor for ir, w in down.items()},
+            skip=self._skip(k, before, gate, features),
+            up_bias=self._bias(f"{k}_self_interaction_1", up_rows) if biases else None,
+            down_bias=self._bias(f"{k}_self_interaction_2", down_rows) if biases else None,
+        )
+
+    def _skip(self, k: int, before, gate, features):
+        linear = self.state.get(f"{k}_self_connection_intro.linear.weight")
+        if linear is not None:
+            return scaled(linear_matrices(linear, before, gate)[0], features)
+        product = self.state.get(f"{k}_self_connection_intro.fc_tensor_product.weight")
+        if product is None:
+            return None
+        found = one_hot_matrices(product, before, len(self.species), gate)
+        return scaled({ir: w[self.order] for ir, w in found.items()}, features)
+
+    def _sign(self, k: int, degrees) -> float:
+        name = "{}_convolution.convolution._compiled_main_left_right._w3j_{}_{}_{}"
+        return coupling_sign(self.state.get(name.format(k, *degrees)), degrees)
+
+    def _readout(self, irreps) -> tuple[dict, float]:
+        """Return the two Linears after the last layer as one, and its bias."""
+        hidden = e3nn.Irreps(f"{irreps.dim // 2}x0e")
+        first, rows = self._linear("reduce_input_to_hidden", irreps, hidden)
+        second, own = self._linear("reduce_hidden_to_energy", hidden, "0e")
+        both = {SCALAR: scaled(first, e3nn_gate(irreps))[SCALAR] @ second[SCALAR]}
+        bias = self._bias("reduce_input_to_hidden", rows) @ second[SCALAR]
+        bias = bias + self._bias("reduce_hidden_to_energy", own)
+        return named(both, irreps, "0e"), float(bias[0])
+
+    def _rescale(self, name: str) -> np.ndarray:
+        """Return scale or shift of each element, eV."""
+        values = np.asarray(self.state[f"rescale_atomic_energy.{name}"], np.float64)
+        if values.ndim == 2:
+            values = values[self.modal]
+        return np.broadcast_to(values, (len(self.species),))[self.order]
+
+    def _scale(self) -> np.ndarray:
+        return self._rescale("scale")
+
+
+def _check(config: dict, state: dict):
+    """Refuse what is not known here, by name."""
+    if config.get("interaction_type") not in (None, "nequip"):
+        _refuse(f"interactions of the kind {config['interaction_type']!r} (interaction_type)")
+    if config.get("readout_as_fcn"):
+        _refuse("a readout that is a network (readout_as_fcn)")
+    if config.get("optimize_by_reduce") is False:
+        _refuse("a layout that sevenn itself reads no more (optimize_by_reduce: False)")
+    acts = [config.get("act_radial"), *(config[name]["e"] for name in ("act_scalar", "act_gate"))]
+    if set(acts) != {"silu"} or config["act_scalar"].get("o", "tanh") != "tanh":
+        _refuse(f"activations other than silu, and tanh for odd scalars ({', '.join(acts)})")
+    kinds = config.get("self_connection_type", "nequip")
+    for kind in [kinds] if isinstance(kinds, str) else kinds:
+        if kind not in _SKIPS:
+            _refuse(f"a self-connection of the kind {kind!r} (self_connection_type)")
+    if dict(config["cutoff_function"])["cutoff_function_name"] not in ("poly_cut", "XPLOR"):
+        _refuse(f"the cutoff function {dict(config['cutoff_function'])['cutoff_function_name']!r}")
+    if dict(config.get("radial_basis", {})).get("radial_basis_name", "bessel") != "bessel":
+        _refuse(f"the radial basis {dict(config['radial_basis'])['radial_basis_name']!r}")
+    if len(set(config["weight_nn_hidden_neurons"])) != 1:
+        _refuse(f"a radial network of the widths {config['weight_nn_hidden_neurons']}, not alike")
+    known = ("edge_embedding", "onehot_to_feature_x", "reduce_input_to_hidden")
+    known += ("reduce_hidden_to_energy", "rescale_atomic_energy")
+    for name in state:
+        module = name.partition(".")[0]
+        if module not in known and not module[:1].isdigit():
+            _refuse(f"a part that is not known here ({module}), such as ZBL or D3")

@@ -1,0 +1,93 @@
+"""Which irreps the layers of NequIP have: what the input can reach and the output needs."""
+
+import e3nn_jax as e3nn
+
+from eqfuse import ops
+from eqfuse.models.irreps import SCALAR, allowed, harmonics, products, require_at_least, unreachable
+
+
+def hidden_irreps(
+    irreps_out: str,
+    *,
+    layers: int,
+    channels: int,
+    lmax: int,
+    parity: bool,
+    so3: bool = False,
+    hidden: str | None = None,
+    keep_all: bool = False,
+) -> list[e3nn.Irreps]:
+    """Return the node features after each layer: what the input can reach and the output needs.
+
+    An irrep of layer k is kept if the scalars that a network starts from can become it in k
+    products with the spherical harmonics, and if it can become one of `irreps_out`, or a gate, in
+    those that are left. Nothing is lost: what is dropped is zero, or is read by nobody. (A network
+    of three layers for an energy has no use for 1e and 2o, whatever `parity`; one of four has.)
+
+    Args:
+      irreps_out: what the network predicts per node.
+      layers: number of layers.
+      channels: multiplicity of each irrep.
+      lmax: largest l of features and spherical harmonics.
+      parity: True for features of both parities, False for natural parity, (-1)^l, only.
+      so3: whether all irreps are even, for a network that is equivariant under rotations only.
+      hidden: irreps with their multiplicities, instead of `channels` and those that `lmax` and
+        `parity` allow, such as "128x0e+64x1o+32x2e".
+      keep_all: whether all layers but the last keep what nobody reads, too.
+    Returns:
+      One Irreps per layer.
+    Raises:
+      ValueError: settings out of range, or an output that this network cannot reach.
+    """
+    require_at_least(layers=(layers, 1), channels=(channels, 1), lmax=(lmax, 0))
+    sh = sphere(lmax, so3)
+    if hidden is None:
+        mul = dict.fromkeys(sh if so3 else allowed(lmax, parity), channels)
+    else:
+        mul = {ir: mul for mul, ir in e3nn.Irreps(hidden).regroup()}
+    within = set(mul)
+    wanted = {ir for _, ir in e3nn.Irreps(irreps_out)}
+
+    reachable = [{SCALAR}]
+    for _ in range(layers):
+        reachable.append(within & products(reachable[-1], sh))
+    if missing := wanted - reachable[-1]:
+        raise unreachable(irreps_out, missing, layers=layers, lmax=lmax, parity=parity)
+
+    kept, needed = [], wanted
+    for k in reversed(range(1, layers + 1)):
+        kept.append(reachable[k] if keep_all and k < layers else reachable[k] & needed)
+        sources = gated([(1, ir) for ir in kept[-1]])
+        needed = {ir for ir in within if products([ir], sh) & {ir for _, ir in sources}}
+    return [e3nn.Irreps([(mul[ir], ir) for ir in sorted(irs)]) for irs in reversed(kept)]
+
+
+def sphere(lmax: int, so3: bool) -> list[e3nn.Irrep]:
+    """Return the irreps of spherical harmonics: of parity (-1)^l, or all even for SO(3) alone."""
+    return [e3nn.Irrep(ir.l, 1) for ir in harmonics(lmax)] if so3 else harmonics(lmax)
+
+
+def gated(irreps) -> e3nn.Irreps:
+    """Return what `e3nn.gate` reads to give `irreps`: scalars, one even gate per other irrep, the
+    others.
+
+    Args:
+      irreps: after the gate; each irrep once.
+    """
+    irreps = sorted(((mul, ir) for mul, ir in irreps), key=lambda part: part[1])
+    scalars = [(mul, ir) for mul, ir in irreps if ir.l == 0]
+    others = [(mul, ir) for mul, ir in irreps if ir.l > 0]
+    gates = [(sum(mul for mul, _ in others), SCALAR)] if others else []
+    return e3nn.Irreps(scalars + gates + others)
+
+
+def messages(irreps_in, irreps_sh, irreps_out) -> e3nn.Irreps:
+    """Return the products of node features and harmonics that a layer with these features after it
+    reads.
+
+    Args:
+      irreps_in, irreps_out: node features before and after the layer.
+      irreps_sh: spherical harmonics.
+    """
+    keep = {ir for _, ir in gated(irreps_out)}
+    return ops.tensor_product(irreps_in, irreps_sh, filter_ir_out=sorted(keep))

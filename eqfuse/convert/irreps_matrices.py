@@ -32,8 +32,8 @@ def linear_matrices(flat, irreps_in, irreps_out, extra: int = 0) -> tuple[Matric
     flat = np.asarray(flat, np.float64).ravel()
     shapes = [(mul, ir) for mul, ir in irreps_in] + [(extra, SCALAR)] * (extra > 0)
     blocks = _blocks(flat, shapes, irreps_out, ())
-    found = _joined(blocks, shapes, irreps_out)
-    matrices = {ir: w / math.sqrt(len(w)) for ir, w in found.items()}
+    result = _joined(blocks, shapes, irreps_out)
+    matrices = {ir: w / math.sqrt(len(w)) for ir, w in result.items()}
     if not extra:
         return matrices, np.zeros((0, irreps_out.count(SCALAR)))
     rest = matrices[SCALAR][-extra:]
@@ -54,38 +54,39 @@ def one_hot_matrices(flat, irreps_in, count: int, irreps_out) -> Matrices:
     """
     irreps_in, irreps_out = e3nn.Irreps(irreps_in), e3nn.Irreps(irreps_out)
     flat = np.asarray(flat, np.float64).ravel()
-    blocks = _blocks(flat, list(irreps_in), irreps_out, (count,))
-    found = _joined(blocks, list(irreps_in), irreps_out)
-    return {ir: np.moveaxis(w, 1, 0) / math.sqrt(w.shape[0] * count) for ir, w in found.items()}
+    shapes = [(mul, ir) for mul, ir in irreps_in]
+    blocks = _blocks(flat, shapes, irreps_out, (count,))
+    result = _joined(blocks, shapes, irreps_out)
+    return {ir: np.moveaxis(w, 1, 0) / math.sqrt(w.shape[0] * count) for ir, w in result.items()}
 
 
 def _blocks(flat, shapes, irreps_out, middle: tuple[int, ...]) -> dict:
     """Return the block [rows, *middle, columns] of each place of the input and of the output."""
-    at, found = 0, {}
+    at, result = 0, {}
     for i, (rows, ir) in enumerate(shapes):
         for o, (columns, ir_out) in enumerate(irreps_out):
             if ir == ir_out:
                 size = rows * math.prod(middle) * columns
-                found[i, o] = flat[at : at + size].reshape(-1, *middle, columns)
+                result[i, o] = flat[at : at + size].reshape(-1, *middle, columns)
                 at += size
-    if at != len(flat) or any(block.shape[0] != shapes[i][0] for (i, _), block in found.items()):
+    if at != len(flat) or any(block.shape[0] != shapes[i][0] for (i, _), block in result.items()):
         raise ConvertError(
             f"{len(flat)} weights do not fit a Linear of {e3nn.Irreps(shapes)} to {irreps_out}, "
             f"which has {at}"
         )
-    return found
+    return result
 
 
 def _joined(blocks, shapes, irreps_out) -> Matrices:
     """Return the blocks of an irrep side by side."""
-    found = {}
+    result = {}
     for ir in {ir for _, ir in irreps_out}:
         rows = [i for i, (_, other) in enumerate(shapes) if other == ir]
         columns = [o for o, (_, other) in enumerate(irreps_out) if other == ir]
         if rows:
             parts = [np.concatenate([blocks[i, o] for o in columns], axis=-1) for i in rows]
-            found[ir] = np.concatenate(parts, axis=0)
-    return found
+            result[ir] = np.concatenate(parts, axis=0)
+    return result
 
 
 def scaled(matrices: Matrices, factors: dict[e3nn.Irrep, float]) -> Matrices:
@@ -101,7 +102,7 @@ def named(matrices: Matrices, irreps_in, irreps_out) -> dict[str, np.ndarray]:
       irreps_in: of the input; blocks of one irrep are one.
       irreps_out: of the output; adjacent blocks of one irrep are one.
     """
-    found = {}
+    result = {}
     outputs = list(e3nn.Irreps(irreps_out).simplify())
     for i, (rows, ir) in enumerate(e3nn.Irreps(irreps_in).regroup()):
         first = 0
@@ -109,9 +110,9 @@ def named(matrices: Matrices, irreps_in, irreps_out) -> dict[str, np.ndarray]:
             if ir == ir_out:
                 w = matrices[ir][..., first : first + columns]
                 assert w.shape[-2:] == (rows, columns), (ir, w.shape, rows, columns)
-                found[f"w[{i},{o}] {rows}x{ir},{columns}x{ir}"] = w * math.sqrt(rows)
+                result[f"w[{i},{o}] {rows}x{ir},{columns}x{ir}"] = w * math.sqrt(rows)
                 first += columns
-    return found
+    return result
 
 
 def named_biases(values: np.ndarray, irreps_out) -> dict[str, np.ndarray]:
@@ -121,9 +122,9 @@ def named_biases(values: np.ndarray, irreps_out) -> dict[str, np.ndarray]:
       values: [even scalars].
       irreps_out: of the output.
     """
-    found, first = {}, 0
+    result, first = {}, 0
     for o, (mul, ir) in enumerate(e3nn.Irreps(irreps_out).simplify()):
         if ir == SCALAR:
-            found[f"b[{o}] {mul}x{ir}"] = values[first : first + mul]
+            result[f"b[{o}] {mul}x{ir}"] = values[first : first + mul]
             first += mul
-    return found
+    return result

@@ -27,7 +27,7 @@ class Path:
       start: place of its first weight in the output of the radial network.
       row: place of its first channel in what the next Linear reads of this irrep.
       mul: number of channels.
-      sign: of the program's coupling coefficients, in units of e3nn-jax's.
+      factor: of the program's coupling coefficients, in units of e3nn-jax's.
     """
 
     ir_in: e3nn.Irrep
@@ -36,7 +36,7 @@ class Path:
     start: int
     row: int
     mul: int
-    sign: float = 1.0
+    factor: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,15 +92,15 @@ def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, s
     for path in by_output if sort_weights else listed:
         starts[path] = at
         at += path[0]
-    rows, found = {}, []
+    rows, result = {}, []
     for path in by_output:
         mul, ir_in, l, ir = path
         degrees = (ir_in.l, l, ir.l)
-        found.append(
+        result.append(
             Path(ir_in, l, ir, starts[path], rows.get(ir, 0), mul, sign(degrees) if sign else 1.0)
         )
         rows[ir] = rows.get(ir, 0) + mul
-    return found
+    return result
 
 
 def gate_in_torch(after) -> e3nn.Irreps:
@@ -114,7 +114,7 @@ def gate_in_torch(after) -> e3nn.Irreps:
     return e3nn.Irreps(sorted(parts, key=lambda part: (part[1].l, part[1].p)))
 
 
-def coupling_sign(stored: np.ndarray | None, degrees) -> float:
+def coupling_factor(stored: np.ndarray | None, degrees) -> float:
     """Return the sign of coupling coefficients of a file, in units of e3nn-jax's.
 
     Args:
@@ -167,24 +167,23 @@ def layer_parameters(layer: Layer, before: e3nn.Irreps, after: e3nn.Irreps) -> t
         for ir in {path.ir for path in paths}
     }
     down = {ir: w[rows[ir]] for ir, w in narrowed(layer.down).items() if ir in rows}
-    found = {"linear_down": named(down, mid, gate)}
+    result = {"linear_down": named(down, mid, gate)}
     if layer.up is not None:
-        found["linear_up"] = named(layer.up, before, before)
+        result["linear_up"] = named(layer.up, before, before)
         if layer.up_bias is not None:
-            found["linear_up"] |= named_biases(layer.up_bias, before)
+            result["linear_up"] |= named_biases(layer.up_bias, before)
     if layer.down_bias is not None:
-        found["linear_down"] |= named_biases(layer.down_bias[columns], gate)
+        result["linear_down"] |= named_biases(layer.down_bias[columns], gate)
     if layer.table is not None:
-        found["skip"] = layer.table[:, columns]
+        result["skip"] = layer.table[:, columns]
     elif layer.skip is not None:
         by_species = next(iter(layer.skip.values())).ndim == 3
         name = "skip" if by_species else "skip_linear"
-        found[name] = named(narrowed(layer.skip), before, gate)
+        result[name] = named(narrowed(layer.skip), before, gate)
     if layer.norm is not None:
-        found["norm"] = {
-            "weight": np.concatenate([narrowed(layer.norm)[ir] for ir in _kinds(gate)])
-        }
-    return found, _radial(layer.radial, paths)
+        norm = narrowed(layer.norm)
+        result["norm"] = {"weight": np.concatenate([norm[ir] for _, ir in gate.regroup()])}
+    return result, _radial(layer.radial, paths)
 
 
 def _gate_columns(theirs: e3nn.Irreps, ours: e3nn.Irreps) -> np.ndarray:
@@ -208,6 +207,6 @@ def _radial(matrices: list[np.ndarray], paths: list[Path]) -> dict:
         w * math.sqrt(len(w)) / (silu_constant() if k else 1.0) for k, w in enumerate(matrices)
     ]
     columns = np.concatenate([p.start + np.arange(p.mul) for p in paths])
-    signs = np.concatenate([np.full(p.mul, p.sign) for p in paths])
-    kernels[-1] = kernels[-1][:, columns] * signs
+    factors = np.concatenate([np.full(p.mul, p.factor) for p in paths])
+    kernels[-1] = kernels[-1][:, columns] * factors
     return {f"Dense_{k}": {"kernel": w} for k, w in enumerate(kernels)}

@@ -11,6 +11,9 @@ import os
 import sys
 import warnings
 
+if __name__ == "__main__":  # or the files beside this one would be imported for the programs
+    sys.path = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
+
 import numpy as np
 
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # mace's own import needs it
@@ -20,13 +23,13 @@ def main(program: str, file: str, structures: str, results: str, choice: str | N
     """Write energy (eV), forces (eV/Å) and stress (eV/Å^3; NaN where there is none) of each."""
     warnings.simplefilter("ignore")
     evaluate, version = PROGRAMS[program](file, choice)
-    found = {"version": version}
+    outputs = {"version": version}
     with np.load(structures) as given:
         for k in range(int(given["count"])):
             names = ("numbers", "positions", "cell", "pbc")
             result = evaluate(*(given[f"{k}_{name}"] for name in names))
-            found |= {f"{k}_{name}": np.asarray(value) for name, value in result.items()}
-    np.savez(results, **found)
+            outputs |= {f"{k}_{name}": np.asarray(value) for name, value in result.items()}
+    np.savez(results, **outputs)
 
 
 def mace(file, choice):
@@ -105,10 +108,10 @@ def _of_calculator(atoms, calculator):
 
     atoms.calc = calculator
     stress = np.full((3, 3), np.nan)
-    found = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+    result = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
     if atoms.pbc.all():
         stress = voigt_6_to_full_3x3_stress(atoms.get_stress())
-    return found | {"stress": stress}
+    return result | {"stress": stress}
 
 
 def nequix(file, choice):
@@ -116,7 +119,9 @@ def nequix(file, choice):
     import importlib.metadata
 
     import ase
+    import equinox
     import jax
+    import jraph
     import nequix.model
     from nequix.data import atomic_numbers_to_indices, dict_to_graphstuple, preprocess_graph
 
@@ -127,6 +132,7 @@ def nequix(file, choice):
         return leaf.astype("float64") if hasattr(leaf, "astype") else leaf
 
     network = jax.tree.map(wider, network)
+    compute = equinox.filter_jit(network)
     indices = atomic_numbers_to_indices(config["atomic_numbers"])
 
     def evaluate(numbers, positions, cell, pbc):
@@ -136,10 +142,12 @@ def nequix(file, choice):
         graph["shifts"] = graph["shifts"].astype(np.float64)
         if graph["cell"] is not None:
             graph["cell"] = np.asarray(cell, np.float64)
-        energy, forces, stress = network(dict_to_graphstuple(graph))
+        sizes = len(numbers) + 1, len(graph["senders"]) + 1
+        padded = jraph.pad_with_graphs(dict_to_graphstuple(graph), *sizes, n_graph=2)
+        energy, forces, stress = compute(jax.tree.map(jax.numpy.asarray, padded))
         return {
             "energy": float(energy[0]),
-            "forces": forces,
+            "forces": forces[: len(numbers)],
             "stress": np.full((3, 3), np.nan) if stress is None else stress[0],
         }
 

@@ -160,9 +160,60 @@ def _read(archive: zipfile.ZipFile, path):
     return _unpickled(archive, root, path)
 
 
-def _unpickled(archive: zipfile.ZipFile, root: str, path):
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A file of TorchScript.
+
+    Attributes:
+      module: its records.
+      constants: of its code.
+      extra: texts that the program has added, by name.
+      code: texts of its code by the name of the file, which are read and never executed.
+    """
+
+    module: Record
+    constants: list
+    extra: dict[str, str]
+    code: dict[str, str]
+
+
+def read_compiled(path) -> Compiled:
+    """Read what `torch.jit.save(module, path)` wrote.
+
+    Args:
+      path: of the file.
+    Raises:
+      ConvertError: a file of another kind, or a damaged one.
+    """
     try:
-        return _Unpickler(archive, root).load()
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            roots = [n.removesuffix("constants.pkl") for n in names if n.endswith("/constants.pkl")]
+            if len(roots) != 1:
+                raise ConvertError(f"{path} is no compiled network (TorchScript)")
+            [root] = roots
+            texts = {
+                name.removeprefix(root): archive.read(name).decode("utf-8", "replace")
+                for name in names
+                if name.startswith((f"{root}extra/", f"{root}code/")) and "debug" not in name
+            }
+            constants = _unpickled(archive, root, path, "constants")
+            module = _unpickled(archive, root, path)
+    except OSError as error:
+        raise ConvertError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, RuntimeError) as error:
+        raise ConvertError(f"{path} is no compiled network (TorchScript): {error}") from error
+    return Compiled(
+        module,
+        [value(constant) for constant in constants],
+        {n.removeprefix("extra/"): text for n, text in texts.items() if n.startswith("extra/")},
+        {n.removeprefix("code/"): text for n, text in texts.items() if n.startswith("code/")},
+    )
+
+
+def _unpickled(archive: zipfile.ZipFile, root: str, path, name: str = "data"):
+    try:
+        return _Unpickler(archive, root, name).load()
     except ConvertError:
         raise
     except Exception as error:  # damaged or malicious files fail in many ways
@@ -177,9 +228,9 @@ class _Dict(dict):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, archive: zipfile.ZipFile, root: str):
-        super().__init__(io.BytesIO(archive.read(f"{root}data.pkl")))
-        self._archive, self._root, self._kinds, self._storages = archive, root, {}, {}
+    def __init__(self, archive: zipfile.ZipFile, root: str, name: str):
+        super().__init__(io.BytesIO(archive.read(f"{root}{name}.pkl")))
+        self._archive, self._folder, self._kinds, self._storages = archive, root + name, {}, {}
 
     def find_class(self, module, name):
         """Return a class of records for any name except those of dict and set, which do nothing."""
@@ -199,7 +250,7 @@ class _Unpickler(pickle.Unpickler):
             kind = storage.kind.rpartition(".")[2]
             if kind not in _DTYPES:
                 raise ConvertError(f"the file has tensors of {kind}, which are not supported")
-            data = self._archive.read(f"{self._root}data/{key}")
+            data = self._archive.read(f"{self._folder}/{key}")
             self._storages[key] = Storage(_DTYPES[kind], data)
         return self._storages[key]
 
@@ -211,6 +262,8 @@ def value(item):
     if item.kind.startswith("torch._tensor._rebuild_from_type"):
         function, _, args, *_ = item.args
         return value(function(*args))
+    if item.kind.startswith("torch.jit._pickle."):  # TorchScript: a value and its type
+        return value(item.args[0])
     if item.kind.startswith("torch._utils._rebuild_parameter"):
         return value(item.args[0])
     if item.kind == "torch._utils._rebuild_tensor_v2":

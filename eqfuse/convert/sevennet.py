@@ -13,7 +13,7 @@ from eqfuse.convert.irreps_matrices import linear_matrices, named, one_hot_matri
 from eqfuse.convert.nequip_layers import (
     Layer,
     convolution_paths,
-    coupling_sign,
+    coupling_factor,
     gate_in_torch,
     layer_parameters,
 )
@@ -41,11 +41,11 @@ def read_sevennet(path, modal: str | None = None) -> Converted:
     Raises:
       ConvertError: a file of another kind, or a network that NequIP here cannot represent.
     """
-    found = read_saved(path)
-    if not isinstance(found, dict) or not {"config", "model_state_dict"} <= set(found):
+    result = read_saved(path)
+    if not isinstance(result, dict) or not {"config", "model_state_dict"} <= set(result):
         raise ConvertError(f"{path} is no checkpoint of SevenNet: it has no model_state_dict")
-    config = {str(key): value(entry) for key, entry in found["config"].items()}
-    state = {_name(key): value(entry) for key, entry in found["model_state_dict"].items()}
+    config = {str(key): value(entry) for key, entry in result["config"].items()}
+    state = {_name(key): value(entry) for key, entry in result["model_state_dict"].items()}
     return _Network(config, state, modal).converted()
 
 
@@ -92,19 +92,19 @@ class _Network:
         """Return the features after the embedding and after each layer, in their order."""
         config = self.config
         if config.get("irreps_manual"):
-            found = [e3nn.Irreps(str(value(irreps))) for irreps in config["irreps_manual"]]
+            result = [e3nn.Irreps(str(value(irreps))) for irreps in config["irreps_manual"]]
         else:
-            found = [e3nn.Irreps(f"{config['channel']}x0e")]
+            result = [e3nn.Irreps(f"{config['channel']}x0e")]
             lmax_node = config["lmax_node"] if config.get("lmax_node", -1) > 0 else config["lmax"]
             for k in range(self.layers):
                 last = k == self.layers - 1
-                reached = self._reached(found[-1], 0 if last else lmax_node, last)
-                found.append(e3nn.Irreps([(config["channel"], ir) for _, ir in reached]))
-        if any(len({ir for _, ir in irreps}) < len(irreps) for irreps in found):
+                reached = self._reached(result[-1], 0 if last else lmax_node, last)
+                result.append(e3nn.Irreps([(config["channel"], ir) for _, ir in reached]))
+        if any(len({ir for _, ir in irreps}) < len(irreps) for irreps in result):
             _refuse("features that list an irrep twice (irreps_manual)")
-        if any(SCALAR not in {ir for _, ir in irreps} for irreps in found):
+        if any(SCALAR not in {ir for _, ir in irreps} for irreps in result):
             _refuse("gates that are odd scalars (features without 0e)")
-        return found
+        return result
 
     def _reached(self, before, lmax: int, even_only: bool) -> e3nn.Irreps:
         """Return the products of features with the harmonics, as sevenn sorts and counts them."""
@@ -208,8 +208,8 @@ class _Network:
     def _bias(self, name: str, rows) -> np.ndarray:
         """Return the biases of a Linear: its own, and the row of the fidelity."""
         own = np.asarray(self.state.get(f"{name}.linear.bias", ()), np.float64)
-        found = own if own.size else np.zeros(rows.shape[1])
-        return found + rows[self.modal] if len(rows) else found
+        result = own if own.size else np.zeros(rows.shape[1])
+        return result + rows[self.modal] if len(rows) else result
 
     def _layer(self, k: int) -> Layer:
         before, after, config = self.features[k], self.features[k + 1], self.config
@@ -253,12 +253,12 @@ class _Network:
         product = self.state.get(f"{k}_self_connection_intro.fc_tensor_product.weight")
         if product is None:
             return None
-        found = one_hot_matrices(product, before, len(self.species), gate)
-        return scaled({ir: w[self.order] for ir, w in found.items()}, features)
+        result = one_hot_matrices(product, before, len(self.species), gate)
+        return scaled({ir: w[self.order] for ir, w in result.items()}, features)
 
     def _sign(self, k: int, degrees) -> float:
         name = "{}_convolution.convolution._compiled_main_left_right._w3j_{}_{}_{}"
-        return coupling_sign(self.state.get(name.format(k, *degrees)), degrees)
+        return coupling_factor(self.state.get(name.format(k, *degrees)), degrees)
 
     def _readout(self, irreps) -> tuple[dict, float]:
         """Return the two Linears after the last layer as one, and its bias."""

@@ -54,7 +54,7 @@ class Interaction(nn.Module):
 
     @nn.compact
     def __call__(self, h, sh, weights, species, edges):
-        """Return one step of message passing.
+        """Return the node features after the layer.
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].

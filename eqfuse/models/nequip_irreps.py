@@ -17,12 +17,12 @@ def hidden_irreps(
     hidden: str | None = None,
     keep_all: bool = False,
 ) -> list[e3nn.Irreps]:
-    """Return the node features after each layer: what the input can reach and the output needs.
+    """Return the irreps of the features after each layer, those that the output needs.
 
     An irrep of layer k is kept if the scalars that a network starts from can become it in k
     products with the spherical harmonics, and if it can become one of `irreps_out`, or a gate, in
-    those that are left. Nothing is lost: what is dropped is zero, or is read by nobody. (A network
-    of three layers for an energy has no use for 1e and 2o, whatever `parity`; one of four has.)
+    the layers that are left. All others are zero or unused. (A network of three layers for an
+    energy has no use for 1e and 2o, whatever `parity`; one of four has.)
 
     Args:
       irreps_out: what the network predicts per node.
@@ -68,8 +68,7 @@ def sphere(lmax: int, so3: bool) -> list[e3nn.Irrep]:
 
 
 def gated(irreps) -> e3nn.Irreps:
-    """Return what `e3nn.gate` reads to give `irreps`: scalars, one even gate per other irrep, the
-    others.
+    """Return the input irreps of `e3nn.gate` for an output: scalars, gates, gated irreps.
 
     Args:
       irreps: after the gate; each irrep once.
@@ -82,8 +81,7 @@ def gated(irreps) -> e3nn.Irreps:
 
 
 def messages(irreps_in, irreps_sh, irreps_out) -> e3nn.Irreps:
-    """Return the products of node features and harmonics that a layer with these features after it
-    reads.
+    """Return the irreps of the products of node features and harmonics that a layer needs.
 
     Args:
       irreps_in, irreps_out: node features before and after the layer.

@@ -1,0 +1,216 @@
+"""Networks of Nequix (`.nqx`), read with NumPy: one line of JSON, then arrays in NumPy's format."""
+
+import itertools
+import json
+import math
+
+import e3nn_jax as e3nn
+import numpy as np
+
+from eqfuse.convert.converted import Converted
+from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.irreps_matrices import Matrices, named
+from eqfuse.convert.nequip_layers import Layer, Path, gate_in_torch, layer_parameters
+from eqfuse.models import NequIP
+from eqfuse.models.irreps import SCALAR, harmonics
+
+_SETTINGS = ("atomic_numbers", "avg_n_neighbors", "cutoff", "hidden_irreps", "index_weights")
+_SETTINGS += ("layer_norm", "lmax", "n_layers", "radial_basis_size", "radial_mlp_layers")
+_SETTINGS += ("radial_mlp_size", "radial_polynomial_p", "scale", "shift")
+
+
+def read_nequix(path, choice: None = None) -> Converted:
+    """Read a .nqx file.
+
+    Args:
+      path: of the file.
+      choice: None; the networks have one head.
+    Raises:
+      ConvertError: a file of another kind, or a network that NequIP here cannot represent.
+    """
+    if choice is not None:
+        raise ConvertError(f"networks of nequix have one fidelity only, and no {choice!r}")
+    try:
+        with open(path, "rb") as file:
+            config = _settings(file, path)
+            return _network(config, _Arrays(file, path))
+    except OSError as error:
+        raise ConvertError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _network(config: dict, arrays: "_Arrays") -> Converted:
+    hidden = _checked(config)
+    count = len(config["atomic_numbers"])
+    layers = config["n_layers"]
+    scalars = e3nn.Irreps([(mul, ir) for mul, ir in hidden if ir == SCALAR])
+    features = [e3nn.Irreps(f"{count}x0e"), *[hidden] * (layers - 1), scalars]
+    references = arrays.take(count)
+    fields = _fields(config, hidden, count)
+    ours = NequIP(**fields).layer_irreps()[:-1]
+    params = {"radial": {}}
+    for k, (before, after) in enumerate(itertools.pairwise(features)):
+        layer, table = _layer(arrays, config, before, after, first=k == 0)
+        result, radial = layer_parameters(layer, ours[k], ours[k + 1])
+        params[f"layer_{k}"], params["radial"][f"layer_{k}"] = result, radial
+        if k == 0:
+            params["embedding"] = table
+    params["readout"] = named(arrays.matrices(ours[-1], "0e"), ours[-1], "0e")
+    return Converted(
+        program="nequix",
+        model="nequip",
+        fields=fields,
+        params=params,
+        scale=(float(config["scale"]),) * count,
+        shift=(float(config["shift"]),) * count,
+        references=dict(zip(sorted(config["atomic_numbers"]), references.tolist(), strict=True)),
+        dtype=arrays.dtype,
+    )
+
+
+def _settings(file, path) -> dict:
+    """Return the settings of the first line."""
+    try:
+        config = json.loads(file.readline(1_000_000))
+    except ValueError as error:
+        raise ConvertError(f"{path} is no file of nequix: it begins with no JSON") from error
+    missing = set(_SETTINGS) - set(config if isinstance(config, dict) else ())
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise ConvertError(f"{path} is no file of nequix: its first line has no {names}")
+    return config
+
+
+def _checked(config: dict) -> e3nn.Irreps:
+    """Return the features, and refuse what is not known here."""
+    hidden = e3nn.Irreps(config["hidden_irreps"])
+    natural = [ir for _, ir in hidden] == harmonics(len(hidden) - 1)
+    if not natural:
+        raise ConvertError(
+            f"the network has the features {hidden}, not 0e, 1o, 2e, ... in this order, which "
+            "eqfuse does not read"
+        )
+    if float(config["radial_polynomial_p"]) != int(config["radial_polynomial_p"]):
+        raise ConvertError(
+            f"the network has a cutoff of the power {config['radial_polynomial_p']}, which is no "
+            "whole number"
+        )
+    return hidden
+
+
+def _fields(config: dict, hidden: e3nn.Irreps, count: int) -> dict:
+    return {
+        "irreps_out": "0e",
+        "num_species": count,
+        "layers": config["n_layers"],
+        "channels": hidden.count(SCALAR),
+        "lmax": config["lmax"],
+        "parity": False,
+        "cutoff": float(config["cutoff"]),
+        "num_bessel": config["radial_basis_size"],
+        "poly_power": int(config["radial_polynomial_p"]),
+        "radial_layers": config["radial_mlp_layers"],
+        "radial_hidden": config["radial_mlp_size"],
+        "avg_num_neighbors": float(config["avg_n_neighbors"]),
+        "hidden": str(hidden),
+        "keep_irreps": True,
+        "embedding_channels": count,
+        "one_hot": True,
+        "skip": "species" if config["index_weights"] else "linear",
+        "layer_norm": bool(config["layer_norm"]),
+    }
+
+
+class _Arrays:
+    """The arrays of a file, in their order; training may have left others after them."""
+
+    def __init__(self, file, path):
+        self._file, self._path = file, path
+        self.dtype = None
+
+    def take(self, *shape: int) -> np.ndarray:
+        """Return the next array, which must have this shape, as float64."""
+        try:
+            array = np.load(self._file, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ConvertError(
+                f"{self._path} ends, or is damaged, where an array of {shape} is expected"
+            ) from error
+        if array.shape != shape:
+            raise ConvertError(
+                f"{self._path} has an array of {array.shape} where one of {shape} is expected; it "
+                "is damaged, or of a version of nequix that is not known here"
+            )
+        self.dtype = str(array.dtype)
+        return array.astype(np.float64)
+
+    def matrices(self, irreps_in, irreps_out, sets: int | None = None) -> Matrices:
+        """Return the next Linear, normalised, by irrep."""
+        lead = () if sets is None else (sets,)
+        return {
+            ir: self.take(*lead, mul, columns) / math.sqrt(mul)
+            for mul, ir in e3nn.Irreps(irreps_in)
+            for columns, out in e3nn.Irreps(irreps_out)
+            if ir == out
+        }
+
+
+def _layer(arrays: _Arrays, config: dict, before, after, *, first: bool):
+    """Return an interaction, and for the first one the table of its features."""
+    radial = _radial(arrays, config, before, after)
+    gate = gate_in_torch(after)  # sorted the same way, since parities are natural
+    paths = _paths(before, config["lmax"], after)
+    mid = e3nn.Irreps(
+        [(mul, ir) for _, ir in after if (mul := sum(p.mul for p in paths if p.ir == ir))]
+    )
+    up, down = arrays.matrices(before, before), arrays.matrices(mid, gate)
+    count = len(config["atomic_numbers"])
+    skip = arrays.matrices(before, gate, count if config["index_weights"] else None)
+    norm = None
+    if config["layer_norm"]:
+        norm = {ir: arrays.take(mul) for mul, ir in gate}
+    table = None
+    if first:
+        [table] = skip.values()
+        if table.ndim == 3:  # for each element a Linear, of which it reads one row
+            table = table[np.arange(count), np.arange(count)]
+    layer = Layer(
+        before=before,
+        after=after,
+        up=None if first else up,
+        paths=paths,
+        radial=radial,
+        down=down,
+        skip=None if first else skip,
+        table=table,
+        norm=norm,
+    )
+    return layer, up[SCALAR] if first else None
+
+
+def _radial(arrays: _Arrays, config: dict, before, after) -> list[np.ndarray]:
+    """Return the matrices of a radial network, whose silu is not normalised."""
+    width = sum(path.mul for path in _paths(before, config["lmax"], after))
+    hidden = [config["radial_mlp_size"]] * config["radial_mlp_layers"]
+    sizes = [config["radial_basis_size"], *hidden, width]
+    matrices = [arrays.take(*shape) for shape in itertools.pairwise(sizes)]
+    # Bessel functions are 2/c sin()/d there and sqrt(2/c) sin()/d here
+    matrices[0] = matrices[0] * math.sqrt(2 / float(config["cutoff"]))
+    return matrices
+
+
+def _paths(before, lmax: int, after) -> list[Path]:
+    """Return the paths of a convolution, which is e3nn-jax's: sorted by the product."""
+    kept = {ir for _, ir in after}
+    listed = sorted(
+        (ir, i, sh.l, mul, ir_in)
+        for i, (mul, ir_in) in enumerate(before)
+        for sh in harmonics(lmax)
+        for ir in ir_in * sh
+        if ir in kept
+    )
+    result, at, rows = [], 0, {}
+    for ir, _, l, mul, ir_in in listed:
+        result.append(Path(ir_in, l, ir, at, rows.get(ir, 0), mul))
+        rows[ir] = rows.get(ir, 0) + mul
+        at += mul
+    return result

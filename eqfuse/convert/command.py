@@ -1,6 +1,9 @@
 """The command `eqfuse convert`: networks of other programs as runs, and back.
 
 eqfuse convert mace FILE.model RUN      # a network of mace-torch as a run
+eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn, or its name, such as 7net-0
+eqfuse convert nequix FILE.nqx RUN      # a network of nequix
+eqfuse convert nequip FILE.pth RUN      # a deployed network of nequip 0.5 or 0.6
 eqfuse convert export RUN FILE.npz      # a run, for scripts/mace_load.py
 eqfuse convert run OLD NEW              # a run of an earlier version
 """
@@ -11,13 +14,21 @@ from pathlib import Path
 
 from ase.data import chemical_symbols
 
+from eqfuse.convert.convert import convert
+from eqfuse.convert.converted import Converted
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.export import export_mace
-from eqfuse.convert.mace_description import Description
 from eqfuse.convert.old_run import convert_run
-from eqfuse.convert.write import convert_mace
 from eqfuse.train import CheckpointError
 from eqfuse.train.settings.schema import ConfigError
+
+_PROGRAMS = {
+    "mace": ("FILE.model", "a .model file of mace (mace-torch)", "--head", "several heads"),
+    "sevennet": ("FILE.pth", "a checkpoint of sevenn", "--modal", "several fidelities"),
+    "nequix": ("FILE.nqx", "a .nqx file of nequix", None, None),
+    "nequip": ("FILE.pth", "a deployed network of nequip 0.5 or 0.6", None, None),
+}
+"""The name of the file, what it is, and how one of several parts of a network is chosen."""
 
 
 def main(arguments: list[str]) -> int:
@@ -38,11 +49,11 @@ def main(arguments: list[str]) -> int:
             names = " and ".join(convert_run(options.old, options.new))
             print(f"{options.new} is written, with the checkpoints {names} of {options.old}")
             return 0
-        description = convert_mace(options.file, options.run, head=options.head)
+        converted = convert(options.program, options.file, options.run, choice=options.choice)
     except (ConvertError, ConfigError, CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(_text(description))
+    print(_text(converted))
     print(f"run        {options.run}")
     print("licence    of the weights: it is that of their authors; check that it allows your use")
     return 0
@@ -55,10 +66,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     programs = parser.add_subparsers(dest="program", required=True, metavar="PROGRAM")
-    mace = programs.add_parser("mace", help="a .model file of mace (mace-torch)")
-    mace.add_argument("file", type=Path, metavar="FILE.model", help="what mace has saved")
-    mace.add_argument("run", metavar="RUN", help="the folder to write, which must not exist")
-    mace.add_argument("--head", help="which one, of a network with several heads")
+    for name, (file, what, choice, of) in _PROGRAMS.items():
+        program = programs.add_parser(name, help=what)
+        program.add_argument("file", metavar=file, help=what)
+        program.add_argument("run", metavar="RUN", help="the folder to write, which must not exist")
+        program.set_defaults(choice=None)
+        if choice:
+            program.add_argument(choice, dest="choice", help=f"which one, of a network with {of}")
     export = programs.add_parser("export", help="a run of MACE, for mace-torch")
     export.add_argument("run", metavar="RUN", help="the folder of the run")
     export.add_argument("file", type=Path, metavar="FILE.npz", help="the file to write")
@@ -68,18 +82,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _text(description: Description) -> str:
-    elements = " ".join(chemical_symbols[z] for z in description.references)
+def _text(converted: Converted) -> str:
+    elements = " ".join(chemical_symbols[z] for z in converted.references)
     fields = {
         name: value
-        for name, value in description.fields.items()
-        if value is not None and not isinstance(value, list)
+        for name, value in converted.fields.items()
+        if value is not None and value is not False and not isinstance(value, list)
     }
     rows = {
-        "elements": f"{len(description.references)}: {elements}",
-        "dtype": description.dtype,
+        "elements": f"{len(converted.references)}: {elements}",
+        "dtype": converted.dtype,
         "network": ", ".join(f"{name}={value}" for name, value in fields.items()),
-        "energies": f"scale {description.scale:.6g}, shift {description.shift:.6g} eV",
-        "repulsion": "ZBL" if description.repulsion else "none",
+        "energies": f"scale {_range(converted.scale)}, shift {_range(converted.shift)} eV",
+        "repulsion": "ZBL" if converted.repulsion else "none",
     }
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+
+
+def _range(values) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"

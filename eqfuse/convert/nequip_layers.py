@@ -136,6 +136,11 @@ def coupling_factor(stored: np.ndarray | None, degrees) -> float:
     return sign
 
 
+def skip_setting(kinds: list[str]) -> str:
+    """Return the setting `skip` of layers with these kinds of self-connection."""
+    return kinds[0] if len(set(kinds)) == 1 else ",".join(kinds)
+
+
 def silu_constant() -> float:
     """Return what e3nn-jax multiplies silu with, to normalise it."""
     with jax.enable_x64(True):

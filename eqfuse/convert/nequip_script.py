@@ -10,7 +10,13 @@ from ase.data import atomic_numbers
 from eqfuse.convert.converted import Converted
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.irreps_matrices import linear_matrices, named, one_hot_matrices, scaled
-from eqfuse.convert.nequip_layers import Layer, Path, coupling_factor, layer_parameters
+from eqfuse.convert.nequip_layers import (
+    Layer,
+    Path,
+    coupling_factor,
+    layer_parameters,
+    skip_setting,
+)
 from eqfuse.convert.pickled import Compiled, Record, read_compiled
 from eqfuse.models import NequIP
 from eqfuse.models.irreps import SCALAR
@@ -177,7 +183,7 @@ class _Network:
             "hidden": str(e3nn.Irreps([(hidden[ir], ir) for ir in sorted(hidden)])),
             "so3": self.so3,
             "embedding_channels": channels,
-            "skip": skips,
+            "skip": skip_setting(skips),
             "normalize_activation": False,
             "trainable_bessel": True,
         }

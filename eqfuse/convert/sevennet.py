@@ -16,6 +16,7 @@ from eqfuse.convert.nequip_layers import (
     coupling_factor,
     gate_in_torch,
     layer_parameters,
+    skip_setting,
 )
 from eqfuse.convert.pickled import read_saved, value
 from eqfuse.models import NequIP
@@ -142,7 +143,7 @@ class _Network:
             "hidden": self._hidden(),
             "so3": self.so3,
             "embedding_channels": first.count(SCALAR),
-            "skip": [_SKIPS[kind] for kind in kinds],
+            "skip": skip_setting([_SKIPS[kind] for kind in kinds]),
             "biases": bool(self.modals) or bool(config.get("use_bias_in_linear")),
             "normalize_activation": False,
             "cutoff_function": "xplor" if xplor else "polynomial",

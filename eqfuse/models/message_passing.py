@@ -36,7 +36,9 @@ def radial_networks(network: nn.Module, basis, widths) -> list[jax.Array]:
     return RadialNetworks(hidden, tuple(widths), network.backend, name="radial")(basis)
 
 
-def linear(network: nn.Module, irreps, name: str, *, by_species: bool = False) -> ops.Linear:
+def linear(
+    network: nn.Module, irreps, name: str, *, by_species: bool = False, biases: bool = False
+) -> ops.Linear:
     """Return a Linear to `irreps`, all of which are in its output.
 
     Args:
@@ -44,9 +46,11 @@ def linear(network: nn.Module, irreps, name: str, *, by_species: bool = False) -
       irreps: of the output.
       name: of its parameters.
       by_species: whether each species has weights of its own; then it is called with the species.
+      biases: whether even scalars of the output have biases.
     """
     return ops.Linear(
         irreps,
+        biases=biases,
         num_indexed_weights=network.num_species if by_species else None,
         force_irreps_out=True,
         backend=network.backend,

@@ -11,7 +11,7 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.models.irreps import SCALAR, require_positive
-from eqfuse.models.message_passing import embed_species, radial_networks
+from eqfuse.models.message_passing import embed_species, linear, radial_networks
 from eqfuse.models.mlp import normalized
 from eqfuse.models.nequip_edges import CUTOFF_FUNCTIONS, nequip_edges
 from eqfuse.models.nequip_irreps import gated, hidden_irreps, messages
@@ -67,15 +67,16 @@ class Interaction(nn.Module):
         """
         irreps = e3nn.Irreps(self.irreps)
         irreps_gate = gated(irreps)
-        linear = {"biases": self.biases, "backend": self.backend}
-        x = h if self.one_hot else ops.Linear(h.irreps, name="linear_up", **linear)(h)
+        x = h if self.one_hot else linear(self, h.irreps, "linear_up", biases=self.biases)(h)
         skip = self._skip(irreps_gate, species, h)  # [n_nodes, irreps_gate]
         options = {
             "force_irreps_out": True,
             # those that have weights; parameters are numbered by them
             "filter_ir_out": sorted({ir for _, ir in irreps_gate}),
+            "biases": self.biases,
+            "backend": self.backend,
             "name": "linear_down",
-        } | linear
+        }
         act = {"even_act": jax.nn.silu, "odd_act": jax.nn.tanh, "even_gate_act": jax.nn.silu}
         act["normalize_act"] = self.normalize_activation
         if self.layer_norm:
@@ -105,11 +106,9 @@ class Interaction(nn.Module):
             rows = jnp.zeros((*species.shape, irreps_gate.dim), h.dtype)
             rows = rows.at[:, np.flatnonzero(scalars)].set(table[species])
             return e3nn.IrrepsArray(irreps_gate, rows)
-        options = {"force_irreps_out": True, "backend": self.backend}
         if self.skip == "linear":
-            return ops.Linear(irreps_gate, name="skip_linear", **options)(h)
-        options["num_indexed_weights"] = self.num_species
-        return ops.Linear(irreps_gate, name="skip", **options)(species, h)
+            return linear(self, irreps_gate, "skip_linear")(h)
+        return linear(self, irreps_gate, "skip", by_species=True)(species, h)
 
 
 class NequIP(nn.Module):
@@ -141,8 +140,8 @@ class NequIP(nn.Module):
         hidden 0e.
       one_hot: the first layer has no Linear before its product, and its skip is a table of the
         species: what Linears of one-hots are.
-      skip: the kind of self-connection, "species" (a Linear for each), "linear" or "none"; for
-        all layers, or one for each.
+      skip: the kind of self-connection, "species" (a Linear for each), "linear" or "none"; for all
+        layers, or one for each, with commas: "none,species,species".
       layer_norm: normalise what each gate reads, see `eqfuse.models.norm.RMSNorm`.
       biases: Linears before and after the products add biases to even scalars.
       normalize_activation: gates have normalised activations.
@@ -173,7 +172,7 @@ class NequIP(nn.Module):
     so3: bool = False
     embedding_channels: int | None = None
     one_hot: bool = False
-    skip: str | tuple[str, ...] = "species"
+    skip: str = "species"
     layer_norm: bool = False
     biases: bool = False
     normalize_activation: bool = True
@@ -203,11 +202,12 @@ class NequIP(nn.Module):
 
     def skips(self) -> list[str]:
         """Return the kind of self-connection of each layer."""
-        kinds = [self.skip] * self.layers if isinstance(self.skip, str) else list(self.skip)
+        kinds = self.skip.split(",")
+        kinds = kinds * self.layers if len(kinds) == 1 else kinds
         if len(kinds) != self.layers or not set(kinds) <= set(SKIPS):
             raise ValueError(
                 f"skip must be one of {', '.join(SKIPS)}, or one of them for each of the "
-                f"{self.layers} layers, got {self.skip!r}"
+                f"{self.layers} layers with commas, got {self.skip!r}"
             )
         return kinds
 
@@ -259,9 +259,7 @@ class NequIP(nn.Module):
                 self.backend,
                 name=f"layer_{k}",
             )(h, sh, radial[k], species, edges)  # [n_nodes, irreps]
-        return ops.Linear(irreps_out, force_irreps_out=True, backend=self.backend, name="readout")(
-            h
-        )
+        return linear(self, irreps_out, "readout")(h)
 
     def _check(self):
         """Refuse settings that are out of range."""

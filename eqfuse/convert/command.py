@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ase.data import chemical_symbols
 
-from eqfuse.convert.convert import convert
+from eqfuse.convert.check import check_alone, compare
+from eqfuse.convert.convert import convert, find
 from eqfuse.convert.converted import Converted
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.export import export_mace
@@ -56,6 +57,21 @@ def main(arguments: list[str]) -> int:
     print(_text(converted))
     print(f"run        {options.run}")
     print("licence    of the weights: it is that of their authors; check that it allows your use")
+    return _check(options) if options.check or options.python else 0
+
+
+def _check(options) -> int:
+    """Print how far the run is from the program, or what can be checked without it."""
+    path = find(options.program, options.file)
+    given = {"choice": options.choice}
+    if options.python:
+        given["python"] = options.python
+    try:
+        print(compare(options.program, path, options.run, **given))
+    except ConvertError as error:
+        print(f"check      {error}", file=sys.stderr)
+        print(check_alone(options.run))
+        return 2 if options.python else 0
     return 0
 
 
@@ -70,6 +86,14 @@ def _parser() -> argparse.ArgumentParser:
         program = programs.add_parser(name, help=what)
         program.add_argument("file", metavar=file, help=what)
         program.add_argument("run", metavar="RUN", help="the folder to write, which must not exist")
+        program.add_argument(
+            "--check",
+            action="store_true",
+            help="compare with the program where it is installed; else check invariance and forces",
+        )
+        program.add_argument(
+            "--python", metavar="PATH", help="compare by the interpreter of another environment"
+        )
         program.set_defaults(choice=None)
         if choice:
             program.add_argument(choice, dest="choice", help=f"which one, of a network with {of}")

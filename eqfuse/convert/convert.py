@@ -9,6 +9,7 @@ from eqfuse.convert.mace import read_mace
 from eqfuse.convert.nequip_script import read_nequip
 from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.sevennet import read_sevennet
+from eqfuse.convert.sevennet_files import sevennet_file
 from eqfuse.convert.write import write_run
 
 READERS = {
@@ -28,7 +29,7 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
 
     Args:
       program: one of `READERS`.
-      path: the file.
+      path: the file; for sevennet also the name of a published network, such as "7net-0".
       run: the folder, which must not exist.
       choice: which head (mace) or fidelity (sevennet), of a network with several.
     Returns:
@@ -37,10 +38,18 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
       ConvertError: a file that cannot be read, or a network that eqfuse cannot represent.
       ConfigError: the folder exists or cannot be written.
     """
+    path = find(program, path)
     with reading(program, path):
         converted = READERS[program](path, choice)
-    write_run(converted, Path(path), run)
+    write_run(converted, path, run)
     return converted
+
+
+def find(program: str, path) -> Path:
+    """Return the file that is meant, which for sevennet may be the name of a published network."""
+    if program == "sevennet" and not Path(path).exists():
+        return sevennet_file(str(path))
+    return Path(path)
 
 
 def convert_mace(path, run, *, head: str | None = None) -> Converted:

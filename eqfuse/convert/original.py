@@ -154,7 +154,7 @@ def nequix(file, choice):
     return evaluate, f"nequix {importlib.metadata.version('nequix')}"
 
 
-def torchscript(file, choice):
+def nequip(file, choice):
     """Return the evaluation of a deployed network of nequip up to 0.6, which needs torch alone.
 
     It is of the precision of the file.
@@ -210,7 +210,7 @@ PROGRAMS = {
     "mace": mace,
     "sevennet": sevennet,
     "nequix": nequix,
-    "torchscript": torchscript,
+    "nequip": nequip,
 }
 
 if __name__ == "__main__":

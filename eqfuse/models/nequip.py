@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Literal
 
 import e3nn_jax as e3nn
 import flax.linen as nn
@@ -145,7 +146,8 @@ class NequIP(nn.Module):
       layer_norm: normalise what each gate reads, see `eqfuse.models.norm.RMSNorm`.
       biases: Linears before and after the products add biases to even scalars.
       normalize_activation: gates have normalised activations.
-      cutoff_function: "polynomial", or "xplor", which is one up to `cutoff_onset`, Å.
+      cutoff_function: of edge lengths; xplor is one up to `cutoff_onset`.
+      cutoff_onset: of the cutoff function xplor, Å.
       trainable_bessel: the frequencies of the Bessel functions are parameters.
       pair_cutoffs: a cutoff for each species of receiver and sender, at most `cutoff`, Å; None for
         one cutoff.
@@ -176,7 +178,7 @@ class NequIP(nn.Module):
     layer_norm: bool = False
     biases: bool = False
     normalize_activation: bool = True
-    cutoff_function: str = "polynomial"
+    cutoff_function: Literal["polynomial", "xplor"] = "polynomial"
     cutoff_onset: float | None = None
     trainable_bessel: bool = False
     pair_cutoffs: tuple[tuple[float, ...], ...] | None = None

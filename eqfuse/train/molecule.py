@@ -240,6 +240,10 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool
         return None
     _, theirs, _ = read_checkpoint(folder.path, ("last",))
     check_same_run(config, theirs, folder.path)  # before the state, which follows the settings
+    # settings that earlier versions did not have are as these versions were: their defaults
+    defaults = {f.name: f.default for f in dataclasses.fields(models.MODELS[theirs["model"]])}
+    known = {name: defaults[name] for name in metadata["model_fields"]}
+    theirs["model_fields"] = known | theirs["model_fields"]
     files = " or ".join(filter(None, (config.data.origin, config.data.validation_origin)))
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         if theirs[name] != metadata[name]:

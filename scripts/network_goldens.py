@@ -1,0 +1,53 @@
+"""Make the goldens of trained networks of other programs: what the programs say of structures.
+
+    python scripts/network_goldens.py PROGRAM FILE NAME [--choice X] [--python P] [--elements Si O]
+
+writes tests/convert/goldens/networks/NAME.npz: two structures of elements of the network, and the
+energies, forces and stress that the program itself, run by the interpreter P of an environment that
+has it, gives for them in float64. No weights are stored. The tests read the file of the network in
+place, or skip where it is not there.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from ase.data import atomic_numbers
+
+from eqfuse.convert.check import original_results
+from eqfuse.convert.convert import READERS
+from eqfuse.convert.structures import example_structures, to_arrays
+
+FOLDER = Path(__file__).parents[1] / "tests" / "convert" / "goldens" / "networks"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program", choices=READERS)
+    parser.add_argument("file")
+    parser.add_argument("name")
+    parser.add_argument("--choice")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--elements", nargs="*", help="symbols; all of the network if not given")
+    options = parser.parse_args()
+    network = READERS[options.program](options.file, options.choice)
+    elements = [atomic_numbers[symbol] for symbol in options.elements or ()]
+    structures = example_structures(elements or network.references)
+    results = original_results(
+        options.program,
+        options.file,
+        structures,
+        choice=options.choice,
+        python=options.python,
+    )
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{options.name}.npz"
+    given = {"program": options.program, "network": Path(options.file).name}
+    given |= {"choice": options.choice or "", "dtype": network.dtype}
+    np.savez_compressed(path, **to_arrays(structures), **given, **results)
+    print(f"{path}: {path.stat().st_size / 1000:.1f} kB, by {results['version']}")
+
+
+if __name__ == "__main__":
+    main()

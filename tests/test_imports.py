@@ -22,7 +22,7 @@ ALLOWED = {
     "plots": set(),
     "train": {"ops", "graph", "models", "data", "plots", "train"},
     "inference": {"graph", "ops", "data", "models", "train", "plots", "inference"},
-    "convert": {"ops", "graph", "data", "models", "train", "convert"},
+    "convert": {"ops", "graph", "data", "models", "train", "inference", "convert"},
     "cli": {"ops", "train", "inference", "convert"},
     "_startup": {"_jax_compat"},
     "_jax_compat": set(),

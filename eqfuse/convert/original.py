@@ -7,6 +7,7 @@ named, and `scripts/network_goldens.py` makes the goldens of the tests with it. 
 float64; couplings that a file keeps in float32 are computed anew where the program can.
 """
 
+import math
 import os
 import sys
 import warnings
@@ -42,6 +43,15 @@ def mace(file, choice):
 
     torch.set_default_dtype(torch.float64)
     network = torch.load(file, map_location="cpu", weights_only=False).double().eval()
+    _exact_couplings(network)
+    basis = network.radial_embedding.bessel_fn
+    r_max = float(network.r_max)
+    exact = torch.arange(1, len(basis.bessel_weights) + 1) * (math.pi / r_max)
+    if abs(exact / basis.bessel_weights - 1).max() < 1e-6:
+        basis.bessel_weights.data.copy_(exact)
+        basis.prefactor.copy_(torch.tensor(math.sqrt(2 / r_max)))
+    for product in network.products:
+        _exact_products(product.symmetric_contractions)
     table = AtomicNumberTable([int(z) for z in network.atomic_numbers])
     heads = list(getattr(network, "heads", ["Default"]))
 
@@ -62,13 +72,29 @@ def mace(file, choice):
     return evaluate, f"mace-torch {mace.__version__}"
 
 
+def _exact_products(contraction):
+    """Replace the couplings of a symmetric contraction of mace that were rounded to float32."""
+    import torch
+    from e3nn import o3
+    from mace.tools.cg import U_matrix_real
+
+    irreps_in = o3.Irreps([ir for _, ir in contraction.irreps_in])
+    for part, (_, ir) in zip(contraction.contractions, contraction.irreps_out, strict=True):
+        for name, buffer in part.named_buffers(recurse=False):
+            if name.startswith("U_matrix_"):
+                degree = int(name.removeprefix("U_matrix_"))
+                options = {"correlation": degree, "dtype": torch.float64}
+                exact = U_matrix_real(irreps_in, o3.Irreps([(1, ir)]), **options)[-1]
+                if exact.shape == buffer.shape and abs(exact - buffer).max() < 1e-5:
+                    buffer.copy_(exact)
+
+
 def sevennet(file, choice):
     """Return sevenn's evaluation of a checkpoint."""
     import ase
     import sevenn
     import sevenn.util
     import torch
-    from e3nn import o3
     from sevenn.calculator import SevenNetCalculator
     from sevenn.nn.node_embedding import OnehotEmbedding
 
@@ -88,12 +114,7 @@ def sevennet(file, choice):
     network = sevenn.util.load_checkpoint(file).build_model().double()
     network.set_is_batch_data(False)
     network.eval()
-    for name, buffer in network.named_buffers():
-        if "_w3j_" in name:
-            degrees = [int(l) for l in name.split("_w3j_")[1].split("_")]
-            exact = o3.wigner_3j(*degrees, dtype=torch.float64)
-            assert abs(exact - buffer).max() < 1e-6, name
-            buffer.copy_(exact)
+    _exact_couplings(network)
     calculator.model = network
 
     def evaluate(numbers, positions, cell, pbc):

@@ -3,7 +3,7 @@
 eqfuse convert mace FILE.model RUN      # a network of mace-torch as a run
 eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn, or its name, such as 7net-0
 eqfuse convert nequix FILE.nqx RUN      # a network of nequix
-eqfuse convert nequip FILE.pth RUN      # a deployed network of nequip 0.5 or 0.6
+eqfuse convert nequip FILE RUN          # a package of nequip, or a deployed network of 0.5 or 0.6
 eqfuse convert export RUN FILE.npz      # a run, for scripts/mace_load.py
 eqfuse convert run OLD NEW              # a run of an earlier version
 """
@@ -27,7 +27,7 @@ _PROGRAMS = {
     "mace": ("FILE.model", "a .model file of mace (mace-torch)", "--head", "several heads"),
     "sevennet": ("FILE.pth", "a checkpoint of sevenn", "--modal", "several fidelities"),
     "nequix": ("FILE.nqx", "a .nqx file of nequix", None, None),
-    "nequip": ("FILE.pth", "a deployed network of nequip 0.5 or 0.6", None, None),
+    "nequip": ("FILE", "a .nequip.zip, or a deployed .pth of nequip 0.5 or 0.6", None, None),
 }
 """The name of the file, what it is, and how one of several parts of a network is chosen."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from eqfuse.convert.converted import Converted
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.mace import read_mace
-from eqfuse.convert.nequip_script import read_nequip
+from eqfuse.convert.nequip import read_nequip
 from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.sevennet import read_sevennet
 from eqfuse.convert.sevennet_files import sevennet_file

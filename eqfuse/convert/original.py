@@ -176,10 +176,42 @@ def nequix(file, choice):
 
 
 def nequip(file, choice):
-    """Return the evaluation of a deployed network of nequip up to 0.6, which needs torch alone.
+    """Return the evaluation of a file of nequip, in the precision of the file.
 
-    It is of the precision of the file.
+    A deployed network of nequip up to 0.6 needs torch alone; a package of 0.7 and later, nequip.
     """
+    if file.endswith(".nequip.zip"):
+        return _nequip_package(file)
+    return _nequip_script(file)
+
+
+def _nequip_package(file):
+    import importlib.metadata
+
+    import ase
+    import torch
+    from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+    from nequip.integrations.ase import NequIPCalculator
+    from nequip.model import ModelFromPackage
+    from nequip.utils.global_state import set_global_state
+
+    set_global_state()
+    network = ModelFromPackage(file).eval()
+    parts = network.model.func
+    names, r_max = list(parts.per_type_energy_scale_shift.type_names), float(parts.edge_norm.r_max)
+    transforms = [
+        ChemicalSpeciesToAtomTypeMapper(names),
+        NeighborListTransform(r_max=r_max),
+    ]
+    calculator = NequIPCalculator(network, torch.device("cpu"), transforms=transforms)
+
+    def evaluate(numbers, positions, cell, pbc):
+        return _of_calculator(ase.Atoms(numbers, positions, cell=cell, pbc=pbc), calculator)
+
+    return evaluate, f"nequip {importlib.metadata.version('nequip')}"
+
+
+def _nequip_script(file):
     import torch
     from ase.data import atomic_numbers
     from ase.neighborlist import primitive_neighbor_list

@@ -197,7 +197,7 @@ def read_compiled(path) -> Compiled:
                 for name in names
                 if name.startswith((f"{root}extra/", f"{root}code/")) and "debug" not in name
             }
-            constants = _unpickled(archive, root, path, "constants")
+            constants = _unpickled(archive, root, path, "constants.pkl", "constants/{}")
             module = _unpickled(archive, root, path)
     except OSError as error:
         raise ConvertError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -211,9 +211,32 @@ def read_compiled(path) -> Compiled:
     )
 
 
-def _unpickled(archive: zipfile.ZipFile, root: str, path, name: str = "data"):
+def read_package(path, folder: str, name: str) -> Record:
+    """Read a pickle of a file of `torch.package`.
+
+    Args:
+      path: of the file.
+      folder, name: where the pickle is in it.
+    Raises:
+      ConvertError: a file of another kind, or a damaged one.
+    """
     try:
-        return _Unpickler(archive, root, name).load()
+        with zipfile.ZipFile(path) as archive:
+            end = f"/{folder}/{name}"
+            [whole] = [n for n in archive.namelist() if n.endswith(end)]
+            root = whole.removesuffix(f"{folder}/{name}")
+            return _unpickled(archive, root, path, f"{folder}/{name}", ".data/{}.storage")
+    except OSError as error:
+        raise ConvertError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, ValueError) as error:
+        if isinstance(error, ConvertError):
+            raise
+        raise ConvertError(f"{path} is no package of torch: {error}") from error
+
+
+def _unpickled(archive, root: str, path, name: str = "data.pkl", data: str = "data/{}"):
+    try:
+        return _Unpickler(archive, root, name, data).load()
     except ConvertError:
         raise
     except Exception as error:  # damaged or malicious files fail in many ways
@@ -228,9 +251,9 @@ class _Dict(dict):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, archive: zipfile.ZipFile, root: str, name: str):
-        super().__init__(io.BytesIO(archive.read(f"{root}{name}.pkl")))
-        self._archive, self._folder, self._kinds, self._storages = archive, root + name, {}, {}
+    def __init__(self, archive: zipfile.ZipFile, root: str, name: str, data: str):
+        super().__init__(io.BytesIO(archive.read(root + name)))
+        self._archive, self._data, self._kinds, self._storages = archive, root + data, {}, {}
 
     def find_class(self, module, name):
         """Return a class of records for any name except those of dict and set, which do nothing."""
@@ -250,7 +273,7 @@ class _Unpickler(pickle.Unpickler):
             kind = storage.kind.rpartition(".")[2]
             if kind not in _DTYPES:
                 raise ConvertError(f"the file has tensors of {kind}, which are not supported")
-            data = self._archive.read(f"{self._folder}/{key}")
+            data = self._archive.read(self._data.format(key))
             self._storages[key] = Storage(_DTYPES[kind], data)
         return self._storages[key]
 

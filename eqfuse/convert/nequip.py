@@ -1,0 +1,37 @@
+"""Networks of nequip, read without torch: of the code in their files nothing is executed."""
+
+import zipfile
+from pathlib import Path
+
+from eqfuse.convert.converted import Converted
+from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.nequip_package import NequIPPackage
+from eqfuse.convert.nequip_script import NequIPScript
+from eqfuse.convert.pickled import read_compiled, read_package
+
+
+def read_nequip(path, choice: None = None) -> Converted:
+    """Read a network of nequip.
+
+    Args:
+      path: a file of `nequip-deploy build` (nequip 0.5 and 0.6, TorchScript), or a package of
+        `nequip-package build` (0.7 and later, .nequip.zip).
+      choice: None; the networks have one head.
+    Raises:
+      ConvertError: a file of another kind, or a network that NequIP here cannot represent.
+    """
+    if choice is not None:
+        raise ConvertError(f"networks of nequip have one head only, and no {choice!r}")
+    if _is_package(path):
+        return NequIPPackage(read_package(path, "model", "eager_model.pkl")).converted()
+    compiled = read_compiled(path)
+    if not compiled.module.kind.startswith("__torch__.nequip."):
+        raise ConvertError(f"{path} holds a {compiled.module.kind}, no network of nequip")
+    return NequIPScript(compiled).converted()
+
+
+def _is_package(path) -> bool:
+    if not Path(path).is_file() or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/model/eager_model.pkl") for name in archive.namelist())

@@ -1,0 +1,128 @@
+"""Packages of nequip 0.7 and later (`.nequip.zip`), of whose code nothing is executed."""
+
+import math
+
+import numpy as np
+
+from eqfuse.convert.nequip_records import NequIPRecords, irreps_of, refuse
+from eqfuse.convert.pickled import Record
+
+
+class NequIPPackage(NequIPRecords):
+    """The eager model of a package."""
+
+    known = ("type_embed", "spharm", "edge_norm", "bessel_encode", "factor", "total_energy_sum")
+    known += ("per_atom_energy_readout", "per_type_energy_scale_shift")
+
+    def __init__(self, module: Record):
+        while module.name in ("GraphModel", "ForceStressOutput"):
+            module = module.get("model") or module.get("func")
+        if module.name != "SequentialGraphNetwork":
+            refuse(f"a part of the kind {module.name}")
+        names = module.get("per_type_energy_scale_shift.type_names")
+        super().__init__(module, list(names))
+
+    def part_names(self):
+        """Return the names of the parts."""
+        return list(self.func.state["_modules"])
+
+    def harmonics(self):
+        """Return the irreps of the spherical harmonics."""
+        return irreps_of(self.func.get("spharm.irreps_edge_sh"))
+
+    def basis(self):
+        """Return the settings of the radial basis."""
+        norm, bessel = self.func.get("edge_norm"), self.func.get("bessel_encode")
+        if bessel.name != "BesselEdgeLengthEncoding":
+            refuse(f"a radial basis of the kind {bessel.name}")
+        if bessel.get("cutoff").name != "PolynomialCutoff":
+            refuse(f"a cutoff function of the kind {bessel.get('cutoff').name}")
+        r_max, cutoffs = float(norm.get("r_max")), None
+        if norm.get("_per_edge_type"):
+            count = int(norm.get("num_types"))
+            cutoffs = 1 / np.asarray(norm.get("_rmax_recip"), np.float64).reshape(count, count)
+        # sinc(x w) w = sin(pi w d / c) c / (pi d)
+        weights = np.asarray(bessel.get("bessel_weights"), np.float64)
+        return {
+            "cutoff": r_max,
+            "poly_power": bessel.get("cutoff.p"),
+            "pair_cutoffs": cutoffs,
+            "frequencies": weights * (math.pi / r_max),
+            "factor": float(self.func.get("factor.factor", 1.0)) * r_max / math.pi,
+        }
+
+    def embedding(self):
+        """Return the features of the species."""
+        embed = self.func.get("type_embed")
+        if embed.get("do_categorical_graph_field_embed"):
+            refuse("embeddings of what is not an element (categorical_graph_field_embed)")
+        return np.asarray(embed.get("embed_module.weight"), np.float64)
+
+    def neighbors(self, conv):
+        """Return n, if sums are divided by sqrt(n)."""
+        norm = conv.get("avg_num_neighbors_norm")
+        if norm.get("norm_const") is None:
+            return 1.0
+        constants = np.unique(np.asarray(norm.get("norm_const"), np.float64))
+        if len(constants) > 1:
+            refuse("an average number of neighbours for each element (avg_num_neighbors)")
+        return float(1 / constants[0] ** 2)
+
+    def product(self, conv):
+        """Return the tensor product of a convolution."""
+        return conv.get("tp_scatter.tp")
+
+    def radial(self, conv, first):
+        """Return the matrices of a radial network, between which is plain silu."""
+        matrices = _matrices(conv.get("edge_mlp"), "SiLU")
+        return [matrices[0] * first, *matrices[1:]]
+
+    def skip(self, conv):
+        """Return the matrices of a self-connection with the embedding of the species."""
+        embedding = self.embedding()
+        matrices = self.full_product(conv.get("sc"))
+        return {ir: np.einsum("sf,fuv->suv", embedding, w) for ir, w in matrices.items()}
+
+    def readout(self):
+        """Return the readout as one matrix."""
+        matrices = _matrices(self.func.get("per_atom_energy_readout.mlp_module"), None)
+        return np.linalg.multi_dot(matrices) if len(matrices) > 1 else matrices[0]
+
+    def per_species(self, name):
+        """Return scales or shifts of the elements."""
+        values = self.func.get(f"per_type_energy_scale_shift.{name}")
+        if values is None or not np.size(values):
+            return np.array(1.0 if name == "scales" else 0.0)
+        return np.asarray(values, np.float64).ravel()
+
+    def activation(self, owner, name):
+        """Return an activation's function, and by what it is multiplied."""
+        item = owner.get(name)
+        function = getattr(item.get("f"), "kind", "?").rpartition(".")[2].lower()
+        return function, 1.0 if item.get("_is_id") else float(item.get("cst"))
+
+
+def _matrices(network: Record, act: str | None) -> list[np.ndarray]:
+    """Return the matrices of a ScalarMLPFunction, between which is an activation or nothing."""
+    mlp = network.get("mlp")
+    if mlp.name == "DeepLinearMLP":
+        weights = [np.asarray(w, np.float64) for w in _parameters(mlp.get("weights"))]
+        return [np.linalg.multi_dot(weights) * float(np.asarray(mlp.get("alpha")))]
+    matrices = []
+    for layer in mlp.children():
+        if layer.name == "ScalarLinearLayer":
+            if layer.get("bias") is not None:
+                refuse("networks of scalars with biases")
+            weight = np.asarray(layer.get("weight"), np.float64)
+            matrices.append(weight * float(np.asarray(layer.get("alpha"))))
+        elif layer.name != act:
+            expected = act or "no activation"
+            refuse(f"a network of scalars with {layer.name}, where {expected} is expected")
+    return matrices
+
+
+def _parameters(parameters: Record) -> list:
+    result = []
+    while parameters.get(str(len(result))) is not None:
+        result.append(parameters.get(str(len(result))))
+    return result

@@ -1,0 +1,285 @@
+"""Networks of nequip as records of their modules, whatever the file: what all versions share."""
+
+import math
+import re
+
+import e3nn_jax as e3nn
+import numpy as np
+from ase.data import atomic_numbers
+
+from eqfuse.convert.converted import Converted
+from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.irreps_matrices import (
+    Matrices,
+    linear_matrices,
+    named,
+    one_hot_matrices,
+    scaled,
+)
+from eqfuse.convert.nequip_layers import (
+    Layer,
+    Path,
+    coupling_factor,
+    layer_parameters,
+    skip_setting,
+)
+from eqfuse.convert.pickled import Record
+from eqfuse.models import NequIP
+from eqfuse.models.irreps import SCALAR
+
+
+def refuse(what: str):
+    """Refuse a network, by name."""
+    raise ConvertError(f"the network has {what}, which eqfuse's NequIP cannot represent")
+
+
+def irreps_of(item) -> e3nn.Irreps:
+    """Return irreps of a record of e3nn's, or of pairs of a multiplicity and (l, p)."""
+
+    def plain(part):
+        return plain_tuple(part.args[0]) if isinstance(part, Record) else plain_tuple(part)
+
+    def plain_tuple(parts):
+        return tuple(plain(p) if isinstance(p, Record | tuple | list) else p for p in parts)
+
+    return e3nn.Irreps(list(plain(item)))
+
+
+class NequIPRecords:
+    """A network, and what its records say of each part; readers of files complete it.
+
+    Attributes:
+      func: the records of what predicts the energies of atoms.
+      scale: by which these energies are multiplied.
+      known: names of the parts of `func` besides the layers.
+    """
+
+    known: tuple[str, ...] = ()
+
+    def __init__(self, func: Record, names: list[str], scale: float = 1.0):
+        self.func, self.scale = func, scale
+        if unknown := [name for name in names if name not in atomic_numbers]:
+            refuse(f"types of atoms that are no elements ({', '.join(unknown)})")
+        numbers = [atomic_numbers[name] for name in names]
+        self.order = [int(k) for k in np.argsort(numbers)]
+        self.species = tuple(sorted(numbers))
+        self.layers = []
+        while (layer := func.get(f"layer{len(self.layers)}_convnet")) is not None:
+            self.layers.append(layer)
+        for name in self.part_names():
+            if "allegro" in name:
+                refuse("layers of Allegro")
+            if name not in self.known and not re.fullmatch(r"layer\d+_convnet", name):
+                refuse(f"a part that is not known here ({name})")
+        if not self.layers:
+            refuse("no layers called layer0_convnet, ...")
+        self.features = [irreps_of(self.layers[0].get("conv.linear_1.irreps_out"))]
+        self.factors = [{}]
+        for layer in self.layers:
+            after, factors = self._gate(layer)
+            self.features.append(after)
+            self.factors.append(factors)
+
+    # what readers of files say
+
+    def part_names(self) -> list[str]:
+        """Return the names of the parts of `func`."""
+        raise NotImplementedError
+
+    def harmonics(self) -> e3nn.Irreps:
+        """Return the irreps of the spherical harmonics."""
+        raise NotImplementedError
+
+    def basis(self) -> dict:
+        """Return the settings of the radial basis.
+
+        `cutoff`, `poly_power` and `pair_cutoffs` as ours; `frequencies` f, 1/Å, of the Bessel
+        functions, which are `factor` sin(f d)/d.
+        """
+        raise NotImplementedError
+
+    def embedding(self) -> np.ndarray:
+        """Return the features of the species, [species, channels]."""
+        raise NotImplementedError
+
+    def neighbors(self, conv: Record) -> float:
+        """Return n, if sums are divided by sqrt(n)."""
+        raise NotImplementedError
+
+    def product(self, conv: Record) -> Record:
+        """Return the tensor product of a convolution."""
+        raise NotImplementedError
+
+    def radial(self, conv: Record, first: float) -> list[np.ndarray]:
+        """Return the matrices of a radial network, whose input is multiplied with `first`."""
+        raise NotImplementedError
+
+    def skip(self, conv: Record) -> Matrices:
+        """Return the matrices of a self-connection, [species, rows, columns]."""
+        raise NotImplementedError
+
+    def readout(self) -> np.ndarray:
+        """Return the matrix of the even scalars of the last layer, [channels, 1]."""
+        raise NotImplementedError
+
+    def per_species(self, name: str) -> np.ndarray:
+        """Return scales or shifts of the species, eV."""
+        raise NotImplementedError
+
+    def activation(self, owner: Record, name: str) -> tuple[str, float]:
+        """Return an activation's function, and by what it is multiplied."""
+        raise NotImplementedError
+
+    # what is the same for all
+
+    def factor(self, owner: Record, name: str, expected: str) -> float:
+        """Return by what an activation is multiplied; refuse another function."""
+        function, constant = self.activation(owner, name)
+        if function != expected:
+            refuse(f"an activation other than {expected} ({function}, in {name})")
+        return constant
+
+    def linear(self, linear: Record) -> Matrices:
+        """Return the matrices of an `e3nn.o3.Linear`."""
+        if np.asarray(linear.get("bias", ())).size:
+            refuse("Linears with biases")
+        irreps = (irreps_of(linear.get(f"irreps_{side}")) for side in ("in", "out"))
+        return linear_matrices(linear.get("weight"), *irreps)[0]
+
+    def full_product(self, product: Record) -> Matrices:
+        """Return the matrices of a product with scalars, [scalars, rows, columns]."""
+        before, scalars, after = (
+            irreps_of(product.get(f"irreps_{name}")) for name in ("in1", "in2", "out")
+        )
+        return one_hot_matrices(product.get("weight"), before, scalars.dim, after)
+
+    def converted(self) -> Converted:
+        """Return the network."""
+        basis, fields = self.basis(), self._fields()
+        ours = NequIP(**fields).layer_irreps()[:-1]
+        params = {"embedding": self.embedding()[self.order], "radial": {}}
+        params["frequencies"] = np.asarray(basis["frequencies"], np.float64).ravel()
+        for k in range(len(self.layers)):
+            layer, radial = layer_parameters(self._layer(k, basis), ours[k], ours[k + 1])
+            params[f"layer_{k}"], params["radial"][f"layer_{k}"] = layer, radial
+        readout = scaled({SCALAR: self.readout()}, self.factors[-1])
+        params["readout"] = named(readout, ours[-1], "0e")
+        scales, shifts = (
+            np.broadcast_to(self.scale * self.per_species(name), (len(self.species),))[self.order]
+            for name in ("scales", "shifts")
+        )
+        return Converted(
+            program="nequip",
+            model="nequip",
+            fields=fields,
+            params=params,
+            scale=tuple(scales.tolist()),
+            shift=(0.0,) * len(self.species),
+            references=dict(zip(self.species, shifts.tolist(), strict=True)),
+            dtype=str(np.asarray(self.layers[0].get("conv.linear_1.weight")).dtype),
+        )
+
+    def _gate(self, layer: Record):
+        """Return the features after a gate, and the factor of each irrep."""
+        gate = layer.get("equivariant_nonlin")
+        if gate.name != "Gate":
+            refuse(f"a nonlinearity of the kind {gate.name} (nonlinearity_type)")
+        if layer.get("resnet"):
+            refuse("residual layers (resnet)")
+        names = ("scalars", "gates", "gated")
+        scalars, gates, gated = (irreps_of(gate.get(f"irreps_{name}")) for name in names)
+        if any(ir != SCALAR for _, ir in gates):
+            refuse("gates that are odd scalars")
+        factors = {}
+        for k, (_, ir) in enumerate(scalars):
+            expected = "silu" if ir == SCALAR else "tanh"
+            factors[ir] = self.factor(gate, f"act_scalars.acts.{k}", expected)
+        for k, (_, ir) in enumerate(gated):
+            factors[ir] = self.factor(gate, f"act_gates.acts.{k}", "silu")
+        return scalars + gated, factors
+
+    def _fields(self) -> dict:
+        basis, harmonics = self.basis(), self.harmonics()
+        if float(basis["poly_power"]) != int(basis["poly_power"]):
+            refuse(f"a cutoff of the power {basis['poly_power']}, which is no whole number")
+        neighbors = {self.neighbors(layer.get("conv")) for layer in self.layers}
+        widths = {
+            tuple(len(w) for w in self.radial(layer.get("conv"), 1.0)[1:]) for layer in self.layers
+        }
+        if len(neighbors) > 1 or len(widths) > 1 or len(set(min(widths))) > 1:
+            refuse(f"layers that differ (avg_num_neighbors {neighbors}, widths {widths})")
+        hidden = {}
+        for irreps in self.features[1:]:
+            for mul, ir in irreps:
+                if hidden.setdefault(ir, mul) != mul:
+                    refuse(f"layers of unlike multiplicities of {ir}")
+        skips = ["species" if layer.get("conv.use_sc") else "none" for layer in self.layers]
+        so3 = any(ir.p != (-1) ** ir.l for _, ir in harmonics)
+        [widths], [neighbors] = widths, neighbors
+        cutoffs = basis["pair_cutoffs"]
+        if cutoffs is not None:
+            cutoffs = np.asarray(cutoffs)[np.ix_(self.order, self.order)].tolist()
+        return {
+            "irreps_out": "0e",
+            "num_species": len(self.species),
+            "layers": len(self.layers),
+            "channels": self.features[1].count(SCALAR),
+            "lmax": harmonics.lmax,
+            "parity": not so3,
+            "cutoff": float(basis["cutoff"]),
+            "num_bessel": np.size(basis["frequencies"]),
+            "poly_power": int(basis["poly_power"]),
+            "radial_layers": len(widths),
+            "radial_hidden": int(widths[0]) if widths else 1,
+            "avg_num_neighbors": float(neighbors),
+            "hidden": str(e3nn.Irreps([(hidden[ir], ir) for ir in sorted(hidden)])),
+            "so3": so3,
+            "embedding_channels": self.features[0].count(SCALAR),
+            "skip": skip_setting(skips),
+            "normalize_activation": False,
+            "trainable_bessel": True,
+            "pair_cutoffs": cutoffs,
+        }
+
+    def _layer(self, k: int, basis: dict) -> Layer:
+        conv, before, factors = self.layers[k].get("conv"), self.features[k], self.factors[k]
+        skip = None
+        if conv.get("use_sc"):
+            matrices = self.skip(conv)
+            skip = scaled({ir: w[self.order] for ir, w in matrices.items()}, factors)
+        # Bessel functions here are sqrt(2/c) sin(f d)/d
+        first = basis["factor"] / math.sqrt(2 / basis["cutoff"])
+        return Layer(
+            before=before,
+            after=self.features[k + 1],
+            up=scaled(self.linear(conv.get("linear_1")), factors),
+            paths=_paths(self.product(conv)),
+            radial=self.radial(conv, first),
+            down=self.linear(conv.get("linear_2")),
+            skip=skip,
+        )
+
+
+def _paths(product: Record) -> list[Path]:
+    """Return the paths of a convolution, of which the file has a list."""
+    factors, harmonics, outputs = (
+        irreps_of(product.get(f"irreps_{name}")) for name in ("in1", "in2", "out")
+    )
+    rows, used = [], {}
+    for mul, ir in outputs:
+        rows.append(used.get(ir, 0))
+        used[ir] = used.get(ir, 0) + mul
+    paths, start = [], 0
+    for instruction in product.get("instructions"):
+        parts = instruction.args if isinstance(instruction, Record) else instruction
+        i1, i2, o, mode, _, weight, _ = parts
+        mul, ir_in = factors[i1]
+        ir, l = outputs[o].ir, harmonics[i2].ir.l
+        if mode != "uvu":
+            refuse(f"a convolution of the mode {mode}")
+        degrees = (ir_in.l, l, ir.l)
+        stored = product.get("_compiled_main_left_right._w3j_{}_{}_{}".format(*degrees))
+        factor = coupling_factor(stored, degrees) * float(weight) / math.sqrt(ir.dim)
+        paths.append(Path(ir_in, l, ir, start, rows[o], mul, factor))
+        start += mul
+    return paths

@@ -1,0 +1,207 @@
+"""Files of SevenNet, Nequix and nequip that are damaged, or hold what is not known here."""
+
+import json
+import lzma
+import zipfile
+
+import numpy as np
+import pytest
+
+from eqfuse.convert import ConvertError
+from eqfuse.convert.convert import READERS, reading
+from eqfuse.convert.nequip import read_nequip
+from eqfuse.convert.nequip_package import NequIPPackage
+from eqfuse.convert.nequix import read_nequix
+from eqfuse.convert.pickled import Record, read_package
+from eqfuse.convert.sevennet import _check
+from eqfuse.convert.sevennet_files import NETWORKS, sevennet_file
+from tests.convert.conftest import GOLDENS
+from tests.convert.test_mace_description import of_kind, put
+
+SEVENNET = {
+    "version": "0.11.0",
+    "act_radial": "silu",
+    "act_scalar": {"e": "silu", "o": "tanh"},
+    "act_gate": {"e": "silu", "o": "tanh"},
+    "cutoff_function": {"cutoff_function_name": "XPLOR", "cutoff_on": 4.5},
+    "weight_nn_hidden_neurons": [64, 64],
+}
+NEQUIX = {
+    "atomic_numbers": [1, 8],
+    "avg_n_neighbors": 4.0,
+    "cutoff": 5.0,
+    "hidden_irreps": "4x0e+3x1o",
+    "index_weights": False,
+    "layer_norm": True,
+    "lmax": 1,
+    "n_layers": 2,
+    "radial_basis_size": 3,
+    "radial_mlp_layers": 1,
+    "radial_mlp_size": 5,
+    "radial_polynomial_p": 6.0,
+    "scale": 1.5,
+    "shift": 0.5,
+}
+# of two layers: energies; then radial, up, down, skip, norm of each; then the readout
+SHAPES = [(2,), (3, 5), (5, 4), (2, 2), (2, 7), (2, 3), (2, 7), (7,), (3,)]
+SHAPES += [(3, 5), (5, 7), (4, 4), (3, 3), (7, 4), (4, 4), (4,), (4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"readout_as_fcn": True}, "a readout that is a network .readout_as_fcn."),
+        ({"act_radial": "ssp"}, "activations other than silu, and tanh for odd scalars .*ssp"),
+        ({"self_connection_type": "other"}, "a self-connection of the kind 'other'"),
+        ({"self_connection_type": ["linear", "x"]}, "a self-connection of the kind 'x'"),
+        ({"cutoff_function": {"cutoff_function_name": "cos"}}, "the cutoff function 'cos'"),
+        ({"radial_basis": {"radial_basis_name": "gauss"}}, "the radial basis 'gauss'"),
+        ({"weight_nn_hidden_neurons": [64, 32]}, r"a radial network of the widths \[64, 32\]"),
+        ({"interaction_type": "mace"}, "interactions of the kind 'mace'"),
+        ({"optimize_by_reduce": False}, "a layout that sevenn itself reads no more"),
+    ],
+)
+def test_what_sevennet_has_and_we_have_not_is_refused_by_name(change, message):
+    _check(SEVENNET, {"0_convolution.denominator": 1})
+    with pytest.raises(ConvertError, match=message):
+        _check(SEVENNET | change, {})
+
+
+def test_an_unknown_part_of_sevennet_is_refused_by_name():
+    with pytest.raises(ConvertError, match=r"not known here \(zbl\), such as ZBL or D3"):
+        _check(SEVENNET, {"zbl.coefficients": 1})
+
+
+def test_names_of_sevennet_are_listed_where_one_is_unknown():
+    with pytest.raises(ConvertError, match=f"these are {', '.join(NETWORKS)}"):
+        sevennet_file("7net-9")
+
+
+def test_a_file_with_another_hash_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("eqfuse.convert.sevennet_files._installed", lambda member: None)
+    path = tmp_path / "eqfuse" / "sevennet" / "7net-0.pth"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"another")
+    with pytest.raises(ConvertError, match=r"has the SHA-256 .* and not .*: it is damaged"):
+        sevennet_file("7NET-0")
+
+
+def nqx(path, config=NEQUIX, shapes=SHAPES, after=b""):
+    rng = np.random.default_rng(0)
+    with open(path, "wb") as file:
+        file.write(json.dumps(config).encode() + b"\n")
+        for shape in shapes:
+            np.save(file, rng.normal(size=shape).astype(np.float32))
+        file.write(after)
+    return path
+
+
+def test_a_file_of_nequix_is_read_array_by_array(tmp_path):
+    for after in (b"", b"more of the training"):
+        network = read_nequix(nqx(tmp_path / "a.nqx", after=after))
+        assert network.fields["layer_norm"]
+        assert network.fields["embedding_channels"] == 2
+        assert list(network.references) == [1, 8]
+        assert network.scale == (1.5, 1.5)
+        assert network.dtype == "float32"
+        assert network.params["layer_0"]["skip"].shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("config", "shapes", "message"),
+    [
+        (NEQUIX, SHAPES[:-1], r"ends, or is damaged, where an array of \(4, 1\) is expected"),
+        (NEQUIX, [(3,), *SHAPES[1:]], r"an array of \(3,\) where one of \(2,\) is expected"),
+        (NEQUIX | {"hidden_irreps": "4x0e+3x1e"}, SHAPES, "not 0e, 1o, 2e, ... in this order"),
+        (NEQUIX | {"radial_polynomial_p": 2.5}, SHAPES, "the power 2.5, which is no whole number"),
+        ({"cutoff": 5.0}, SHAPES, "its first line has no atomic_numbers, avg_n_neighbors"),
+        ([1], SHAPES, "its first line has no atomic_numbers"),
+    ],
+)
+def test_damaged_files_of_nequix_are_refused(config, shapes, message, tmp_path):
+    with pytest.raises(ConvertError, match=message):
+        read_nequix(nqx(tmp_path / "a.nqx", config, shapes))
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    path = tmp_path_factory.mktemp("packages") / "a.nequip.zip"
+    stored = GOLDENS / "networks" / "nequip_pair_cutoffs.nequip.zip.xz"
+    path.write_bytes(lzma.decompress(stored.read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("layer1_convnet.resnet", True, "residual layers .resnet."),
+        ("layer1_convnet.equivariant_nonlin", of_kind("e3nn.NormActivation"), "NormActivation"),
+        ("bessel_encode", of_kind("nequip.nn.Other"), "a radial basis of the kind Other"),
+        ("bessel_encode.cutoff", of_kind("nequip.nn.Cosine"), "a cutoff function of the kind Cosi"),
+        ("bessel_encode.cutoff.p", 5.5, "a cutoff of the power 5.5"),
+        ("layer1_convnet.conv.avg_num_neighbors_norm.norm_const", np.array([1.0, 2.0]), "for each"),
+        ("type_embed.do_categorical_graph_field_embed", True, "categorical_graph_field_embed"),
+        ("per_type_energy_scale_shift.type_names", ["A", "H", "C"], "that are no elements .A."),
+    ],
+)
+def test_what_nequip_has_and_we_have_not_is_refused_by_name(part, value, message, package):
+    module = read_package(package, "model", "eager_model.pkl")
+    NequIPPackage(module).converted()  # as it is, it can be
+    put(module.get("model.func"), part, value)
+    with pytest.raises(ConvertError, match=message):
+        NequIPPackage(module).converted()
+
+
+@pytest.mark.parametrize("name", ["pair_potential", "allegro"])
+def test_an_unknown_part_of_nequip_is_refused_by_name(name, package):
+    module = read_package(package, "model", "eager_model.pkl")
+    module.get("model.func").state["_modules"][name] = Record()
+    message = "layers of Allegro" if name == "allegro" else r"not known here \(pair_potential\)"
+    with pytest.raises(ConvertError, match=message):
+        NequIPPackage(module)
+
+
+@pytest.mark.parametrize("program", ["sevennet", "nequix", "nequip"])
+@pytest.mark.parametrize("content", [b"", b"no network", b"PK\x03\x04 cut off", b"{}\n"])
+def test_files_of_another_kind_are_refused_in_one_sentence(program, content, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(ConvertError, match=str(path)) as caught, reading(program, path):
+        READERS[program](path, None)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_packages_are_refused(package, tmp_path):
+    rng = np.random.default_rng(0)
+    data = package.read_bytes()
+    path = tmp_path / "b.nequip.zip"
+    outcomes = set()
+    for _ in range(30):
+        damaged = bytearray(data)
+        damaged[rng.integers(len(data) // 2)] ^= 255
+        path.write_bytes(bytes(damaged))
+        try:
+            with reading("nequip", path):
+                read_nequip(path)
+            outcomes.add("read")  # what was changed is not read
+        except ConvertError:
+            outcomes.add("refused")
+    assert "refused" in outcomes
+
+
+def test_nothing_of_a_package_is_executed(package, tmp_path):
+    """Code of a package, and a function that a pickle calls, stay what they are: bytes."""
+    path = tmp_path / "c.nequip.zip"
+    mark = tmp_path / "executed"
+    harm = b"\x80\x02cbuiltins\nexec\n(X" + len(
+        code := f"open({str(mark)!r}, 'w')".encode()
+    ).to_bytes(4, "little")
+    harm += code + b"tR."
+    with zipfile.ZipFile(package) as archive, zipfile.ZipFile(path, "w") as out:
+        for name in archive.namelist():
+            is_model = name.endswith("eager_model.pkl")
+            out.writestr(name, harm if is_model else archive.read(name))
+    with pytest.raises(ConvertError), reading("nequip", path):
+        read_nequip(path)
+    assert not mark.exists()

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from eqfuse.convert import ConvertError
+from eqfuse.convert.sevennet_files import sevennet_file
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [
@@ -45,12 +48,18 @@ def test_a_broken_link_is_seen():
         "fuse",
         pytest.param("backends", marks=pytest.mark.slow),
         pytest.param("mace", marks=pytest.mark.slow),
+        pytest.param("trained_networks", marks=pytest.mark.slow),
         pytest.param("train", marks=pytest.mark.slow),
     ],
 )
 def test_tutorials_run(name, tmp_path):
     for package in ("haiku", "equinox") if name == "fuse" else ():
         pytest.importorskip(package)
+    if name == "trained_networks":
+        try:
+            sevennet_file("7net-0", download=False)
+        except ConvertError as error:
+            pytest.skip(str(error))
     page = ROOT / "docs" / "tutorials" / f"{name}.md"
     module("execute").execute(page, tmp_path)
     assert "```" in page.read_text(encoding="utf-8")  # had blocks; one that fails is an error

@@ -14,7 +14,7 @@ from eqfuse.models import compile_predict
 from eqfuse.train.elements import check_elements, of_elements
 from eqfuse.train.run.checkpoint import has_checkpoint, module_of, read_checkpoint
 from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import FIT
 
 REFERENCE_TOLERANCE = 1e-3
@@ -62,12 +62,23 @@ class Start:
     def for_elements(self, elements: tuple[int, ...], config: Config) -> "Start":
         """Return the network, with `elements=data` for these elements only.
 
+        With `elements=add` it is for its own and these, of which new ones begin as similar ones.
+
         Raises:
-          ConfigError: elements that it does not know.
+          ConfigError: elements that it does not know, without `elements=add`, or with it and
+            without reference energies for them.
         """
-        check_elements(elements, self.species)
-        if config.elements is None:
-            return self
+        if config.elements == "add":
+            elements = tuple(sorted({*elements, *self.species}))
+            new = sorted(set(elements) - set(self.species))
+            given = config.data.reference_energies is not None
+            names = ", ".join(chemical_symbols[z] for z in new)
+            need = f"given: a file of atoms, or {FIT}, for {names}, which the network does not know"
+            require(given or not new, "data.reference_energies", "null", need)
+        else:
+            check_elements(elements, self.species)
+            if config.elements is None:
+                return self
         params, metadata = of_elements(self.params, self.metadata, elements)
         return dataclasses.replace(self, params=params, metadata=metadata)
 

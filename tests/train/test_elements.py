@@ -1,149 +1,77 @@
-"""Fine-tuning: networks for some of their elements, frozen parameters, new elements refused."""
+"""A trained network for other elements."""
 
-import ase
-import ase.build
-import ase.io
-import jax
+import lzma
+
 import numpy as np
 import pytest
+from ase.data import atomic_numbers
 
-import eqfuse
+from eqfuse.convert import convert_mace
+from eqfuse.train.elements import _group, of_elements, similar
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
-from tests.small_runs import labelled
-
-NETWORKS = {
-    "nequip": ["model.radial_hidden=4", "lmax=1"],
-    "allegro": ["model.latent_dim=4", "model.readout_hidden=2", "lmax=1"],
-    "mace": [
-        "model.radial_hidden=4",
-        "lmax=1",
-        "model.readout_hidden=2",
-        "model.species_linear=true",
-        "model.density_normalization=true",
-        "model.distance_transform=agnesi",
-    ],
-}
-ONE_STEP = ["data.batch_size=2", "data.val=2", "steps=1"]
+from tests.convert.conftest import GOLDENS
 
 
-def written(path, formulas, seed=0):
-    """Write a file of eight distorted molecules."""
-    rng, frames = np.random.default_rng(seed), []
-    for k in range(8):
-        atoms = ase.build.molecule(formulas[k % len(formulas)])
-        atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
-        frames.append(labelled(atoms))
-    ase.io.write(path, frames, format="extxyz")
-    return path
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    return {
-        "all": written(folder / "all.xyz", ["CH3OH", "H2O"]),
-        "water": written(folder / "water.xyz", ["H2O"], seed=1),
-        "ammonia": written(folder / "ammonia.xyz", ["NH3"], seed=2),
-    }
-
-
-@pytest.fixture(scope="module")
-def trained(files, tmp_path_factory):
-    """Folder of a run on H, C and O with ZBL, by the name of its network."""
-    folder, made = tmp_path_factory.mktemp("runs"), set()
-
-    def run(name):
-        if name not in made:
-            data = ["data=extxyz", f"data.path={files['all']}", *ONE_STEP, "dtype=float64"]
-            network = [f"model={name}", "channels=2", "layers=1", "model.num_bessel=4"]
-            network += ["model.zbl=true", "cutoff=3", *NETWORKS[name]]
-            assert main([*network, *data, f"run={folder / name}"]) == 0
-            made.add(name)
-        return folder / name
-
-    return run
-
-
-@pytest.fixture
-def base(trained):
-    return trained("mace")
-
-
-def started(base, file, *more):
-    return [f"start_from={base}", "data=extxyz", f"data.path={file}", *ONE_STEP, *more]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
-def test_only_the_elements_of_the_data_are_kept(name, trained, files, tmp_path):
-    base = trained(name)
-    more = ["elements=data", "dtype=float64", "lr=1e-30", "training.min_lr=1e-30"]
-    assert main([*started(base, files["water"], *more), f"run={tmp_path / 'run'}"]) == 0
-    before, theirs, _ = read_checkpoint(base, ("best",))
-    after, ours, _ = read_checkpoint(tmp_path / "run", ("best",))
-    assert theirs["species"] == [1, 6, 8]
-    assert ours["species"] == [1, 8]
-    assert list(ours["reference_energies"]) == ["1", "8"]
-    assert ours["potential"]["repulsion"]["atomic_numbers"] == [1, 8]
-    sizes = [sum(leaf.size for leaf in jax.tree.leaves(p)) for p in (before, after)]
-    assert sizes[1] < sizes[0]
-    water = ase.build.molecule("H2O")
-    water.positions[1] += [0.1, 0.0, 0.05]
-    found = []
-    for run in (base, tmp_path / "run"):
-        water.calc = eqfuse.Calculator(run, which="best")
-        found.append((water.get_potential_energy(), water.get_forces()))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
-    np.testing.assert_allclose(found[0][1], found[1][1], rtol=0, atol=1e-10)
-    assert abs(found[0][1]).max() > 1e-2
-    if name == "mace":  # and it is a run that can be resumed
-        assert main([f"resume={tmp_path / 'run'}", "steps=2"]) == 0
-
-
-@pytest.mark.slow
-def test_new_elements_are_refused_with_what_to_do(base, files, tmp_path, capsys):
-    assert main([*started(base, files["ammonia"]), f"run={tmp_path / 'run'}"]) == 2
-    error = capsys.readouterr().err
-    assert "the data have N, for which the network of start_from= has no weights" in error
-    assert "leave these frames out, start from a network that knows them, or train a new" in error
-    assert len(error.splitlines()) == 1
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_frozen_parameters_keep_their_values(base, files, tmp_path, optimizer):
-    frozen = ["freeze=embedding, radial,layer_0/linear*", f"training.optimizer={optimizer}"]
-    more = [*frozen, "lr=0.01", "dtype=float64", "training.ema_decay=0"]
-    assert main([*started(base, files["water"], *more), f"run={tmp_path / 'run'}"]) == 0
-    before, _, _ = read_checkpoint(base, ("best",))
-    after, _, _ = read_checkpoint(tmp_path / "run", ("last",))
-    moved = jax.tree.map(lambda a, b: bool((a != b).any()), before, after)["params"]["model"]
-    assert not moved["embedding"]
-    assert not any(jax.tree.leaves(moved["radial"]))
-    assert not any(jax.tree.leaves(moved["layer_0"]["linear_up"]))
-    assert moved["layer_0"]["contraction"]
-    assert all(jax.tree.leaves(moved["layer_0"]["species_linear"])[:1])
-    assert all(jax.tree.leaves(moved["readout_0"]))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("z", "known", "expected"),
     [
-        ("freeze=embeding", "training.freeze=embeding fits no parameter; there are"),
-        ("freeze=*", "leaves no parameter to train"),
-        ("elements=all", "elements=all is unknown"),
+        (14, (1, 6, 8), 6),  # silicon is like carbon
+        (9, (1, 8, 17), 17),  # fluorine like chlorine
+        (31, (5, 12, 30), 5),  # gallium like boron
+        (2, (1, 4, 10), 10),  # helium like neon, and not beryllium
+        (47, (28, 29, 46), 29),  # silver like copper
+        (72, (22, 57, 73), 22),  # hafnium like titanium
+        (58, (57, 90), 90),  # cerium like thorium
+        (16, (1, 6), 6),  # no other of its group
     ],
 )
-def test_impossible_settings_are_refused(base, files, tmp_path, capsys, setting, message):
-    assert main([*started(base, files["water"], setting), f"run={tmp_path / 'run'}"]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) == 1
+def test_a_new_element_begins_as_the_most_similar_one(z, known, expected):
+    assert similar(z, known) == expected
 
 
-def test_elements_are_for_networks_to_start_from(files, capsys):
-    assert main(["data=extxyz", f"data.path={files['water']}", "elements=data"]) == 2
-    assert "left out without start_from=" in capsys.readouterr().err
+def test_all_groups_are_those_of_the_periodic_table():
+    table = {1: "H Li Na K Rb Cs Fr", 2: "Be Mg Ca Sr Ba Ra", 4: "Ti Zr Hf Rf", 12: "Zn Cd Hg"}
+    table |= {13: "B Al Ga In Tl", 14: "C Si Ge Sn Pb", 17: "F Cl Br I At", 18: "He Ne Ar Kr Xe Rn"}
+    for group, names in table.items():
+        assert {_group(atomic_numbers[name]) for name in names.split()} == {group}, names
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """Run of a network of mace with ZBL and Agnesi's transform, of H, C and O."""
+    folder = tmp_path_factory.mktemp("network")
+    file = folder / "density.model"
+    file.write_bytes(lzma.decompress((GOLDENS / "density.model.xz").read_bytes()))
+    convert_mace(file, folder / "run")
+    return folder / "run"
+
+
+def test_a_new_element_has_the_weights_of_the_similar_one_and_its_own_radius(network):
+    params, metadata, _ = read_checkpoint(network, ("best",))
+    more, theirs = of_elements(params, metadata, (1, 6, 8, 16))
+    assert theirs["species"] == [1, 6, 8, 16]
+    assert theirs["reference_energies"]["16"] == metadata["reference_energies"]["8"]
+    old, new = (tree["params"]["model"]["embedding"] for tree in (params, more))
+    np.testing.assert_array_equal(new, old[[0, 1, 2, 2]])
+    fields = theirs["model_fields"]
+    assert fields["atomic_numbers"] == [1, 6, 8, 16]
+    assert fields["covalent_radii"][:3] == metadata["model_fields"]["covalent_radii"]
+    assert fields["covalent_radii"][3] == pytest.approx(1.05)
+    assert theirs["potential"]["repulsion"]["atomic_numbers"] == [1, 6, 8, 16]
+
+
+def test_an_added_element_is_trained(network, copper, tmp_path, capsys):
+    settings = [f"start_from={network}", "data=extxyz", f"data.path={copper}", "epochs=1"]
+    settings += ["data.val=4", "data.batch_size=4", f"run={tmp_path / 'run'}"]
+    assert main(settings) == 2
+    assert "let them begin as a similar element (elements=add)" in capsys.readouterr().err
+    assert main([*settings, "elements=add"]) == 2
+    assert "fit, for Cu, which the network does not know" in capsys.readouterr().err
+    assert main([*settings, "elements=add", "data.reference_energies=fit"]) == 0
+    _, metadata, _ = read_checkpoint(tmp_path / "run", ("last",))
+    assert metadata["species"] == [1, 6, 8, 29]
+    before = metadata["reference_energies"]
+    # the energy of copper is fitted; those of elements that are not in the data stay
+    assert before["8"] == read_checkpoint(network, ("best",))[1]["reference_energies"]["8"]
+    assert before["29"] != before["8"]

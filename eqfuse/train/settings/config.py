@@ -127,8 +127,10 @@ class Config:
     start_from: str | None = setting(
         None, "folder of a run whose trained network to start from; see Options", path="read"
     )
-    elements: Literal["data"] | None = setting(
-        None, "with start_from=: keep only the elements of the data; null: all"
+    elements: Literal["data", "add"] | None = setting(
+        None,
+        "with start_from=: keep only the elements of the data, or add those that the network does "
+        "not know, which begin as similar ones; null: those of the network",
     )
     resume: str | None = setting(
         None,

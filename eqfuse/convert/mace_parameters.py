@@ -51,14 +51,13 @@ def parameters(network: Record, description: Description) -> dict:
             "contraction": projected(
                 product.get("symmetric_contractions"), irreps_basis, irreps_out
             )[order],
-            "linear_down": _linear(product.get("linear")),
+            "linear_down": _of_outputs(_linear(product.get("linear")), irreps_out),
         }
         skip = _species_linear(block.get("skip_tp"), order)
         if k > 0 or description.fields["first_skip"]:
-            layer["skip"] = skip
+            layer["skip"] = _of_outputs(skip, irreps_out)
         else:
-            kept = {f"{mul}x{ir}" for mul, ir in irreps_basis}
-            layer["species_linear"] = {n: w for n, w in skip.items() if n.split(",")[-1] in kept}
+            layer["species_linear"] = _of_outputs(skip, irreps_basis)
         if description.fields["density_normalization"]:
             [dense] = block.get("density_fn").children()
             layer["density"] = np.asarray(dense.get("weight"), np.float64)[:, 0]
@@ -108,6 +107,15 @@ def _linear(linear: Record) -> dict:
         _name(o, *w.shape, irreps_in[i].ir): w * math.sqrt(len(w))
         for (i, o), w in _linear_blocks(linear)
     }
+
+
+def _of_outputs(matrices: dict, irreps_out: e3nn.Irreps) -> dict:
+    """Return the matrices of a Linear to these irreps; a file may have others, which nobody reads.
+
+    With `keep_last_layer_irreps`, the last layer of mace has more than the readout reads.
+    """
+    kept = {f"{mul}x{ir}" for mul, ir in irreps_out}
+    return {name: w for name, w in matrices.items() if name.split(",")[-1] in kept}
 
 
 def _species_linear(tp: Record, order) -> dict:

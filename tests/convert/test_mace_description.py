@@ -1,10 +1,15 @@
 """What converted networks are said to be, and what is refused by name."""
 
+import itertools
+
+import e3nn_jax as e3nn
+import jax
 import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError
-from eqfuse.convert.mace_description import described
+from eqfuse.convert.mace_description import described, irreps
+from eqfuse.convert.mace_parameters import _of_outputs, parameters
 from eqfuse.convert.pickled import Record
 
 
@@ -110,4 +115,64 @@ def test_files_of_old_versions_lack_newer_attributes(network):
         for name in ("cueq_config", "oeq_config", "edge_irreps", "radial_MLP"):
             block.state.pop(name, None)
     found.get("radial_embedding").state.pop("apply_cutoff")
+    assert described(found) == before
+
+
+def simplified(linear):
+    """Merge what lies side by side in the irreps that a Linear reads, as mace up to 0.3.8 does."""
+    before = irreps(linear.get("irreps_in"))
+    starts = [k for k in range(len(before)) if k == 0 or before[k].ir != before[k - 1].ir]
+    groups = [range(a, b) for a, b in itertools.pairwise([*starts, len(before)])]
+    instructions = {i.args[0]: i.args for i in linear.get("instructions")}
+    merged = []
+    for number, group in enumerate(groups):
+        parts = [instructions[k] for k in group if k in instructions]
+        if parts:
+            rows = sum(part[2][0] for part in parts)
+            record = of_kind("e3nn.Instruction")
+            record.args = (number, parts[0][1], (rows, parts[0][2][1]), parts[0][3])
+            merged.append(record)
+    linear.state["instructions"] = merged
+    linear.state["irreps_in"] = str(before.simplify())
+
+
+def test_simplified_irreps_of_a_linear_change_nothing(network):
+    found, simple = network("medium"), network("medium")
+    count = len(irreps(simple.get("interactions.1.linear.irreps_in")))
+    for block in simple.get("interactions").children():
+        simplified(block.get("linear"))
+    assert len(irreps(simple.get("interactions.1.linear.irreps_in"))) < count
+    description = described(found)
+    assert described(simple) == description
+    expected, result = (parameters(n, description) for n in (found, simple))
+    jax.tree.map(np.testing.assert_array_equal, result, expected)
+    # the test sees rows that are taken from another place
+    weight = simple.get("interactions.1.linear.weight")
+    put(simple, "interactions.1.linear.weight", np.roll(weight, 1))
+    wrong = parameters(simple, description)["layer_1"]["linear_basis"]
+    right = expected["layer_1"]["linear_basis"]
+    assert any((wrong[name] != right[name]).any() for name in right)
+
+
+def test_what_nobody_reads_of_the_last_layer_is_left_out():
+    """mace keeps it with `keep_last_layer_irreps`."""
+    matrices = {"w[0,0] 4x0e,4x0e": 1, "w[1,1] 4x1o,4x1o": 2}
+    assert _of_outputs(matrices, e3nn.Irreps("4x0e")) == {"w[0,0] 4x0e,4x0e": 1}
+
+
+def test_files_of_2022_have_lists_of_numbers_and_no_number_of_layers(network):
+    found = network("small")
+    before = described(found)
+    scalar = of_kind("numpy.core.multiarray.scalar")
+    numbers = []
+    for z in found.get("atomic_numbers"):
+        dtype, data = of_kind("numpy.dtype"), of_kind("_codecs.encode")
+        dtype.args = ("<i8",)
+        data.args = (int(z).to_bytes(8, "little").decode("latin1"), "latin1")
+        record = type(scalar)()
+        record.args = (dtype, data)
+        numbers.append(record)
+    del found.state["_buffers"]["atomic_numbers"]
+    found.state["atomic_numbers"] = numbers
+    found.state["_buffers"].pop("num_interactions")
     assert described(found) == before

@@ -1,6 +1,6 @@
 """Make small packages of nequip with random weights, for the goldens of the tests.
 
-    python scripts/nequip_packages.py FOLDER     # in an environment with nequip 0.7 or later
+    python scripts/nequip_packages.py FOLDER [NAMES]   # in an environment with nequip 0.7 or later
     python scripts/network_goldens.py nequip FOLDER/NAME.nequip.zip NAME --python THAT_PYTHON
 
 The first command writes FOLDER/NAME.nequip.zip, and NAME.nequip.zip.xz beside the goldens, the same
@@ -46,12 +46,25 @@ NETWORKS = {
         "readout_mlp_hidden_layers_width": 7,
         "readout_mlp_nonlinearity": None,
     },
+    "nequip_repulsion": {
+        "parity": False,
+        "num_features": 3,
+        "l_max": 1,
+        "num_layers": 2,
+        "avg_num_neighbors": {"H": 5.0, "C": 7.0, "O": 9.0},
+        "pair_potential": {
+            "_target_": "nequip.nn.pair_potential.ZBL",
+            "chemical_species": ["O", "H", "C"],
+            "units": "metal",
+        },
+    },
 }
 
 
-def main(folder: str):
+def main(folder: str, *names: str):
     set_global_state()
-    for name, settings in NETWORKS.items():
+    for name in names or NETWORKS:
+        settings = NETWORKS[name]
         network = NequIPGNNModel(**COMMON | settings).eval()
         path = Path(folder) / f"{name}.nequip.zip"
         path.parent.mkdir(exist_ok=True)

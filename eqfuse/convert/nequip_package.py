@@ -6,13 +6,15 @@ import numpy as np
 
 from eqfuse.convert.nequip_records import NequIPRecords, irreps_of, refuse
 from eqfuse.convert.pickled import Record
+from eqfuse.models import ZBL
+from eqfuse.models.pairs import radii_of
 
 
 class NequIPPackage(NequIPRecords):
     """The eager model of a package."""
 
     known = ("type_embed", "spharm", "edge_norm", "bessel_encode", "factor", "total_energy_sum")
-    known += ("per_atom_energy_readout", "per_type_energy_scale_shift")
+    known += ("per_atom_energy_readout", "per_type_energy_scale_shift", "pair_potential")
 
     def __init__(self, module: Record):
         while module.name in ("GraphModel", "ForceStressOutput"):
@@ -59,14 +61,32 @@ class NequIPPackage(NequIPRecords):
         return np.asarray(embed.get("embed_module.weight"), np.float64)
 
     def neighbors(self, conv):
-        """Return n, if sums are divided by sqrt(n)."""
+        """Return n of the sums, which are divided by sqrt(n)."""
         norm = conv.get("avg_num_neighbors_norm")
-        if norm.get("norm_const") is None:
-            return 1.0
-        constants = np.unique(np.asarray(norm.get("norm_const"), np.float64))
-        if len(constants) > 1:
-            refuse("an average number of neighbours for each element (avg_num_neighbors)")
-        return float(1 / constants[0] ** 2)
+        return tuple((1 / np.asarray(norm.get("norm_const"), np.float64).ravel() ** 2).tolist())
+
+    def repulsion(self):
+        """Return the repulsion of nuclei, if there is one."""
+        pair = self.func.get("pair_potential")
+        if pair is None:
+            return None
+        if pair.name != "ZBL":
+            refuse(f"a pair potential of the kind {pair.name}")
+        basis, power = self.basis(), pair.get("cutoff.p")
+        if basis["pair_cutoffs"] is not None:
+            refuse("ZBL with cutoffs for each pair of elements (per_edge_type_cutoff)")
+        if float(power) != int(power):
+            refuse(f"ZBL with a cutoff of the power {power}, which is no whole number")
+        return ZBL(
+            atomic_numbers=self.species,
+            covalent_radii=radii_of(self.species),
+            power=int(power),
+            length=0.46850,
+            coefficients=(0.18175, 0.50986, 0.28022, 0.02817),
+            decays=(3.19980, 0.94229, 0.40290, 0.20162),
+            coulomb=2 * float(np.asarray(pair.get("_qqr2exesquare"))),
+            cutoff=basis["cutoff"],
+        )
 
     def product(self, conv):
         """Return the tensor product of a convolution."""

@@ -24,7 +24,7 @@ from eqfuse.convert.nequip_layers import (
     skip_setting,
 )
 from eqfuse.convert.pickled import Record
-from eqfuse.models import NequIP
+from eqfuse.models import ZBL, NequIP
 from eqfuse.models.irreps import SCALAR
 
 
@@ -102,9 +102,13 @@ class NequIPRecords:
         """Return the features of the species, [species, channels]."""
         raise NotImplementedError
 
-    def neighbors(self, conv: Record) -> float:
-        """Return n, if sums are divided by sqrt(n)."""
+    def neighbors(self, conv: Record) -> tuple[float, ...]:
+        """Return n of the sums, which are divided by sqrt(n): one, or one for each species."""
         raise NotImplementedError
+
+    def repulsion(self) -> ZBL | None:
+        """Return the repulsion of nuclei, if there is one."""
+        return None
 
     def product(self, conv: Record) -> Record:
         """Return the tensor product of a convolution."""
@@ -177,6 +181,7 @@ class NequIPRecords:
             shift=(0.0,) * len(self.species),
             references=dict(zip(self.species, shifts.tolist(), strict=True)),
             dtype=str(np.asarray(self.layers[0].get("conv.linear_1.weight")).dtype),
+            repulsion=self.repulsion(),
         )
 
     def _gate(self, layer: Record):
@@ -216,6 +221,9 @@ class NequIPRecords:
         skips = ["species" if layer.get("conv.use_sc") else "none" for layer in self.layers]
         so3 = any(ir.p != (-1) ** ir.l for _, ir in harmonics)
         [widths], [neighbors] = widths, neighbors
+        counts = None
+        if len(neighbors) > 1:
+            counts = [neighbors[k] for k in self.order]
         cutoffs = basis["pair_cutoffs"]
         if cutoffs is not None:
             cutoffs = np.asarray(cutoffs)[np.ix_(self.order, self.order)].tolist()
@@ -231,7 +239,8 @@ class NequIPRecords:
             "poly_power": int(basis["poly_power"]),
             "radial_layers": len(widths),
             "radial_hidden": int(widths[0]) if widths else 1,
-            "avg_num_neighbors": float(neighbors),
+            "avg_num_neighbors": float(np.mean(neighbors)),
+            "species_neighbors": counts,
             "hidden": str(e3nn.Irreps([(hidden[ir], ir) for ir in sorted(hidden)])),
             "so3": so3,
             "embedding_channels": self.features[0].count(SCALAR),

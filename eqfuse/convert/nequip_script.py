@@ -56,8 +56,8 @@ class NequIPScript(NequIPRecords):
         return self.linear(self.func.get("chemical_embedding.linear"))[SCALAR]
 
     def neighbors(self, conv):
-        """Return n, if sums are divided by sqrt(n)."""
-        return float(conv.get("avg_num_neighbors") or 1.0)
+        """Return n of the sums, which are divided by sqrt(n)."""
+        return (float(conv.get("avg_num_neighbors") or 1.0),)
 
     def product(self, conv):
         """Return the tensor product of a convolution."""

@@ -14,7 +14,7 @@ from eqfuse import ops
 from eqfuse.models.irreps import SCALAR, require_positive
 from eqfuse.models.message_passing import embed_species, linear, radial_networks
 from eqfuse.models.mlp import normalized
-from eqfuse.models.nequip_edges import CUTOFF_FUNCTIONS, nequip_edges
+from eqfuse.models.nequip_edges import check_edge_settings, nequip_edges
 from eqfuse.models.nequip_irreps import gated, hidden_irreps, messages
 from eqfuse.models.norm import RMSNorm
 from eqfuse.models.species import take, take_species
@@ -149,6 +149,8 @@ class NequIP(nn.Module):
       cutoff_function: of edge lengths; xplor is one up to `cutoff_onset`.
       cutoff_onset: of the cutoff function xplor, Å.
       trainable_bessel: the frequencies of the Bessel functions are parameters.
+      species_neighbors: mean number of neighbours for each species of the sender, in place of
+        `avg_num_neighbors`; None for that.
       pair_cutoffs: a cutoff for each species of receiver and sender, at most `cutoff`, Å; None for
         one cutoff.
       solid_harmonics: spherical harmonics of vectors, which grow as d^l, and not of directions.
@@ -181,6 +183,7 @@ class NequIP(nn.Module):
     cutoff_function: Literal["polynomial", "xplor"] = "polynomial"
     cutoff_onset: float | None = None
     trainable_bessel: bool = False
+    species_neighbors: tuple[float, ...] | None = None
     pair_cutoffs: tuple[tuple[float, ...], ...] | None = None
     solid_harmonics: bool = False
     backend: str | None = None
@@ -223,7 +226,8 @@ class NequIP(nn.Module):
         params = take_species(params, keep, ("embedding", "skip"))
         cutoffs = take(self.pair_cutoffs, keep)
         cutoffs = cutoffs and tuple(take(row, keep) for row in cutoffs)
-        return self.clone(num_species=len(keep), pair_cutoffs=cutoffs), params
+        fields = {"pair_cutoffs": cutoffs, "species_neighbors": take(self.species_neighbors, keep)}
+        return self.clone(num_species=len(keep), **fields), params
 
     @nn.compact
     def __call__(self, vectors, species, edges):
@@ -242,7 +246,11 @@ class NequIP(nn.Module):
         irreps_in, *hidden, irreps_out = self.layer_irreps()
         # [n_edges, irreps_sh], [n_edges, num_bessel]
         sh, basis = nequip_edges(self, vectors, species, edges)
-        sh = sh / math.sqrt(self.avg_num_neighbors)
+        if self.species_neighbors is None:
+            sh = sh / math.sqrt(self.avg_num_neighbors)
+        else:
+            counts = jnp.asarray(self.species_neighbors, sh.dtype)[species[edges.senders]]
+            sh = sh / jnp.sqrt(counts)[:, None]
         h = embed_species(self, species, basis.dtype, irreps_in.dim)
         widths = [
             messages(before, sh.irreps, after).num_irreps
@@ -272,23 +280,9 @@ class NequIP(nn.Module):
             num_bessel=self.num_bessel,
             poly_power=self.poly_power,
         )
-        if self.cutoff_function not in CUTOFF_FUNCTIONS:
-            known = " or ".join(CUTOFF_FUNCTIONS)
-            raise ValueError(f"cutoff_function must be {known}, got {self.cutoff_function!r}")
-        onset = self.cutoff_onset
-        if self.cutoff_function == "xplor" and not (onset and 0 < onset < self.cutoff):
+        counts = self.species_neighbors
+        if counts is not None and (len(counts) != self.num_species or min(counts) <= 0):
             raise ValueError(
-                f"cutoff_function='xplor' needs a cutoff_onset between 0 and {self.cutoff} Å, got "
-                f"{onset}"
+                f"species_neighbors must be {self.num_species} positive numbers, got {counts}"
             )
-        cutoffs = self.pair_cutoffs
-        if cutoffs is not None:
-            fits = len(cutoffs) == self.num_species and all(
-                len(row) == self.num_species and all(0 < c <= self.cutoff for c in row)
-                for row in cutoffs
-            )
-            if not fits:
-                raise ValueError(
-                    f"pair_cutoffs must be {self.num_species} rows of as many cutoffs, positive "
-                    f"and at most {self.cutoff} Å, got {cutoffs}"
-                )
+        check_edge_settings(self)

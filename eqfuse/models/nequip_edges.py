@@ -78,3 +78,31 @@ def _bessel(network, lengths):
     frequencies = network.param("frequencies", init)
     lengths = lengths[:, None]
     return math.sqrt(2 / cutoff) * jnp.sin(frequencies * lengths) / lengths
+
+
+def check_edge_settings(network):
+    """Refuse settings of edges that are out of range.
+
+    Raises:
+      ValueError: the first that is, by its name.
+    """
+    if network.cutoff_function not in CUTOFF_FUNCTIONS:
+        known = " or ".join(CUTOFF_FUNCTIONS)
+        raise ValueError(f"cutoff_function must be {known}, got {network.cutoff_function!r}")
+    onset = network.cutoff_onset
+    if network.cutoff_function == "xplor" and not (onset and 0 < onset < network.cutoff):
+        raise ValueError(
+            f"cutoff_function='xplor' needs a cutoff_onset between 0 and {network.cutoff} Å, got "
+            f"{onset}"
+        )
+    cutoffs = network.pair_cutoffs
+    if cutoffs is not None:
+        fits = len(cutoffs) == network.num_species and all(
+            len(row) == network.num_species and all(0 < c <= network.cutoff for c in row)
+            for row in cutoffs
+        )
+        if not fits:
+            raise ValueError(
+                f"pair_cutoffs must be {network.num_species} rows of as many cutoffs, positive "
+                f"and at most {network.cutoff} Å, got {cutoffs}"
+            )

@@ -80,15 +80,17 @@ class ZBL:
         phi(x) = sum_k c_k exp(-b_k x),    s = S / (Z_i^e + Z_j^e)
 
     with the polynomial cutoff u, so that only atoms nearer than the sum of their covalent radii
-    repel each other. The default constants are the published ones.
+    repel each other, or with `cutoff` those nearer than that. The default constants are the
+    published ones.
 
     Attributes:
       atomic_numbers: Z of each species.
       covalent_radii: r of each species, Å.
       power: p of the cutoff, see `eqfuse.models.radial.polynomial_cutoff`.
       exponent, length: e, and S in Å.
-      coefficients: c_k, four.
+      coefficients, decays: c_k and b_k, four.
       coulomb: C, eV Å.
+      cutoff: in place of r_i + r_j, Å; None for these. At most that of the network.
     References: Ziegler, Biersack and Littmark 1985, The Stopping and Range of Ions in Solids.
     """
 
@@ -99,6 +101,8 @@ class ZBL:
     length: float = 0.8854 * 0.529177
     coefficients: tuple[float, ...] = (0.1818, 0.5099, 0.2802, 0.02817)
     coulomb: float = 14.399645
+    decays: tuple[float, ...] = DECAYS
+    cutoff: float | None = None
 
     @classmethod
     def of(cls, atomic_numbers) -> "ZBL":
@@ -134,9 +138,9 @@ class ZBL:
         )  # [n_nodes]
         ends = edges.senders, edges.receivers
         x = lengths / self.length * sum(powers[end] for end in ends)
-        within = sum(radii[end] for end in ends)
+        within = self.cutoff or sum(radii[end] for end in ends)
         phi = sum(
-            c * jnp.exp(-b * x) for c, b in zip(self.coefficients, DECAYS, strict=True)
+            c * jnp.exp(-b * x) for c, b in zip(self.coefficients, self.decays, strict=True)
         ) * polynomial_cutoff(lengths / within, 1.0, self.power)
         energies = self.coulomb / 2 * math.prod(charges[end] for end in ends) * phi / lengths
         energies = jnp.where(real, energies, 0)

@@ -12,7 +12,7 @@ from eqfuse.convert.convert import READERS, reading
 from eqfuse.convert.nequip import read_nequip
 from eqfuse.convert.nequip_package import NequIPPackage
 from eqfuse.convert.nequix import read_nequix
-from eqfuse.convert.pickled import Record, read_package
+from eqfuse.convert.pickled import read_package
 from eqfuse.convert.sevennet import _check
 from eqfuse.convert.sevennet_files import NETWORKS, sevennet_file
 from tests.convert.conftest import GOLDENS
@@ -140,7 +140,7 @@ def package(tmp_path_factory):
         ("bessel_encode", of_kind("nequip.nn.Other"), "a radial basis of the kind Other"),
         ("bessel_encode.cutoff", of_kind("nequip.nn.Cosine"), "a cutoff function of the kind Cosi"),
         ("bessel_encode.cutoff.p", 5.5, "a cutoff of the power 5.5"),
-        ("layer1_convnet.conv.avg_num_neighbors_norm.norm_const", np.array([1.0, 2.0]), "for each"),
+        ("layer1_convnet.conv.avg_num_neighbors_norm.norm_const", np.array([0.5]), "that differ"),
         ("type_embed.do_categorical_graph_field_embed", True, "categorical_graph_field_embed"),
         ("per_type_energy_scale_shift.type_names", ["A", "H", "C"], "that are no elements .A."),
     ],
@@ -153,13 +153,17 @@ def test_what_nequip_has_and_we_have_not_is_refused_by_name(part, value, message
         NequIPPackage(module).converted()
 
 
-@pytest.mark.parametrize("name", ["pair_potential", "allegro"])
+@pytest.mark.parametrize("name", ["dispersion", "pair_potential", "allegro"])
 def test_an_unknown_part_of_nequip_is_refused_by_name(name, package):
     module = read_package(package, "model", "eager_model.pkl")
-    module.get("model.func").state["_modules"][name] = Record()
-    message = "layers of Allegro" if name == "allegro" else r"not known here \(pair_potential\)"
+    module.get("model.func").state["_modules"][name] = of_kind("nequip.nn.LennardJones")
+    message = {
+        "allegro": "layers of Allegro",
+        "dispersion": r"not known here \(dispersion\)",
+        "pair_potential": "a pair potential of the kind LennardJones",
+    }[name]
     with pytest.raises(ConvertError, match=message):
-        NequIPPackage(module)
+        NequIPPackage(module).converted()
 
 
 @pytest.mark.parametrize("program", ["sevennet", "nequix", "nequip"])

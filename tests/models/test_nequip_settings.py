@@ -23,6 +23,7 @@ VARIANTS = {
     "as stored": {"normalize_activation": False, "trainable_bessel": True},
     "plain norm": {"normalize_activation": False, "layer_norm": True, "biases": True},
     "xplor": {"cutoff_function": "xplor", "cutoff_onset": 2.0, "solid_harmonics": True},
+    "neighbors": {"species_neighbors": (2.0, 3.0, 5.0)},
     "pairs": {"pair_cutoffs": ((3.0, 2.5, 2.0), (2.2, 3.0, 2.1), (2.4, 2.6, 2.8))},
 }
 ORDINARY = {"layers": 2, "lmax": 1}
@@ -167,6 +168,7 @@ def test_the_gate_is_fused_unless_a_norm_comes_before_it(graph, name):
         ({"cutoff_function": "xplor", "cutoff_onset": 4.0}, "between 0 and 3.0 Å, got 4.0"),
         ({"pair_cutoffs": ((3.0,),)}, "pair_cutoffs must be 3 rows of as many cutoffs"),
         ({"pair_cutoffs": ((4.0, 3, 3),) * 3}, "at most 3.0 Å"),
+        ({"species_neighbors": (2.0, 3.0)}, "species_neighbors must be 3 positive numbers"),
         ({"hidden": "4x1o"}, "0e, which"),
     ],
 )

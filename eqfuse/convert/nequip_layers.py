@@ -141,6 +141,20 @@ def skip_setting(kinds: list[str]) -> str:
     return kinds[0] if len(set(kinds)) == 1 else ",".join(kinds)
 
 
+def hidden_setting(features: list[e3nn.Irreps]) -> str:
+    """Return the setting `hidden` of layers with these features: one where they agree.
+
+    Args:
+      features: after each layer, each irrep once.
+    """
+    union = {}
+    for irreps in features:
+        for mul, ir in irreps:
+            if union.setdefault(ir, mul) != mul:
+                return ",".join(str(e3nn.Irreps(irreps)) for irreps in features)
+    return str(e3nn.Irreps([(union[ir], ir) for ir in sorted(union)]))
+
+
 def silu_constant() -> float:
     """Return what e3nn-jax multiplies silu with, to normalise it."""
     with jax.enable_x64(True):

@@ -20,6 +20,7 @@ from eqfuse.convert.nequip_layers import (
     Layer,
     Path,
     coupling_factor,
+    hidden_setting,
     layer_parameters,
     skip_setting,
 )
@@ -213,11 +214,6 @@ class NequIPRecords:
         }
         if len(neighbors) > 1 or len(widths) > 1 or len(set(min(widths))) > 1:
             refuse(f"layers that differ (avg_num_neighbors {neighbors}, widths {widths})")
-        hidden = {}
-        for irreps in self.features[1:]:
-            for mul, ir in irreps:
-                if hidden.setdefault(ir, mul) != mul:
-                    refuse(f"layers of unlike multiplicities of {ir}")
         skips = ["species" if layer.get("conv.use_sc") else "none" for layer in self.layers]
         so3 = any(ir.p != (-1) ** ir.l for _, ir in harmonics)
         [widths], [neighbors] = widths, neighbors
@@ -241,7 +237,7 @@ class NequIPRecords:
             "radial_hidden": int(widths[0]) if widths else 1,
             "avg_num_neighbors": float(np.mean(neighbors)),
             "species_neighbors": counts,
-            "hidden": str(e3nn.Irreps([(hidden[ir], ir) for ir in sorted(hidden)])),
+            "hidden": hidden_setting(self.features[1:]),
             "so3": so3,
             "embedding_channels": self.features[0].count(SCALAR),
             "skip": skip_setting(skips),

@@ -15,6 +15,7 @@ from eqfuse.convert.nequip_layers import (
     convolution_paths,
     coupling_factor,
     gate_in_torch,
+    hidden_setting,
     layer_parameters,
     skip_setting,
 )
@@ -140,7 +141,7 @@ class _Network:
             "radial_layers": len(widths),
             "radial_hidden": widths[0],
             "avg_num_neighbors": 1.0,  # the divisor of each layer is in its matrices
-            "hidden": self._hidden(),
+            "hidden": hidden_setting(self.features[1:]),
             "so3": self.so3,
             "embedding_channels": first.count(SCALAR),
             "skip": skip_setting([_SKIPS[kind] for kind in kinds]),
@@ -151,15 +152,6 @@ class _Network:
             "trainable_bessel": True,
             "solid_harmonics": not config.get("_normalize_sph", self.version > (0, 9)),
         }
-
-    def _hidden(self) -> str:
-        """Return the irreps of all layers as one: those that a layer can reach, it has."""
-        union = {}
-        for irreps in self.features[1:]:
-            for mul, ir in irreps:
-                if union.setdefault(ir, mul) != mul:
-                    _refuse(f"layers of unlike multiplicities of {ir} ({union[ir]} and {mul})")
-        return str(e3nn.Irreps([(union[ir], ir) for ir in sorted(union)]))
 
     def converted(self) -> Converted:
         """Return the network."""

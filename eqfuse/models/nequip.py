@@ -133,8 +133,8 @@ class NequIP(nn.Module):
       radial_layers: hidden layers of the radial network.
       radial_hidden: width of the radial network.
       avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
-      hidden: irreps of the hidden features with their multiplicities ("128x0e+64x1o+32x2e"),
-        instead of `channels` and `parity`; None for these.
+      hidden: irreps of the hidden features with their multiplicities, 128x0e+64x1o+32x2e, or those
+        of each layer with commas, instead of `channels` and `parity`; None for these.
       keep_irreps: whether layers keep irreps that no later layer reads.
       so3: all irreps are even: equivariance under rotations only.
       embedding_channels: scalars that the network starts from; None: as many as `channels`, or as

@@ -32,7 +32,7 @@ def hidden_irreps(
       parity: True for features of both parities, False for natural parity, (-1)^l, only.
       so3: whether all irreps are even, for a network that is equivariant under rotations only.
       hidden: irreps with their multiplicities, instead of `channels` and those that `lmax` and
-        `parity` allow, such as "128x0e+64x1o+32x2e".
+        `parity` allow, such as "128x0e+64x1o+32x2e"; for all layers, or for each, with commas.
       keep_all: whether all layers but the last keep what nobody reads, too.
     Returns:
       One Irreps per layer.
@@ -41,25 +41,38 @@ def hidden_irreps(
     """
     require_at_least(layers=(layers, 1), channels=(channels, 1), lmax=(lmax, 0))
     sh = sphere(lmax, so3)
-    if hidden is None:
-        mul = dict.fromkeys(sh if so3 else allowed(lmax, parity), channels)
-    else:
-        mul = {ir: mul for mul, ir in e3nn.Irreps(hidden).regroup()}
-    within = set(mul)
+    muls = _multiplicities(hidden, layers, channels, sh if so3 else allowed(lmax, parity))
     wanted = {ir for _, ir in e3nn.Irreps(irreps_out)}
 
     reachable = [{SCALAR}]
-    for _ in range(layers):
-        reachable.append(within & products(reachable[-1], sh))
+    for mul in muls:
+        reachable.append(set(mul) & products(reachable[-1], sh))
     if missing := wanted - reachable[-1]:
         raise unreachable(irreps_out, missing, layers=layers, lmax=lmax, parity=parity)
 
     kept, needed = [], wanted
-    for k in reversed(range(1, layers + 1)):
-        kept.append(reachable[k] if keep_all and k < layers else reachable[k] & needed)
-        sources = gated([(1, ir) for ir in kept[-1]])
-        needed = {ir for ir in within if products([ir], sh) & {ir for _, ir in sources}}
-    return [e3nn.Irreps([(mul[ir], ir) for ir in sorted(irs)]) for irs in reversed(kept)]
+    for k in reversed(range(layers)):
+        kept.append(reachable[k + 1] if keep_all and k + 1 < layers else reachable[k + 1] & needed)
+        sources = {ir for _, ir in gated([(1, ir) for ir in kept[-1]])}
+        needed = {ir for ir in muls[k - 1] if products([ir], sh) & sources}
+    return [
+        e3nn.Irreps([(mul[ir], ir) for ir in sorted(irs)])
+        for mul, irs in zip(muls, reversed(kept), strict=True)
+    ]
+
+
+def _multiplicities(hidden: str | None, layers: int, channels: int, irs) -> list[dict]:
+    """Return the multiplicity of each irrep that a layer may have, for each layer."""
+    if hidden is None:
+        return [dict.fromkeys(irs, channels)] * layers
+    parts = hidden.split(",")
+    parts = parts * layers if len(parts) == 1 else parts
+    if len(parts) != layers:
+        raise ValueError(
+            f"hidden must be irreps, or irreps for each of the {layers} layers with commas, got "
+            f"{hidden!r}"
+        )
+    return [{ir: mul for mul, ir in e3nn.Irreps(part).regroup()} for part in parts]
 
 
 def sphere(lmax: int, so3: bool) -> list[e3nn.Irrep]:

@@ -1,9 +1,10 @@
 """Trained networks of other programs, against the programs' own energies, forces and stress.
 
-The goldens are those of `scripts/network_goldens.py`; no weights are stored, but for packages of
-nequip, whose weights are random. Files of trained networks are read in place: those of mace, nequix
-and nequip in the folder of published data, those of SevenNet in an installed `sevenn` or in the
-copy that `eqfuse convert sevennet NAME RUN` keeps.
+The goldens are those of `scripts/network_goldens.py`. No trained weights are stored: networks of
+`scripts/nequip_packages.py` and `scripts/sevennet_checkpoints.py` have random ones, and files of
+trained networks are read in place: those of mace, nequix and nequip in the folder of published data,
+those of SevenNet in an installed `sevenn` or in the copy that `eqfuse convert sevennet NAME RUN`
+keeps.
 """
 
 import lzma
@@ -20,7 +21,7 @@ from eqfuse.inference.calculator import Calculator
 from tests.convert.conftest import GOLDENS
 
 NAMES = sorted(path.stem for path in (GOLDENS / "networks").glob("*.npz"))
-QUICK = ("mace_hcozr", "nequip_pair_cutoffs", "nequip_toluene", "7net-0")
+QUICK = ("mace_hcozr", "nequip_pair_cutoffs", "nequip_toluene", "7net-0", "sevennet_both_parities")
 # Couplings and constants are exact in both, but for files of float32 of these: mace and TorchScript
 # keep couplings, or compute, in float32.
 ROUNDED = {"mace_spice": 5e-6, "mace_hcozr": 1e-8, "nequip_copper": 5e-6}

@@ -15,6 +15,7 @@ from tests.ops import tiers
 HIDDEN = "4x0e+3x1o+2x1e+2x2e"
 VARIANTS = {
     "multiplicities": {"hidden": HIDDEN, "lmax": 2, "embedding_channels": 5},
+    "layers differ": {"hidden": "4x0e+3x1o,5x0e+2x1o,3x0e", "layers": 3, "skip": "linear"},
     "all kept": {"hidden": "3x0e+2x0o+2x1o+2x1e", "keep_irreps": True},
     "so3": {"hidden": "4x0e+3x1e+2x2e", "lmax": 2, "so3": True, "skip": "linear"},
     "one-hot": {"one_hot": True, "layer_norm": True, "skip": "linear", "embedding_channels": 5},
@@ -59,7 +60,7 @@ def test_the_backends_compute_what_e3nn_does(graph, name, backend):
 @pytest.mark.parametrize("name", ALL)
 def test_vectors_turn_with_the_structure(graph, rotation, name):
     so3 = name == "so3"
-    options = {} if "hidden" not in VARIANTS[name] else {"hidden": VARIANTS[name]["hidden"]}
+    options = {"hidden": "4x0e+3x1o"} if name == "layers differ" else {}
     model = network(name, "0e + 1e" if so3 else "0e + 1o", **options)
     variables = variables_of(model, graph)
     apply = jax.jit(lambda v: model.apply(variables, v, graph.species, graph.edges))
@@ -170,6 +171,7 @@ def test_the_gate_is_fused_unless_a_norm_comes_before_it(graph, name):
         ({"pair_cutoffs": ((4.0, 3, 3),) * 3}, "at most 3.0 Å"),
         ({"species_neighbors": (2.0, 3.0)}, "species_neighbors must be 3 positive numbers"),
         ({"hidden": "4x1o"}, "0e, which"),
+        ({"hidden": "4x0e,4x0e,4x0e"}, "for each of the 2 layers with commas"),
     ],
 )
 def test_settings_that_are_impossible_are_refused(graph, settings, message):

@@ -242,7 +242,7 @@ class NequIP(nn.Module):
         Raises:
           ValueError: settings out of range, or `irreps_out` that cannot be reached.
         """
-        self._check()
+        self.check()
         irreps_in, *hidden, irreps_out = self.layer_irreps()
         # [n_edges, irreps_sh], [n_edges, num_bessel]
         sh, basis = nequip_edges(self, vectors, species, edges)
@@ -271,8 +271,13 @@ class NequIP(nn.Module):
             )(h, sh, radial[k], species, edges)  # [n_nodes, irreps]
         return linear(self, irreps_out, "readout")(h)
 
-    def _check(self):
-        """Refuse settings that are out of range."""
+    def check(self):
+        """Refuse settings that are out of range.
+
+        Raises:
+          ValueError: the first that is, by its name.
+        """
+        self.skips()
         require_positive(
             num_species=self.num_species,
             avg_num_neighbors=self.avg_num_neighbors,

@@ -114,8 +114,15 @@ def build_potential(
     if fields.get("distance_transform") is not None:
         fields["atomic_numbers"] = [int(z) for z in dataset.species]
     count = len(dataset.species)
+    model = models.build(settings.name, **fields, backend=backend)
+    try:
+        model.layer_irreps()
+        if isinstance(model, models.NequIP):
+            model.check()
+    except ValueError as error:
+        raise ConfigError(f"model={settings.name} is impossible: {error}") from error
     potential = models.Potential(
-        model=models.build(settings.name, **fields, backend=backend),
+        model=model,
         scale=(dataset.force_rms,) * count,
         shift=(dataset.energy_per_atom,) * count,
         trainable_scale_shift=settings.trainable_scale_shift,

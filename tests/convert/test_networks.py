@@ -2,9 +2,9 @@
 
 The goldens are those of `scripts/network_goldens.py`. No trained weights are stored: networks of
 `scripts/nequip_packages.py` and `scripts/sevennet_checkpoints.py` have random ones, and files of
-trained networks are read in place: those of mace, nequix and nequip in the folder of published data,
-those of SevenNet in an installed `sevenn` or in the copy that `eqfuse convert sevennet NAME RUN`
-keeps.
+trained networks are read in place: those of mace, nequix and nequip in the folder of published
+data, those of SevenNet in an installed `sevenn` or in the copy that `eqfuse convert sevennet NAME
+RUN` keeps.
 """
 
 import lzma

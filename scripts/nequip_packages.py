@@ -88,7 +88,8 @@ def _package(network, path: Path):
             (exporter.extern, _package_utils._EXTERNAL_MODULES),
         ):
             add([*names, *(f"{name}.**" for name in names)])
-        exporter.save_pickle("model", "eager_model.pkl", network)
+        networks = torch.nn.ModuleDict({"sole_model": network})
+        exporter.save_pickle("model", "eager_model.pkl", networks)
         metadata = {"package_version_id": 2, "available_models": ["eager"]}
         exporter.save_text("model", "package_metadata.txt", yaml.dump(metadata))
 

@@ -17,6 +17,11 @@ class NequIPPackage(NequIPRecords):
     known += ("per_atom_energy_readout", "per_type_energy_scale_shift", "pair_potential")
 
     def __init__(self, module: Record):
+        if module.name == "ModuleDict":  # the networks of a training, by name
+            names = list(module.state["_modules"])
+            if len(names) != 1:
+                refuse(f"several networks in one file ({', '.join(names)})")
+            module = module.get(names[0])
         while module.name in ("GraphModel", "ForceStressOutput"):
             module = module.get("model") or module.get("func")
         if module.name != "SequentialGraphNetwork":

@@ -196,7 +196,10 @@ def _nequip_package(file):
     from nequip.utils.global_state import set_global_state
 
     set_global_state()
-    network = ModelFromPackage(file).eval()
+    network = ModelFromPackage(file)
+    if isinstance(network, torch.nn.ModuleDict):  # the networks of a training, by name
+        [network] = network.values()
+    network = network.eval()
     parts = network.model.func
     names, r_max = list(parts.per_type_energy_scale_shift.type_names), float(parts.edge_norm.r_max)
     transforms = [

@@ -148,7 +148,7 @@ def package(tmp_path_factory):
 def test_what_nequip_has_and_we_have_not_is_refused_by_name(part, value, message, package):
     module = read_package(package, "model", "eager_model.pkl")
     NequIPPackage(module).converted()  # as it is, it can be
-    put(module.get("model.func"), part, value)
+    put(module.get("sole_model.model.func"), part, value)
     with pytest.raises(ConvertError, match=message):
         NequIPPackage(module).converted()
 
@@ -156,7 +156,7 @@ def test_what_nequip_has_and_we_have_not_is_refused_by_name(part, value, message
 @pytest.mark.parametrize("name", ["dispersion", "pair_potential", "allegro"])
 def test_an_unknown_part_of_nequip_is_refused_by_name(name, package):
     module = read_package(package, "model", "eager_model.pkl")
-    module.get("model.func").state["_modules"][name] = of_kind("nequip.nn.LennardJones")
+    module.get("sole_model.model.func").state["_modules"][name] = of_kind("nequip.nn.LennardJones")
     message = {
         "allegro": "layers of Allegro",
         "dispersion": r"not known here \(dispersion\)",
@@ -164,6 +164,13 @@ def test_an_unknown_part_of_nequip_is_refused_by_name(name, package):
     }[name]
     with pytest.raises(ConvertError, match=message):
         NequIPPackage(module).converted()
+
+
+def test_several_networks_in_a_package_are_refused_by_name(package):
+    module = read_package(package, "model", "eager_model.pkl")
+    module.state["_modules"]["teacher"] = module.get("sole_model")
+    with pytest.raises(ConvertError, match=r"several networks in one file .sole_model, teacher."):
+        NequIPPackage(module)
 
 
 @pytest.mark.parametrize("program", ["sevennet", "nequix", "nequip"])

@@ -10,7 +10,7 @@ from eqfuse.convert.nequip import read_nequip
 from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.sevennet import read_sevennet
 from eqfuse.convert.sevennet_files import sevennet_file
-from eqfuse.convert.write import write_run
+from eqfuse.convert.write import check_shapes, write_run
 
 READERS = {
     "mace": read_mace,
@@ -41,6 +41,7 @@ def convert(program: str, path, run, *, choice: str | None = None) -> Converted:
     path = find(program, path)
     with reading(program, path):
         converted = READERS[program](path, choice)
+        check_shapes(converted)
     write_run(converted, path, run)
     return converted
 
@@ -64,7 +65,7 @@ def reading(program: str, path):
         yield
     except ConvertError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except Exception as error:  # damaged or malicious files fail in many ways
         raise ConvertError(
             f"{path} is not laid out as files of {program} are, or damaged ({error!r}); if "
             f"{program} reads it, please report its version"

@@ -1,7 +1,6 @@
 """Networks of nequip, read without torch: of the code in their files nothing is executed."""
 
 import zipfile
-from pathlib import Path
 
 from eqfuse.convert.converted import Converted
 from eqfuse.convert.errors import ConvertError
@@ -31,7 +30,8 @@ def read_nequip(path, choice: None = None) -> Converted:
 
 
 def _is_package(path) -> bool:
-    if not Path(path).is_file() or not zipfile.is_zipfile(path):
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/model/eager_model.pkl") for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):  # the reader of other files says what is wrong
         return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/model/eager_model.pkl") for name in archive.namelist())

@@ -27,12 +27,10 @@ def write_run(converted: Converted, path, run):
       path: of the file that it comes from.
       run: the folder, which must not exist.
     Raises:
-      ConvertError: parameters whose shapes are not the network's.
       ConfigError: the folder exists or cannot be written.
     """
     path = Path(path)
     potential, variables = potential_of(converted), variables_of(converted)
-    _check(potential, variables, converted)
     config = _config(path, str(run), converted)
     fields = converted.fields
     metadata = {
@@ -92,8 +90,13 @@ def variables_of(converted: Converted) -> dict:
     return {"params": jax.tree.map(lambda a: np.asarray(a, np.float64), params)}
 
 
-def _check(potential, variables, converted: Converted):
-    """Refuse parameters whose shapes differ from those of the network."""
+def check_shapes(converted: Converted):
+    """Refuse parameters whose shapes differ from those of the network.
+
+    Raises:
+      ConvertError: naming the first that does.
+    """
+    potential, variables = potential_of(converted), variables_of(converted)
     with jax.enable_x64(True):
         graph = collate([], Shape(1, 1, 1), "float64").graph
         shapes = jax.eval_shape(

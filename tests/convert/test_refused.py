@@ -2,12 +2,13 @@
 
 import json
 import lzma
+import shutil
 import zipfile
 
 import numpy as np
 import pytest
 
-from eqfuse.convert import ConvertError
+from eqfuse.convert import ConvertError, convert
 from eqfuse.convert.convert import READERS, reading
 from eqfuse.convert.nequip import read_nequip
 from eqfuse.convert.nequip_package import NequIPPackage
@@ -183,22 +184,34 @@ def test_files_of_another_kind_are_refused_in_one_sentence(program, content, tmp
     assert "\n" not in str(caught.value)
 
 
-def test_damaged_packages_are_refused(package, tmp_path):
-    rng = np.random.default_rng(0)
-    data = package.read_bytes()
-    path = tmp_path / "b.nequip.zip"
-    outcomes = set()
-    for _ in range(30):
-        damaged = bytearray(data)
-        damaged[rng.integers(len(data) // 2)] ^= 255
-        path.write_bytes(bytes(damaged))
+@pytest.fixture(scope="module")
+def files(package, tmp_path_factory):
+    """Content of a small file of each program."""
+    stored = GOLDENS / "networks" / "sevennet_both_parities.pth.xz"
+    return {
+        "sevennet": lzma.decompress(stored.read_bytes()),
+        "nequip": package.read_bytes(),
+        "nequix": nqx(tmp_path_factory.mktemp("nqx") / "a.nqx").read_bytes(),
+    }
+
+
+@pytest.mark.parametrize("program", ["sevennet", "nequip", "nequix"])
+def test_damaged_files_are_refused_in_one_sentence_and_write_nothing(program, files, tmp_path):
+    rng, messages = np.random.default_rng(0), []
+    path, run = tmp_path / "a.nequip.zip", tmp_path / "run"
+    for k in range(24):
+        data = bytearray(files[program])
+        at = rng.integers(min(len(data), 3000) if program == "nequix" else len(data))
+        data[at : at + [1, 50, len(data)][k % 3]] = [b"\xff", b"", b""][k % 3]
+        path.write_bytes(bytes(data))
         try:
-            with reading("nequip", path):
-                read_nequip(path)
-            outcomes.add("read")  # what was changed is not read
-        except ConvertError:
-            outcomes.add("refused")
-    assert "refused" in outcomes
+            convert(program, path, run)
+            shutil.rmtree(run)  # what was changed is not read, or is a number of a weight
+        except ConvertError as error:
+            messages.append(str(error))
+        assert not run.exists()
+    assert len(messages) > 8
+    assert not any("\n" in message for message in messages)
 
 
 def test_nothing_of_a_package_is_executed(package, tmp_path):

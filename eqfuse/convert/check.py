@@ -32,9 +32,7 @@ def compare(program: str, path, run, *, choice=None, python: str = sys.executabl
     calculator = Calculator(run, dtype="float64")
     structures = example_structures(calculator.species)
     theirs = original_results(program, path, structures, choice=choice, python=python)
-    rows = [
-        f"{theirs['version']} and eqfuse, float64; largest differences, relative to the largest"
-    ]
+    rows = [f"{theirs['version']} and eqfuse in float64: largest differences, relative"]
     rows.append(f"{'structure':<24}{'energy':>10}{'forces':>10}{'stress':>10}")
     for k, atoms in enumerate(structures):
         ours = results_of(calculator, atoms)

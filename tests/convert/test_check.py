@@ -45,8 +45,8 @@ def test_forces_that_are_no_slopes_are_seen(run, monkeypatch):
     right = check.results_of
 
     def wrong(calculator, atoms):
-        found = right(calculator, atoms)
-        return found | {"forces": found["forces"] * 1.01}
+        result = right(calculator, atoms)
+        return result | {"forces": result["forces"] * 1.01}
 
     monkeypatch.setattr(check, "results_of", wrong)
     assert all(slopes > 1e-4 for _, _, slopes in rows(check.check_alone(run).splitlines()))
@@ -59,11 +59,11 @@ def test_differences_from_the_program_are_those_that_are_printed(
     calculator = Calculator(run, dtype="float64")
 
     def original(program, path, structures, **_):
-        found = {"version": "a program"}
+        result = {"version": "a program"}
         for k, atoms in enumerate(structures):
             for quantity, value in check.results_of(calculator, atoms).items():
-                found[f"{k}_{quantity}"] = value * factor
-        return found
+                result[f"{k}_{quantity}"] = value * factor
+        return result
 
     monkeypatch.setattr(check, "original_results", original)
     table = check.compare("nequip", package, run).splitlines()

@@ -2,11 +2,11 @@
 
 import zipfile
 
+from eqfuse.convert.archives import read_compiled, read_package
 from eqfuse.convert.converted import Converted
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.nequip_package import NequIPPackage
 from eqfuse.convert.nequip_script import NequIPScript
-from eqfuse.convert.pickled import read_compiled, read_package
 
 
 def read_nequip(path, choice: None = None) -> Converted:

@@ -5,8 +5,9 @@ import re
 
 import numpy as np
 
+from eqfuse.convert.archives import Compiled
 from eqfuse.convert.nequip_records import NequIPRecords, irreps_of, refuse
-from eqfuse.convert.pickled import Compiled, Record
+from eqfuse.convert.pickled import Record
 from eqfuse.models.irreps import SCALAR
 
 _WRAPPERS = ("GraphModel", "RescaleOutput", "StressOutput", "GradientOutput", "PartialForceOutput")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError, convert
+from eqfuse.convert.archives import read_package
 from eqfuse.convert.convert import READERS, reading
 from eqfuse.convert.nequip import read_nequip
 from eqfuse.convert.nequip_package import NequIPPackage
 from eqfuse.convert.nequix import read_nequix
-from eqfuse.convert.pickled import read_package
 from eqfuse.convert.sevennet import _check
 from eqfuse.convert.sevennet_files import NETWORKS, sevennet_file
 from tests.convert.conftest import GOLDENS

@@ -67,8 +67,9 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give each process a row of files, whose tests share much, and half of what another one has
-    left when it is done.
+    """Give each process consecutive files, whose tests share compiled programs.
+
+    A process that is done takes half of what another one has left.
     """
     from xdist.scheduler import WorkStealingScheduling
 
@@ -77,7 +78,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of published data sets beside the repository; skips where it is absent."""
+    """Return the folder of published data sets beside the repository; skips where it is absent."""
     default = Path(__file__).parents[1] / ".." / "shared" / "data"
     path = Path(os.environ.get("EQFUSE_TEST_DATA", default)).resolve()
     if not path.is_dir():

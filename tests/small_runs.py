@@ -16,7 +16,7 @@ TINY = [
 
 
 def labelled(atoms, names=("energy", "forces")):
-    """A copy with its EMT results, eV and Å."""
+    """Return a copy with its EMT results, eV and Å."""
     atoms.calc = EMT()
     results = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
     if "stress" in names:

@@ -61,13 +61,13 @@ def imports_of(source: str, module: str) -> list[str]:
 
 
 def part_of(name: str) -> str | None:
-    """The part of the package that a module belongs to: ops, models, ...; None if not ours."""
+    """Return the part of the package that a module is in (ops, models, ...), or None."""
     words = name.split(".")
     return words[1] if words[0] == "eqfuse" and len(words) > 1 else None
 
 
 def violations(source: str, module: str) -> list[str]:
-    """Imports that the rule forbids."""
+    """Return imports that the rule forbids."""
     allowed = ALLOWED.get(part_of(module))
     found = []
     for name in imports_of(source, module):
@@ -80,13 +80,13 @@ def violations(source: str, module: str) -> list[str]:
 
 
 def layer_of(name: str) -> str | None:
-    """The module or folder directly in ops that a module belongs to; None outside of ops."""
+    """Return the module or folder directly in ops that a module belongs to; None outside of ops."""
     words = name.split(".")
     return words[2] if words[:2] == ["eqfuse", "ops"] and len(words) > 2 else None
 
 
 def layer_violations(source: str, module: str) -> list[str]:
-    """Imports that the layers of ops forbid."""
+    """Return imports that the layers of ops forbid."""
     allowed = LAYERS.get(layer_of(module))
     if allowed is None:
         return []
@@ -99,7 +99,7 @@ def layer_violations(source: str, module: str) -> list[str]:
 
 
 def graph(package: Path = PACKAGE / "ops") -> dict[str, set[str]]:
-    """The modules of a package that each of them imports, at any depth of its code."""
+    """Return the modules of a package that each of them imports, at any depth of its code."""
     paths = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path
         for path in package.rglob("*.py")
@@ -114,7 +114,7 @@ def graph(package: Path = PACKAGE / "ops") -> dict[str, set[str]]:
 
 
 def longest_chain(imports: dict[str, set[str]]) -> list[str]:
-    """The longest chain of modules each of which imports the next.
+    """Return the longest chain of modules each of which imports the next.
 
     Raises:
       AssertionError: a circle, naming it.

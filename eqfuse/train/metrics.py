@@ -81,8 +81,9 @@ class Errors:
             ]
 
     def table(self) -> dict[str, float]:
-        """Return MAE and RMSE: energy in meV/atom, forces in meV/Å, stress in meV/Å^3; NaN of
-        nothing.
+        """Return MAE and RMSE, which are NaN where nothing was added.
+
+        Energy in meV/atom, forces in meV/Å, stress in meV/Å^3.
         """
         units = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
         row = {}

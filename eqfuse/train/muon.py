@@ -83,9 +83,7 @@ def muon(flat: Flat, spared: float | None = None) -> optax.GradientTransformatio
 
 
 def _scale_by_muon(spared: float) -> optax.GradientTransformation:
-    """Return `optax.contrib.scale_by_muon` and `scale_by_shape`, with fewer matmuls of more
-    matrices.
-    """
+    """Return `scale_by_muon` of optax and `scale_by_shape`, with fewer, larger matmuls."""
     of_optax = contrib.scale_by_muon(ns_coeffs=COEFFICIENTS, ns_steps=STEPS, beta=BETA)
 
     def update(gradients, state, params=None):
@@ -154,9 +152,7 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def place(name: str, shape: tuple[int, ...]) -> tuple:
-    """Return where a parameter lies, see `Flat.of`: matrices last, those of one shape
-    side by side.
-    """
+    """Return where a parameter lies (see `Flat.of`): matrices last, equal shapes together."""
     return (1, *shape) if is_matrix(name, shape) else (0,)
 
 
@@ -190,8 +186,9 @@ class _Block:
         return self.count * math.prod(self.shape[:-2])
 
     def read(self, array, padded: tuple[int, int]):
-        """Return its matrices, [num_matrices, *padded], tall ones transposed, with zeros around
-        them.
+        """Return its matrices, tall ones transposed, with zeros around them.
+
+        The result is [num_matrices, *padded].
         """
         leaves = array[self.start : self.stop].reshape(self.count, self.room)
         stack = leaves[:, : math.prod(self.shape)].reshape(-1, *self.shape[-2:])
@@ -258,8 +255,9 @@ class _Stacks:
         return names
 
     def split(self, array) -> dict:
-        """Return stacks [matrices, rows, columns] by name, rows <= columns, and one vector of
-        `others`.
+        """Return stacks of matrices by name, and one vector of `others`.
+
+        A stack is [matrices, rows, columns] with rows <= columns.
         """
         parts = {"others": array[: self.others]}
         for name, numbers in self.names.items():
@@ -268,9 +266,7 @@ class _Stacks:
         return parts
 
     def join(self, updates: dict):
-        """Return the array of updates like `split`, scaled for their columns without
-        the padding.
-        """
+        """Return the array of updates like `split`, without padding, scaled for their columns."""
         parts = [None] * len(self.blocks)
         for name, numbers in self.names.items():
             sizes = [self.blocks[n].num_matrices for n in numbers]
@@ -283,8 +279,7 @@ class _Stacks:
 def merged(
     counts: dict[tuple[int, int], int], spared: float | None = None
 ) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Return shapes that are padded to one, those first that cost the least, while all costs
-    little.
+    """Return the shapes that are padded to one, the cheapest first, while all cost little.
 
     Args:
       counts: of matrices, by rows and columns.

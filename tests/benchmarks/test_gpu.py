@@ -56,7 +56,7 @@ def run_of(tmp_path, minutes=5.0) -> program.Run:
 
 @pytest.fixture
 def tetris(monkeypatch):
-    """A plan of one op, small enough for a test: its parity, then its times."""
+    """Return a plan of one op, small enough for a test: its parity, then its times."""
     label = {"group": "kernels", "case": "tetris-1", "dtype": "float32", "size": TINY}
     fields = {"name": "tetris-1", "size": TINY, "dtype": "float32", "backend": "llvm"}
     return Job("kernels", fields | {"peers": {}, "seconds": 0.01}, label, cost_s=1)

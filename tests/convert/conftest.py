@@ -29,7 +29,7 @@ def model_file(tmp_path_factory):
 
 @pytest.fixture
 def network(model_file):
-    """The records of a golden, by its name; each test may change its own."""
+    """Return the records of a golden, by its name; each test may change its own."""
     return lambda name: read_module(model_file(name))
 
 

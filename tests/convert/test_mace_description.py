@@ -105,7 +105,7 @@ def test_elements_are_sorted(network):
 
 
 def test_files_of_old_versions_lack_newer_attributes(network):
-    """mace 0.3.0 knew nothing of these, and had one head without a name."""
+    """Read a file of mace 0.3.0, which has one head without a name and nothing of these."""
     found = network("small")
     before = described(found)
     newer = ("heads", "use_so3", "use_agnostic_product", "use_last_readout_only", "edge_irreps")
@@ -155,7 +155,7 @@ def test_simplified_irreps_of_a_linear_change_nothing(network):
 
 
 def test_what_nobody_reads_of_the_last_layer_is_left_out():
-    """mace keeps it with `keep_last_layer_irreps`."""
+    """Keep it, as mace does with `keep_last_layer_irreps`."""
     matrices = {"w[0,0] 4x0e,4x0e": 1, "w[1,1] 4x1o,4x1o": 2}
     assert _of_outputs(matrices, e3nn.Irreps("4x0e")) == {"w[0,0] 4x0e,4x0e": 1}
 

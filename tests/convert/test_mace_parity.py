@@ -88,7 +88,7 @@ def test_energies_forces_and_stress_are_those_of_mace(name, dtype, run, expected
 
 @pytest.mark.slow
 def test_a_file_of_float32_is_as_exact_as_its_couplings(run, expected):
-    """mace couples by matrices that it has rounded to 6e-8; these here are exact."""
+    """Allow for matrices that mace has rounded to 6e-8, where ours are exact."""
     arrays = expected("float32")
     for dtype, bound in (("float64", 1e-6), ("float32", BOUNDS["float32"])):
         found, _ = evaluated(run("float32"), arrays, dtype)

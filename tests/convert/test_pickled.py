@@ -13,7 +13,7 @@ from eqfuse.convert.pickled import Record, Storage, read_module, value
 
 
 def write(path, data, **others):
-    """A zip archive like that of torch.save."""
+    """Return a zip archive like that of torch.save."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/data.pkl", data)
         for name, content in others.items():

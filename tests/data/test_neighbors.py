@@ -262,7 +262,7 @@ def test_too_many_pairs_are_refused_before_they_are_listed(n_atoms, cell, pbc, c
 
 @pytest.mark.parametrize("cutoff", [1e3, 1e9])
 def test_a_molecule_has_all_its_pairs_within_a_large_cutoff(cutoff):
-    """vesin alone looks for its images for minutes."""
+    """Refuse a cell in which vesin alone would look for images for minutes."""
     water = ase.build.molecule("H2O")
     senders, receivers, _ = neighbor_list(water.positions, np.zeros((3, 3)), water.pbc, cutoff)
     np.testing.assert_array_equal(receivers, [0, 0, 1, 1, 2, 2])

@@ -222,8 +222,9 @@ class Shared:
         return other
 
     def _places(self, access: Access):
-        """Return the place of each thread's first byte in the memory of all blocks, and
-        the same for those that take part.
+        """Return where the first byte of each thread is in the memory of all blocks.
+
+        The second array has those of the threads that take part.
         """
         access.spread()
         access.check(access.addresses, self.size, "shared memory")

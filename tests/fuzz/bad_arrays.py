@@ -22,7 +22,7 @@ def _arrays(rng) -> dict:
 
 
 def _npz(change: Callable, expected=REFUSED) -> BadFile:
-    """An npz whose arrays are changed by `change(rng, arrays)`, which gives what it then holds."""
+    """Return an npz of the arrays that `change(rng, arrays)` returns."""
 
     def make(rng, folder: Path) -> Path:
         path = folder / "bad.npz"
@@ -33,7 +33,7 @@ def _npz(change: Callable, expected=REFUSED) -> BadFile:
 
 
 def _npz_bytes(change: Callable, expected=EITHER) -> BadFile:
-    """An npz whose bytes are changed by `change(rng, bytes)`."""
+    """Return an npz whose bytes are changed by `change(rng, bytes)`."""
 
     def make(rng, folder: Path) -> Path:
         file = io.BytesIO()

@@ -17,7 +17,7 @@ from tests.small_runs import labelled
 
 
 def _frames(rng, periodic: bool) -> str:
-    """A good file as text: distorted water, or cells of copper."""
+    """Return a good file as text: distorted water, or cells of copper."""
     frames = []
     for _ in range(FRAMES):
         atoms = ase.build.bulk("Cu", cubic=True) if periodic else ase.build.molecule("H2O")
@@ -30,7 +30,7 @@ def _frames(rng, periodic: bool) -> str:
 
 
 def _text(change: Callable, expected=EITHER, *, periodic=False, settings=()) -> BadFile:
-    """A file whose text is changed by `change(rng, text)`, which gives text or bytes."""
+    """Return a file whose text is changed by `change(rng, text)`, which gives text or bytes."""
 
     def make(rng, folder: Path) -> Path:
         content = change(rng, _frames(rng, periodic))
@@ -133,7 +133,7 @@ def _doubled(rng, text: str) -> str:
 
 
 def _special(make: Callable) -> BadFile:
-    """What is no file: `make(path)` puts it there."""
+    """Put something that is no file there, by `make(path)`."""
 
     def made(rng, folder: Path) -> Path:
         path = folder / "bad.xyz"

@@ -202,7 +202,7 @@ class Attacks:
 
 
 def _part(damaged: Path) -> str:
-    """What an error must name."""
+    """Return what an error must name."""
     return damaged.name if damaged.name in ("config.yaml", "metrics.csv") else "checkpoint"
 
 
@@ -228,7 +228,7 @@ def _digests(run: Path) -> dict:
 
 
 def _answer(use: str, run: Path) -> str:
-    """What a run gives to a user of Python, as SHA-256."""
+    """Return what a run gives to a user of Python, as SHA-256."""
     if use == "Calculator":
         atoms = ase.build.molecule("H2O")
         atoms.calc = Calculator(run)
@@ -253,18 +253,18 @@ def _forgets(metrics: Path, before: bytes) -> bool:
 
 
 def _contents(run: Path, damaged: Path) -> dict[str, bytes]:
-    """The content of all files that were not damaged."""
+    """Return the content of all files that were not damaged."""
     paths = [path for path in run.rglob("*") if path.is_file() and path != damaged]
     return {str(path.relative_to(run)): path.read_bytes() for path in paths}
 
 
 def _changed(before: dict, after: dict) -> str:
-    """The names of files that are gone or changed."""
+    """Return the names of files that are gone or changed."""
     return ", ".join(name for name, content in before.items() if after.get(name) != content)
 
 
 def _epochs(run: Path) -> list[str]:
-    """The epochs in metrics.csv."""
+    """Return the epochs in metrics.csv."""
     try:
         with open(run / "metrics.csv", newline="", encoding="utf-8", errors="replace") as file:
             return [row.get("epoch", "") for row in csv.DictReader(file)]

@@ -118,7 +118,7 @@ class Kills:
         return Row("ends", seed, what, "the same bit for bit")
 
     def _kill(self, rng: np.random.Generator, number: int) -> Kill:
-        """The next kill of a run: any moment, one of training, or, each third time, a write."""
+        """Return the next kill: at any moment, in training, or, each third time, at a write."""
         if number % 3 == 1:
             return _kill_within_write(rng, self._folder)
         if number % 3 == 2 and rng.random() < 0.5:

@@ -125,12 +125,12 @@ def _one(rng, choices):
 
 
 def _as_printed(text: str) -> str:
-    """A name without what a terminal would not print."""
+    """Return a name without what a terminal would not print."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _misspelt(rng, name: str) -> str:
-    """A name with a letter left out, doubled, exchanged for another or swapped with the next."""
+    """Return a name with a letter dropped, doubled, replaced or swapped with the next."""
     place, letter = int(rng.integers(len(name))), _one(rng, string.ascii_lowercase + "._-é")
     return _one(
         rng,

@@ -81,7 +81,7 @@ class Worker:
         self._seconds = ready["seconds"]
 
     def _answer(self, seconds: float) -> dict | None:
-        """The next line of JSON; None if it did not come, or the process ended."""
+        """Return the next line of JSON; None if it did not come, or the process ended."""
         readable, _, _ = select.select([self._process.stdout], [], [], seconds)
         line = self._process.stdout.readline() if readable else b""
         if not line:

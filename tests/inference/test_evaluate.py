@@ -26,7 +26,7 @@ def run(water, tmp_path_factory):
 
 @pytest.fixture
 def typed(water, tmp_path):
-    """The water molecules, in two groups."""
+    """Return the water molecules, in two groups."""
     frames = ase.io.read(water, ":")
     for k, atoms in enumerate(frames):
         atoms.info["config_type"] = "first" if k < 8 else "second"

@@ -86,7 +86,7 @@ def make_graph():
 
 @pytest.fixture(scope="session")
 def rotation():
-    """A random rotation [3, 3] in float64 (`e3nn.rand_matrix` is orthogonal to 1e-7 only)."""
+    """Return a random rotation [3, 3] in float64 (e3nn-jax's are orthogonal to 1e-7)."""
     q, _ = np.linalg.qr(np.random.default_rng(5).normal(size=(3, 3)))
     return q * np.linalg.det(q)
 

@@ -43,7 +43,7 @@ def computed(make, name, backend, dtype, variables, graph):
 
 @pytest.fixture(scope="module", params=ONE_OF_ALL)
 def case(request, small_potential, make_graph, molecule):
-    """A model, its parameters in float64, a graph, and what e3nn-jax makes of them."""
+    """Return a model, its parameters in float64, a graph, and what e3nn-jax makes of them."""
     name = request.param
     graph = make_graph([molecule(0, 3), molecule(1, 2)], CUTOFF, nodes=6, edges=14)
     potential = small_potential(name, **TINY[name], backend="e3nn")
@@ -56,7 +56,7 @@ def case(request, small_potential, make_graph, molecule):
 
 @pytest.fixture(scope="module")
 def rounded(case, small_potential):
-    """What e3nn-jax makes of a case in float32."""
+    """Return what e3nn-jax makes of a case in float32."""
     name, variables, graph, _ = case
     return computed(small_potential, name, "e3nn", np.float32, variables, graph)
 

@@ -94,7 +94,7 @@ def test_a_density_divides_a(graph):
     assert w.shape == (4,)
 
     def features(model, variables):
-        """What the readout is given, a Linear of A."""
+        """Return what the readout is given, a Linear of A."""
         kept = model.apply(
             variables,
             graph.vectors,

@@ -331,7 +331,7 @@ def test_the_energy_of_an_isolated_atom_is_its_reference(
 
 
 def _near(positions):
-    """The sum of the polynomial cutoffs of the neighbours, power 6, as in the paper."""
+    """Return the sum of the polynomial cutoffs of the neighbours, power 6, as in the paper."""
     x = np.linalg.norm(positions[:, None] - positions[None], axis=-1) / CUTOFF
     u = 1 - 28 * x**6 + 48 * x**7 - 21 * x**8
     return np.where((x > 0) & (x < 1), u, 0).sum(axis=1)

@@ -23,7 +23,7 @@ def logits_of(model, variables, graph):
 
 
 def trainer():
-    """A jitted function seed -> updates until 100%, or 101."""
+    """Return a jitted function seed -> updates until 100%, or 101."""
     model, optimiser = models.TetrisNet(), optax.adam(0.01)
     graph, labels = jax.tree.map(jnp.asarray, tetris())
 

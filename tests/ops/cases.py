@@ -112,8 +112,9 @@ class Case:
         return (nodes, dims[0]), (rows["y"], dims[1]), *weights, (nodes, out.dim)
 
     def operands(self, seed: int = 0, held_by=np.float32) -> tuple[np.ndarray, ...]:
-        """Return random float64 arrays of numbers that `held_by` can hold, zero where the case says
-        so.
+        """Return random float64 arrays of numbers that `held_by` can hold.
+
+        They are zero where the case says so.
         """
         arrays = random_arrays(self.shapes()[:-1], seed, held_by)
         for array, irreps, zeros in zip(
@@ -202,8 +203,9 @@ class Channelwise(Case):
         return function
 
     def reference(self, *arrays):
-        """Return the product of e3nn-jax for each channel; the paths to an irrep stand
-        before them.
+        """Return the product of e3nn-jax for each channel.
+
+        Paths to an irrep stand before the irrep.
         """
         x, y = self.irreps_arrays(*arrays)
         if self.graph is not None:
@@ -218,7 +220,7 @@ class Channelwise(Case):
 
 
 def random_arrays(shapes, seed: int, held_by=np.float32) -> tuple[np.ndarray, ...]:
-    """Normal numbers that `held_by` can hold, in float64."""
+    """Return normal numbers that `held_by` can hold, in float64."""
     rng = np.random.default_rng(seed)
     return tuple(rng.normal(size=s).astype(held_by).astype(np.float64) for s in shapes)
 

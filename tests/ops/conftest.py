@@ -25,7 +25,7 @@ def kernels(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory):
-    """Sources and compiled kernels of this run, apart from those of the user."""
+    """Keep sources and compiled kernels of this run, apart from those of the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EQFUSE_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
         yield

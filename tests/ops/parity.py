@@ -186,9 +186,7 @@ def only(
 
 
 def record_native(patch: pytest.MonkeyPatch) -> list:
-    """Return what is computed by native kernels from now on: each Form, LinearForm and
-    Program.
-    """
+    """Return what is computed by native kernels from now on: each Form, LinearForm and Program."""
     computed = []
 
     def recorded(name, function):

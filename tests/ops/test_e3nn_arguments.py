@@ -279,9 +279,7 @@ class TestEdges:
 
 
 def traced(function):
-    """Return what a function returns while it is traced, nothing computed: its blocks known to be
-    zero.
-    """
+    """Return what a traced function returns, with blocks known to be zero."""
     found = []
     jax.eval_shape(lambda: found.append(function()))
     return found[0]

@@ -20,7 +20,7 @@ def random_irreps(rng, blocks: int, lmax: int) -> e3nn.Irreps:
 
 
 def random_array(rng, irreps, rows: int, zeros: bool) -> e3nn.IrrepsArray:
-    """Normal numbers; with `zeros`, the first block is zero by structure."""
+    """Return normal numbers; with `zeros`, the first block is zero by structure."""
     chunks = [
         None if zeros and n == 0 else jnp.asarray(rng.normal(size=(rows, mul, ir.dim)), jnp.float32)
         for n, (mul, ir) in enumerate(irreps)

@@ -101,8 +101,10 @@ MANY_CHANNELS |= {"indexed": (OPTIONS["indexed"], math.inf, 17)}
 
 @pytest.mark.parametrize(("options", "programs", "rows"), MANY_CHANNELS.values(), ids=MANY_CHANNELS)
 def test_many_channels(options, programs, rows, monkeypatch):
-    """More channels and more rows than a tile has, so that transposed matrices are read several
-    slices at once; or are transposed beforehand, for the wide tiles of many rows.
+    """Compare Linears of more channels and rows than a tile has.
+
+    Transposed matrices are then read several slices at once, or are transposed
+    beforehand for the wide tiles of many rows.
     """
     pytest.importorskip("triton", reason="the interpreter is part of triton")
     from eqfuse.ops.backends.triton.emit import linear_plan

@@ -44,8 +44,9 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
 
 
 def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Array]:
-    """Return the outputs of a linear form, computed by its native kernel; arguments as those of the
-    definition.
+    """Return the outputs of a linear form, computed by its native kernel.
+
+    The arguments are those of the definition.
 
     Matrices of 256 x 256 and more for scalars, of 512 x 512 and more for others, are XLA's.
     """

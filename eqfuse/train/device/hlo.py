@@ -96,9 +96,7 @@ class Program:
         self._frames = _Frames(text)
 
     def named(self, instruction: Instruction) -> Instruction:
-        """Return the instruction that says what this one is: itself, or the last with a
-        name in it.
-        """
+        """Return this instruction, or the last one on the way that has a name in it."""
         if instruction.op_name:
             return instruction
         inner = (i for i in reversed(self.computations.get(instruction.calls, ())) if i.op_name)

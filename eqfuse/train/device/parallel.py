@@ -74,8 +74,9 @@ class Devices:
         return batch if self._mesh is None else jax.tree.map(lambda a: a[0], batch)
 
     def spread(self, batch):
-        """Return the parts of a batch that this process made, [own parts, ...], each put on its
-        device.
+        """Return the parts of a batch that this process made, each put on its device.
+
+        The parts are stacked: [own parts, ...].
         """
         if self._mesh is None:
             return batch

@@ -54,9 +54,7 @@ def keep_programs() -> pathlib.Path | None:
 
 
 def _machine() -> str:
-    """Return names the processor, the cores that this process may use, and the version
-    of jaxlib.
-    """
+    """Return a name for this processor, its usable cores and the version of jaxlib."""
     import jaxlib
 
     from eqfuse.ops import _processors

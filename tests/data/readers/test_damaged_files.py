@@ -13,7 +13,7 @@ ROUNDS = 150
 
 
 def damaged(content: bytes, rng) -> bytes:
-    """A copy with bytes changed, cut out, doubled or cut off."""
+    """Return a copy with bytes changed, cut out, doubled or cut off."""
     data = bytearray(content)
     kind = rng.integers(4)
     start = int(rng.integers(len(data)))

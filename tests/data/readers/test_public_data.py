@@ -19,7 +19,7 @@ KCAL = units.kcal / units.mol
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """Makes a file of a public set, as it is after its download; there is no network."""
+    """Make a file of a public set, as it is after its download; there is no network."""
 
     def put(name, file, write):
         path = tmp_path / name / file

@@ -85,7 +85,7 @@ def orders(function, normalize: bool, backend: str, x):
 
 @functools.cache
 def expected(name: str, normalize: bool, dtype):
-    """(what is exact, what e3nn computes, the scale of the function)"""
+    """Return what is exact, what e3nn computes, and the scale of the function."""
     x, function = jnp.asarray(POINTS.ravel(), dtype), FUNCTIONS[name]
     rows = np.array([exact(name, float(a)) for a in x]).T.reshape(3, *POINTS.shape)
     scale = constant(function) if normalize else 1.0
@@ -100,8 +100,9 @@ def constant(function) -> float:
 
 
 def rounding_of_one(name: str):
-    """Return how much value, slope and curvature change with s, at the POINTS where s rounds to
-    one.
+    """Return how much value, slope and curvature change with s.
+
+    The POINTS are those where s rounds to one.
 
     s is the sigmoid or tanh in the function. There 1 - s is nothing but the rounding of s, that of
     e3nn as well.

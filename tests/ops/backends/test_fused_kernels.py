@@ -59,8 +59,9 @@ def test_gradients_equal_e3nn(name):
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", tiers.slow_unless(["rows-linear"], *ROWS))
 def test_low_precision_errs_as_e3nn_does(name, dtype):
-    """No error is more than twice e3nn-jax's in the same dtype, or than eight roundings, as in
-    `test_tensor_product_linear`.
+    """Allow errors of twice those of e3nn-jax in the same dtype, or of eight roundings.
+
+    The bound is that of `test_tensor_product_linear`.
     """
     low, theirs, exact = of_e3nn(ROWS[name], dtype)
     for a, b, c in zip(gradients(low, "triton-interpret"), theirs, exact, strict=True):
@@ -73,8 +74,9 @@ def test_low_precision_errs_as_e3nn_does(name, dtype):
     ("name", "backward"), [("rows-linear", 1), ("rows-gate", 1), ("rows-shared", 2)]
 )
 def test_one_kernel_each_way(name, backward):
-    """Gradients of parameters are the Linear's: of the product, which is computed again. Wide
-    operands have a kernel each.
+    """Compute gradients of parameters by the Linear, of the product computed again.
+
+    Wide operands have a kernel each.
     """
     from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
 

@@ -113,8 +113,9 @@ def test_the_edges_of_both_ends_are_ordered_in_the_launches_of_one(gpu):
 
 @pytest.mark.slow
 def test_a_fused_layer_launches_what_the_rewritten_one_does(gpu, monkeypatch):
-    """And one for the indices, as edges may be dropped: their operands are zeros where they are
-    made.
+    """Count one launch more for the indices, since edges may be dropped.
+
+    The operands of dropped edges are zeros where they are made.
     """
     import e3nn_jax as e3nn
     import jax.numpy as jnp

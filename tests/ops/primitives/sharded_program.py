@@ -119,9 +119,7 @@ def explicit_axes(backend, x, y):
 
 
 def other_axes_sharded(backend, x, y):
-    """Return the second of two leading axes, and both of them in the order that is not
-    the mesh's.
-    """
+    """Return the second of two leading axes, and both in the order the mesh does not have."""
     mesh = jax.make_mesh((2, 2), ("data", "model"), (AxisType.Explicit,) * 2)
     references = ops_over_rows("e3nn", (2, 4))
     x, y = x.reshape(2, 4, -1), y.reshape(2, 4, -1)

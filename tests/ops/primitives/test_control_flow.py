@@ -56,7 +56,7 @@ def contraction(x, y, params, backend):
 
 
 def _apply(module, params, *arguments, **keywords):
-    """The module, whose parameters are one array, in its order."""
+    """Return the module, whose parameters are one array, in its order."""
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *arguments, **keywords))
     leaves, tree = jax.tree.flatten(shapes)
     assert params.shape == (sum(leaf.size for leaf in leaves),)
@@ -83,7 +83,7 @@ def arguments(name: str):
 
 
 def step_of(name: str, backend: str):
-    """x after a step, which the op changes by as much as it may."""
+    """Return x after a step, which the op changes by as much as it may."""
     op = CASES[name][0]
 
     def step(x, y, params):

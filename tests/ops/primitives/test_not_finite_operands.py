@@ -33,9 +33,7 @@ def product(backend, x, y, w=None):
 
 
 def outputs(backend, operand, column, value, on_graph):
-    """Return the product of random operands, one of which holds `value` in the second of three
-    rows.
-    """
+    """Return the product of random operands, one of which holds `value` in its second row."""
     rng = np.random.default_rng(0)
     arrays = {name: rng.normal(size=(3, size)).astype("f") for name, size in SIZES.items()}
     arrays[operand][1, column] = value

@@ -33,7 +33,7 @@ def start(program, arguments, extra, cwd=None):
 
 
 def processes(count, arguments, folders=(None, None)):
-    """Started, each in its folder; each is told where the others are, as a launcher would."""
+    """Start each in its folder, and tell it where the others are, as a launcher would."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -70,7 +70,7 @@ def settings(water, tiny):
 
 
 def assert_alike(first, second):
-    """The same metrics and parameters but for rounding in float64."""
+    """Assert the same metrics and parameters but for rounding in float64."""
     rows = []
     for folder in (first, second):
         with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:

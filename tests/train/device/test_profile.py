@@ -35,7 +35,7 @@ def mixed(params, x):
 
 @pytest.fixture
 def step():
-    """A jitted function and its arguments."""
+    """Return a jitted function and its arguments."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 16)), jnp.float32)
     linear = ops.Linear("4x0e+4x1o", backend="llvm")
     params = linear.init(jax.random.key(0), e3nn.IrrepsArray("4x0e+4x1o", x))

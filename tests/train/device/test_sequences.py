@@ -7,7 +7,7 @@ from tests.train.test_molecule_run import rows_of, train
 
 
 def steps(folder) -> list[list[float]]:
-    """The loss and accuracy of each step."""
+    """Return the loss and accuracy of each step."""
     return [[float(row["loss"]), float(row["accuracy"])] for row in rows_of(folder)]
 
 

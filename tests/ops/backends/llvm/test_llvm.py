@@ -27,7 +27,7 @@ MACHINES = {64: "avx512", 32: "avx", 16: "sse"}
 
 @pytest.fixture
 def threads():
-    """Sets the number of threads, and puts it back."""
+    """Set the number of threads, and put it back."""
     yield machine.set_threads
     machine.set_threads(machine.threads())
 
@@ -37,8 +37,9 @@ def random_edges(rng, nodes=NODES, edges=EDGES):
 
 
 def random_operand(rng, name: str, mul: int, on_graph: bool, channels=None) -> Operand:
-    """Return segments of `mul` channels in both layouts, some components of the row in none of
-    them.
+    """Return segments of `mul` channels in both layouts.
+
+    No segment covers some components of the row.
 
     One row that all rows share if its name says that it is shared.
     """

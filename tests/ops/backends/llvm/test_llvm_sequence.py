@@ -196,8 +196,11 @@ def test_few_rows_and_large_matrices_are_no_chain():
 
 
 def test_wrong_indices_never_crash(kernels):
-    """Receivers out of range are an error; within it, those that do not fit the order are wrong
-    numbers, and nothing is written where there must be nothing."""
+    """Refuse receivers out of range.
+
+    Receivers within the range that do not fit the order give wrong numbers,
+    but nothing is written outside of the results.
+    """
     graph, rng = GRAPHS["isolated nodes everywhere"], np.random.default_rng(0)
     good = ops.Edges.from_arrays(graph.receivers, graph.receivers, graph.nodes)
     module = ops.TensorProductLinear(

@@ -64,8 +64,9 @@ def test_kernels_of_linear_compile_without_spilling(num_sets, target):
 
 @pytest.mark.slow
 def test_kernels_of_linear_load_several_elements_at_once():
-    """Triton's coalescing halves their loads, and is left out for fused kernels, whose time it
-    doubles.
+    """Coalesce loads but in fused kernels, whose compile time it would double.
+
+    Elsewhere the pass halves the number of loads.
     """
     from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
 

@@ -31,9 +31,7 @@ CASES = {
 
 
 def definition(form: Form, coefficient, arrays, edges) -> list[np.ndarray]:
-    """Return the outputs in float64, term by term, with a function of every coefficient in its
-    place.
-    """
+    """Return the outputs in float64, term by term, with `function` of each coefficient."""
     paths = tuple(
         dataclasses.replace(p, terms=tuple((place, coefficient(c)) for place, c in p.terms))
         for p in form.paths

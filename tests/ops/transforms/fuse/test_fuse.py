@@ -25,7 +25,7 @@ def arrays(irreps_w=PRODUCT, edges=EDGES, nodes=NODES):
 
 
 def product(x, y, senders=SENDERS):
-    """The gathered rows and their product with y."""
+    """Return the gathered rows and their product with y."""
     rows = e3nn.IrrepsArray(X, x)[jnp.asarray(senders)]
     return rows, ops.tensor_product(rows, e3nn.IrrepsArray(Y, y))
 
@@ -131,7 +131,7 @@ def derivatives(function, operands):
 
 
 def assert_same(function, operands, count=1):
-    """The fused function has `count` products on graphs, and all results of the other."""
+    """Assert that the fused function has `count` graph products and the other's results."""
     with jax.enable_x64(True):
         operands = [jnp.asarray(a) for a in operands]
         assert on_graph(function, *operands) == 0
@@ -220,7 +220,7 @@ def nonlinear(x, y, w):
 
 
 def weights_after(x, y, w):
-    """A sum by another array, of weighted sums: weights of nodes stay behind the sum."""
+    """Match a sum by another array, of weighted sums: weights of nodes stay behind the sum."""
     summed = to_nodes(product(x, y)[1])
     return e3nn.scatter_sum(summed * w[:NODES], dst=jnp.arange(NODES) // 2, output_size=2)
 

@@ -97,7 +97,7 @@ def test_a_linear_of_a_product(name):
 
 
 def of_both(x, y, w, parameters):
-    """Sums and the features themselves go into one Linear."""
+    """Match sums and features that themselves go into one Linear."""
     summed = to_nodes(weighted(x, y, w))
     return mixed(e3nn.concatenate([summed, e3nn.IrrepsArray(X, x)]).regroup(), parameters)
 
@@ -124,7 +124,7 @@ Z = e3nn.Irreps("5x0e+3x0o+2x1o+1x1e")
 
 
 def gated_layer(name):
-    """A layer on a graph with a gate behind it."""
+    """Match a layer on a graph with a gate behind it."""
 
     def function(x, y, w, parameters):
         own = {n: p for n, p in parameters.items() if n.startswith("w")}

@@ -37,7 +37,7 @@ def tetris(backend: str):
 
 
 def native_calls(function, args) -> int:
-    """Calls of native kernels in the compiled function."""
+    """Return calls of native kernels in the compiled function."""
     text = jax.jit(function).lower(*args).compile().as_text()
     return text.count('custom_call_target="eqfuse_')
 
@@ -85,7 +85,7 @@ def test_gradients_of_a_sequence_are_those_of_the_function():
 
 
 def molecule():
-    """A molecule of six atoms of two species, in no order of edges; and forces to fit."""
+    """Return a molecule of six atoms of two species, in no order of edges; and forces to fit."""
     rng = np.random.default_rng(1)
     positions = 1.2 * rng.normal(size=(6, 3)).astype(np.float32)
     senders, receivers = (~np.eye(6, dtype=bool)).nonzero()

@@ -28,6 +28,11 @@ def test_files_that_are_not_code_are_package_data():
         assert any(path.match(pattern) for pattern in patterns.get(package, ())), path
 
 
+def test_the_citation_has_the_version():
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {__version__}" in lines
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """Path of a wheel built from the sources."""

@@ -25,7 +25,7 @@ def write(form: Form, dtype: str, machine: Machine) -> KernelPasses:
     passes = reductions(form)
     copied = _copied(form, passes, widest)
     plans = [
-        Plan(form, reduce_over, outputs, copied, machine, dtype)
+        Plan(form, reduce_over, outputs, copied, machine, dtype, prefetches=True)
         for reduce_over, outputs in passes.items()
     ]
     index_arrays = dict.fromkeys(name for plan in plans for name in plan.index_arrays())

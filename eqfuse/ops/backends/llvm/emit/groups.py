@@ -25,6 +25,7 @@ class Groups:
         self.plan, self.f, self.rows = plan, f, rows
         self.cost = len(plan.scalars.sums) // plan.widest + 1
         self._begun: set[tuple[int, int, int]] = set()
+        self._prefetched: set[tuple] = set()
 
     def groups(self) -> list[list[Path]]:
         """Return paths that run through the channels together: same channels, and sums that fit."""
@@ -148,7 +149,7 @@ class Groups:
 
     def _row(self, group, b: str, offset: str, n: int, chunks: int, own: dict, sums: dict):
         """Return the arithmetic of a group for one row and one vector of channels."""
-        f, pointers = self.f, {}
+        f, pointers, next_pointers = self.f, {}, {}
         table = f.at(f.at("%scratch", self.plan.table), b, f.bytes)
 
         def row_of(key):
@@ -160,7 +161,18 @@ class Groups:
             if (i, segment, component) in own:
                 return own[i, segment, component]
             place = self._place(("in", i), segment, component, row_of(("in", i)), offset)
+            prefetch(("in", i), segment, component)
             return f.load(place, n)
+
+        def prefetch(key, segment, component):
+            """Ask for the same vector of the next block, once in a pass."""
+            if key not in self.plan.ahead or (key, segment, component) in self._prefetched:
+                return
+            self._prefetched.add((key, segment, component))
+            if key not in next_pointers:
+                next_pointers[key] = self.rows.next_pointer(key, b)
+            place = self._place(key, segment, component, next_pointers[key], offset)
+            f.prefetch(place, to_write=key[0] == "out")
 
         def scalar(row):
             return f.splat(f.load(f.at(table, row * self.plan.widest * f.bytes)), n)
@@ -181,6 +193,7 @@ class Groups:
             add = _accumulate_wide if summed else _accumulate
             contraction.add_path(path, functools.partial(add, f, n, sums, path.output))
         for key, place in places.items():
+            prefetch(("out", key[0]), *key[1:])
             f.store(sums[key], place, n, self.plan.is_summed(("out", key[0])))
         self.cost += contraction.operations * chunks
 

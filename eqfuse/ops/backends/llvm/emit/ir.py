@@ -131,6 +131,10 @@ class Function:
     def store(self, value: str, pointer: str, lanes: int = 1, wide: bool = False):
         self.do(f"store {self.vector(lanes, wide)} {value}, ptr {pointer}, align {self.bytes}")
 
+    def prefetch(self, pointer: str, to_write: bool = False):
+        """Ask for a cache line in level 2; any address is allowed, it need not be memory."""
+        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(to_write)}, i32 2, i32 1)")
+
     def stream(self, value: str, pointer: str, lanes: int):
         """Store past the caches, to where whole vectors lie; needs `STREAMED` in the module."""
         kind, align = self.vector(lanes), lanes * self.bytes
@@ -200,6 +204,7 @@ def declarations(dtype: str) -> str:
     """Return the declarations of the intrinsics that a function of this dtype may call."""
     real, suffix = REAL[dtype], "f32" if dtype == "float32" else "f64"
     lines = ["declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
+    lines.append("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     lines.append(f"declare {real} @llvm.fmuladd.{suffix}({real}, {real}, {real})")
     for lanes in (2, 4, 8, 16):
         v = f"<{lanes} x {real}>"

@@ -31,6 +31,7 @@ class Plan:
       copied: inputs that an earlier pass has packed, with the layout of the copy.
       dtype: "float32" or "float64".
       local: operands whose rows lie in the order in which the pass takes them.
+      prefetches: whether a block asks for the rows of the next one that are gathered.
 
     Attributes:
       paths: the paths to the outputs.
@@ -39,7 +40,8 @@ class Plan:
       block: rows of a block.
       scratch: bytes that a thread needs, at the places `own_place` (operands of a unit),
         `row_place` (operands of the rows of a block), `table` (of the scalars), `pointers` (to the
-        rows that are read and written) and `results` (to the rows of outputs in their arrays).
+        rows that are read and written), `results` (to the rows of outputs in their arrays) and
+        `ahead` (to the rows of the next block that are prefetched).
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Plan:
         machine: Machine,
         dtype: str,
         local=(),
+        prefetches: bool = False,
     ):
         self.form, self.reduce_over, self.outputs, self.copied = (
             form,
@@ -59,6 +62,7 @@ class Plan:
             copied,
         )
         self.local = frozenset(local)
+        self.prefetches = prefetches
         self.machine, self.bytes = machine, ir.BYTES[dtype]
         self.widest = machine.vector_bytes // self.bytes
         self.paths = [p for p in form.paths if p.output.operand in outputs]
@@ -103,6 +107,8 @@ class Plan:
         self.table = self._allocate(self.scalars.rows * self.widest * self.bytes)
         self.pointers = {key: self._allocate(8 * self.block) for key in self.operands()}
         self.results = {o: self._allocate(8 * self.block) for o in self.outputs}
+        ahead = [key for key in self.operands() if self._is_gathered(key)]
+        self.ahead = {key: self._allocate(8 * self.block) for key in ahead if self.prefetches}
 
     @property
     def sum_bytes(self) -> int:
@@ -150,6 +156,12 @@ class Plan:
     def is_owned(self, key: Key) -> bool:
         """Return whether a unit of the pass is one row of it."""
         return self.operand(*key).index is self.reduce_over is not Index.ROW
+
+    def _is_gathered(self, key: Key) -> bool:
+        """Return whether the rows of a block may be far apart, and are not copied to scratch."""
+        if self.reduce_over is Index.ROW or self.operand(*key).index is Index.SHARED:
+            return False
+        return key not in self.row_place and not self.is_owned(key)
 
     def has_gaps(self, key: Key) -> bool:
         """Return whether elements of this output are added to by no path."""

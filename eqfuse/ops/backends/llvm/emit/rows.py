@@ -66,11 +66,7 @@ class RowsEmitter:
         row = position = f.plus(start, b)
         if self.plan.reduce_over is not Index.ROW:
             row = f.load_index(self.arrays[self.plan.reduce_over.edge_arrays[0]], position)
-        places = {Index.ROW: row, Index.SHARED: "0"}
-        places[self.plan.reduce_over] = row if self.plan.reduce_over is Index.ROW else unit
-        for index, name in NODE_ARRAYS.items():
-            if name in self.arrays and index not in places:
-                places[index] = f.load_index(self.arrays[name], row)
+        places = self._places(row, unit)
         for key in self.plan.operands():
             operand, layout = self.plan.operand(*key), self.plan.layouts.get(key)
             if key in self.own:
@@ -92,6 +88,35 @@ class RowsEmitter:
                 size = self.plan.row_size.get(key, operand.size * f.bytes)
                 f.zero(pointer, size)
             self._keep(self.plan.pointers[key], b, pointer)
+        if self.plan.ahead:
+            self._find_next_row(position, unit, b)
+
+    def _places(self, row: str, unit: str) -> dict[Index, str]:
+        """Return where the rows of operands are, by their index."""
+        places = {Index.ROW: row, Index.SHARED: "0"}
+        places[self.plan.reduce_over] = row if self.plan.reduce_over is Index.ROW else unit
+        for index, name in NODE_ARRAYS.items():
+            if name in self.arrays and index not in places:
+                places[index] = self.f.load_index(self.arrays[name], row)
+        return places
+
+    def _find_next_row(self, position: str, unit: str, b: str):
+        """Find the rows of the operands one block further on, also where another unit has them.
+
+        No processor foresees rows that an index array chooses, and a block is long enough for them
+        to arrive. Near the end it is the last row.
+        """
+        f = self.f
+        later = f.minimum(f.plus(position, self.plan.block), f.plus("%rows", -1))
+        row = f.load_index(self.arrays[self.plan.reduce_over.edge_arrays[0]], later)
+        places = self._places(row, unit)
+        for key, table in self.plan.ahead.items():
+            size = self.plan.row_elements(key) * f.bytes
+            pointer = f.at(self.base[key], places[self.plan.operand(*key).index], size)
+            self._keep(table, b, pointer)
+            if key not in self.plan.layouts:  # a short row, read as a whole by `_read_shared`
+                for line in range(0, size, 64):
+                    f.prefetch(f.at(pointer, line))
 
     def begin_pass(self):
         """Find out which outputs are written past the caches: large ones, where vectors lie whole.
@@ -172,6 +197,10 @@ class RowsEmitter:
     def pointer(self, key: Key, b: str) -> str:
         """Return where row b of the block of an operand is."""
         return self._kept(self.plan.pointers[key], b)
+
+    def next_pointer(self, key: Key, b: str) -> str:
+        """Return where row b of the next block is, of an operand in `plan.ahead`."""
+        return self._kept(self.plan.ahead[key], b)
 
     def _kept(self, table: int, b: str) -> str:
         return self.f.load_pointer(self.f.at(self.f.at("%scratch", table), b, 8))

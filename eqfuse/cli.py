@@ -13,6 +13,8 @@ Equivariant interatomic potentials in JAX with fused tensor products.
 
   eqfuse train [name=value ...]   train a network
   eqfuse evaluate RUN FILE        print the errors of a trained run on a file
+  eqfuse md RUN START [name=value ...]
+                                  run molecular dynamics with a trained run
   eqfuse convert mace FILE RUN    convert a network trained with mace to a run
   eqfuse info                     print the backends, devices and versions on this machine
   eqfuse show IRREPS IRREPS       print the form and the kernels of a tensor product
@@ -29,6 +31,12 @@ def _train(arguments: list[str]) -> int:
 
 def _evaluate(arguments: list[str]) -> int:
     from eqfuse.inference.evaluate import main
+
+    return main(arguments)
+
+
+def _md(arguments: list[str]) -> int:
+    from eqfuse.md.command import main
 
     return main(arguments)
 
@@ -58,6 +66,7 @@ def _show(arguments: list[str]) -> int:
 COMMANDS = {
     "train": _train,
     "evaluate": _evaluate,
+    "md": _md,
     "convert": _convert,
     "info": _info,
     "show": _show,

@@ -1,4 +1,4 @@
-"""Plots of a run: learning curves and parity plots, as PNG."""
+"""Plots of a run: learning curves, parity plots and dynamics, as PNG."""
 
 import csv
 from pathlib import Path
@@ -102,6 +102,38 @@ def parity(energies, forces, target: Path, stress=(), title: str = ""):
             axis.set_major_locator(matplotlib.ticker.MaxNLocator(6))
         axes.grid(alpha=0.3, linewidth=0.5)
     figure.suptitle(title)
+    _save(figure, target)
+
+
+def dynamics(table: Path, target: Path):
+    """Draw the energies, the temperature and the drift of the total energy of a simulation.
+
+    Args:
+      table: its thermo.csv.
+      target: the PNG file to write.
+    """
+    with open(table, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    columns = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+    times, total = columns["time_fs"] / 1000, columns["total_ev"]
+    figure = _figure(3)
+    energy, temperature, drift = figure.axes
+    for name, colour in zip(("potential", "kinetic"), _COLOURS, strict=True):
+        values = columns[f"{name}_ev"]
+        change = values - values[0]
+        energy.plot(times, change, color=colour, label=f"{name}, from {values[0]:.4f} eV")
+    energy.set(ylabel="change of energy (eV)")
+    energy.legend(frameon=False)
+    kelvin = columns["temperature_k"]
+    temperature.plot(times, kelvin, color=_COLOURS[0])
+    temperature.set(ylabel="temperature (K)", title=f"mean {kelvin.mean():.1f} K")
+    drift.plot(times, 1000 * (total - total[0]), color=_COLOURS[0])
+    last = 1000 * (total[-1] - total[0])
+    drift.set(ylabel="change of total energy (meV)", title=f"{last:.3g} meV at the end")
+    for axes in figure.axes:
+        axes.set_xlabel("time (ps)")
+        axes.grid(alpha=0.3, linewidth=0.5)
+    figure.suptitle(f"{table.parent.name}, {times[-1]:.4g} ps")
     _save(figure, target)
 
 

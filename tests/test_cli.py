@@ -21,11 +21,12 @@ def test_help_names_every_command(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "eqfuse needs a command; choose one of train, evaluate, convert, info, show"),
+        ([], "eqfuse needs a command; choose one of train, evaluate, md, convert, info, show"),
         (["trian"], "'trian' is not a command of eqfuse; did you mean train?"),
         (
             ["x\n"],
-            "'x\\n' is not a command of eqfuse; choose one of train, evaluate, convert, info, show",
+            "'x\\n' is not a command of eqfuse; choose one of train, evaluate, md, convert, "
+            "info, show",
         ),
     ],
 )

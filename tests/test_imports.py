@@ -23,7 +23,8 @@ ALLOWED = {
     "train": {"ops", "graph", "models", "data", "plots", "train"},
     "inference": {"graph", "ops", "data", "models", "train", "plots", "inference"},
     "convert": {"ops", "graph", "data", "models", "train", "inference", "convert"},
-    "cli": {"ops", "train", "inference", "convert"},
+    "md": {"ops", "data", "models", "train", "inference", "plots", "md"},
+    "cli": {"ops", "train", "inference", "convert", "md"},
     "_startup": {"_jax_compat"},
     "_jax_compat": set(),
 }
@@ -188,6 +189,7 @@ def test_every_part_has_a_rule():
         ("eqfuse.models.x", "from ..train import loop"),
         ("eqfuse.data.x", "from eqfuse.models import build"),
         ("eqfuse.train.x", "import train"),
+        ("eqfuse.inference.x", "from eqfuse.md import run"),
         ("eqfuse.ops.ir.x", "from eqfuse.ops import backends"),
         ("eqfuse.ops.ir.x", "from eqfuse.ops.backends.triton.emit import plan"),
         ("eqfuse.ops.backends.triton.emit.x", "from eqfuse.ops.primitives import fused"),

@@ -1,0 +1,112 @@
+"""Files of a simulation: frames, a table, a picture, and the checkpoint that it goes on from."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+import ase
+import ase.io
+import numpy as np
+
+from eqfuse.md.settings import Settings
+from eqfuse.plots import dynamics
+from eqfuse.train import CheckpointError
+from eqfuse.train.run.files import encode, read_file, write_whole
+from eqfuse.train.settings.schema import ConfigError
+
+TRAJECTORY, TABLE, PICTURE = "trajectory.xyz", "thermo.csv", "thermo.png"
+_CHECKPOINT = "checkpoint.safetensors"
+_HEAD = "step,time_fs,potential_ev,kinetic_ev,total_ev,temperature_k\n"
+
+
+def read_checkpoint(folder: Path) -> tuple[dict, dict]:
+    """Return the arrays and the metadata of the checkpoint of a simulation.
+
+    Raises:
+      CheckpointError: it is missing, damaged, or of something else.
+    """
+    path = folder / _CHECKPOINT
+    arrays, metadata = read_file(path)
+    if metadata.get("kind") != "md":
+        raise CheckpointError(f"checkpoint {path} is not of a simulation")
+    return arrays, metadata
+
+
+@dataclasses.dataclass
+class Folder:
+    """The folder of a simulation.
+
+    Attributes:
+      path: of the folder.
+      settings: of the simulation.
+      sizes: bytes of the trajectory and the table, so far.
+    """
+
+    path: Path
+    settings: Settings
+    sizes: dict[str, int]
+
+    @classmethod
+    def create(cls, settings: Settings, network: str) -> "Folder":
+        """Make the folder.
+
+        Raises:
+          ConfigError: it exists, or cannot be made.
+        """
+        path = Path(settings.run or f"runs/{time.strftime('%Y%m%d-%H%M%S')}_md")
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            hint = "give another folder, or continue it with resume=" if path.exists() else error
+            raise ConfigError(f"run={path} cannot be made: {hint}") from error
+        values = {"network": network, **dataclasses.asdict(settings)}
+        text = "".join(f"{name}={value}\n" for name, value in values.items())
+        write_whole(path / "settings.txt", text)
+        folder = cls(path, settings, {TRAJECTORY: 0, TABLE: 0})
+        folder._append(TABLE, _HEAD)
+        return folder
+
+    @classmethod
+    def reopen(cls, settings: Settings, sizes: dict[str, int]) -> "Folder":
+        """Open the folder of a checkpoint, and cut off what was written after it.
+
+        Raises:
+          CheckpointError: a file is shorter than it was.
+        """
+        path = Path(settings.run)
+        for name, size in sizes.items():
+            if not (path / name).exists() or (path / name).stat().st_size < size:
+                raise CheckpointError(f"{path / name} is missing or cut: it cannot be continued")
+        for name, size in sizes.items():
+            with open(path / name, "r+b") as file:
+                file.truncate(size)
+        return cls(path, settings, dict(sizes))
+
+    def add_row(self, step: int, row):
+        """Add potential and kinetic energy (eV) and temperature (K) of a step to the table."""
+        potential, kinetic, temperature = map(float, row)
+        values = (step * self.settings.timestep, potential, kinetic, potential + kinetic)
+        self._append(TABLE, ",".join(map(repr, (step, *values, temperature))) + "\n")
+
+    def add_frame(self, atoms: ase.Atoms, step: int):
+        """Add a frame to the trajectory: positions, not wrapped, momenta, energy and forces."""
+        atoms.info |= {"step": step, "time_fs": step * self.settings.timestep}
+        path = self.path / TRAJECTORY
+        ase.io.write(path, atoms, format="extxyz", append=True)
+        self.sizes[TRAJECTORY] = path.stat().st_size
+
+    def write_checkpoint(self, arrays: dict[str, np.ndarray], **metadata):
+        """Write what `read_checkpoint` reads."""
+        settings = dataclasses.asdict(self.settings) | {"run": None}
+        metadata |= {"kind": "md", "settings": settings, "sizes": self.sizes}
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        write_whole(self.path / _CHECKPOINT, encode(arrays, metadata))
+
+    def draw(self):
+        """Draw the picture of the table."""
+        dynamics(self.path / TABLE, self.path / PICTURE)
+
+    def _append(self, name: str, text: str):
+        with open(self.path / name, "a", encoding="utf-8") as file:
+            file.write(text)
+        self.sizes[name] = (self.path / name).stat().st_size

@@ -1,0 +1,96 @@
+"""The settings of dynamics: names, defaults, checks and help."""
+
+import dataclasses
+from typing import Literal
+
+from eqfuse.train.settings.schema import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    ConfigError,
+    check_ranges,
+    nearest,
+    setting,
+    typed,
+)
+
+_HELP = """\
+Run molecular dynamics with a trained network.
+
+  eqfuse md RUN START [name=value ...]
+  eqfuse md resume=FOLDER [steps=N]
+
+RUN is the folder of a run, or a file of its network; START a file of atoms that ASE reads, whose
+last frame is taken. Its velocities are used if it has any; if not, they are drawn for the
+temperature, with no total momentum. resume=FOLDER continues a simulation, up to steps=N in all.
+
+Examples
+  eqfuse md first start.xyz temperature=300 steps=20000 timestep=0.5 run=nve
+  eqfuse md first start.xyz ensemble=langevin friction=5 temperature=600 run=hot
+  eqfuse md resume=hot steps=40000
+
+Settings (default in brackets)
+"""
+
+
+@dataclasses.dataclass
+class Settings:
+    """The settings of one simulation."""
+
+    ensemble: Literal["nve", "langevin"] = setting("nve", "what is simulated")
+    temperature: float = setting(300.0, "K, of drawn velocities and of langevin", NOT_NEGATIVE)
+    steps: int = setting(1000, "number of steps in all", POSITIVE)
+    timestep: float = setting(0.5, "fs", POSITIVE)
+    friction: float = setting(1.0, "1/ps, of langevin", POSITIVE)
+    seed: int = setting(0, "of drawn velocities and of the noise of langevin", NOT_NEGATIVE)
+    save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
+    log_every: int = setting(10, "steps between rows of thermo.csv", POSITIVE)
+    skin: float = setting(0.5, "Å, by which the neighbour list goes beyond the cutoff", POSITIVE)
+    max_force: float = setting(100.0, "eV/Å, on an atom; a larger one stops", POSITIVE)
+    max_temperature: float = setting(10000.0, "K; a higher one stops", POSITIVE)
+    dtype: Literal["float32", "float64"] | None = setting(
+        None, "of the network; null: that of the run. Positions and velocities are float64"
+    )
+    backend: str | None = setting(None, "of the ops: triton, llvm, xla or e3nn; null: by device")
+    run: str | None = setting(
+        None, "folder that is written; null: runs/<date-time>_md", path="written"
+    )
+
+    def __post_init__(self):
+        check_ranges(self, "")
+        for name, most in (("steps", 2**31), ("seed", 2**32)):
+            value = getattr(self, name)
+            if value >= most:
+                raise ConfigError(f"{name}={value} is impossible: it must be less than {most}")
+
+
+def parse(arguments: list[str], known=None) -> dict:
+    """Return the settings of arguments such as "steps=100" by their names, in their types.
+
+    Args:
+      arguments: the later of two overrides the earlier.
+      known: names that are allowed; None for all.
+    Raises:
+      ConfigError: an argument that is misspelt, unknown or ill-typed, with the nearest names.
+    """
+    fields = {f.name: f for f in dataclasses.fields(Settings) if known is None or f.name in known}
+    given = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not equals or not name or name.startswith("-"):
+            raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
+        if name not in fields:
+            raise ConfigError(f"{name} is not a setting of md here; {nearest(name, fields)}")
+        given[name] = typed(name, fields[name], value)
+    return given
+
+
+def help_text() -> str:
+    """Return the help: examples, and every setting with its default."""
+    lines = []
+    for field in dataclasses.fields(Settings):
+        default = "null" if field.default is None else field.default
+        text = field.metadata["help"]
+        if field.name == "ensemble":
+            text = f"nve or langevin; {text}"
+        lines.append(f"  {field.name:<16} {text} [{default}]")
+    return _HELP + "\n".join(lines)

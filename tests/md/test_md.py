@@ -1,0 +1,215 @@
+import csv
+import shutil
+
+import ase.build
+import ase.io
+import jax
+import numpy as np
+import pytest
+from ase import units
+from ase.constraints import FixAtoms
+from ase.md.verlet import VelocityVerlet
+
+import eqfuse
+from eqfuse import cli, md
+from eqfuse.data import DataError
+from eqfuse.md import simulation
+from eqfuse.train.main import main
+from eqfuse.train.run.stopping import TrainingFailed
+from eqfuse.train.settings.schema import ConfigError
+from tests.small_runs import TINY
+
+
+@pytest.fixture(scope="module")
+def run(copper, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "copper"
+    settings = ["data=extxyz", f"data.path={copper}", *TINY, "dtype=float64", "epochs=3"]
+    assert main([*settings, "cutoff=3.6", f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def crystal():
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.rattle(0.05, seed=0)
+    return atoms
+
+
+@pytest.fixture
+def molecule():
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.pbc, atoms.cell = False, None
+    atoms.rattle(0.1, seed=1)
+    return atoms
+
+
+@pytest.fixture
+def lists(monkeypatch):
+    """Return the positions for which neighbour lists were made, as they are made."""
+    made, make = [], simulation._Simulation._list
+
+    def noted(self, positions):
+        made.append(positions)
+        make(self, positions)
+
+    monkeypatch.setattr(simulation._Simulation, "_list", noted)
+    return made
+
+
+def table(folder):
+    with open(folder / "thermo.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize("kind", ["crystal", "molecule"])
+def test_every_step_is_that_of_ase(kind, run, tmp_path, request, lists):
+    """200 hot steps with a thin skin, so that many lists are made."""
+    atoms = request.getfixturevalue(kind)
+    rng = np.random.default_rng(0)
+    atoms.set_velocities(rng.normal(scale=0.02, size=(4, 3)))
+    reference = atoms.copy()
+    reference.calc = eqfuse.Calculator(run, skin=0.0)
+    verlet = VelocityVerlet(reference, 2.0 * units.fs)
+    settings = {"timestep": 2.0, "skin": 0.1, "save_every": 10, "log_every": 1}
+    frames = {}
+    add = simulation.Folder.add_frame
+
+    def kept(self, frame, step):
+        frames[step] = frame.copy()
+        add(self, frame, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation.Folder, "add_frame", kept)
+        md.run(run, atoms, steps=200, run=str(tmp_path / "md"), **settings)
+    assert len(lists) > 5
+    rows = table(tmp_path / "md")
+    for step in range(201):
+        assert rows["total_ev"][step] == pytest.approx(reference.get_total_energy(), abs=1e-9)
+        if step % 10 == 0:
+            np.testing.assert_allclose(
+                frames[step].positions, reference.positions, rtol=0, atol=1e-9
+            )
+            np.testing.assert_allclose(
+                frames[step].get_velocities(), reference.get_velocities(), rtol=0, atol=1e-9
+            )
+        verlet.run(1)
+    assert np.abs(frames[200].positions - atoms.positions).max() > 0.2
+
+
+@pytest.mark.parametrize("ensemble", ["nve", "langevin"])
+def test_a_resumed_run_has_the_same_numbers(ensemble, run, crystal, tmp_path):
+    settings = {"ensemble": ensemble, "skin": 0.1, "temperature": 600, "save_every": 7}
+    md.run(run, crystal, steps=60, run=str(tmp_path / "whole"), **settings)
+    md.run(run, crystal, steps=33, run=str(tmp_path / "parts"), **settings)
+    with open(tmp_path / "parts" / "trajectory.xyz", "a") as file:
+        file.write("a line after the checkpoint\n")
+    shutil.move(tmp_path / "parts", tmp_path / "moved")
+    assert cli.main(["md", f"resume={tmp_path / 'moved'}", "steps=60"]) == 0
+    names = ("positions", "velocities", "forces", "listed")
+    whole, parts = (simulation.read_checkpoint(tmp_path / n)[0] for n in ("whole", "moved"))
+    for name in names:
+        np.testing.assert_array_equal(whole[name], parts[name])
+    before, after = (table(tmp_path / name) for name in ("whole", "moved"))
+    kept = np.isin(after["step"], before["step"])
+    np.testing.assert_array_equal(after["total_ev"][kept], before["total_ev"])
+    frames = ase.io.read(tmp_path / "moved" / "trajectory.xyz", ":")
+    assert [frame.info["step"] for frame in frames] == [0, 7, 14, 21, 28, 33, 35, 42, 49, 56, 60]
+    moving = frames[-1].get_velocities()
+    np.testing.assert_allclose(moving, whole["velocities"], rtol=0, atol=1e-7)
+
+
+def test_edges_beyond_the_cutoff_contribute_nothing(run, crystal):
+    states = []
+    for skin in (0.01, 1.5):
+        job = simulation._Simulation(run, crystal, md.Settings(skin=skin))
+        with jax.enable_x64(True):
+            job._list(crystal.positions)
+            zero = np.zeros((4, 3))
+            job.state = simulation.State(crystal.positions, zero, zero, np.int32(0))
+            states.append((job._take(1, 0.0), job._capacity))
+    (near, few), (far, many) = states
+    assert many > 1.5 * few
+    np.testing.assert_allclose(near.state.forces, far.state.forces, rtol=0, atol=1e-12)
+    assert near.rows[0, 0] == pytest.approx(far.rows[0, 0], abs=1e-12)
+
+
+def test_energy_is_conserved_and_float32_follows(run, crystal, tmp_path):
+    """The drift in 400 steps of 1 fs is a small part of what kinetic energy moves."""
+    for dtype, least in (("float64", 1e-5), ("float32", 2e-5)):
+        folder = tmp_path / dtype
+        atoms = crystal * (2, 1, 1)
+        md.run(run, atoms, steps=400, timestep=1.0, dtype=dtype, run=str(folder))
+        rows = table(folder)
+        assert np.ptp(rows["kinetic_ev"]) > 1e-2
+        assert np.ptp(rows["total_ev"]) / 8 < 1e-3
+        assert abs(rows["total_ev"][-40:].mean() - rows["total_ev"][:40].mean()) / 8 < 10 * least
+        assert (folder / "thermo.png").stat().st_size > 10_000
+
+
+def test_langevin_reaches_the_temperature(run, crystal, tmp_path):
+    """The mean over 4,000 steps of 24 degrees of freedom, from 0 K, within 10%."""
+    atoms = crystal * (2, 1, 1)
+    atoms.set_velocities(np.full((8, 3), 1e-9))
+    settings = {"ensemble": "langevin", "friction": 50.0, "temperature": 500.0, "timestep": 2.0}
+    md.run(run, atoms, steps=4000, save_every=1000, run=str(tmp_path / "md"), **settings)
+    kelvin = table(tmp_path / "md")["temperature_k"][40:]
+    assert kelvin.mean() == pytest.approx(500, rel=0.1)
+    assert kelvin.std() == pytest.approx(500 * np.sqrt(2 / 24), rel=0.3)
+
+
+def test_a_limit_stops_with_the_last_good_frame(run, crystal, tmp_path):
+    crystal.set_velocities([[0.01, 0, 0], [-0.01, 0, 0], [0, 0, 0], [0, 0, 0]])
+    start = crystal.get_temperature() * 4 / 3
+    for name, limits, message in (
+        ("hot", {"max_temperature": start / 4}, "no step can be taken"),
+        ("far", {"timestep": 100.0, "skin": 0.1}, "more than half the skin"),
+    ):
+        error = DataError if name == "hot" else TrainingFailed
+        with pytest.raises(error, match=message):
+            md.run(run, crystal, run=str(tmp_path / name), **limits)
+    assert not (tmp_path / "hot").exists()
+    crystal.set_velocities(np.full((4, 3), 1e-9))
+    settings = {"ensemble": "langevin", "temperature": 5000.0, "max_temperature": 40.0}
+    with pytest.raises(TrainingFailed, match="above max_temperature=40"):
+        md.run(run, crystal, run=str(tmp_path / "limit"), **settings)
+    last = ase.io.read(tmp_path / "limit" / "trajectory.xyz")
+    assert last.info["step"] == simulation.read_checkpoint(tmp_path / "limit")[1]["step"]
+    assert last.info["step"] > 0
+    assert last.get_temperature() < 40
+    forces = eqfuse.Calculator(run).get_forces(last)
+    np.testing.assert_allclose(last.get_forces(), forces, rtol=0, atol=1e-6)
+
+
+def test_bad_structures_are_refused_before_anything_is_written(run, crystal, tmp_path):
+    folder = tmp_path / "md"
+    for change, message in (
+        (lambda a: a.positions.__setitem__(1, a.positions[0] + 0.1), "atoms 0 and 1 overlap"),
+        (lambda a: a.positions.__setitem__((1, 0), np.nan), "positions"),
+        (lambda a: a.set_atomic_numbers([29, 29, 29, 79]), "element|Au"),
+        (lambda a: a.set_cell(None), "lattice"),
+        (lambda a: a.set_constraint(FixAtoms([0])), "constraints"),
+    ):
+        atoms = crystal.copy()
+        change(atoms)
+        with pytest.raises(DataError, match=message):
+            md.run(run, atoms, run=str(folder))
+        assert not folder.exists()
+
+
+def test_settings_are_checked(run, crystal, tmp_path, capsys):
+    for arguments, message in (
+        (["temprature=300"], "nearest: temperature"),
+        (["steps=0"], "steps=0 is impossible"),
+        (["steps=many"], "a whole number"),
+        (["ensemble=npt"], "ensemble=npt is unknown"),
+        (["steps"], "name=value"),
+    ):
+        assert cli.main(["md", "nothing", "nowhere", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main(["md", "nothing"]) == 2
+    assert "are needed" in capsys.readouterr().err
+    assert cli.main(["md", str(run), str(tmp_path / "no.xyz")]) == 2
+    (tmp_path / "full").mkdir()
+    with pytest.raises(ConfigError, match="another folder"):
+        md.run(run, crystal, run=str(tmp_path / "full"))

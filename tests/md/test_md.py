@@ -12,8 +12,10 @@ from ase.md.verlet import VelocityVerlet
 
 import eqfuse
 from eqfuse import cli, md
-from eqfuse.data import DataError
+from eqfuse.data import DataError, neighbor_list
 from eqfuse.md import simulation
+from eqfuse.md.steps import Listing, total_energy
+from eqfuse.ops import Edges
 from eqfuse.train.main import main
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
@@ -134,16 +136,39 @@ def test_edges_beyond_the_cutoff_contribute_nothing(run, crystal):
     assert near.rows[0, 0] == pytest.approx(far.rows[0, 0], abs=1e-12)
 
 
+def test_pairs_beyond_the_cutoff_are_padding_for_any_model(crystal):
+    """The model here is the sum of all lengths, which vanishes nowhere but in the padding."""
+
+    class Lengths:
+        def apply(self, params, vectors, species, edges):
+            real = (vectors != 0).any(axis=1)
+            lengths = jax.numpy.linalg.norm(jax.numpy.where(real[:, None], vectors, 1), axis=1)
+            return jax.numpy.where(real, lengths, 0)
+
+    senders, receivers, shifts = neighbor_list(crystal.positions, crystal.cell, crystal.pbc, 5.0)
+    with jax.enable_x64(True):
+        edges = Edges.from_arrays(senders, receivers, 4)
+        listing = Listing(edges, jax.numpy.asarray(shifts), crystal.positions)
+        energy = total_energy(Lengths(), {}, 3.6, "float64")
+        positions = jax.numpy.asarray(crystal.positions)
+        sum_of_lengths = float(energy(positions, np.zeros(4, int), listing))
+        gradient = jax.grad(energy)(positions, np.zeros(4, int), listing)
+    vectors = crystal.positions[senders] + shifts - crystal.positions[receivers]
+    lengths = np.linalg.norm(vectors, axis=1)
+    assert (lengths > 3.6).any()
+    assert sum_of_lengths == pytest.approx(lengths[lengths < 3.6].sum(), rel=1e-12)
+    assert np.isfinite(gradient).all()
+
+
 def test_energy_is_conserved_and_float32_follows(run, crystal, tmp_path):
     """The drift in 400 steps of 1 fs is a small part of what kinetic energy moves."""
-    for dtype, least in (("float64", 1e-5), ("float32", 2e-5)):
+    for dtype in ("float64", "float32"):
         folder = tmp_path / dtype
         atoms = crystal * (2, 1, 1)
         md.run(run, atoms, steps=400, timestep=1.0, dtype=dtype, run=str(folder))
         rows = table(folder)
         assert np.ptp(rows["kinetic_ev"]) > 1e-2
-        assert np.ptp(rows["total_ev"]) / 8 < 1e-3
-        assert abs(rows["total_ev"][-40:].mean() - rows["total_ev"][:40].mean()) / 8 < 10 * least
+        assert np.ptp(rows["total_ev"]) / 8 < 1e-6
         assert (folder / "thermo.png").stat().st_size > 10_000
 
 

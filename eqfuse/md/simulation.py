@@ -175,7 +175,8 @@ class _Simulation:
                 if now - saved > _SECONDS_BETWEEN_CHECKPOINTS:
                     self._checkpoint()
                     saved = now
-                if now - printed > _SECONDS_BETWEEN_LINES:
+                more = step + taken < self._settings.steps
+                if more and now - printed > _SECONDS_BETWEEN_LINES:
                     self._print(step + taken - first, now - began)
                     printed = now
         self._finish()

@@ -1,5 +1,7 @@
 import csv
+import os
 import shutil
+import signal
 
 import ase.build
 import ase.io
@@ -14,10 +16,12 @@ import eqfuse
 from eqfuse import cli, md
 from eqfuse.data import DataError, neighbor_list
 from eqfuse.md import simulation
+from eqfuse.md.output import read_checkpoint
 from eqfuse.md.steps import Listing, total_energy
 from eqfuse.ops import Edges
+from eqfuse.train import CheckpointError
 from eqfuse.train.main import main
-from eqfuse.train.run.stopping import TrainingFailed
+from eqfuse.train.run.stopping import Interrupted, TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
 from tests.small_runs import TINY
 
@@ -134,6 +138,36 @@ def test_edges_beyond_the_cutoff_contribute_nothing(run, crystal):
     assert many > 1.5 * few
     np.testing.assert_allclose(near.state.forces, far.state.forces, rtol=0, atol=1e-12)
     assert near.rows[0, 0] == pytest.approx(far.rows[0, 0], abs=1e-12)
+
+
+def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, capsys):
+    record = simulation._Simulation._record
+
+    def interrupted(self, rows, first, count):
+        record(self, rows, first, count)
+        if first + count > 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = {"steps": 50, "save_every": 10}
+    md.run(run, crystal, run=str(tmp_path / "whole"), **settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation._Simulation, "_record", interrupted)
+        with pytest.raises(Interrupted, match="stopped at step 20"):
+            md.run(run, crystal, run=str(tmp_path / "parts"), **settings)
+    md.resume(tmp_path / "parts")
+    for name in ("trajectory.xyz", "thermo.csv"):
+        assert (tmp_path / "whole" / name).read_text() == (tmp_path / "parts" / name).read_text()
+    assert cli.main(["md", f"resume={tmp_path / 'parts'}", "steps=10"]) == 2
+    assert "already at step 50" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "read_checkpoint", _of_another_network)
+        with pytest.raises(CheckpointError, match="holds another network"):
+            md.resume(tmp_path / "parts", 60)
+
+
+def _of_another_network(folder):
+    arrays, metadata = read_checkpoint(folder)
+    return arrays, metadata | {"digest": "0"}
 
 
 def test_pairs_beyond_the_cutoff_are_padding_for_any_model(crystal):

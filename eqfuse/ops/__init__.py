@@ -10,6 +10,8 @@ The folders are layers, each of which imports those above:
 - the files beside the folders: one for each public op.
 """
 
+import importlib
+
 from eqfuse.ops._backend import (
     BACKENDS,
     OPS,
@@ -65,3 +67,18 @@ __all__ = [
     "tensor_square",
     "weighted_channels",
 ]
+
+_FRAMEWORKS = {"haiku": "dm-haiku", "equinox": "equinox"}
+
+
+def __getattr__(name: str):
+    """Import `ops.haiku` and `ops.equinox`, whose frameworks may be absent, on first use."""
+    if name not in _FRAMEWORKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        package = _FRAMEWORKS[name]
+        raise ImportError(f"{__name__}.{name} needs {package}: pip install {package}") from error

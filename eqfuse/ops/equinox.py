@@ -1,0 +1,116 @@
+"""The ops with parameters as modules of Equinox, which needs the package equinox."""
+
+from typing import ClassVar
+
+import e3nn_jax as e3nn
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse.ops._functions import linear
+from eqfuse.ops._tensor_product_linear import TensorProductLinear as _TensorProductLinear
+from eqfuse.ops._tensor_product_linear import TensorProductLinearGate as _TensorProductLinearGate
+
+OPTIONS = (
+    "biases",
+    "path_normalization",
+    "gradient_normalization",
+    "num_indexed_weights",
+    "weights_per_channel",
+    "force_irreps_out",
+    "irreps_in",
+    "input_precision",
+    "backend",
+)
+
+
+class Linear(e3nn.equinox.Linear):
+    """`e3nn.equinox.Linear`, with its parameters and initial values, as a fused op.
+
+    Args:
+      options: those of `e3nn.equinox.Linear`, all by name.
+      input_precision, backend: as in `eqfuse.ops.Linear`.
+    References: e3nn-jax 0.21.
+    """
+
+    input_precision: str | None = eqx.field(static=True)
+    backend: str | None = eqx.field(static=True)
+
+    def __init__(self, *, input_precision=None, backend=None, **options):
+        super().__init__(**options)
+        self.input_precision = input_precision
+        self.backend = backend
+
+    def __call__(self, weights_or_input, input_or_none=None) -> e3nn.IrrepsArray:
+        """Apply it, to the operands of `e3nn.equinox.Linear`.
+
+        Args:
+          weights_or_input: x, IrrepsArray [..., irreps], or what comes before it: [...] integers
+            if `linear_type` is "indexed", or [..., d] weights if it is "mixed".
+          input_or_none: x, if it is the second.
+        Returns:
+          IrrepsArray [..., irreps_out].
+        Raises:
+          ValueError, AssertionError: those of `e3nn.equinox.Linear`, and those of
+            `eqfuse.ops.linear`.
+        """
+        # e3nn's own is traced, not computed, for what it refuses
+        jax.eval_shape(lambda: super(Linear, self).__call__(weights_or_input, input_or_none).array)
+        first, x = weights_or_input, input_or_none
+        first, x = (None, first) if x is None else (first, x)
+        out = linear(
+            x,
+            self._weights,
+            (self.channel_out or 1) * self.irreps_out,
+            **{"index" if self.linear_type == "indexed" else "weights": first},
+            **{name: getattr(self, name) for name in OPTIONS},
+        )
+        if self.channel_out is not None:
+            out = out.mul_to_axis(self.channel_out)
+        return out.rechunk(self.irreps_out)
+
+
+class TensorProductLinear(eqx.Module):
+    """`eqfuse.ops.TensorProductLinear`, which holds its parameters, by e3nn's names.
+
+    Args:
+      irreps_out, options: those of `eqfuse.ops.TensorProductLinear`.
+      irreps_x, irreps_y: those of the operands.
+      key: the parameters are drawn from it.
+      dtype: of the parameters.
+    References: those of `eqfuse.ops.TensorProductLinear`.
+    """
+
+    parameters: dict[str, jax.Array]
+    module: nn.Module = eqx.field(static=True)
+    op: ClassVar[type[nn.Module]] = _TensorProductLinear
+
+    def __init__(self, irreps_out, *, irreps_x, irreps_y, key, dtype=jnp.float32, **options):
+        self.module = self.op(e3nn.Irreps(irreps_out), **options)
+        irreps = e3nn.Irreps(irreps_x), e3nn.Irreps(irreps_y)
+        x, y = (e3nn.IrrepsArray(i, jnp.zeros((1, i.dim), dtype)) for i in irreps)
+        index = None if self.module.num_indexed_weights is None else jnp.zeros(1, int)
+        self.parameters = self.module.init(key, x, y, index=index).get("params", {})
+
+    def __call__(self, *operands, **by_name) -> e3nn.IrrepsArray:
+        """Apply it, to the operands of `eqfuse.ops.TensorProductLinear`.
+
+        Returns:
+          IrrepsArray [..., irreps_out].
+        Raises:
+          ValueError: as `eqfuse.ops.TensorProductLinear`; of flax for an x or y of other irreps.
+        """
+        return self.module.apply({"params": self.parameters}, *operands, **by_name)
+
+
+class TensorProductLinearGate(TensorProductLinear):
+    """`eqfuse.ops.TensorProductLinearGate`, which holds its parameters, by e3nn's names.
+
+    Args:
+      irreps_out, options: those of `eqfuse.ops.TensorProductLinearGate`.
+      irreps_x, irreps_y, key, dtype: as in `TensorProductLinear`.
+    References: those of `eqfuse.ops.TensorProductLinearGate`.
+    """
+
+    op: ClassVar[type[nn.Module]] = _TensorProductLinearGate

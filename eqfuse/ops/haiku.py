@@ -1,0 +1,131 @@
+"""The ops with parameters as modules of Haiku, which needs the package dm-haiku."""
+
+import functools
+
+import e3nn_jax as e3nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from eqfuse.ops._functions import linear
+from eqfuse.ops._tensor_product_linear import TensorProductLinear as _TensorProductLinear
+from eqfuse.ops._tensor_product_linear import TensorProductLinearGate as _TensorProductLinearGate
+
+OPTIONS = (
+    "channel_out",
+    "irreps_in",
+    "biases",
+    "path_normalization",
+    "gradient_normalization",
+    "instructions",
+    "num_indexed_weights",
+    "weights_per_channel",
+    "force_irreps_out",
+    "simplify_irreps_internally",
+)
+
+
+class Linear(e3nn.haiku.Linear):
+    """`e3nn.haiku.Linear`, with its parameters and initial values, as a fused op.
+
+    Args:
+      args, options: those of `e3nn.haiku.Linear`.
+      input_precision, backend: as in `eqfuse.ops.Linear`.
+    References: e3nn-jax 0.21.
+    """
+
+    def __init__(self, *args, input_precision=None, backend=None, **options):
+        super().__init__(*args, **options)
+        self.fused = {"input_precision": input_precision, "backend": backend}
+
+    def __call__(self, weights_or_input, input_or_none=None) -> e3nn.IrrepsArray:
+        """Apply it, to the operands of `e3nn.haiku.Linear`.
+
+        Args:
+          weights_or_input: x, IrrepsArray [..., irreps], or what comes before it: [...] integers
+            with `num_indexed_weights`, or [..., d] weights.
+          input_or_none: x, if it is the second.
+        Returns:
+          IrrepsArray [..., irreps_out].
+        Raises:
+          ValueError, AssertionError: those of `e3nn.haiku.Linear` and of `eqfuse.ops.linear`.
+        """
+        first, x = weights_or_input, input_or_none
+        first, x = (None, first) if x is None else (first, x)
+        options = {name: getattr(self, name) for name in OPTIONS} | self.fused
+        which = "weights" if self.num_indexed_weights is None else "index"
+        return linear(
+            x,
+            self._parameters(weights_or_input, input_or_none),
+            self.irreps_out,
+            **{which: first},
+            **options,
+        )
+
+    def _parameters(self, *operands) -> dict[str, jax.Array]:
+        """Return the parameters of e3nn's Linear, which is traced for their names, not computed.
+
+        When Haiku initialises, e3nn's Linear runs, and so makes them.
+        """
+        asked, get_parameter = {}, self.get_parameter
+
+        def record(name, shape, std, dtype):
+            asked[name] = shape, dtype
+            return jnp.zeros(shape, dtype)
+
+        if hk.running_init():
+            super().__call__(*operands)
+        self.get_parameter = record
+        try:
+            jax.eval_shape(lambda: super(Linear, self).__call__(*operands))
+        finally:
+            self.get_parameter = get_parameter
+        return {name: get_parameter(name, shape, 1.0, of) for name, (shape, of) in asked.items()}
+
+
+class TensorProductLinear(hk.Module):
+    """`eqfuse.ops.TensorProductLinear`, whose parameters Haiku keeps, by e3nn's names.
+
+    Args:
+      irreps_out, options: those of `eqfuse.ops.TensorProductLinear`.
+      name: of the module in Haiku.
+    References: those of `eqfuse.ops.TensorProductLinear`.
+    """
+
+    op = _TensorProductLinear
+
+    def __init__(self, irreps_out, *, name: str | None = None, **options):
+        super().__init__(name)
+        self.module = self.op(irreps_out, **options)
+
+    def __call__(self, *operands, **by_name) -> e3nn.IrrepsArray:
+        """Apply it, to the operands of `eqfuse.ops.TensorProductLinear`.
+
+        Returns:
+          IrrepsArray [..., irreps_out].
+        Raises:
+          ValueError: as `eqfuse.ops.TensorProductLinear`.
+        """
+
+        def initial(key):
+            return self.module.init(key, *operands, **by_name).get("params", {})
+
+        made = functools.cache(lambda: initial(hk.next_rng_key()))
+        shapes = jax.eval_shape(initial, jax.random.key(0))
+        parameters = {
+            name: hk.get_parameter(name, s.shape, s.dtype, lambda *_, name=name: made()[name])
+            for name, s in shapes.items()
+        }
+        return self.module.apply({"params": parameters}, *operands, **by_name)
+
+
+class TensorProductLinearGate(TensorProductLinear):
+    """`eqfuse.ops.TensorProductLinearGate`, whose parameters Haiku keeps, by e3nn's names.
+
+    Args:
+      irreps_out, options: those of `eqfuse.ops.TensorProductLinearGate`.
+      name: of the module in Haiku.
+    References: those of `eqfuse.ops.TensorProductLinearGate`.
+    """
+
+    op = _TensorProductLinearGate

@@ -1,0 +1,221 @@
+"""`ops.haiku` and `ops.equinox`: e3nn's parameters and results, alone and in `ops.fuse`."""
+
+import subprocess
+import sys
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+
+NODES, EDGES, CHANNELS = 5, 9, 3
+X, Y, OUT = e3nn.Irreps("4x0e+3x1o"), e3nn.Irreps("0e+1o"), e3nn.Irreps("5x0e+2x1o+2e")
+RNG = np.random.default_rng(0)
+SENDERS, RECEIVERS = RNG.integers(0, NODES, (2, EDGES))
+INDEX = np.array([0, 1, 2, 1, 0])
+
+# options of the Linear in Haiku, those of Equinox besides, leading axes of x, the first operand
+HAIKU = {
+    "vanilla": ({}, (NODES,), None),
+    "biases": ({"biases": True, "path_normalization": "path"}, (NODES,), None),
+    "force": ({"force_irreps_out": True, "gradient_normalization": "path"}, (NODES,), None),
+    "channels": ({"channel_out": 2}, (NODES, CHANNELS), None),
+    "indexed": ({"num_indexed_weights": 3}, (NODES,), INDEX),
+    "mixed": ({}, (NODES,), RNG.normal(size=(NODES, 4))),
+    "per channel": (
+        {"weights_per_channel": True},
+        (NODES, CHANNELS),
+        RNG.normal(size=(NODES, 4)),
+    ),
+}
+EQUINOX = {
+    "channels": {},
+    "indexed": {"linear_type": "indexed"},
+    "mixed": {"linear_type": "mixed", "weights_dim": 4},
+    "per channel": {"linear_type": "mixed_per_channel", "weights_dim": 4, "channel_in": CHANNELS},
+}
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def operands_of(name):
+    options, shape, first = HAIKU[name]
+    x = e3nn.normal(X, jax.random.key(1), shape, dtype=jnp.float64)
+    return options, ([x] if first is None else [jnp.asarray(first), x])
+
+
+def assert_same(found, expected):
+    """Assert equal trees of equal arrays, at the rounding of float64."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found, expected
+    )
+
+
+def with_gradients(function, *operands):
+    """Return the result and the gradients of all operands for a random cotangent."""
+    out = function(*operands)
+    cotangent = np.random.default_rng(2).normal(size=out.shape)
+    scalar = lambda *o: jnp.sum(function(*o).array * cotangent)  # noqa: E731
+    return out, jax.grad(scalar, tuple(range(len(operands))))(*operands)
+
+
+@pytest.mark.parametrize("name", HAIKU)
+def test_haiku_linear_is_e3nns(name):
+    hk = pytest.importorskip("haiku")
+    options, operands = operands_of(name)
+
+    def network(cls, **more):
+        f = lambda *o: cls(OUT, **options, **more)(*o)  # noqa: E731
+        return hk.without_apply_rng(hk.transform(f))
+
+    ours, theirs = network(ops.haiku.Linear, backend="xla"), network(e3nn.haiku.Linear)
+    params = theirs.init(jax.random.key(0), *operands)
+    assert_same(ours.init(jax.random.key(0), *operands), params)
+    with ops.recorded() as calls:
+        found = with_gradients(lambda p: ours.apply(p, *operands), params)
+    assert {call.backend for call in calls} == {"xla"}
+    assert_same(found, with_gradients(lambda p: theirs.apply(p, *operands), params))
+
+
+@pytest.mark.parametrize("name", HAIKU)
+def test_equinox_linear_is_e3nns(name):
+    eqx = pytest.importorskip("equinox")
+    options, operands = operands_of(name)
+    if name == "channels":  # e3nn's has them on the result alone
+        operands = [operands[0][:, 0]]
+    options = options | EQUINOX.get(name, {})
+    options |= {"irreps_in": X, "irreps_out": OUT, "input_dtype": jnp.float64}
+
+    theirs = e3nn.equinox.Linear(key=jax.random.key(0), **options)
+    ours = ops.equinox.Linear(key=jax.random.key(0), backend="xla", **options)
+    assert_same(ours._weights, theirs._weights)
+
+    def of(module):
+        arrays, rest = eqx.partition(module, eqx.is_array)
+        out, [grad] = with_gradients(lambda a: eqx.combine(a, rest)(*operands), arrays)
+        return out, grad._weights
+
+    with ops.recorded() as calls:
+        found = of(ours)
+    assert {call.backend for call in calls} == {"xla"}
+    assert_same(found, of(theirs))
+
+
+def layer(tensor_product, linear):
+    def function(x, y, w):
+        m = tensor_product(x[SENDERS], y, filter_ir_out="0e+1o") * w
+        return linear(e3nn.scatter_sum(m, dst=RECEIVERS, output_size=NODES))
+
+    return function
+
+
+def edges():
+    product = e3nn.tensor_product(X, Y, filter_ir_out="0e+1o")
+    key = jax.random.key(3)
+    x = e3nn.normal(X, key, (NODES,), dtype=jnp.float64)
+    y = e3nn.normal(Y, key, (EDGES,), dtype=jnp.float64)
+    return product, (x, y, jnp.asarray(RNG.normal(size=(EDGES, product.num_irreps))))
+
+
+def assert_one_fused(report, function, *operands):
+    assert report.count("TensorProductLinear") == 1, report
+    jaxpr = str(jax.make_jaxpr(function)(*operands))
+    assert jaxpr.count("= eqfuse_fused[") == 1
+    assert jaxpr.count("= eqfuse_linear_form[") == jaxpr.count("= eqfuse_form[") == 0
+
+
+def test_a_layer_of_haiku_is_fused(capsys):
+    hk = pytest.importorskip("haiku")
+    _, operands = edges()
+
+    def network(tensor_product, cls):
+        f = lambda *o: layer(tensor_product, cls(OUT))(*o)  # noqa: E731
+        return hk.without_apply_rng(hk.transform(f))
+
+    theirs = network(e3nn.tensor_product, e3nn.haiku.Linear)
+    params = theirs.init(jax.random.key(0), *operands)
+    fused = ops.fuse(network(ops.tensor_product, ops.haiku.Linear).apply, report=True)
+    found = with_gradients(lambda p, x: fused(p, x, *operands[1:]), params, operands[0])
+    report = capsys.readouterr().out.split("where")[1]
+    assert_one_fused(report, fused, params, *operands)
+    expected = with_gradients(lambda p, x: theirs.apply(p, x, *operands[1:]), params, operands[0])
+    assert_same(found, expected)
+
+
+def test_a_layer_of_equinox_is_fused(capsys):
+    eqx = pytest.importorskip("equinox")
+    product, operands = edges()
+    options = {"irreps_in": product, "irreps_out": OUT, "input_dtype": jnp.float64}
+    arrays, rest = eqx.partition(ops.equinox.Linear(key=jax.random.key(0), **options), eqx.is_array)
+    theirs = e3nn.equinox.Linear(key=jax.random.key(0), **options)
+    theirs_arrays, theirs_rest = eqx.partition(theirs, eqx.is_array)
+    fused = ops.fuse(lambda a, *o: layer(ops.tensor_product, eqx.combine(a, rest))(*o), report=True)
+    plain = lambda a, *o: layer(e3nn.tensor_product, eqx.combine(a, theirs_rest))(*o)  # noqa: E731
+    out, [grad, dx] = with_gradients(lambda a, x: fused(a, x, *operands[1:]), arrays, operands[0])
+    report = capsys.readouterr().out.split("where")[1]
+    assert_one_fused(report, fused, arrays, *operands)
+    expected, [of_weights, of_x] = with_gradients(
+        lambda a, x: plain(a, x, *operands[1:]), theirs_arrays, operands[0]
+    )
+    assert_same((out, grad._weights, dx), (expected, of_weights._weights, of_x))
+
+
+@pytest.mark.parametrize("name", ["TensorProductLinear", "TensorProductLinearGate"])
+def test_products_with_a_linear(name):
+    hk, eqx = pytest.importorskip("haiku"), pytest.importorskip("equinox")
+    _, (x, y, w) = edges()
+    irreps_out, graph = "5x0e+2x0e+2x1o", ops.Edges.from_arrays(SENDERS, RECEIVERS, NODES)
+    options = {"filter_ir_out": "0e+1o", "num_indexed_weights": 3}
+
+    def reference(parameters):
+        linear = e3nn.flax.Linear(irreps_out, num_indexed_weights=3)
+        mix = lambda z: linear.apply({"params": parameters}, INDEX, z)  # noqa: E731
+        out = layer(e3nn.tensor_product, mix)(x, y, w)
+        return e3nn.gate(out) if name.endswith("Gate") else out
+
+    operands = x, y, w, graph, INDEX
+    of_haiku = hk.without_apply_rng(
+        hk.transform(lambda: getattr(ops.haiku, name)(irreps_out, name="a", **options)(*operands))
+    )
+    params = of_haiku.init(jax.random.key(0))
+    found, [gradients] = with_gradients(of_haiku.apply, params)
+    assert_same((found, (gradients["a"],)), with_gradients(reference, params["a"]))
+
+    module = getattr(ops.equinox, name)(
+        irreps_out, irreps_x=X, irreps_y=Y, key=jax.random.key(0), dtype=jnp.float64, **options
+    )
+    arrays, rest = eqx.partition(module, eqx.is_array)
+    found, [gradients] = with_gradients(lambda a: eqx.combine(a, rest)(*operands), arrays)
+    assert_same((found, (gradients.parameters,)), with_gradients(reference, module.parameters))
+
+
+def test_errors_are_e3nns():
+    pytest.importorskip("equinox")
+    module = ops.equinox.Linear(irreps_in=X, irreps_out=OUT, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="do not match the expected irreps"):
+        module(e3nn.zeros("2x1o", (NODES,)))
+    with pytest.raises(AssertionError, match="cannot be provided when 'linear_type' is 'vanilla'"):
+        module(jnp.ones((NODES, 4)), e3nn.zeros(X, (NODES,)))
+
+
+def test_frameworks_are_imported_only_where_they_are_asked_for():
+    code = (
+        "import sys; sys.modules['haiku'] = sys.modules['equinox'] = None\n"
+        "from eqfuse import ops\n"
+        "for name in ('haiku', 'equinox'):\n"
+        "    try: getattr(ops, name)\n"
+        "    except ImportError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "eqfuse.ops.haiku needs dm-haiku: pip install dm-haiku",
+        "eqfuse.ops.equinox needs equinox: pip install equinox",
+    ]

@@ -43,7 +43,7 @@ def measure(name: str, case, parity, gpu, with_account: bool) -> dict:
 
 def file_of(name: str) -> pathlib.Path:
     """Return the path of a file, or of a module of this folder."""
-    own = pathlib.Path(__file__).with_name(f"{name}.py")
+    own = pathlib.Path(__file__).parent / f"{name}.py"
     return own if own.exists() else pathlib.Path(name)
 
 

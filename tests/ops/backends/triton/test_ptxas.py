@@ -195,7 +195,7 @@ def test_an_unknown_target_is_left_to_triton():
 
 def test_the_advice_on_capturing_is_a_flag_of_xla():
     """The text for users names it; XLA ends the process for a flag or a value that it has not."""
-    text = (ROOT / "eqfuse" / "ops" / "README.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "gpu.md").read_text()
     [row] = (line for line in text.splitlines() if "is capturing" in line)
     [flag] = re.findall(r"`XLA_FLAGS=(\S+)`", row)
     for value, accepted in ((flag, True), (f"{flag}S", False)):

@@ -80,5 +80,5 @@ def test_a_target_is_needed_without_a_gpu():
     if jax.default_backend() != "cpu":
         pytest.skip("a GPU is present")
     function, args = force_matching("triton")
-    with pytest.raises(ValueError, match="no GPU here; say what to compile for"):
+    with pytest.raises(ValueError, match="JAX has no GPU here; give what to compile for"):
         compile_ahead(function, *args)

@@ -172,7 +172,7 @@ class Groups:
             if key not in next_pointers:
                 next_pointers[key] = self.rows.next_pointer(key, b)
             place = self._place(key, segment, component, next_pointers[key], offset)
-            f.prefetch(place, to_write=key[0] == "out")
+            f.prefetch(place)
 
         def scalar(row):
             return f.splat(f.load(f.at(table, row * self.plan.widest * f.bytes)), n)
@@ -184,33 +184,29 @@ class Groups:
             for o, segment, component in sorted(self._row_outputs(group))
         }
         for key, place in places.items():
-            summed = self.plan.is_summed(("out", key[0]))
-            sums[key] = f.load(place, n, summed) if summed or key in self._begun else None
+            if not self.plan.is_summed(("out", key[0])):
+                sums[key] = f.load(place, n) if key in self._begun else None
 
         contraction = Contraction(self.plan.form, f, n, self.plan.scalars, load, scalar)
+        parts: dict = {}
         for path in group:
-            summed = self.plan.is_summed(("out", path.output.operand))
-            add = _accumulate_wide if summed else _accumulate
-            contraction.add_path(path, functools.partial(add, f, n, sums, path.output))
+            into = parts if self.plan.is_summed(("out", path.output.operand)) else sums
+            contraction.add_path(path, functools.partial(_accumulate, f, n, into, path.output))
+        for key, part in parts.items():
+            # over rows, channels and groups in float64: many terms, which may cancel
+            total = sums[key] if key in sums else f.load(places[key], n, wide=True)
+            sums[key] = f.add_wide(total, part, n)
         for key, place in places.items():
-            prefetch(("out", key[0]), *key[1:])
             f.store(sums[key], place, n, self.plan.is_summed(("out", key[0])))
         self.cost += contraction.operations * chunks
 
 
 def _accumulate(f: Function, n: int, sums: dict, output, component: int, factor, value: str):
     key = (output.operand, output.segment, component)
-    total = sums[key]
+    total = sums.get(key)
     if factor is None:
         sums[key] = value if total is None else f.add(total, value, n)
     elif total is None:
         sums[key] = f.mul(factor, value, n)
     else:
         sums[key] = f.fma(factor, value, total, n)
-
-
-def _accumulate_wide(f: Function, n: int, sums: dict, output, component: int, factor, value: str):
-    """In float64: a sum over channels and paths has many terms, which may cancel."""
-    key = (output.operand, output.segment, component)
-    product = value if factor is None else f.mul(factor, value, n)
-    sums[key] = f.add_wide(sums[key], product, n)

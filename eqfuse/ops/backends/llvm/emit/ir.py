@@ -131,9 +131,9 @@ class Function:
     def store(self, value: str, pointer: str, lanes: int = 1, wide: bool = False):
         self.do(f"store {self.vector(lanes, wide)} {value}, ptr {pointer}, align {self.bytes}")
 
-    def prefetch(self, pointer: str, to_write: bool = False):
+    def prefetch(self, pointer: str):
         """Ask for a cache line in level 2; any address is allowed, it need not be memory."""
-        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(to_write)}, i32 2, i32 1)")
+        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
     def stream(self, value: str, pointer: str, lanes: int):
         """Store past the caches, to where whole vectors lie; needs `STREAMED` in the module."""

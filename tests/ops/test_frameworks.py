@@ -21,7 +21,7 @@ INDEX = np.array([0, 1, 2, 1, 0])
 HAIKU = {
     "vanilla": ({}, (NODES,), None),
     "biases": ({"biases": True, "path_normalization": "path"}, (NODES,), None),
-    "force": ({"force_irreps_out": True, "gradient_normalization": "path"}, (NODES,), None),
+    "force": ({"force_irreps_out": True, "gradient_normalization": "element"}, (NODES,), None),
     "channels": ({"channel_out": 2}, (NODES, CHANNELS), None),
     "indexed": ({"num_indexed_weights": 3}, (NODES,), INDEX),
     "mixed": ({}, (NODES,), RNG.normal(size=(NODES, 4))),

@@ -1,6 +1,7 @@
 """A trained run as a calculator of ASE."""
 
 import dataclasses
+import difflib
 
 import ase.calculators.calculator
 import numpy as np
@@ -19,6 +20,15 @@ _DIVERGED = (
     "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "
     "the structures before it look like"
 )
+
+_ARGUMENTS = ("run", "skin", "which", "dtype", "backend", "atoms", "label", "directory")
+_OTHER_NAMES = {  # what calculators of mace and nequip call it
+    "default_dtype": "here it is called dtype",
+    "model_path": "here it is called run",
+    "model_paths": "here it is called run, and is one run",
+    "compile_path": "here it is called run, and nothing is compiled before",
+    "device": "it is that of JAX; set JAX_PLATFORMS=cpu or cuda before the program starts",
+}
 
 
 class Calculator(ase.calculators.calculator.Calculator):
@@ -39,22 +49,38 @@ class Calculator(ase.calculators.calculator.Calculator):
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
+      atoms, label, directory: as in ASE's calculators.
     Raises:
       CheckpointError: no readable checkpoint.
+      TypeError: an unknown argument; names the one that was probably meant.
       ValueError: a skin that is negative or not finite, another `which` or dtype, or a run that did
         not train a potential.
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "free_energy")
 
-    def __init__(self, run, *, skin: float = 0.5, which=None, dtype=None, backend=None, **kwargs):
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        run,
+        *,
+        skin: float = 0.5,
+        which=None,
+        dtype=None,
+        backend=None,
+        atoms=None,
+        label=None,
+        directory=".",
+        **unknown,
+    ):
+        if unknown:
+            raise TypeError("; ".join(map(_unknown_argument, unknown)))
         if not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
         self.network = Network(run, which=which, dtype=dtype, backend=backend)
         self.skin = float(skin)
         self._neighbors = None
         self._shapes = []
+        super().__init__(atoms=atoms, label=label, directory=directory)
 
     @property
     def species(self) -> tuple[int, ...]:
@@ -174,6 +200,15 @@ class _Neighbors:
     senders: np.ndarray
     receivers: np.ndarray
     shifts: np.ndarray
+
+
+def _unknown_argument(name: str) -> str:
+    """Return what to do instead of passing an argument that the calculator does not have."""
+    if name in _OTHER_NAMES:
+        return f"Calculator has no argument {name}: {_OTHER_NAMES[name]}"
+    near = difflib.get_close_matches(name, _ARGUMENTS, n=1)
+    hint = f"nearest: {near[0]}" if near else f"it has {', '.join(_ARGUMENTS)}"
+    return f"Calculator has no argument {name}; {hint}"
 
 
 def _room(count: int, multiple: int) -> int:

@@ -339,3 +339,26 @@ def test_a_slab_has_the_stress_that_training_gave_it(run):
     slab.set_cell(slab.cell.array * [[1], [1], [0]])
     with pytest.raises(PropertyNotImplementedError):
         slab.get_stress()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"default_dtype": "float64"}, "no argument default_dtype: here it is called dtype"),
+        ({"device": "cuda"}, "no argument device: .*JAX_PLATFORMS"),
+        ({"skinn": 3}, "no argument skinn; nearest: skin"),
+        ({"zzz": 1}, "no argument zzz; it has run, skin, which, dtype"),
+        ({"device": "cpu", "skinn": 3}, "device: .*; Calculator has no argument skinn"),
+    ],
+)
+def test_unknown_arguments_are_refused_by_name(tmp_path, argument, message):
+    with pytest.raises(TypeError, match=message):
+        eqfuse.Calculator(tmp_path, **argument)
+
+
+def test_arguments_of_ase_calculators(run, tmp_path):
+    atoms = ase.build.bulk("Cu", cubic=True)
+    calculator = eqfuse.Calculator(run, atoms=atoms, directory=tmp_path, label="copper")
+    assert atoms.calc is calculator
+    assert calculator.directory == str(tmp_path)
+    assert calculator.label == f"{tmp_path}/copper"

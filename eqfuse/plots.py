@@ -32,7 +32,13 @@ def learning_curves(metrics: Path, target: Path):
         "energy_rmse_mev_per_atom": "energy RMSE (meV/atom)",
         "stress_rmse_mev_per_a3": "stress RMSE (meV/Å³)",
     }
-    panels = {name: label for name, label in panels.items() if f"val_{name}" in columns}
+    # not of labels that no frame has
+    panels = {
+        name: label
+        for name, label in panels.items()
+        if f"val_{name}" in columns
+        and not all(np.isnan(columns[f"{part}_{name}"]).all() for part in ("train", "val"))
+    }
     figure = _figure(len(panels))
     for axes, (name, label) in zip(figure.axes, panels.items(), strict=True):
         positive = False
@@ -66,16 +72,16 @@ def parity(energies, forces, target: Path, stress=(), title: str = ""):
       energies: (reference, predicted), each [n_frames] eV/atom, reference atoms subtracted.
       forces: (reference, predicted), each [n_atoms, 3] eV/Å.
       target: the PNG file to write.
-      stress: (reference, predicted), each [n_frames_with_stress, 3, 3] eV/Å^3; empty if no frame
-        has one.
+      stress: (reference, predicted), each [n_frames_with_stress, 3, 3] eV/Å^3.
+        Any of the three may be empty, if no frame has that label, but not all.
       title: of the picture.
     """
     panels = [
         (energies, "energy per atom", "eV/atom", "meV/atom"),
         (forces, "force component", "eV/Å", "meV/Å"),
+        (stress, "stress component", "eV/Å³", "meV/Å³"),
     ]
-    if len(stress):
-        panels.append((stress, "stress component", "eV/Å³", "meV/Å³"))
+    panels = [panel for panel in panels if len(panel[0])]
     figure = _figure(len(panels))
     for axes, ((reference, predicted), name, unit, milli) in zip(figure.axes, panels, strict=True):
         reference, predicted = np.ravel(reference), np.ravel(predicted)

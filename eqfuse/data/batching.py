@@ -7,7 +7,9 @@ import jax
 import numpy as np
 
 from eqfuse.data.errors import DataError
+from eqfuse.data.labels import Labels, labels_of, padded
 from eqfuse.data.shapes import Shape, Waste, choose_shapes
+from eqfuse.data.structures import UNWEIGHTED, Weights
 from eqfuse.graph import Graph
 from eqfuse.ops import Edges
 
@@ -23,12 +25,13 @@ class Sample:
       senders, receivers: [n_edges] int32, sorted by receiver, then sender.
       shifts: [n_edges, 3] float64, Å, between these images; see `neighbor_list`.
       cell: [3, 3] float64, Å, zero for a molecule.
-      energy: eV, relative to the reference energies, float64.
-      forces: [n_atoms, 3] float64, eV/Å.
+      energy: eV, relative to the reference energies, float64, or None.
+      forces: [n_atoms, 3] float64, eV/Å, or None.
       stress: [3, 3] float64, eV/Å^3, or None.
       name: for messages.
       order: [n_atoms], the number of each atom in the structure; None if the order is the same.
         Large structures are sorted, see `eqfuse.data.ordering`.
+      weights: of the labels in the loss.
     """
 
     positions: np.ndarray
@@ -37,11 +40,12 @@ class Sample:
     receivers: np.ndarray
     shifts: np.ndarray
     cell: np.ndarray
-    energy: float
-    forces: np.ndarray
+    energy: float | None
+    forces: np.ndarray | None
     stress: np.ndarray | None = None
     name: str = ""
     order: np.ndarray | None = None
+    weights: Weights = UNWEIGHTED
 
     def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
         """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""
@@ -62,26 +66,6 @@ class Sample:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Labels:
-    """The labels of a batch; zero in the padding.
-
-    Attributes:
-      energy: [n_graphs] eV, relative to the reference energies (subtracted in float64).
-      forces: [n_nodes, 3] eV/Å.
-      stress: [n_graphs, 3, 3] eV/Å^3, zero where unknown.
-      stress_mask: [n_graphs] bool, True where the stress is known.
-      num_atoms: [n_graphs] int32; 1 for padding graphs, so that it can divide.
-    """
-
-    energy: jax.Array
-    forces: jax.Array
-    stress: jax.Array
-    stress_mask: jax.Array
-    num_atoms: jax.Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class Batch:
     """A padded graph and its labels, as numpy arrays until JAX reads them."""
 
@@ -89,7 +73,9 @@ class Batch:
     labels: Labels
 
 
-def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
+def collate(
+    samples: Sequence[Sample], shape: Shape, dtype=np.float32, weighted: bool = False
+) -> Batch:
     """Put samples side by side and pad them to a shape.
 
     Padding nodes belong to the last graph. Padding edges join nodes to themselves and are spread
@@ -99,6 +85,7 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
       samples: an empty sequence makes a batch of padding.
       shape: sizes to pad to; at least one node and one graph more than the samples have.
       dtype: of positions, cells and labels; float32 or float64.
+      weighted: whether the labels have weights.
     Returns:
       numpy arrays of that shape: graph, and labels in eV, eV/Å and eV/Å^3, zero in the padding.
     Raises:
@@ -120,42 +107,20 @@ def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
     receivers = [s.receivers + offset for s, offset in zip(samples, offsets, strict=True)]
     senders, receivers = (np.concatenate([*index, loops]) for index in (senders, receivers))
     order = np.argsort(receivers * shape.n_nodes + senders, kind="stable")
-    shifts = _padded([s.shifts for s in samples], (shape.n_edges, 3), 0, dtype)
+    shifts = padded([s.shifts for s in samples], (shape.n_edges, 3), 0, dtype)
     graph_index = np.full(shape.n_nodes, shape.n_graphs - 1, np.int32)
     graph_index[:n_nodes] = np.repeat(np.arange(n_graphs), atoms)
     graph = Graph(
-        positions=_padded([s.positions for s in samples], (shape.n_nodes, 3), 0, dtype),
-        species=_padded([s.species for s in samples], (shape.n_nodes,), 0, np.int32),
+        positions=padded([s.positions for s in samples], (shape.n_nodes, 3), 0, dtype),
+        species=padded([s.species for s in samples], (shape.n_nodes,), 0, np.int32),
         edges=Edges.from_arrays(senders[order], receivers[order], shape.n_nodes),
         shifts=shifts[order],
         graph_index=graph_index,
-        cells=_padded([s.cell[None] for s in samples], (shape.n_graphs, 3, 3), 0, dtype),
+        cells=padded([s.cell[None] for s in samples], (shape.n_graphs, 3, 3), 0, dtype),
         node_mask=np.arange(shape.n_nodes) < n_nodes,
         graph_mask=np.arange(shape.n_graphs) < n_graphs,
     )
-    return Batch(graph, _labels(samples, shape, dtype))
-
-
-def _labels(samples: Sequence[Sample], shape: Shape, dtype) -> Labels:
-    graphs = (shape.n_graphs,)
-    no_stress = np.zeros((3, 3))
-    stresses = [no_stress if s.stress is None else s.stress for s in samples]
-    return Labels(
-        energy=_padded([[s.energy] for s in samples], graphs, 0, dtype),
-        forces=_padded([s.forces for s in samples], (shape.n_nodes, 3), 0, dtype),
-        stress=_padded([[stress] for stress in stresses], (*graphs, 3, 3), 0, dtype),
-        stress_mask=_padded([[s.stress is not None] for s in samples], graphs, False, bool),
-        num_atoms=_padded([[s.num_atoms] for s in samples], graphs, 1, np.int32),
-    )
-
-
-def _padded(arrays: list, shape: tuple[int, ...], fill, dtype) -> np.ndarray:
-    """Return an array of a shape with the arrays one after the other, then `fill`."""
-    out = np.full(shape, fill, dtype)
-    if arrays:
-        values = np.concatenate(arrays)
-        out[: len(values)] = values
-    return out
+    return Batch(graph, labels_of(samples, shape, dtype, weighted))
 
 
 class Batcher:
@@ -206,6 +171,8 @@ class Batcher:
         self._sizes = np.array([(s.num_atoms, s.num_edges) for s in samples], np.int64)
         self._parts = parts
         self._own = range(parts) if own is None else own
+        # decided for all batches: one program is compiled for each shape
+        self._weighted = any(sample.weights != UNWEIGHTED for sample in samples)
         self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:
@@ -240,7 +207,12 @@ class Batcher:
         for group, fit in list(zip(groups, fits, strict=True))[start:]:
             parts = np.array_split(group, self._parts)
             made = [
-                collate([self.samples[i] for i in parts[k]], self.shapes[fit], self.dtype)
+                collate(
+                    [self.samples[i] for i in parts[k]],
+                    self.shapes[fit],
+                    self.dtype,
+                    self._weighted,
+                )
                 for k in self._own
             ]
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)

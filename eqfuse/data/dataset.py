@@ -12,7 +12,7 @@ from eqfuse.data.errors import DataError
 from eqfuse.data.references import energies_of_atoms, fit_reference_energies, subtract
 from eqfuse.data.samples import prepare_samples, species_table
 from eqfuse.data.splits import split_indices
-from eqfuse.data.structures import Structure, names_of
+from eqfuse.data.structures import Structure, count_labelled, names_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +26,8 @@ class Dataset:
       train_indices, val_indices: numbers of their structures; `val_indices` count the structures
         that were given for validation, if there were any.
       isolated_atoms: numbers of the structures that are isolated atoms, which are not samples.
-      references_fitted: whether the reference energies were fitted to the training structures.
+      references_fitted: whether the reference energies were fitted to the training structures;
+        they are zero if none of these has an energy.
       species: sorted atomic numbers; a sample's species index into it.
       references: atomic number -> reference energy, eV.
       cutoff: Å.
@@ -60,17 +61,17 @@ class Dataset:
         Isolated atoms (see `Structure.config_type`) are in neither set.
 
         Args:
-          structures: with energies and forces; of isolated atoms, energies.
+          structures: whose labels may be missing, except the energies of isolated atoms.
           cutoff: Å.
           train_size, val_size, seed: see `split_indices`.
           species: atomic numbers of a model that exists; None for all that occur.
           references: atomic number -> eV; None for the energies of the isolated atoms among the
             structures (and those for validation), or, if there are none, a least-squares fit to the
-            training structures.
-          validation: with energies and forces, to validate with; `val_size` is not used then. None
-            to take them from the structures.
+            training structures that have an energy.
+          validation: structures to validate with; `val_size` is not used then. None to take them
+            from the structures.
         Raises:
-          DataError: an empty split, a structure without energy or forces, an element that is not
+          DataError: an empty split, an isolated atom without an energy, an element that is not
             among the species or has no reference energy, atoms at the same place.
         Warns:
           UserWarning: atoms without any neighbour within the cutoff; elements that no training
@@ -96,16 +97,17 @@ class Dataset:
         val_names = names if validation is None else names_of(validation, "validation structure")
         isolated = [(names[i], structures[i]) for i in atoms]
         isolated += [(val_names[i], validation[i]) for i in val_atoms]
+        train_names = [names[i] for i in train_indices]
+        val_names = [val_names[i] for i in val_indices]
         fitted = references is None and not isolated
         if fitted:
-            references = fit_reference_energies(train_structures)
-            _require_fitted(references, val_structures, [val_names[i] for i in val_indices])
+            references = _fitted(train_structures, train_names, val_structures, val_names, species)
         elif references is None:
             references = energies_of_atoms(isolated)
         references = dict(references)
         common = cutoff, species, references
-        train = prepare_samples(train_structures, *common, [names[i] for i in train_indices])
-        val = prepare_samples(val_structures, *common, [val_names[i] for i in val_indices])
+        train = prepare_samples(train_structures, *common, train_names)
+        val = prepare_samples(val_structures, *common, val_names)
         _warn_of_atoms_without_neighbors((*train, *val), cutoff)
         _warn_of_unseen_elements(train_structures, val_structures)
         return cls(
@@ -148,9 +150,12 @@ class Dataset:
 
     @property
     def force_rms(self) -> float:
-        """Root mean square of the components of the training forces, eV/Å; 1 if all are zero."""
-        forces = np.concatenate([sample.forces for sample in self.train])
-        return float(np.sqrt(np.mean(forces**2))) or 1.0
+        """Root mean square of the components of the known training forces, eV/Å.
+
+        1 if all are zero, or none is known.
+        """
+        forces = [sample.forces for sample in self.train if sample.forces is not None]
+        return float(np.sqrt(np.mean(np.concatenate(forces) ** 2))) or 1.0 if forces else 1.0
 
     @property
     def mean_neighbors(self) -> float:
@@ -167,10 +172,16 @@ class Dataset:
     def energy_per_atom(self) -> float:
         """Mean over the training atoms of the energy relative to the references, eV/atom.
 
-        About zero after a fit; the binding energy with isolated-atom references.
+        It is about zero after a fit, and the binding energy with isolated-atom references. Samples
+        without an energy are left out; 0 if none has one.
         """
-        energy = sum(sample.energy for sample in self.train)
-        return energy / sum(sample.num_atoms for sample in self.train)
+        samples = [sample for sample in self.train if sample.energy is not None]
+        energy = sum(sample.energy for sample in samples)
+        return energy / sum(sample.num_atoms for sample in samples) if samples else 0.0
+
+    def num_labelled(self, name: str) -> tuple[int, int]:
+        """Return how many training and validation samples have a label: energy, forces, stress."""
+        return count_labelled(self.train, name), count_labelled(self.val, name)
 
 
 def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -188,18 +199,31 @@ def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray
     return np.flatnonzero(~isolated), np.flatnonzero(isolated)
 
 
-def _require_fitted(references, structures: Sequence[Structure], names: Sequence[str]):
-    """Refuse elements for which no training structure determines a reference energy.
+def _fitted(train, train_names, val, val_names, species) -> dict[int, float]:
+    """Return reference energies fitted to the training structures that have an energy.
+
+    Without any they are zero.
 
     Raises:
-      DataError: one of them, with the first structure that has it.
+      DataError: an element that none of these has, with the first structure that has it.
     """
+    with_energy = [structure for structure in train if structure.energy is not None]
+    if not with_energy:
+        return dict.fromkeys(species, 0.0)
+    references = fit_reference_energies(with_energy)
+    _require_fitted(references, train, train_names, "trains on")
+    _require_fitted(references, val, val_names, "validates with")
+    return references
+
+
+def _require_fitted(references, structures: Sequence[Structure], names: Sequence[str], does: str):
     for structure, name in zip(structures, names, strict=True):
         unseen = sorted(set(structure.numbers.tolist()) - set(references))
         if unseen:
             raise DataError(
-                f"{name}: validates with {', '.join(chemical_symbols[z] for z in unseen)}, which "
-                "no training structure has, and reference energies are fitted to these; train on "
+                f"{name}: {does} {', '.join(chemical_symbols[z] for z in unseen)}, which no "
+                "training structure with an energy has, and reference energies are fitted to "
+                "these; train on "
                 "such structures (another seed= may choose them), leave them out, or give the "
                 "energy of the isolated atom (data.reference_energies, or a frame with "
                 "config_type=IsolatedAtom)"

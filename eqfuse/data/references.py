@@ -109,14 +109,14 @@ def fit_energies_of_atoms(
     return {int(number): float(energy) for number, energy in zip(species, fitted, strict=True)}
 
 
-def subtract(structure: Structure, references: Mapping[int, float]) -> float:
+def subtract(structure: Structure, references: Mapping[int, float]) -> float | None:
     """Return the energy of a structure relative to its atoms' reference energies, eV, in float64.
 
+    Returns:
+      None where the structure has no energy.
     Raises:
-      DataError: no energy, or an element without a reference energy.
+      DataError: an element without a reference energy.
     """
-    if structure.energy is None:
-        raise DataError("there is no energy to subtract reference energies from")
     missing = sorted(set(structure.numbers.tolist()) - set(references))
     if missing:
         raise DataError(
@@ -125,5 +125,7 @@ def subtract(structure: Structure, references: Mapping[int, float]) -> float:
             "for each element (data.reference_energies, or frames with config_type=IsolatedAtom), "
             "or none, and they are fitted to the training structures"
         )
+    if structure.energy is None:
+        return None
     per_atom = np.array([references[z] for z in structure.numbers.tolist()], np.float64)
     return structure.energy - float(per_atom.sum())

@@ -46,14 +46,14 @@ def prepare_samples(
     """Return samples of structures, in their order.
 
     Args:
-      structures: with energies and forces, if there are reference energies.
+      structures: whose labels may be missing.
       cutoff: Å.
       species: sorted atomic numbers of the model.
-      references: atomic number -> eV; None to leave all labels zero, as for a prediction.
+      references: atomic number -> eV; None to leave out all labels, as for a prediction.
       names: what messages call the structures; None for their origins.
     Raises:
       DataError: atoms at the same place, an element that is not among the species or has no
-        reference energy, a label that is missing.
+        reference energy.
     """
     names = names_of(structures) if names is None else names
     samples = []
@@ -66,12 +66,8 @@ def prepare_samples(
 
 
 def _sample(structure: Structure, name, cutoff, species, references) -> Sample:
-    if references is None:
-        energy, forces, stress = 0.0, np.zeros((structure.num_atoms, 3)), None
-    elif structure.energy is None or structure.forces is None:
-        missing = "energy" if structure.energy is None else "forces"
-        raise DataError(f"there is no {missing}; training needs energies and forces")
-    else:
+    energy = forces = stress = None
+    if references is not None:
         energy = subtract(structure, references)
         forces, stress = structure.forces, structure.stress
     positions, cell = structure.positions, structure.cell
@@ -88,8 +84,9 @@ def _sample(structure: Structure, name, cutoff, species, references) -> Sample:
         shifts=shifts,
         cell=cell,
         energy=energy,
-        forces=forces[order],
+        forces=None if forces is None else forces[order],
         stress=stress,
         name=name,
         order=order,
+        weights=structure.weights,
     )

@@ -1,15 +1,31 @@
 """One atomic structure with its labels, checked when it is made."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from eqfuse.data.errors import DataError
 
 MAX_ATOMIC_NUMBER = 118
+DEFAULT_TYPE = "Default"
+"""What settings call the config_type of structures without one, as in mace."""
 ISOLATED_ATOM = "IsolatedAtom"
 """The config_type of an atom whose energy is a reference, as in MACE; isolated_atom as in GAP."""
+
+
+class Weights(NamedTuple):
+    """What the squared errors of a structure's labels are multiplied by in the loss."""
+
+    energy: float = 1.0
+    forces: float = 1.0
+    stress: float = 1.0
+
+
+UNWEIGHTED = Weights()
+LABELS = Weights._fields
+"""The labels that a structure may have."""
 
 
 def is_isolated_atom(config_type: str | None) -> bool:
@@ -23,7 +39,8 @@ class Structure:
 
     Arrays are converted to the dtypes below. Atoms may lie outside the cell. The cell of a
     molecule (no periodic direction) is set to zero, and stress is dropped where the cell has no
-    volume, since neither has a meaning there.
+    volume, since neither has a meaning there. A label whose weight is zero is dropped, except the
+    energy of an isolated atom: files hold placeholders under such weights.
 
     Attributes:
       numbers: [n_atoms] int32, atomic numbers.
@@ -37,9 +54,10 @@ class Structure:
       config_type: name of the group of structures it belongs to, or None; "IsolatedAtom" (or
         "isolated_atom") for a single atom whose energy is the reference energy of its element.
       origin: its name in messages, such as "FILE, frame 3", or None.
+      weights: of its labels in the loss, finite and zero or more.
     Raises:
       DataError: no atoms, an unknown element, arrays that do not fit, NaN or infinity, a periodic
-        direction without a lattice vector, an isolated atom of several atoms.
+        direction without a lattice vector, an isolated atom of several atoms, an impossible weight.
     """
 
     numbers: np.ndarray
@@ -51,6 +69,7 @@ class Structure:
     stress: np.ndarray | None = None
     config_type: str | None = None
     origin: str | None = None
+    weights: Weights = UNWEIGHTED
 
     def __post_init__(self):
         numbers = np.asarray(self.numbers)
@@ -86,6 +105,14 @@ class Structure:
                 f"config_type={self.config_type} is for one atom and its reference energy, but "
                 f"there are {n_atoms} atoms here; name this group of structures otherwise"
             )
+        self._store("weights", Weights(*map(float, self.weights)))
+        for name, weight in self.weights._asdict().items():
+            if not 0 <= weight < np.inf:
+                raise DataError(
+                    f"the weight of the {name} is {weight}; it must be finite and zero or more"
+                )
+            if weight == 0 and not self.is_isolated_atom:
+                self._store(name, None)
 
     def _store(self, name: str, value) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen
@@ -121,6 +148,30 @@ class Structure:
 def names_of(structures: Sequence[Structure], name: str = "structure") -> list[str]:
     """Return names of the structures for messages: their origin, or `name` and a number from 0."""
     return [structure.origin or f"{name} {n}" for n, structure in enumerate(structures)]
+
+
+def weighted_by_type(
+    structures: Sequence[Structure], by_type: Mapping[str, float]
+) -> list[Structure]:
+    """Return the structures with weights that depend on their config_type.
+
+    Args:
+      structures: whose own weights are multiplied.
+      by_type: weight of each config_type; "Default" for structures without one, as in mace. 1 for
+        those that are not named.
+    """
+
+    def weighted(structure: Structure) -> Structure:
+        factor = by_type.get(structure.config_type or DEFAULT_TYPE, 1.0)
+        weights = Weights(*(factor * weight for weight in structure.weights))
+        return dataclasses.replace(structure, weights=weights) if factor != 1 else structure
+
+    return [weighted(structure) for structure in structures]
+
+
+def count_labelled(items: Iterable, name: str) -> int:
+    """Return how many structures or samples have the label `name`."""
+    return sum(getattr(item, name) is not None for item in items)
 
 
 def _finite(name: str, value, shape: tuple[int, ...]) -> np.ndarray:

@@ -5,42 +5,41 @@ from collections.abc import Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data import DataError, Structure
-from eqfuse.data.structures import names_of
+from eqfuse.data import Structure
+from eqfuse.data.structures import LABELS, count_labelled
 from eqfuse.inference.predict import Predicted
+
+_UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
+_UNKNOWN = {"energy": np.nan, "forces": np.full(3, np.nan), "stress": np.full((3, 3), np.nan)}
 
 
 def error_table(structures: Sequence[Structure], predicted: Sequence[Predicted]) -> list[dict]:
     """Return MAE and RMSE for all structures, each config_type and (forces only) each element.
 
     Args:
-      structures: with energies and forces; stress where it is known.
+      structures: whose labels may be missing; errors are over those that are known.
       predicted: predictions for these structures, in order.
     Returns:
       a row for each group: its name, numbers of frames and atoms, errors of energies in meV/atom,
-      of forces in meV/Å and, if any structure has one, of stress in meV/Å^3; None where a group has
-      no energies or stresses of its own.
-    Raises:
-      DataError: a structure without energy or forces.
+      of forces in meV/Å and, if any structure has one, of stress in meV/Å^3, None where a group has
+      no such labels of its own; and for each of these labels the number of frames that have it.
     """
-    for name, s in zip(names_of(structures), structures, strict=True):
-        if s.energy is None or s.forces is None:
-            raise DataError(f"{name} has no energy or no forces to compare with")
     pairs = list(zip(structures, predicted, strict=True))
-    energy = np.array([(p.energy - s.energy) / s.num_atoms for s, p in pairs])
-    forces = np.concatenate([p.forces - s.forces for s, p in pairs])
-    stress = [p.stress - s.stress for s, p in pairs if s.stress is not None]
-    has_stress = np.array([s.stress is not None for s in structures])
+    quantities = [n for n in LABELS if n != "stress" or count_labelled(structures, n)]
+    errors = {name: [_error(name, s, p) for s, p in pairs] for name in quantities}
+    known = {name: np.array([getattr(s, name) is not None for s in structures]) for name in errors}
     atoms = np.array([s.num_atoms for s in structures])
     frame_of = np.repeat(np.arange(len(structures)), atoms)
     numbers = np.concatenate([s.numbers for s in structures])
+    forces = np.concatenate(errors.pop("forces"))
+    errors = {name: np.array(values) for name, values in errors.items()}
 
     def of(group: str, frames) -> dict:
-        errors = {"energy": energy[frames], "forces": forces[frames[frame_of]]}
-        if stress:
-            errors["stress"] = np.array(stress)[frames[has_stress]]
-        counts = {"frames": np.count_nonzero(frames), "atoms": atoms[frames].sum()}
-        return _row(group, **counts, **errors)
+        chosen = {name: frames & known[name] for name in quantities}
+        own = {name: values[chosen[name]] for name, values in errors.items()}
+        own["forces"] = forces[chosen["forces"][frame_of]]
+        labelled = {name: np.count_nonzero(chosen[name]) for name in quantities}
+        return _row(group, np.count_nonzero(frames), atoms[frames].sum(), own, labelled)
 
     rows = [of("all", np.full(len(structures), True))]
     types = np.array([s.config_type or "" for s in structures])
@@ -49,19 +48,29 @@ def error_table(structures: Sequence[Structure], predicted: Sequence[Predicted])
             rows.append(of(f"config_type {name}" if name else "no config_type", types == name))
     for z in sorted(set(numbers.tolist())):
         own = numbers == z
-        errors = {"energy": [], "forces": forces[own], **({"stress": []} if stress else {})}
-        counts = {"frames": len(set(frame_of[own].tolist())), "atoms": np.count_nonzero(own)}
-        rows.append(_row(f"element {chemical_symbols[z]}", **counts, **errors))
+        labelled = own & known["forces"][frame_of]
+        none = dict.fromkeys(quantities, ())
+        counts = dict.fromkeys(quantities, 0) | {"forces": len(set(frame_of[labelled].tolist()))}
+        frames, count = len(set(frame_of[own].tolist())), np.count_nonzero(own)
+        of_element = none | {"forces": forces[labelled]}
+        rows.append(_row(f"element {chemical_symbols[z]}", frames, count, of_element, counts))
     return rows
 
 
-_UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
+def _error(name: str, structure: Structure, predicted: Predicted):
+    """Return the error of a label, NaN where it is unknown; of the energy, per atom."""
+    reference = getattr(structure, name)
+    if reference is None:
+        unknown = _UNKNOWN[name]
+        return np.tile(unknown, (structure.num_atoms, 1)) if name == "forces" else unknown
+    error = getattr(predicted, name) - reference
+    return error / structure.num_atoms if name == "energy" else error
 
 
-def _row(group: str, frames, atoms, **errors) -> dict:
+def _row(group: str, frames, atoms, errors: dict, labelled: dict) -> dict:
     row = {"group": group, "frames": int(frames), "atoms": int(atoms)}
-    for name, error in errors.items():
-        error, some = 1e3 * np.asarray(error), len(error) > 0
+    for name in labelled:
+        error, some = 1e3 * np.asarray(errors[name]), len(errors[name]) > 0
         row[f"{name}_mae_{_UNITS[name]}"] = float(np.abs(error).mean()) if some else None
         row[f"{name}_rmse_{_UNITS[name]}"] = float(np.sqrt((error**2).mean())) if some else None
-    return row
+    return row | {f"{name}_frames": int(count) for name, count in labelled.items()}

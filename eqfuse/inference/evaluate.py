@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ase
 import ase.io
+import numpy as np
 import rich.console
 import rich.table
 import rich.text
@@ -16,7 +17,8 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, ops
 from eqfuse import plots as pictures
-from eqfuse.data.readers import stem
+from eqfuse.data.readers import missing_label, stem
+from eqfuse.data.structures import LABELS, count_labelled
 from eqfuse.inference.error_table import error_table
 from eqfuse.inference.predict import Network, Predicted, predict
 from eqfuse.train import CheckpointError
@@ -55,7 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     what = "Print the errors of a trained run on a file, and write them with the predictions."
     parser = argparse.ArgumentParser(prog="eqfuse evaluate", description=what)
     parser.add_argument("run", type=Path, help="folder of the run, or file of its network")
-    parser.add_argument("file", type=Path, help="extended XYZ file, or rMD17 .npz, with labels")
+    parser.add_argument(
+        "file",
+        type=Path,
+        help="extended XYZ file, or rMD17 .npz, with labels, of which some may be missing",
+    )
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
     keys = "; as in the training if not given"
     parser.add_argument("--energy-key", help=f"name in the file, eV{keys}")
@@ -69,12 +75,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(options, network: Network):
-    structures = _read(options, network.metadata["config"]["data"])
+    keys = _keys(options, network.metadata["config"]["data"])
+    structures = data.read_structures(options.file, keys=keys, require_labels=False)
     structures = _not_isolated(structures, options.file)
-    if options.stress_key is not None and all(s.stress is None for s in structures):
-        raise data.DataError(
-            f"no frame of {options.file} has a stress under the key {options.stress_key!r}"
-        )
+    _report_labels(structures, options, keys)
     folder = _folder(options)
     folder.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
     try:
@@ -96,8 +100,8 @@ def _evaluate(options, network: Network):
     print(f"errors.csv, predictions.xyz and parity.png are in {folder}")
 
 
-def _read(options, trained_on: dict) -> list[data.Structure]:
-    """Return the structures of the file, whose labels are named as in training by default.
+def _keys(options, trained_on: dict) -> data.Keys:
+    """Return the names of the labels in the file, by default those of the training.
 
     Args:
       options: of the command.
@@ -109,7 +113,26 @@ def _read(options, trained_on: dict) -> list[data.Structure]:
         keys[name] = given or trained_on.get(f"{name}_key", usual)
         if keys[name] != usual:
             print(f"{name} under the key {keys[name]!r}")
-    return data.read_structures(options.file, keys=data.Keys(**keys))
+    return data.Keys(**keys)
+
+
+def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
+    """Print how many frames have which label, where some lack one; stress may be in none.
+
+    Raises:
+      DataError: a label that was named and that no frame has, or no label at all.
+    """
+    counts = {name: count_labelled(structures, name) for name in LABELS}
+    total = len(structures)
+    for name, count in counts.items():
+        named = getattr(options, f"{name}_key") is not None
+        if count == 0 and (named or not any(counts.values())):
+            missing = missing_label(options.file, name, keys)
+            raise data.DataError(f"{options.file}, in none of {total} frames: {missing}")
+    for name, count in counts.items():
+        if count < total and (count or name != "stress"):
+            hint = "" if count else f": {missing_label(options.file, name, keys)}"
+            print(f"{name} in {count} of {total} frames{hint}")
 
 
 def _not_isolated(structures, path) -> list[data.Structure]:
@@ -149,15 +172,23 @@ def _folder(options) -> Path:
 def draw_parity(structures, predicted: list[Predicted], target: Path):
     """Draw the parity plot, energies relative to the reference energies of the run."""
     pairs = list(zip(structures, predicted, strict=True))
-    isolated = [p.energy - p.relative_energy for _, p in pairs]
-    energies = (
-        [(s.energy - e) / s.num_atoms for (s, _), e in zip(pairs, isolated, strict=True)],
-        [p.relative_energy / s.num_atoms for s, p in pairs],
+    energies = [
+        (
+            (s.energy - (p.energy - p.relative_energy)) / s.num_atoms,
+            p.relative_energy / s.num_atoms,
+        )
+        for s, p in pairs
+        if s.energy is not None
+    ]
+    with_forces = [(s.forces, p.forces) for s, p in pairs if s.forces is not None]
+    stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
+    pictures.parity(
+        tuple(zip(*energies, strict=True)),
+        tuple(map(np.concatenate, zip(*with_forces, strict=True))),
+        target,
+        tuple(zip(*stress, strict=True)),
+        f"{len(pairs)} frames",
     )
-    forces = ([f for s, _ in pairs for f in s.forces], [f for _, p in pairs for f in p.forces])
-    with_stress = [(s.stress, p.stress) for s, p in pairs if s.stress is not None]
-    stress = tuple(zip(*with_stress, strict=True))
-    pictures.parity(energies, forces, target, stress, f"{len(pairs)} frames")
 
 
 def _print(rows: list[dict]):
@@ -168,7 +199,7 @@ def _print(rows: list[dict]):
     for head in heads:
         table.add_column(head, justify="left" if head == "group" else "right")
     for row in rows:
-        group, frames, atoms, *errors = row.values()
+        group, frames, atoms, *errors = [v for k, v in row.items() if not k.endswith("_frames")]
         shown = ["" if error is None else f"{error:.2f}" for error in errors]
         # a group may be named by anything, markup of rich's too
         table.add_row(rich.text.Text(group), str(frames), str(atoms), *shown)
@@ -184,8 +215,10 @@ def _atoms(structure, predicted: Predicted) -> ase.Atoms:
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
     )
-    atoms.info["reference_energy"] = structure.energy
-    atoms.arrays["reference_forces"] = structure.forces
+    if structure.energy is not None:
+        atoms.info["reference_energy"] = structure.energy
+    if structure.forces is not None:
+        atoms.arrays["reference_forces"] = structure.forces
     if structure.stress is not None:
         atoms.info["reference_stress"] = structure.stress
     if structure.config_type is not None:

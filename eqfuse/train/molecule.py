@@ -13,8 +13,10 @@ import numpy as np
 from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
 from eqfuse.data.samples import species_table
+from eqfuse.data.structures import LABELS, UNWEIGHTED
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.initial import initial_parameters
+from eqfuse.train.labels import labels_not_validated, require_labels, weighted
 from eqfuse.train.loop import Fit
 from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training
@@ -28,7 +30,6 @@ from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.schema import ConfigError
-from eqfuse.train.sources import MoleculeData
 from eqfuse.train.start import Start
 from eqfuse.train.step import init_state
 
@@ -45,11 +46,12 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
       The dataset, and the network; with `elements=data` for the elements of the data only.
     Raises:
       data.DataError: a file, split or element that cannot be used.
-      ConfigError: stress asked for, but none in the file; elements or reference energies that do
-        not fit the network.
+      ConfigError: a weight for labels that no frame has, or for an unknown config_type; elements
+        or reference energies that do not fit the network.
     """
     settings = config.data
-    structures, validation = settings.read(), settings.read_validation()
+    structures, validation = weighted(settings, settings.read(), settings.read_validation())
+    require_labels(config, [s for s in structures if not s.is_isolated_atom])
     references = settings.read_reference_energies()
     if start is not None:
         start = start.for_elements(species_table([*structures, *(validation or [])]), config)
@@ -70,10 +72,8 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
     if start is not None:
         dataset, more = _referenced(config, start, dataset, structures, validation)
         messages += more
-    if config.training.stress_weight:
-        _check_stress(settings, dataset)
-        if all(sample.stress is None for sample in dataset.val):
-            messages.append("no validation frame has a stress: the errors of stress are not known")
+    require_labels(config, dataset.train, chosen=True)
+    messages += labels_not_validated(config, dataset)
     for message in messages:
         print(f"warning: {message}", file=sys.stderr, flush=True)
     return dataset, start
@@ -90,15 +90,6 @@ def _referenced(config, start: Start, dataset: Dataset, structures, validation):
     if not start.resumed:
         messages += start.other_energies(dataset)
     return dataset, messages
-
-
-def _check_stress(settings: MoleculeData, dataset: Dataset):
-    if all(sample.stress is None for sample in dataset.train):
-        key = getattr(settings, "stress_key", None)
-        raise ConfigError(
-            f"training.stress_weight is set, but no training frame of {settings.origin} has a "
-            + (f"stress under the key {key!r} (set data.stress_key)" if key else "stress")
-        )
 
 
 def _size(value: float | None) -> float | None:
@@ -270,11 +261,16 @@ def _fingerprint(dataset: Dataset) -> str:
     """Return the SHA-256 of the structures and labels that are trained on and validated with."""
     digest = hashlib.sha256()
     for sample in (*dataset.train, *dataset.val):
-        arrays = [sample.positions, sample.species, sample.cell, sample.forces]
-        arrays += [] if sample.stress is None else [sample.stress]
-        for array in arrays:
+        labels = sample.forces, sample.stress
+        arrays = [sample.positions, sample.species, sample.cell]
+        for array in (*arrays, *(label for label in labels if label is not None)):
             digest.update(np.ascontiguousarray(array).tobytes())
-        digest.update(np.float64(sample.energy).tobytes())
+        if sample.energy is not None:
+            digest.update(np.float64(sample.energy).tobytes())
+        # not for others, whose digest is that of runs before labels could be missing
+        if sample.energy is None or sample.forces is None or sample.weights != UNWEIGHTED:
+            known = [getattr(sample, name) is not None for name in LABELS]
+            digest.update(np.array([*known, *sample.weights], np.float64).tobytes())
     return digest.hexdigest()
 
 

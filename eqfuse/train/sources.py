@@ -2,8 +2,11 @@
 
 import dataclasses
 import glob
+import math
 import os
 from typing import ClassVar
+
+import yaml
 
 from eqfuse.train.settings.schema import POSITIVE, Range, check_ranges, one_of, require, setting
 
@@ -20,6 +23,10 @@ def _data():
     from eqfuse import data
 
     return data
+
+
+def _is_weight(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 @dataclasses.dataclass
@@ -62,9 +69,15 @@ class MoleculeData:
         path="read",
         word=FIT,
     )
+    config_type_weights: str | None = setting(
+        None,
+        "weights of frames in the loss by their config_type: '{bulk: 1, surface: 2.5}', with "
+        "Default for frames without one; they multiply config_weight of a frame",
+    )
 
     def __post_init__(self):
         check_ranges(self, "data.")
+        self.type_weights()
 
     @property
     def origin(self) -> str:
@@ -77,6 +90,28 @@ class MoleculeData:
     @property
     def references_origin(self) -> str | None:
         return self.reference_energies
+
+    def type_weights(self) -> dict[str, float]:
+        """Return the weights of frames by config_type.
+
+        Raises:
+          ConfigError: a setting that is no mapping from names to weights.
+        """
+        text = self.config_type_weights
+        if text is None:
+            return {}
+        try:
+            weights = yaml.safe_load(text)
+        except yaml.YAMLError:
+            weights = None
+        ok = isinstance(weights, dict) and all(map(_is_weight, weights.values()))
+        need = "names and finite weights, zero or more, such as '{bulk: 1, surface: 2.5}'"
+        require(ok, "data.config_type_weights", text, need)
+        return {str(name): float(weight) for name, weight in weights.items()}
+
+    def missing_label(self, name: str) -> str:
+        """Return what to do about a label (energy, forces or stress) that no frame has."""
+        return f"no {name}"
 
     def read(self) -> list:
         """Return the training structures, in eV and Å; public sets are downloaded.
@@ -148,6 +183,13 @@ class FileData(MoleculeData):
     def validation_origin(self) -> str | None:
         return self.val_path
 
+    def missing_label(self, name: str) -> str:
+        from eqfuse.data.readers import missing_label
+
+        if self.path is None:
+            return super().missing_label(name)
+        return missing_label(matching(self.path)[0], name, self._keys())
+
     def read(self) -> list:
         if self.path is None:
             return self._download()
@@ -161,7 +203,9 @@ class FileData(MoleculeData):
         return [structure for file in matching(path) for structure in self._read_file(file)]
 
     def _read_file(self, file) -> list:
-        return _data().read_structures(file, format=self.format, keys=self._keys())
+        return _data().read_structures(
+            file, format=self.format, keys=self._keys(), require_labels=False
+        )
 
     def _check_apart(self):
         """Refuse a file that both trains and validates."""

@@ -115,8 +115,8 @@ class Start:
     def other_energies(self, dataset: Dataset) -> list[str]:
         """Return a warning of energies that no data of the network's method would have."""
         before = self.metadata["statistics"]["energy_per_atom"]
-        if before is None:  # a converted network, whose data are not known
-            return []
+        if before is None or not dataset.num_labelled("energy")[0]:
+            return []  # a converted network, whose data are not known, or no energies here
         if abs(dataset.energy_per_atom - before) < OTHER_ENERGIES:
             return []
         return [
@@ -134,7 +134,12 @@ class Start:
 
         For data of another method, whose energies differ by some constant for each atom: least
         squares per species of true minus predicted energies of the training samples.
+
+        Raises:
+          ConfigError: no training sample has an energy.
         """
+        if not dataset.num_labelled("energy")[0]:
+            raise ConfigError("data.reference_energies=fit: no training frame has an energy")
         potential, _ = self.potential(config.backend)
         params = jax.tree.map(lambda p: jnp.asarray(p, config.dtype), self.params)
 
@@ -146,9 +151,11 @@ class Start:
                 for batch in batches
             ]
         )
-        missing = [s.energy - float(e) for s, e in zip(dataset.train, predicted, strict=True)]
+        pairs = zip(dataset.train, predicted, strict=True)
+        known = [(s, float(e)) for s, e in pairs if s.energy is not None]
+        missing = [s.energy - e for s, e in known]
         species = np.array(dataset.species)
-        moves = fit_energies_of_atoms([species[s.species] for s in dataset.train], missing)
+        moves = fit_energies_of_atoms([species[s.species] for s, _ in known], missing)
         return {z: e + moves.get(z, 0.0) for z, e in dataset.references.items()}
 
     def potential(self, backend: str | None) -> tuple[models.Potential, dict]:

@@ -76,6 +76,8 @@ def test_batch_holds_what_its_members_hold(data, dtype):
         assert labels.energy[i] == dtype(s.energy)
         assert labels.num_atoms[i] == s.num_atoms
         assert labels.stress_mask[i] == (s.stress is not None)
+        assert labels.energy_mask[i]
+        assert labels.forces_mask[nodes].all()
         if s.stress is not None:
             np.testing.assert_array_equal(labels.stress[i], s.stress.astype(dtype))
         node, edge = nodes.stop, edges.stop
@@ -101,7 +103,10 @@ def test_padding(data):
         assert (labels.num_atoms[graphs] == 1).all()
         for label in (labels.energy[graphs], labels.forces[nodes], labels.stress[graphs]):
             assert not label.any()
+        for mask in (labels.energy_mask[graphs], labels.forces_mask[nodes]):
+            assert not mask.any()
         assert not labels.stress_mask[graphs].any()
+        assert labels.weights is None
         assert not graph.cells[graphs].any()
         lengths = np.linalg.norm(graph.vectors, axis=1)
         loops = graph.edges.receivers[lengths == 0]

@@ -193,16 +193,6 @@ def test_element_only_in_validation_is_named(structures):
         build(structures)
 
 
-@pytest.mark.parametrize("label", ["energy", "forces"])
-def test_missing_label_is_named(structures, label):
-    s = structures[4]
-    labels = {"energy": s.energy, "forces": s.forces, label: None}
-    structures[4] = Structure(s.numbers, s.positions, **labels)
-    references = {1: 0.0, 8: 0.0}
-    with pytest.raises(DataError, match=f"structure 4: there is no {label}"):
-        build(structures, references=references)
-
-
 def test_shapes_and_values_of_a_structure_are_checked():
     with pytest.raises(DataError, match=r"positions must have shape \(2, 3\), got \(1, 3\)"):
         Structure([1, 1], [[0, 0, 0]])
@@ -234,6 +224,6 @@ def test_structures_given_for_validation(structures):
 def test_bad_structures_for_validation(structures):
     with pytest.raises(DataError, match="no validation structure"):
         build(structures, validation=[])
-    unlabelled = Structure([8], np.zeros((1, 3)))
-    with pytest.raises(DataError, match="validation structure 1: there is no energy"):
-        build(structures, validation=[structures[0], unlabelled])
+    chlorine = Structure([17, 1], np.eye(2, 3))
+    with pytest.raises(DataError, match="validation structure 1: validates with Cl"):
+        build(structures, validation=[structures[0], chlorine])

@@ -88,7 +88,7 @@ def test_stress_errors(copper, tmp_path, capsys):
         assert text in table
     assert "…" not in table
     assert evaluate([str(folder), str(file), "--stress-key", "foo", "--out", str(out)]) == 2
-    assert "a stress under the key 'foo'" in capsys.readouterr().err
+    assert "no stress under the key 'foo'" in capsys.readouterr().err
     with open(out / "errors.csv", newline="", encoding="utf-8") as rows:
         rows = {row["group"]: row for row in csv.DictReader(rows)}
     predicted = [
@@ -111,6 +111,71 @@ def test_stress_errors(copper, tmp_path, capsys):
     assert evaluate([str(folder), str(file), "--out", str(out)]) == 0
     assert 3 * matplotlib.image.imread(out / "parity.png").shape[1] == 2 * images[0].shape[1]
     assert "stress" not in (out / "errors.csv").read_text()
+
+
+def test_errors_are_those_of_the_labels_that_are_known(run, typed, tmp_path, capsys):
+    """With the numbers of frames that have each label, in every group."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert evaluate([str(run), str(typed), "--out", str(whole)]) == 0
+    assert "of 20 frames" not in capsys.readouterr().out
+    frames, file = ase.io.read(typed, ":"), tmp_path / "some.xyz"
+    for atoms in frames[:3]:
+        del atoms.calc.results["forces"]
+    for atoms in frames[5:12]:
+        del atoms.calc.results["energy"]
+    ase.io.write(file, frames, format="extxyz")
+    assert evaluate([str(run), str(file), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "energy in 13 of 20 frames\nforces in 17 of 20 frames\n" in printed
+    with open(out / "errors.csv", newline="", encoding="utf-8") as table:
+        rows = {row["group"]: row for row in csv.DictReader(table)}
+    for group, counts in (
+        ("all", ("20", "13", "17")),
+        ("config_type first", ("8", "5", "5")),
+        ("config_type second", ("12", "8", "12")),
+        ("element O", ("20", "0", "17")),
+    ):
+        assert tuple(rows[group][f"{n}frames"] for n in ("", "energy_", "forces_")) == counts
+    # from the whole file's predictions, without what was taken away
+    pairs = list(
+        zip(ase.io.read(whole / "predictions.xyz", ":"), ase.io.read(typed, ":"), strict=True)
+    )
+    energy = [(p.get_potential_energy() - r.get_potential_energy()) / 3 for p, r in pairs]
+    forces = [p.get_forces() - r.get_forces() for p, r in pairs]
+    for name, error in (
+        ("energy_rmse_mev_per_atom", [*energy[:5], *energy[12:]]),
+        ("forces_rmse_mev_per_a", forces[3:]),
+    ):
+        rmse = 1e3 * np.sqrt(np.mean(np.square(error)))
+        assert float(rows["all"][name]) == pytest.approx(rmse, rel=1e-5)
+    predictions = ase.io.read(out / "predictions.xyz", ":")
+    assert ["reference_forces" in p.arrays for p in predictions] == [False] * 3 + [True] * 17
+    assert "reference_energy" not in predictions[5].info
+    assert matplotlib.image.imread(out / "parity.png").std() > 0
+
+
+def test_a_file_without_energies(run, water, tmp_path, capsys):
+    frames, file, out = ase.io.read(water, ":"), tmp_path / "forces.xyz", tmp_path / "out"
+    for atoms in frames:
+        atoms.info["other"] = atoms.calc.results.pop("energy")
+    ase.io.write(file, frames, format="extxyz")
+    assert evaluate([str(run), str(file), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "energy in 0 of 20 frames: no energy under the key 'energy'; candidates: other" in printed
+    )
+    with open(out / "errors.csv", newline="", encoding="utf-8") as table:
+        row = next(csv.DictReader(table))
+    assert row["energy_mae_mev_per_atom"] == ""
+    assert float(row["forces_mae_mev_per_a"]) > 0
+    assert evaluate([str(run), str(file), "--energy-key", "E", "--out", str(tmp_path / "no")]) == 2
+    assert "in none of 20 frames: no energy under the key 'E'" in capsys.readouterr().err
+    for atoms in frames:
+        del atoms.calc.results["forces"]
+    ase.io.write(file, frames, format="extxyz")
+    assert evaluate([str(run), str(file), "--out", str(tmp_path / "no")]) == 2
+    assert "no energy under the key 'energy'" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 def test_isolated_atoms_are_left_out(run, water, tmp_path, capsys):

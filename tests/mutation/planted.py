@@ -200,8 +200,8 @@ FAULTS = (
     Fault(
         "padding counted in the errors of forces",
         f"{TRAINING}/metrics.py",
-        "graph.node_mask[:, None]",
-        "graph.node_mask[:, None] | True",
+        "(labels.forces_mask & graph.node_mask)[:, None]",
+        "(labels.forces_mask & graph.node_mask)[:, None] | True",
         ("tests/train/test_metrics.py",),
     ),
     Fault(

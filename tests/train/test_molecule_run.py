@@ -203,8 +203,8 @@ def test_several_files_by_a_pattern(tmp_path, water, tiny, capsys):
 def test_stress_that_is_not_in_the_file_is_refused(tmp_path, water, tiny, capsys):
     assert train(tmp_path / "run", water, tiny, "training.stress_weight=1") == 2
     error = capsys.readouterr().err
-    assert "no training frame" in error
-    assert "'stress' (set data.stress_key)" in error
+    assert "training.stress_weight=1.0 needs stress" in error
+    assert "'stress'; candidates: none (data.stress_key=KEY" in error
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_stress_of_some_frames_only(tmp_path, copper, tiny, capsys):
     tiny.append("training.stress_weight=1")
     val = f"data.val_path={tmp_path / 'all.xyz'}"
     assert train(tmp_path / "a", tmp_path / "none.xyz", tiny, val) == 2
-    assert "no training frame" in capsys.readouterr().err
+    assert "needs stress" in capsys.readouterr().err
     val = f"data.val_path={tmp_path / 'none.xyz'}"
     assert train(tmp_path / "b", tmp_path / "all.xyz", tiny, val) == 0
     out, err = capsys.readouterr()

@@ -8,6 +8,7 @@ import os
 from typing import NamedTuple, Protocol
 
 from eqfuse.data.errors import DataError
+from eqfuse.data.readers import extxyz
 from eqfuse.data.readers.extxyz import read_extxyz
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units
 from eqfuse.data.readers.rmd17 import read_rmd17
@@ -58,20 +59,37 @@ def read_structures(
       format: a key of `FORMATS`; None to choose by the suffix, also before .gz, .bz2 or .xz.
       keys: names of the labels in the file, where the format has names.
       units: of the file; None for those that the file names, or else the usual ones of the format.
-      require_labels: refuse a structure without energy or forces.
+      require_labels: refuse a file without any energies or any forces.
     Returns:
       the structures in order, in eV and Å.
     Raises:
       DataError: an unknown format, or a file that cannot be read; names the file and the frame.
     """
-    if format is None:
-        name = stem(path, _COMPRESSED)
-        by_suffix = (n for n, known in FORMATS.items() if name.endswith(known.suffixes))
-        format = next(by_suffix, next(iter(FORMATS)))
+    format = format or _format(path)
     if format not in FORMATS:
         raise DataError(f"the format {format!r} is unknown; choose from: {', '.join(FORMATS)}")
     read = FORMATS[format].read
     return read(path, keys=keys, units=units, require_labels=require_labels)
+
+
+def missing_label(path: str | os.PathLike, name: str, keys: Keys) -> str:
+    """Return what to do about a label that no frame of a file has.
+
+    Args:
+      path: the file.
+      name: energy, forces or stress.
+      keys: under which labels were looked for.
+    """
+    if FORMATS[_format(path)].read is read_extxyz:
+        return extxyz.missing_label(path, name, keys)
+    return f"no {name}"
+
+
+def _format(path: str | os.PathLike) -> str:
+    """Return the format of a file by its suffix."""
+    name = stem(path, _COMPRESSED)
+    by_suffix = (n for n, known in FORMATS.items() if name.endswith(known.suffixes))
+    return next(by_suffix, next(iter(FORMATS)))
 
 
 def stem(path: str | os.PathLike, suffixes=None) -> str:

@@ -1,12 +1,13 @@
 """Structures from extended XYZ files, read by ASE."""
 
 import io
+import itertools
 import lzma
 import os
 import re
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import ase.io
 import numpy as np
@@ -15,10 +16,15 @@ from ase.io.formats import open_with_compression
 
 from eqfuse.data.errors import DataError
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, require_regular
-from eqfuse.data.structures import Structure, is_isolated_atom
+from eqfuse.data.structures import Structure, Weights, count_labelled
 
 _PLAIN = "eqfuse_"
 _NINE_NUMBERS = ("stress", "virial")  # ASE reads nothing but nine numbers under these keys
+_FRAMES_SEARCHED = 10  # for candidates
+_NO_LABELS = {
+    "positions",
+    *(f"config_{name}weight" for name in ("", "energy_", "forces_", "stress_")),
+}
 _LONGEST_COMMENT = 2**20  # characters, which take ASE seconds; 6 million take a minute
 # Text between quotes or brackets of any kind that ASE knows, which holds no keys. Without a closing
 # one it extends to the end, as in ASE; to search for each end again would take quadratic time.
@@ -39,33 +45,68 @@ def read_extxyz(
     A stress key whose name contains "virial" is read as the virial -V * stress, an energy; with the
     default key, a frame without `stress` but with `virial` or `virials` has its stress from that.
     Stress is 3x3 (9 numbers, or a list of lists) or xx yy zz yz xz xy (6 numbers), with ASE's sign.
+    A frame may lack any label. Its weights are those that mace writes: `config_weight` times
+    `config_energy_weight`, `config_forces_weight` and `config_stress_weight`, each 1 by default.
 
     Args:
       path: the file.
       keys: names of the total energy and of the stress in the comment line, and of the column of
-        forces. The stress is always optional.
+        forces.
       units: of the file; None for eV and Å.
-      require_labels: refuse a frame without energy or forces; an isolated atom (see
-        `Structure.config_type`) needs no forces.
+      require_labels: refuse a file without any energy, or without any forces unless all frames
+        are isolated atoms (see `Structure.config_type`).
     Returns:
       one Structure per frame, in order, in eV and Å.
     Raises:
-      DataError: a missing, empty or unreadable file, a pipe or a device; a frame without atoms or
-        labels, with an unknown element, NaN, infinity or a comment line of more than 2^20
-        characters. Names the file and the frame, counted from 0.
+      DataError: a missing, empty or unreadable file, a pipe or a device; labels that no frame has;
+        a frame without atoms, with an unknown element, NaN, infinity, a weight below zero or a
+        comment line of more than 2^20 characters. Names the file and the frame, counted from 0.
     References: https://github.com/libAtoms/extxyz
     """
     structures, units = [], units or Units()
     for frame, text in enumerate(_frames(path)):
         origin = f"{path}, frame {frame}"
         try:
-            atoms = _parse(text, keys.stress)
-            structures.append(_structure(atoms, keys, units, require_labels, origin))
+            structures.append(_structure(_parse(text, keys.stress), keys, units, origin))
         except DataError as err:
             raise DataError(f"{origin}: {err}") from err
     if not structures:
         raise DataError(f"{path} has no frames; give an extended XYZ file with structures in it")
+    if require_labels:
+        _require_labels(structures, path, keys)
     return structures
+
+
+def _require_labels(structures: Sequence[Structure], path, keys: Keys):
+    frames = [s for s in structures if not s.is_isolated_atom]
+    for name, labelled in (("energy", structures), ("forces", frames)):
+        if labelled and not count_labelled(labelled, name):
+            missing = missing_label(path, name, keys)
+            raise DataError(f"{path}, in none of {len(labelled)} frames: {missing}")
+
+
+def missing_label(path: str | os.PathLike, name: str, keys: Keys) -> str:
+    """Return what to do about a label that no frame of a file has, with names it may be under.
+
+    Args:
+      path: the file.
+      name: energy, forces or stress.
+      keys: under which it was looked for.
+    """
+    candidates: set[str] = set()
+    for text in itertools.islice(_frames(path), _FRAMES_SEARCHED):
+        per_frame, per_atom = _properties(atoms := _parse(text, keys.stress))
+        vectors = {key for key, v in per_atom.items() if np.shape(v) == (len(atoms), 3)}
+        candidates |= {
+            "energy": {key for key, value in per_frame.items() if _is_number(value)},
+            "forces": vectors,
+            "stress": {key for key, v in per_frame.items() if np.size(v) in (6, 9)} - vectors,
+        }[name]
+    key, known = getattr(keys, name), ", ".join(sorted(candidates - _NO_LABELS)) or "none"
+    return (
+        f"no {name} under the key {key!r}; candidates: {known} (data.{name}_key=KEY, or "
+        f"--{name}-key KEY where a run is evaluated)"
+    )
 
 
 def _frames(path) -> Iterator[str]:
@@ -146,47 +187,50 @@ def _with_plain_stress(comment: str, stress_key: str) -> str:
     return re.sub(f"{_QUOTED}|{entry}", replaced, comment)
 
 
-def _structure(atoms, keys: Keys, units: Units, require_labels, origin) -> Structure:
+def _properties(atoms) -> tuple[dict, dict]:
+    """Return what the comment line and the columns of a frame hold, by their names there."""
     # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
     results = atoms.calc.results if atoms.calc is not None else {}
     plain = {_PLAIN + key: key for key in _NINE_NUMBERS}
     info = {plain.get(key, key): value for key, value in atoms.info.items()}
-    per_frame = {**results, **info}  # results may have a column of the same name
-    per_atom = {**atoms.arrays, **results}
-    energy, forces = per_frame.get(keys.energy), per_atom.get(keys.forces)
+    # results may have a column of the same name
+    return {**results, **info}, {**atoms.arrays, **results}
+
+
+def _structure(atoms, keys: Keys, units: Units, origin) -> Structure:
+    per_frame, per_atom = _properties(atoms)
     config_type = atoms.info.get("config_type")
-    config_type = None if config_type is None else str(config_type)
-    if require_labels and energy is None:
-        scalars = [key for key, value in per_frame.items() if _is_number(value)]
-        raise DataError(_missing("energy", keys.energy, scalars))
-    if require_labels and forces is None and not is_isolated_atom(config_type):
-        vectors = [key for key, value in per_atom.items() if np.shape(value) == (len(atoms), 3)]
-        raise DataError(_missing("forces", keys.forces, set(vectors) - {"positions"}))
     volume = abs(np.linalg.det(atoms.cell.array))
     return units.structure(
         numbers=atoms.numbers,
         positions=atoms.positions,
         cell=atoms.cell.array,
         pbc=atoms.pbc,
-        energy=energy,
-        forces=forces,
+        energy=per_frame.get(keys.energy),
+        forces=per_atom.get(keys.forces),
         stress=_stress(per_frame, keys.stress, volume),
-        config_type=config_type,
+        config_type=None if config_type is None else str(config_type),
         origin=origin,
+        weights=_weights(atoms.info),
     )
+
+
+def _weights(info: dict) -> Weights:
+    """Return the weights of the labels from the comment line, with the names that mace has."""
+
+    def weight(key: str) -> float:
+        value = info.get(key, 1.0)
+        if not _is_number(value) or not 0 <= value < np.inf:
+            raise DataError(f"{key} must be a finite number, zero or more, got {value}")
+        return float(value)
+
+    common = weight("config_weight")
+    return Weights(*(common * weight(f"config_{name}_weight") for name in Weights._fields))
 
 
 def _is_number(value) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
-def _missing(name: str, key: str, candidates) -> str:
-    known = ", ".join(sorted(candidates)) or "none"
-    return (
-        f"no {name} under the key {key!r}; candidates: {known} (data.{name}_key=KEY, or "
-        f"--{name}-key KEY where a run is evaluated)"
-    )
 
 
 def _stress(per_frame: dict, key: str, volume: float) -> np.ndarray | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from eqfuse import plots
 from eqfuse.data import Batcher, Dataset
+from eqfuse.data.structures import LABELS, count_labelled
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.run.runs import RunFolder, read_log
@@ -32,31 +33,29 @@ def plot_run(folder: RunFolder, potential: Potential, validation: Batcher):
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         params = jax.tree.map(jnp.asarray, params)
         energies, forces, stress = parity_data(potential, params, validation)
-        title = (
-            f"{folder.path.name}, epoch {metadata['epoch']}: {len(energies[0])} validation frames"
-        )
+        count = len(validation.samples)
+        title = f"{folder.path.name}, epoch {metadata['epoch']}: {count} validation frames"
         plots.parity(energies, forces, folder.path / "parity.png", stress, title)
     except (OSError, ValueError) as error:
         print(f"warning: the plots cannot be drawn: {error}", file=sys.stderr)
 
 
 def parity_data(potential: Potential, params, batcher: Batcher):
-    """Return for each quantity the (reference, predicted) values; no stress if no frame has one.
+    """Return for each quantity the (reference, predicted) values where the reference is known.
 
     Returns:
-      energies per atom [n] eV/atom, forces [n_atoms, 3] eV/Å, stresses [n, 3, 3] eV/Å^3 or ().
+      energies per atom [n] eV/atom, forces [n_atoms, 3] eV/Å, stresses [n, 3, 3] eV/Å^3; () for a
+      label that no frame has.
     """
-    with_stress = any(sample.stress is not None for sample in batcher.samples)
-
-    predicted = compile_predict(potential, stress=with_stress)
-    energies, forces, stresses = ([], []), ([], []), ([], [])
+    known = {name: count_labelled(batcher.samples, name) > 0 for name in LABELS}
+    predicted = compile_predict(potential, stress=known["stress"])
+    pairs = {name: ([], []) for name, some in known.items() if some}
     for batch in batcher.batches(shuffle=False):
         prediction, labels = jax.device_get(predicted(params, batch.graph)), batch.labels
-        graphs, nodes = np.asarray(batch.graph.graph_mask), np.asarray(batch.graph.node_mask)
-        for k, values in enumerate((labels, prediction)):
-            energies[k].append((values.energy / labels.num_atoms)[graphs])
-            forces[k].append(values.forces[nodes])
-            if with_stress:
-                stresses[k].append(values.stress[graphs & np.asarray(labels.stress_mask)])
-    joined = [tuple(map(np.concatenate, pair)) for pair in (energies, forces)]
-    return *joined, tuple(map(np.concatenate, stresses)) if with_stress else ()
+        for name, pair in pairs.items():
+            mask = np.asarray(getattr(labels, f"{name}_mask"))  # False in the padding
+            for part, values in zip(pair, (labels, prediction), strict=True):
+                value = getattr(values, name)
+                value = value / labels.num_atoms if name == "energy" else value
+                part.append(value[mask])
+    return tuple(tuple(map(np.concatenate, pairs.get(name, ()))) for name in LABELS)

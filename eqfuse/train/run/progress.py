@@ -21,6 +21,10 @@ def duration(seconds: float) -> str:
     return f"{seconds // 60}m {seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
 
 
+def _number(value: float, spec: str) -> str:
+    return "-" if math.isnan(value) else format(value, spec)
+
+
 @contextlib.contextmanager
 def warnings_printed():
     """Context whose warnings are printed as lines when it ends, each once."""
@@ -89,17 +93,17 @@ class Progress:
         stress = ()
         if self._stress:
             names = ("val_stress_mae_mev_per_a3", "val_stress_rmse_mev_per_a3")
-            stress = [f"{row[name]:.3f}" for name in names]
+            stress = [_number(row[name], ".3f") for name in names]
         values = (
             str(row["epoch"]),
-            "-" if math.isnan(row["train_loss"]) else f"{row['train_loss']:.4g}",
-            f"{row['val_energy_mae_mev_per_atom']:.2f}",
-            f"{row['val_energy_rmse_mev_per_atom']:.2f}",
-            f"{row['val_forces_mae_mev_per_a']:.1f}",
-            f"{row['val_forces_rmse_mev_per_a']:.1f}",
+            _number(row["train_loss"], ".4g"),
+            _number(row["val_energy_mae_mev_per_atom"], ".2f"),
+            _number(row["val_energy_rmse_mev_per_atom"], ".2f"),
+            _number(row["val_forces_mae_mev_per_a"], ".1f"),
+            _number(row["val_forces_rmse_mev_per_a"], ".1f"),
             *stress,
             f"{row['lr']:.1e}",
-            "-" if math.isnan(row["ms_per_step"]) else f"{row['ms_per_step']:.1f}",
+            _number(row["ms_per_step"], ".1f"),
             duration(left) if math.isfinite(left) else "-",
         )
         self.say(self._aligned(values))

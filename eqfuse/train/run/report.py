@@ -7,6 +7,7 @@ from ase.data import chemical_symbols
 
 from eqfuse import ops
 from eqfuse.data import Batcher, Dataset
+from eqfuse.data.structures import LABELS, UNWEIGHTED
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.run.plots import plot_batcher
 from eqfuse.train.run.runs import RunFolder
@@ -50,7 +51,7 @@ def report(
         "energy": f"{round(dataset.energy_per_atom, 4) + 0.0:.4f} eV/atom mean, relative to the "
         "references",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å",
-        **_stress(config, dataset),
+        **_labels(config, dataset),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
         "batches": f"{len(train)} per epoch, padded to {shapes}; "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
@@ -92,19 +93,34 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
     if config.start_from is not None:
         moved = ", moved to the data by least squares" if given == FIT else ""
         return f"those of {config.start_from}{moved}"
-    return "least squares" if dataset.references_fitted else "isolated atoms of the data"
+    if not dataset.references_fitted:
+        return "isolated atoms of the data"
+    return "least squares" if dataset.num_labelled("energy")[0] else "no energies to fit them to"
 
 
-def _stress(config: Config, dataset: Dataset) -> dict[str, str]:
-    """Return how many frames have a stress, if any has, and whether it is trained on."""
-    parts = {"training": dataset.train, "validation": dataset.val}
-    counts = {name: sum(s.stress is not None for s in samples) for name, samples in parts.items()}
-    if not any(counts.values()):
-        return {}
-    counted = " and ".join(f"{counts[name]} of {len(parts[name])} {name}" for name in parts)
-    weight = config.training.stress_weight
-    used = f"weight {weight}" if weight else "not trained on (training.stress_weight=0)"
-    return {"stress": f"in {counted} frames, {used}"}
+def _labels(config: Config, dataset: Dataset) -> dict[str, str]:
+    """Return how many frames have which label, and what is weighted.
+
+    Energies and forces that all frames have, and stress that none has, are left out.
+    """
+    rows, of = {}, (len(dataset.train), len(dataset.val))
+    for name, title in zip(LABELS, ("energies", "forces", "stress"), strict=True):
+        counts = dataset.num_labelled(name)
+        if not any(counts) if name == "stress" else counts == of:
+            continue
+        weight = getattr(config.training, f"{name}_weight")
+        used = f"weight {weight}" if weight else f"not trained on (training.{name}_weight=0)"
+        rows[title] = (
+            f"in {counts[0]} of {of[0]} training and {counts[1]} of {of[1]} validation frames, "
+            f"{used}"
+        )
+    parts = dataset.train, dataset.val
+    weighted = [sum(s.weights != UNWEIGHTED for s in samples) for samples in parts]
+    if any(weighted):
+        rows["weights"] = (
+            f"of their own in {weighted[0]} training and {weighted[1]} validation frames"
+        )
+    return rows
 
 
 def _programs(config: Config, dataset: Dataset, batchers: list[Batcher], limits: Limits) -> str:

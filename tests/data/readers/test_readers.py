@@ -140,6 +140,37 @@ def test_labels_are_optional_when_asked(write):
     assert atom.forces is None
 
 
+def test_a_file_without_any_energy_or_forces_is_refused(write):
+    no_energy, no_forces = GOOD.replace("energy=-", "E=-"), GOOD.replace("forces:R:3", "velo:R:3")
+    with pytest.raises(DataError, match=r"in none of 2 frames: no energy .*candidates: E \("):
+        read_extxyz(write(2 * no_energy))
+    with pytest.raises(DataError, match=r"in none of 2 frames: no forces .*candidates: velo \("):
+        read_extxyz(write(2 * no_forces))
+    first, second = read_extxyz(write(no_energy + no_forces))
+    assert (first.energy, second.forces) == (None, None)
+    assert second.energy == -14.25
+    np.testing.assert_array_equal(first.forces[1], [-0.1, 0.2, 0])
+
+
+def test_weights_are_those_that_mace_writes(write):
+    weights = "config_weight=2 config_energy_weight=3 config_forces_weight=0.5 energy="
+    plain, weighted = read_extxyz(write(GOOD + GOOD.replace("energy=", weights)))
+    assert plain.weights == (1, 1, 1)
+    assert weighted.weights == (6, 1, 2)
+    assert weighted.energy == plain.energy
+
+
+def test_a_label_of_weight_zero_is_not_known(write):
+    """Files have zeros for labels that they lack, with such a weight."""
+    (water,) = read_extxyz(
+        write(GOOD.replace("energy=", "config_forces_weight=0.0 energy=")), require_labels=False
+    )
+    assert water.forces is None
+    assert water.energy == -14.25
+    (atom,) = read_extxyz(write("1\nconfig_type=IsolatedAtom config_weight=0 energy=-3\nH 0 0 0\n"))
+    assert atom.energy == -3  # its energy is a reference, whatever its weight
+
+
 def test_blank_lines_between_frames_lose_nothing(write):
     assert len(read_extxyz(write(GOOD + "\n\n" + GOOD + "\n"))) == 2
 
@@ -173,8 +204,14 @@ def test_damaged_compressed_file_is_named(tmp_path, kind, compress):
 
 
 BAD_FRAMES = {
-    "no energy": (GOOD.replace("energy=-14.25", ""), "no energy under the key 'energy'"),
-    "no forces": (GOOD.replace("forces:R:3", "velo:R:3"), "no forces under the key 'forces'"),
+    "a weight below zero": (
+        GOOD.replace("energy=", "config_forces_weight=-1 energy="),
+        "config_forces_weight must be a finite number, zero or more, got -1",
+    ),
+    "a weight of text": (
+        GOOD.replace("energy=", "config_weight=high energy="),
+        "config_weight must be a finite number, zero or more, got high",
+    ),
     "element X": (GOOD.replace("O 0.0", "X 0.0"), "unknown element: atom 0"),
     "element Qq": (GOOD.replace("O 0.0", "Qq 0.0"), "unknown element"),
     "NaN position": (GOOD.replace("0.96", "nan"), "positions has nan for atom 1"),

@@ -1,0 +1,78 @@
+"""Which labels a run trains on, and how much each structure weighs."""
+
+from collections.abc import Sequence
+
+from eqfuse.data import Dataset, Sample, Structure
+from eqfuse.data.structures import DEFAULT_TYPE, LABELS, count_labelled, weighted_by_type
+from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.sources import MoleculeData
+
+
+def weighted(
+    settings: MoleculeData, structures: Sequence[Structure], validation: Sequence[Structure] | None
+):
+    """Return the structures with the weights of their config_type.
+
+    Raises:
+      ConfigError: a weight of a config_type that no structure has.
+    """
+    weights = settings.type_weights()
+    types = {s.config_type or DEFAULT_TYPE for s in (*structures, *(validation or []))}
+    if unknown := sorted(set(weights) - types - {DEFAULT_TYPE}):
+        raise ConfigError(
+            f"data.config_type_weights: no frame has config_type={unknown[0]}; there are "
+            f"{', '.join(sorted(types))}"
+        )
+    structures = weighted_by_type(structures, weights)
+    return structures, None if validation is None else weighted_by_type(validation, weights)
+
+
+def _trained_labels(config: Config) -> list[str]:
+    """Return the labels with a weight in the loss."""
+    return [name for name in LABELS if getattr(config.training, f"{name}_weight")]
+
+
+def require_labels(config: Config, frames: Sequence[Structure | Sample], chosen: bool = False):
+    """Refuse labels that have a weight in the loss, and that no frame has.
+
+    Args:
+      config: of the run.
+      frames: all that were read, without isolated atoms.
+      chosen: whether these are only the training frames, chosen from them.
+    Raises:
+      ConfigError: one of them.
+    """
+    for name in _trained_labels(config):
+        if not frames or count_labelled(frames, name):
+            continue
+        setting = f"training.{name}_weight"
+        why = (
+            f"only other frames have {name}; choose more (data.train) or others (seed)"
+            if chosen
+            else config.data.missing_label(name)
+        )
+        raise ConfigError(
+            f"{setting}={getattr(config.training, f'{name}_weight')} needs {name}, of a weight "
+            f"above zero, in a training frame of {config.data.origin}: {why}; or set {setting}=0"
+        )
+
+
+def labels_not_validated(config: Config, dataset: Dataset) -> list[str]:
+    """Return warnings of labels that are trained on and that no validation frame has.
+
+    Raises:
+      ConfigError: it has none of them, so that nothing tells the best network.
+    """
+    trained = _trained_labels(config)
+    unknown = [name for name in trained if not dataset.num_labelled(name)[1]]
+    if unknown == trained:
+        raise ConfigError(
+            f"no validation frame has a label that is trained on ({', '.join(trained)}), so that "
+            "the best network is not known; choose others (data.val, data.val_path or seed)"
+        )
+    return [
+        f"no validation frame has {'a ' if name == 'stress' else ''}{name}: the errors of {name} "
+        "are not known"
+        for name in unknown
+    ]

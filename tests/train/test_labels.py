@@ -1,0 +1,268 @@
+"""Training on frames of which some lack labels, and with weights of frames."""
+
+import csv
+import dataclasses
+
+import ase.io
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse.data import Batcher, Dataset, read_structures
+from eqfuse.data.structures import Weights
+from eqfuse.models import Prediction
+from eqfuse.train.main import main
+from eqfuse.train.metrics import Errors, Loss, error_sums
+from eqfuse.train.settings.options import parse
+from eqfuse.train.settings.schema import ConfigError
+
+LOSS = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5)
+QUANTITIES = ("energy", "forces", "stress")
+
+
+@pytest.fixture
+def frames(copper):
+    return read_structures(copper)[:6]
+
+
+def only(quantity):
+    """Return the loss of one quantity."""
+    others = dict.fromkeys((q for q in QUANTITIES if q != quantity), 0.0)
+    return dataclasses.replace(LOSS, **others)
+
+
+def batch_of(frames):
+    """Return the frames as one batch, with zero references."""
+    data = Dataset.build(frames, cutoff=3.0, validation=frames[:1], references={29: 0.0})
+    order = np.argsort(data.train_indices)
+    [batch] = Batcher([data.train[k] for k in order], len(frames), dtype=np.float64).batches(
+        shuffle=False
+    )
+    return batch
+
+
+def predicted(batch):
+    """Return predictions that depend on the place of an atom in its frame, and on that frame."""
+    graph = batch.graph
+    x, frame = graph.positions, graph.graph_index
+    in_frame = jnp.sin(x) + jnp.cos(2 * x[:, ::-1])
+    energy = jax.ops.segment_sum(in_frame.sum(axis=1), frame, graph.num_graphs)
+    return Prediction(
+        node_energy=None,
+        energy=energy,
+        forces=jnp.asarray(in_frame),
+        stress=energy[:, None, None] * jnp.eye(3),
+    )
+
+
+def loss_and_gradient(frames, loss=LOSS):
+    """Return the loss of a batch, and its gradient by a scale of each quantity."""
+    with jax.enable_x64(True):
+        batch = batch_of(frames)
+        prediction = predicted(batch)
+
+        def of(scales):
+            pairs = zip(QUANTITIES, scales, strict=True)
+            scaled = {name: scale * getattr(prediction, name) for name, scale in pairs}
+            return loss(
+                error_sums(Prediction(node_energy=None, **scaled), batch.labels, batch.graph)
+            )
+
+        value, gradient = jax.value_and_grad(of)(jnp.ones(3))
+        return float(value), np.array(gradient)
+
+
+@pytest.mark.parametrize("label", QUANTITIES)
+def test_a_frame_without_a_label_has_no_influence_on_its_loss(frames, label):
+    lacking = [
+        dataclasses.replace(f, **{label: None}) if k in (1, 4) else f for k, f in enumerate(frames)
+    ]
+    fewer = [f for k, f in enumerate(frames) if k not in (1, 4)]
+    value, gradient = loss_and_gradient(lacking, only(label))
+    expected = loss_and_gradient(fewer, only(label))
+    # float64 sums of 100 terms in another order
+    assert value == pytest.approx(expected[0], rel=1e-12)
+    np.testing.assert_allclose(gradient, expected[1], rtol=1e-12)
+    assert value != pytest.approx(loss_and_gradient(frames, only(label))[0], rel=1e-3)
+
+
+def test_other_labels_of_a_frame_count(frames):
+    """A frame without forces has its energy in the loss, and without energy its forces."""
+    lacking = [dataclasses.replace(f, forces=None, stress=None) for f in frames[:2]]
+    lacking += [dataclasses.replace(f, energy=None) for f in frames[2:]]
+    batch = batch_of(lacking)
+    sums = error_sums(predicted(batch), batch.labels, batch.graph)
+    counts = {name: float(values[0]) for name, values in sums.items()}
+    assert counts == {"energy": 2, "forces": 4 * 4 * 3, "stress": 4 * 9}
+
+
+def test_fully_labelled_batches_give_the_losses_of_before_to_the_last_bit(frames):
+    """Before labels could be missing, the sums were over all that is no padding."""
+    batch = batch_of(frames)
+    batch = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype == np.float64 else a, batch)
+    assert batch.labels.weights is None
+
+    def sums_before(prediction, labels, graph):
+        def sums(error, mask):
+            error = jnp.where(mask, error, 0.0)
+            count = jnp.broadcast_to(mask, error.shape).sum().astype(error.dtype)
+            return jnp.stack([count, jnp.abs(error).sum(), (error**2).sum()])
+
+        energy = (prediction.energy - labels.energy) / labels.num_atoms
+        stress_mask = (labels.stress_mask & graph.graph_mask)[:, None, None]
+        return {
+            "energy": sums(energy, graph.graph_mask),
+            "forces": sums(prediction.forces - labels.forces, graph.node_mask[:, None]),
+            "stress": sums(prediction.stress - labels.stress, stress_mask),
+        }
+
+    def loss_before(sums):
+        total = 0.0
+        for name, values in sums.items():
+            count = values[0] + (values[0] == 0)
+            total = total + getattr(LOSS, name) * values[2] / count
+        return total / LOSS.force_scale**2
+
+    def of(sums, loss):
+        def value(prediction):
+            errors = sums(prediction, batch.labels, batch.graph)
+            return loss(errors), errors
+
+        return jax.tree.leaves(jax.jit(jax.value_and_grad(value, has_aux=True))(predicted(batch)))
+
+    now, before = of(error_sums, LOSS), of(sums_before, loss_before)
+    assert len(now) == 7
+    for a, b in zip(now, before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_scale_the_loss_and_not_the_errors(frames):
+    value, gradient = loss_and_gradient(frames)
+    doubled = [dataclasses.replace(f, weights=Weights(2.0, 2.0, 2.0)) for f in frames]
+    heavy = loss_and_gradient(doubled)
+    assert heavy[0] == pytest.approx(2 * value, rel=1e-12)
+    np.testing.assert_allclose(heavy[1], 2 * gradient, rtol=1e-12)
+    tables = []
+    for chosen in (frames, doubled):
+        batch, errors = batch_of(chosen), Errors()
+        for _ in range(2):
+            errors.add(error_sums(predicted(batch), batch.labels, batch.graph))
+        tables.append(errors.table())
+    assert tables[0] == pytest.approx(tables[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_a_weight_is_that_of_its_frame_and_its_label(frames, name):
+    """The weighted loss is the sum of what each frame alone gives, times its weight."""
+    weights = [1.0, 0.5, 4.0, 1.0, 2.0, 1.0]
+    weighted = [
+        dataclasses.replace(f, weights=Weights(**{name: w}))
+        for f, w in zip(frames, weights, strict=True)
+    ]
+    alone = {q: [loss_and_gradient([f], only(q))[0] for f in frames] for q in QUANTITIES}
+    expected = sum(
+        np.mean(np.array(values) * (weights if quantity == name else 1.0))
+        for quantity, values in alone.items()
+    )
+    assert loss_and_gradient(weighted)[0] == pytest.approx(expected, rel=1e-12)
+
+
+def rewritten(path, target, change):
+    """Write the frames of a file with labels taken away and weights added by `change`."""
+    frames = ase.io.read(path, ":")
+    for number, atoms in enumerate(frames):
+        change(number, atoms)
+    ase.io.write(target, frames, format="extxyz")
+    return target
+
+
+def train(folder, path, tiny, *more):
+    return main(["data=extxyz", f"data.path={path}", f"run={folder}", *tiny, *more])
+
+
+def last_row(folder):
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))[-1]
+
+
+def test_a_run_on_mixed_frames_reports_how_many_have_which_label(tmp_path, water, tiny, capsys):
+    def change(number, atoms):
+        if number % 2:
+            del atoms.calc.results["forces" if number % 4 == 1 else "energy"]
+        if number == 2:
+            atoms.info["config_weight"] = 2.0
+
+    path, folder = rewritten(water, tmp_path / "mixed.xyz", change), tmp_path / "run"
+    tiny = [s for s in tiny if s != "data.val=4"]
+    assert train(folder, path, tiny, f"data.val_path={water}", "epochs=2") == 0
+    out = capsys.readouterr().out
+    assert "energies   in 15 of 20 training and 20 of 20 validation frames, weight 1.0" in out
+    assert "forces     in 15 of 20 training and 20 of 20 validation frames, weight 1.0" in out
+    assert "weights    of their own in 1 training and 0 validation frames" in out
+    row = last_row(folder)
+    assert all(np.isfinite(float(v)) for k, v in row.items() if "rmse" in k or "loss" in k)
+    assert (folder / "parity.png").exists()
+
+
+def test_energies_alone_are_trained_on_only_if_asked_for(tmp_path, water, tiny, capsys):
+    def change(_, atoms):
+        atoms.arrays["push"] = atoms.calc.results.pop("forces")
+
+    path, folder = rewritten(water, tmp_path / "energies.xyz", change), tmp_path / "run"
+    assert train(folder, path, tiny) == 2
+    error = capsys.readouterr().err
+    assert "training.forces_weight=1.0 needs forces" in error
+    assert "candidates: push (data.forces_key=KEY" in error
+    assert error.rstrip().endswith("or set training.forces_weight=0")
+    assert not folder.exists()
+    assert train(folder, path, tiny, "training.forces_weight=0", "epochs=2") == 0
+    out = capsys.readouterr().out
+    assert "in 0 of 16 training and 0 of 4 validation frames, not trained on" in out
+    row = last_row(folder)
+    assert np.isnan(float(row["val_forces_rmse_mev_per_a"]))
+    assert float(row["val_energy_rmse_mev_per_atom"]) > 0
+    for picture in ("learning.png", "parity.png"):
+        assert (folder / picture).exists()
+
+
+def test_forces_alone_are_trained_on_only_if_asked_for(tmp_path, water, tiny, capsys):
+    path = rewritten(
+        water, tmp_path / "forces.xyz", lambda _, atoms: atoms.calc.results.pop("energy")
+    )
+    assert train(tmp_path / "run", path, tiny) == 2
+    assert "training.energy_weight=1.0 needs energy" in capsys.readouterr().err
+    assert train(tmp_path / "run", path, tiny, "training.energy_weight=0", "epochs=1") == 0
+    assert "H 0.0000, O 0.0000 eV (no energies to fit them to)" in capsys.readouterr().out
+
+
+def test_validation_frames_without_any_label_that_is_trained_on(tmp_path, water, tiny, capsys):
+    path = rewritten(
+        water, tmp_path / "energies.xyz", lambda _, atoms: atoms.calc.results.pop("forces")
+    )
+    tiny = [s for s in tiny if s != "data.val=4"]
+    more = [f"data.val_path={path}", "epochs=1"]
+    assert train(tmp_path / "a", water, tiny, *more, "training.energy_weight=0") == 2
+    assert "no validation frame has a label that is trained on (forces)" in capsys.readouterr().err
+    assert train(tmp_path / "b", water, tiny, *more) == 0
+    assert "warning: no validation frame has forces" in capsys.readouterr().err
+
+
+def test_weights_of_a_config_type_that_no_frame_has(tmp_path, water, tiny, capsys):
+    def change(number, atoms):
+        atoms.info["config_type"] = "hot" if number % 2 else "cold"
+
+    path = rewritten(water, tmp_path / "typed.xyz", change)
+    assert train(tmp_path / "run", path, tiny, "data.config_type_weights={warm: 2}") == 2
+    assert "no frame has config_type=warm; there are cold, hot" in capsys.readouterr().err
+    assert train(tmp_path / "run", path, tiny, "data.config_type_weights={hot: 2}", "epochs=1") == 0
+    assert "weights    of their own in" in capsys.readouterr().out
+
+
+def test_weights_of_config_types_are_a_mapping():
+    given = ["data=extxyz", "data.path=none.xyz"]
+    data = parse([*given, "data.config_type_weights={bulk: 2, 300K: 0.5}"]).data
+    assert data.type_weights() == {"bulk": 2.0, "300K": 0.5}
+    for text in ("bulk", "{bulk: -1}", "{bulk: much}", "{bulk: .inf}", "{bulk: 1", "{bulk: true}"):
+        with pytest.raises(ConfigError, match=r"data\.config_type_weights=.* is impossible"):
+            parse([*given, f"data.config_type_weights={text}"])

@@ -1,8 +1,7 @@
 """The command `eqfuse md`."""
 
-import sys
-
 from eqfuse.md.settings import Settings, help_text, parse
+from eqfuse.train.exit_code import exit_code, fail
 from eqfuse.train.settings.schema import ConfigError
 
 USAGE = "eqfuse md RUN START [name=value ...], or eqfuse md resume=FOLDER [steps=N]; see --help"
@@ -21,26 +20,11 @@ def main(arguments: list[str]) -> int:
     try:
         task = _task(arguments)
     except ConfigError as error:
-        return _fail(2, error)
-    from eqfuse.data import DataError
-    from eqfuse.train import CheckpointError
+        return fail(2, error)
     from eqfuse.train.device.programs import keep_programs
-    from eqfuse.train.run.stopping import Interrupted, TrainingFailed
 
     keep_programs()
-    try:
-        task()
-    except (ConfigError, DataError) as error:
-        return _fail(2, error)
-    except (TrainingFailed, CheckpointError, OSError) as error:
-        return _fail(1, error)
-    except Interrupted as error:
-        print(error, file=sys.stderr)
-        return 128 + error.signum
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(task, failures=(OSError,))
 
 
 def _task(arguments: list[str]):
@@ -59,10 +43,3 @@ def _task(arguments: list[str]):
     from eqfuse.md.simulation import run
 
     return lambda: run(network, start, settings)
-
-
-def _fail(code: int, error: Exception) -> int:
-    # A name may hold line ends, and what a terminal takes for commands.
-    shown = (c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
-    print(f"error: {''.join(shown)}", file=sys.stderr)
-    return code

@@ -7,6 +7,7 @@ import sys
 from eqfuse import __version__
 from eqfuse.train.device.memory import keep_freed_memory
 from eqfuse.train.device.programs import keep_programs
+from eqfuse.train.exit_code import exit_code, fail
 from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.help import help_text
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None, program: str = "python train.py") -
             print(to_yaml(config), end="")
             return 0
     except ConfigError as error:
-        return _fail(2, error)
+        return fail(2, error)
     return _train(config)
 
 
@@ -48,13 +49,11 @@ def _train(config: Config) -> int:
     import jax
 
     keep_programs()
-    from eqfuse import data, ops
-    from eqfuse.train import CheckpointError, molecule, tetris
+    from eqfuse import ops
+    from eqfuse.train import molecule, tetris
     from eqfuse.train.device.parallel import find_devices, matmul_precision
-    from eqfuse.train.run.stopping import Interrupted, TrainingFailed
 
-    task = tetris if config.data.name == "tetris" else molecule
-    try:
+    def task():
         try:
             devices = find_devices(config.devices)
             ops.resolve_here(config.backend)
@@ -62,19 +61,11 @@ def _train(config: Config) -> int:
             raise ConfigError(str(error)) from error
         precision = matmul_precision(config.precision, config.dtype, jax.devices()[0])
         x64 = jax.enable_x64(config.dtype == "float64")
+        kind = tetris if config.data.name == "tetris" else molecule
         with x64, jax.default_matmul_precision(precision), _printing(devices.is_main):
-            task.run(config, devices)
-    except (ConfigError, data.DataError) as error:
-        return _fail(2, error)
-    except (TrainingFailed, CheckpointError) as error:
-        return _fail(1, error)
-    except Interrupted as error:
-        print(error, file=sys.stderr)
-        return 128 + error.signum
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
+            kind.run(config, devices)
+
+    return exit_code(task)
 
 
 @contextlib.contextmanager
@@ -85,10 +76,3 @@ def _printing(wanted: bool):
         return
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
-
-
-def _fail(code: int, error: Exception) -> int:
-    # A name may hold line ends, and what a terminal takes for commands.
-    shown = (c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
-    print(f"error: {''.join(shown)}", file=sys.stderr)
-    return code

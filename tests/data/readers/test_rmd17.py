@@ -1,0 +1,109 @@
+"""Reading rMD17 and MD22 files, good and bad."""
+
+import pickle
+
+import ase.units
+import numpy as np
+import pytest
+
+from eqfuse.data import DataError, read_rmd17
+
+
+def rmd17_arrays():
+    rng = np.random.default_rng(0)
+    return {
+        "nuclear_charges": np.array([8, 1, 1], np.uint8),
+        "coords": rng.normal(size=(4, 3, 3)),
+        "energies": np.array([-1.0, -2.0, -3.0, -4.0]),
+        "forces": rng.normal(size=(4, 3, 3)),
+    }
+
+
+def test_rmd17_is_converted_from_kcal_per_mol(tmp_path):
+    arrays = rmd17_arrays()
+    np.savez(tmp_path / "m.npz", **arrays)
+    frames = read_rmd17(tmp_path / "m.npz")
+    assert len(frames) == 4
+    ev = 0.0433641  # eV in one kcal/mol, to the digits written
+    assert ase.units.kcal / ase.units.mol == pytest.approx(ev, rel=1e-6)
+    np.testing.assert_array_equal(frames[2].numbers, [8, 1, 1])
+    np.testing.assert_array_equal(frames[2].positions, arrays["coords"][2])
+    assert frames[2].energy == pytest.approx(-3 * ev, rel=1e-6)
+    np.testing.assert_allclose(frames[2].forces, arrays["forces"][2] * ev, rtol=1e-6)
+
+
+def save_md22(path, **units):
+    arrays = rmd17_arrays()
+    np.savez(path, **dict(zip("zREF", arrays.values(), strict=True)), **units)
+    return arrays
+
+
+@pytest.mark.parametrize("length", [None, "Ang", "Angstrom", "A", "Å", b"Ang"])
+@pytest.mark.parametrize(
+    ("energy", "factor"),
+    [
+        (None, 0.0433641),
+        ("kcal/mol", 0.0433641),
+        (b"kcal/mol", 0.0433641),
+        ("kcal mol-1", 0.0433641),
+        ("kcal mol^-1", 0.0433641),
+        ("eV", 1.0),
+        (b"eV", 1.0),
+    ],
+)
+def test_md22_is_read_in_its_own_units(tmp_path, energy, factor, length):
+    units = {"e_unit": energy, "r_unit": length}
+    units = {key: np.array(unit) for key, unit in units.items() if unit is not None}
+    arrays = save_md22(tmp_path / "m.npz", **units)
+    frame = read_rmd17(tmp_path / "m.npz")[2]
+    np.testing.assert_array_equal(frame.positions, arrays["coords"][2])
+    assert frame.energy == pytest.approx(-3 * factor, rel=1e-6)
+    np.testing.assert_allclose(frame.forces, arrays["forces"][2] * factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("key", "unit"), [("e_unit", "meV"), ("e_unit", ""), ("r_unit", 1)])
+def test_unknown_units_are_refused(tmp_path, key, unit):
+    save_md22(tmp_path / "m.npz", **{key: np.array(unit)})
+    with pytest.raises(DataError, match=rf"m\.npz \(e_unit, r_unit\): .* '{unit}' is unknown"):
+        read_rmd17(tmp_path / "m.npz")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"forces": None}, "has no forces; it has nuclear_charges, coords, energies"),
+        ({"energies": np.zeros(3)}, "shapes do not fit"),
+        ({"coords": np.zeros((4, 2, 3))}, "shapes do not fit"),
+        ({"energies": np.array([0, 0, np.nan, 0])}, "frame 2: energy has nan"),
+        ({"nuclear_charges": np.array([8, 1, 0])}, "frame 0: unknown element: atom 2"),
+        ({"forces": np.full((4, 3, 3), 1j)}, "forces must be real numbers, and is complex128"),
+        ({"energies": np.full(4, "low")}, "energies must be real numbers, and is <U3"),
+    ],
+)
+def test_bad_rmd17(tmp_path, change, message):
+    arrays = {k: v for k, v in (rmd17_arrays() | change).items() if v is not None}
+    np.savez(tmp_path / "m.npz", **arrays)
+    with pytest.raises(DataError, match=r"m\.npz") as error:
+        read_rmd17(tmp_path / "m.npz")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["forces", "e_unit"])
+def test_pickled_arrays_are_named_and_not_read(tmp_path, key):
+    arrays = rmd17_arrays()
+    np.savez(tmp_path / "m.npz", **{**arrays, key: np.array([{}, "eV"], dtype=object)})
+    with pytest.raises(DataError, match=rf"m\.npz: {key} holds pickled Python objects.*save it"):
+        read_rmd17(tmp_path / "m.npz")
+    (tmp_path / "no.npz").write_bytes(pickle.dumps(arrays))
+    with pytest.raises(DataError, match=r"no\.npz cannot be read as an npz file: it has another"):
+        read_rmd17(tmp_path / "no.npz")
+
+
+def test_rmd17_ethanol(shared_data):
+    frames = read_rmd17(shared_data / "rmd17" / "rmd17_ethanol_train_01.npz")
+    assert len(frames) == 1000
+    assert sorted(frames[0].numbers) == [1] * 6 + [6] * 2 + [8]
+    # 1e-6: the constants of CODATA 2014 (ASE's default) and 2018 differ by 3e-7.
+    assert frames[0].energy == pytest.approx(-97079.92222179 * 0.0433641153, rel=1e-6)
+    # In eV/Å a molecule at 500 K has force components of this order.
+    assert 0.5 < np.sqrt(np.mean([frame.forces**2 for frame in frames])) < 3

@@ -195,9 +195,15 @@ def test_a_signal_at_any_moment_of_a_write_leaves_whole_checkpoints(tmp_path):
         for step in range(1, 16):
             delay = rng.uniform(0.0, 0.08)
             timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGUSR1))
+
+            def params(timer=timer):
+                """Start the clock here: a signal before this finds no checkpoint on offer."""
+                if timer.ident is None:
+                    timer.start()
+                return arrays
+
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come anywhere
-                timer.start()
-                checkpoints.offer("last", step, lambda: arrays, {})
+                checkpoints.offer("last", step, params, {})
                 timer.join()
                 time.sleep(1.0)
             assert read_checkpoint(tmp_path, ("last",))[1]["step"] in (step - 1, step)

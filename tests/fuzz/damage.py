@@ -22,7 +22,7 @@ from eqfuse.train import CheckpointError, load_run
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from tests.fuzz import samples
-from tests.fuzz.judge import FaultError, check_no_traceback, check_refusal, listen
+from tests.fuzz.checks import FailureError, check_no_traceback, check_refusal, run_command
 
 EPOCHS, LONGER = 2, 3
 
@@ -113,7 +113,7 @@ _USES = {
 }
 
 
-class Attacks:
+class Cases:
     """The damages; see `Worker`.
 
     Args:
@@ -151,7 +151,7 @@ class Attacks:
         uses = _USES[name.parts[min(1, len(name.parts) - 1)]]
         use = uses[rng.integers(len(uses))]
 
-        def attack():
+        def case():
             shutil.rmtree(self._path, ignore_errors=True)
             shutil.copytree(self._whole, self._path)
             target = self._path / name
@@ -162,43 +162,47 @@ class Attacks:
             finally:
                 jax.clear_caches()
 
-        return f"{how} {name}, {use}", attack
+        return f"{how} {name}, {use}", case
 
     def _resume(self, damaged: Path, content: bytes):
         forgotten = damaged.name == "metrics.csv" and _forgets(damaged, content)
         before = _contents(self._path, damaged)
-        said = listen(main, [f"resume={self._path}", f"epochs={LONGER}"])
-        if said.code != 0:
-            check_refusal(said, _part(damaged))
+        output = run_command(main, [f"resume={self._path}", f"epochs={LONGER}"])
+        if output.code != 0:
+            check_refusal(output, _part(damaged))
             if changed := _changed(before, _contents(self._path, damaged)):
-                raise FaultError(f"refused, but changed {changed}: {said.error[:200]}")
-            return "refused", said.error
-        check_no_traceback(said)
-        if "from the beginning" in said.out:
-            raise FaultError(f"all that was saved is given up: {said.err[:200]}")
+                raise FailureError(f"refused, but changed {changed}: {output.error[:200]}")
+            return "refused", output.error
+        check_no_traceback(output)
+        if "from the beginning" in output.out:
+            raise FailureError(f"all that was saved is given up: {output.err[:200]}")
         if _digests(self._path) != self._last:
-            raise FaultError("it went on, and ended with other parameters or another state")
-        text = said.out + said.err
+            raise FailureError("it went on, and ended with other parameters or another state")
+        text = output.out + output.err
         complete = forgotten or _epochs(self._path) == _epochs(self._longer)
         if not complete and "metrics.csv" not in text:
-            raise FaultError(f"metrics.csv lost epochs unsaid: {_epochs(self._path)} are left")
-        return "went on", said.err.strip()
+            raise FailureError(
+                f"metrics.csv lost epochs without a warning: {_epochs(self._path)} are left"
+            )
+        return "went on", output.err.strip()
 
     def _use(self, use: str, damaged: Path):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             answers = []
-            said = listen(_command, lambda: answers.append(_answer(use, self._path)))
-        if said.code != 0:
-            check_refusal(said, _part(damaged))
-            return "refused", said.error
-        check_no_traceback(said)
-        warned = said.err + " ".join(str(warning.message) for warning in caught)
+            output = run_command(_command, lambda: answers.append(_answer(use, self._path)))
+        if output.code != 0:
+            check_refusal(output, _part(damaged))
+            return "refused", output.error
+        check_no_traceback(output)
+        warned = output.err + " ".join(str(warning.message) for warning in caught)
         # A run without a best network gives the last one.
         other = answers[0] != self._answers[use] and os.path.lexists(damaged)
         if other and not ("damaged" in warned or "missing" in warned):
-            raise FaultError("another checkpoint was taken, and nothing was said")
-        return ("the same" if answers[0] == self._answers[use] else "an older one, said"), warned
+            raise FailureError("another checkpoint was taken without a warning")
+        return (
+            "the same" if answers[0] == self._answers[use] else "an older one, with a warning"
+        ), warned
 
 
 def _part(damaged: Path) -> str:
@@ -217,9 +221,9 @@ def _command(use: Callable) -> int:
 
 
 def _succeed(arguments: list[str]):
-    said = listen(main, arguments)
-    if said.code != 0:
-        raise RuntimeError(f"the run that is to be damaged failed: {said.err}")
+    output = run_command(main, arguments)
+    if output.code != 0:
+        raise RuntimeError(f"the run that is to be damaged failed: {output.err}")
 
 
 def _digests(run: Path) -> dict:

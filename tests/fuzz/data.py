@@ -10,7 +10,7 @@ from eqfuse.train import molecule
 from eqfuse.train.main import main
 from tests.fuzz.bad_file import FRAMES, READ, REFUSED
 from tests.fuzz.bad_files import BAD_FILES
-from tests.fuzz.judge import FaultError, Said, check_refusal, listen
+from tests.fuzz.checks import CommandOutput, FailureError, check_refusal, run_command
 from tests.small_runs import TINY
 
 
@@ -22,7 +22,7 @@ class ReadError(BaseException):
         self.dataset = dataset
 
 
-class Attacks:
+class Cases:
     """The bad files, one kind after the other; see `Worker`.
 
     Args:
@@ -44,38 +44,38 @@ class Attacks:
         name, bad = next(itertools.islice(BAD_FILES.items(), seed % len(BAD_FILES), None))
         rng = np.random.default_rng(seed)
 
-        def attack():
+        def case():
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir()
             path = bad.make(rng, self._folder)
             run = self._folder / "run"
             arguments = [*TINY, *bad.settings, f"data.path={path}", f"run={run}"]
-            dataset, said = None, None
+            dataset, output = None, None
             try:
-                said = listen(main, arguments)
+                output = run_command(main, arguments)
             except ReadError as end:
                 dataset = end.dataset
             if run.exists():
-                raise FaultError("a folder was made for a run on it")
-            return _judged(bad.expected, dataset, said, path)
+                raise FailureError("a folder was made for a run on it")
+            return _judged(bad.expected, dataset, output, path)
 
-        return name, attack
+        return name, case
 
 
-def _judged(expected: str, dataset, said: Said | None, path: Path) -> tuple[str, str]:
-    """Outcome and detail of what was read or said."""
+def _judged(expected: str, dataset, output: CommandOutput | None, path: Path) -> tuple[str, str]:
+    """Return outcome and detail of what was read or printed."""
     if dataset is None:
-        check_refusal(said, str(path), "cutoff", "stress", "split")
+        check_refusal(output, str(path), "cutoff", "stress", "split")
         if expected == READ:
-            raise FaultError(f"it was refused, and is good: {said.error}")
-        return "refused", said.error
+            raise FailureError(f"it was refused, and is good: {output.error}")
+        return "refused", output.error
     samples = [*dataset.train, *dataset.val]
     if expected == REFUSED:
-        raise FaultError(f"{len(samples)} frames of it were taken for good")
+        raise FailureError(f"{len(samples)} frames of it were taken for good")
     if expected == READ and len(samples) != FRAMES:
-        raise FaultError(f"{len(samples)} frames were read, of {FRAMES}")
+        raise FailureError(f"{len(samples)} frames were read, of {FRAMES}")
     for sample in samples:
         arrays = sample.positions, sample.forces, sample.energy
         if not all(np.isfinite(a).all() for a in arrays if a is not None):
-            raise FaultError("what was read is not finite")
+            raise FailureError("what was read is not finite")
     return "read", f"{len(samples)} frames"

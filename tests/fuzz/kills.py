@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from tests.fuzz import killed_program, samples
-from tests.fuzz.judge import FaultError
+from tests.fuzz.checks import FailureError
 from tests.fuzz.killed_program import ACKNOWLEDGED
-from tests.fuzz.table import FAULT, Row
+from tests.fuzz.table import FAILURE, Row
 from tests.train.run.test_resume import assert_same
 
 KIND = "kills"
@@ -56,7 +56,7 @@ class Kill:
 
 
 class Kills:
-    """The attack by kills; `attack` makes all those of one seed.
+    """Kill training runs; `case` makes all cases of one seed.
 
     Args:
       folder: to work in.
@@ -71,31 +71,33 @@ class Kills:
             if process.code != 0:
                 raise RuntimeError(f"the run that nothing interrupts failed: {process.text}")
 
-    def attack(self, seed: int) -> Iterator[Row]:
+    def case(self, seed: int) -> Iterator[Row]:
         """Give a row for each kill, and one for the end of the run."""
         rng = np.random.default_rng(seed)
         shutil.rmtree(self._folder, ignore_errors=True)
         acknowledged, row = 0, None
         for kill in [*(self._kill(rng, k) for k in range(KILLS)), Kill("nothing")]:
             start = time.monotonic()
-            fault, process = None, self._process(kill)
+            failure, process = None, self._process(kill)
             try:
                 process.check(acknowledged)
-            except FaultError as error:
-                fault = str(error)
+            except FailureError as error:
+                failure = str(error)
             acknowledged = max(acknowledged, process.acknowledged)
             # What a process finds is of the kill before it.
             if row is not None:
                 yield (
-                    row if fault is None else dataclasses.replace(row, outcome=FAULT, detail=fault)
+                    row
+                    if failure is None
+                    else dataclasses.replace(row, outcome=FAILURE, detail=failure)
                 )
-            if fault is not None or not process.killed:
+            if failure is not None or not process.killed:
                 break
             seconds = time.monotonic() - start
             detail = f"step {acknowledged} was acknowledged"
             row = Row(KIND, seed, kill.what, "went on", detail, seconds)
-        yield self._end(seed, fault)
-        if fault is not None:
+        yield self._end(seed, failure)
+        if failure is not None:
             shutil.copytree(self._folder, self._folder.with_name(f"killed-{seed}"))
 
     def _process(self, kill: Kill):
@@ -106,15 +108,15 @@ class Kills:
             shutil.rmtree(self._folder, ignore_errors=True)
         return _Process(settings, kill)
 
-    def _end(self, seed: int, fault: str | None) -> Row:
+    def _end(self, seed: int, failure: str | None) -> Row:
         what = "the end of the run"
-        if fault is None:
+        if failure is None:
             try:
                 assert_same(self._whole, self._folder)
             except Exception as error:
-                fault = f"it differs from the run that nothing interrupted: {error}"[:500]
-        if fault is not None:
-            return Row("ends", seed, what, FAULT, fault)
+                failure = f"it differs from the run that nothing interrupted: {error}"[:500]
+        if failure is not None:
+            return Row("ends", seed, what, FAILURE, failure)
         return Row("ends", seed, what, "the same bit for bit")
 
     def _kill(self, rng: np.random.Generator, number: int) -> Kill:
@@ -138,12 +140,13 @@ def _kill_within_write(rng: np.random.Generator, folder: Path) -> Kill:
 
 
 class _Process:
-    """A training that ran and was killed as said.
+    """A training that ran and was killed as requested.
 
     Attributes:
       code: its exit code.
       text: what it printed.
-      acknowledged: the last step that it said was kept, by a checkpoint or by the line of an epoch.
+      acknowledged: the last step that it reported as kept, by a checkpoint or the line of an
+        epoch.
     """
 
     def __init__(self, settings: list[str], kill: Kill):
@@ -185,17 +188,17 @@ class _Process:
         """Refuse an end that is neither that by the kill nor a good one, and steps that were lost.
 
         Args:
-          acknowledged: the last step that the processes before said was kept.
+          acknowledged: the last step that the processes before reported as kept.
         Raises:
-          FaultError: what is wrong.
+          FailureError: what is wrong.
         """
         if self._late:
-            raise FaultError(f"it did not end within {SECONDS} s")
+            raise FailureError(f"it did not end within {SECONDS} s")
         if "Traceback" in self.text or not (self.killed or self.code == 0):
-            raise FaultError(f"exit code {self.code}: {self.text.strip()[-300:]}")
+            raise FailureError(f"exit code {self.code}: {self.text.strip()[-300:]}")
         begun = _TRAINS in self.text
         if begun and (found := self._resumed_step()) < acknowledged:
-            raise FaultError(f"step {acknowledged} was acknowledged, and it resumed at {found}")
+            raise FailureError(f"step {acknowledged} was acknowledged, and it resumed at {found}")
 
     def _resumed_step(self) -> int:
         found = _RESUMED.search(self.text)

@@ -1,4 +1,4 @@
-"""The small training that is attacked."""
+"""The small training run that is fuzzed."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import GROUPS, SHORTHANDS, Config
 from eqfuse.train.sources import ExtxyzData
 from tests.fuzz import samples
-from tests.fuzz.judge import FaultError, check_no_traceback, check_refusal, listen
+from tests.fuzz.checks import FailureError, check_no_traceback, check_refusal, run_command
 
 WORDS = """
 -1 0 -0.0 1e-300 1e-9 1e9 1e300 -1e300 inf -inf nan 1.5 six None null true [] [1,2] {} '' " ' [ } ~
@@ -55,7 +55,7 @@ def _names() -> list[str]:
     return sorted({*names, *SHORTHANDS} - {"model.name", "data.name", "training"})
 
 
-class Attacks:
+class Cases:
     """The settings; see `Worker`.
 
     Args:
@@ -74,14 +74,14 @@ class Attacks:
         rng = np.random.default_rng(seed)
         argument = self._argument(rng)
 
-        def attack():
+        def case():
             shutil.rmtree(self._run, ignore_errors=True)
             try:
                 return self._outcome(argument)
             finally:
                 jax.clear_caches()
 
-        return argument, attack
+        return argument, case
 
     def _argument(self, rng) -> str:
         kind = rng.random()
@@ -105,19 +105,19 @@ class Attacks:
             # The network, or the frames to validate with, are those of what is named.
             kept = ("data=", "data.path=")
             arguments = [a for a in arguments if a.startswith((*kept, name, "run="))]
-        said = listen(main, arguments)
-        check_no_traceback(said)
-        if said.code == 0:
+        output = run_command(main, arguments)
+        check_no_traceback(output)
+        if output.code == 0:
             return "trained", ""
-        if said.code == 2 and self._run.exists():
-            raise FaultError(f"refused, and the folder of the run was made: {said.error[:200]}")
+        if output.code == 2 and self._run.exists():
+            raise FailureError(f"refused, and the folder of the run was made: {output.error[:200]}")
         # A path may be named as it was read.
         paths = [os.path.expanduser(value), str(Path(value)), os.path.abspath(value)]
         named = [name.rpartition(".")[2], argument, *([value] if len(value) > 2 else [])]
         named += [path for path in paths if name in PATHS and value]
         named = [_as_printed(text) for text in named if text]
-        check_refusal(said, *(named if argument else ["name=value"]))
-        return "refused", said.error
+        check_refusal(output, *(named if argument else ["name=value"]))
+        return "refused", output.error
 
 
 def _one(rng, choices):

@@ -1,4 +1,4 @@
-"""The table of attacks: one row of a CSV file for each, and a summary of what came of them."""
+"""The table of cases: one row of a CSV file for each, and a summary of what came of them."""
 
 import csv
 import dataclasses
@@ -6,19 +6,19 @@ import datetime
 from collections import Counter
 from pathlib import Path
 
-FAULT = "fault"
+FAILURE = "failure"
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one attack did, and what came of it.
+    """What one case did, and what came of it.
 
     Attributes:
       kind: "kills", "damage", "data" or "settings".
-      seed: the attack is made from it.
+      seed: the case is made from it.
       what: what was done, in words.
-      outcome: a word for how it ended; `FAULT` if a user must not see that.
-      detail: what was said or found.
+      outcome: a word for how it ended; `FAILURE` if a user must not see that.
+      detail: what was printed or found.
       seconds: how long it took.
       date: when it was done, day and minute.
     """
@@ -32,8 +32,8 @@ class Row:
     date: str = ""
 
     @property
-    def is_fault(self) -> bool:
-        return self.outcome == FAULT
+    def is_failure(self) -> bool:
+        return self.outcome == FAILURE
 
 
 _COLUMNS = [field.name for field in dataclasses.fields(Row)]
@@ -71,13 +71,13 @@ def next_seed(rows: list[Row], kind: str) -> int:
 
 
 def summary(rows: list[Row]) -> str:
-    """Return the counts by kind and outcome as a table in Markdown, and the faults below it."""
-    lines = ["| kind | attacks | faults | outcomes |", "|---|---|---|---|"]
+    """Return the counts by kind and outcome as a table in Markdown, and the failures below it."""
+    lines = ["| kind | cases | failures | outcomes |", "|---|---|---|---|"]
     for kind in sorted({row.kind for row in rows}):
         mine = [row for row in rows if row.kind == kind]
         counts = Counter(row.outcome for row in mine)
-        faults = counts.pop(FAULT, 0)
+        failures = counts.pop(FAILURE, 0)
         outcomes = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-        lines.append(f"| {kind} | {len(mine)} | {faults} | {outcomes} |")
-    lines += [f"{row.kind} {row.seed}: {row.what}: {row.detail}" for row in rows if row.is_fault]
+        lines.append(f"| {kind} | {len(mine)} | {failures} | {outcomes} |")
+    lines += [f"{row.kind} {row.seed}: {row.what}: {row.detail}" for row in rows if row.is_failure]
     return "\n".join(lines)

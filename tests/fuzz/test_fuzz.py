@@ -1,4 +1,4 @@
-"""The attack itself: a few of each kind, and that it sees what it looks for."""
+"""A few fuzz cases of each kind, and that the checks see failures."""
 
 import sys
 import time
@@ -9,16 +9,16 @@ import pytest
 from tests.fuzz import __main__ as command
 from tests.fuzz import table, worker
 from tests.fuzz.bad_files import BAD_FILES
-from tests.fuzz.judge import FaultError, check_refusal, listen
-from tests.fuzz.table import FAULT, Row
+from tests.fuzz.checks import FailureError, check_refusal, run_command
+from tests.fuzz.table import FAILURE, Row
 
 
 def rows_of(kind: str, count: int, folder, seed: int = 0) -> list[Row]:
-    return list(command.attacks(kind, seed, count, folder))
+    return list(command.cases(kind, seed, count, folder))
 
 
 def assert_no_fault(rows):
-    assert not [row for row in rows if row.is_fault], table.summary(rows)
+    assert not [row for row in rows if row.is_failure], table.summary(rows)
 
 
 @pytest.mark.slow
@@ -45,12 +45,12 @@ def test_a_sample(tmp_path):
 def test_the_table_goes_on_at_the_next_seed(tmp_path, monkeypatch, capsys):
     done = []
 
-    def attacks(kind, seed, count, folder):
+    def cases(kind, seed, count, folder):
         for number in range(seed, seed + count):
             done.append(number)
-            yield Row(kind, number, "a,\n\x00b", "refused" if number else FAULT, "\udcff")
+            yield Row(kind, number, "a,\n\x00b", "refused" if number else FAILURE, "\udcff")
 
-    monkeypatch.setattr(command, "attacks", attacks)
+    monkeypatch.setattr(command, "cases", cases)
     out = tmp_path / "table.csv"
     assert command.main(["--kind", "data", "--count", "2", "--out", str(out)]) == 1
     assert command.main(["--kind", "data", "--count", "3", "--out", str(out)]) == 0
@@ -65,12 +65,12 @@ def test_the_table_goes_on_at_the_next_seed(tmp_path, monkeypatch, capsys):
     assert sum(line.startswith("data 0: ") for line in lines) == 1
 
 
-def said(text: str, code: int):
+def output(text: str, code: int):
     def run():
         print(text, file=sys.stderr)
         return code
 
-    return listen(run)
+    return run_command(run)
 
 
 @pytest.mark.parametrize(
@@ -88,30 +88,30 @@ def said(text: str, code: int):
     ],
 )
 def test_what_is_no_clear_line(text, code, capfd):
-    with pytest.raises(FaultError):
-        check_refusal(said(text, code), "lr")
+    with pytest.raises(FailureError):
+        check_refusal(output(text, code), "lr")
 
 
 def test_a_clear_line(capfd):
-    check_refusal(said("warning: a file\nerror: lr is wrong", 2), "other", "lr")
+    check_refusal(output("warning: a file\nerror: lr is wrong", 2), "other", "lr")
 
 
 def test_an_exception_is_a_fault(capfd):
     def run():
         return [][0]
 
-    with pytest.raises(FaultError, match=r"IndexError at test_fuzz.py:\d+: list index"):
-        listen(run)
+    with pytest.raises(FailureError, match=r"IndexError at test_fuzz.py:\d+: list index"):
+        run_command(run)
 
 
 @pytest.fixture
 def faulty(tmp_path, monkeypatch):
-    """Attacks that hang, take too much memory, end the process, or are done."""
+    """Cases that hang, take too much memory, end the process, or are done."""
     program = """
 import os, time
 import numpy as np
 
-class Attacks:
+class Cases:
     seconds, megabytes = 1.5, 500
 
     def __init__(self, folder):
@@ -124,8 +124,8 @@ class Attacks:
         time.sleep(60)
 
     def fill(self):
-        from tests.fuzz.judge import listen
-        return "filled", str(listen(lambda: len(np.ones(10**8))))
+        from tests.fuzz.checks import run_command
+        return "filled", str(run_command(lambda: len(np.ones(10**8))))
 
     def leave(self):
         os._exit(3)
@@ -133,15 +133,15 @@ class Attacks:
     def end(self):
         return "done", ""
 """
-    (tmp_path / "faulty_attacks.py").write_text(program, encoding="utf-8")
+    (tmp_path / "faulty_cases.py").write_text(program, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
 @pytest.mark.usefixtures("faulty")
-def test_a_worker_outlives_its_attacks(tmp_path):
-    with worker.Worker("faulty_attacks", tmp_path, package="") as attacked:
-        rows = [attacked.attack(seed) for seed in range(4)]
-    assert [row.outcome for row in rows] == [FAULT, FAULT, FAULT, "done"]
+def test_a_worker_outlives_its_cases(tmp_path):
+    with worker.Worker("faulty_cases", tmp_path, package="") as fuzzed:
+        rows = [fuzzed.case(seed) for seed in range(4)]
+    assert [row.outcome for row in rows] == [FAILURE, FAILURE, FAILURE, "done"]
     details = [row.detail for row in rows]
     assert details[0] == "not done after 1.5 s"
     assert "MemoryError" in details[1]

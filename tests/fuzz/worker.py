@@ -1,4 +1,4 @@
-"""A process in which attacks are made, since some would stop or fill the one that they are in.
+"""A process in which cases are made, since some would stop or fill the one that they are in.
 
 It reads a seed from each line of its standard input, and answers with a line of JSON.
 """
@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.fuzz.judge import FaultError
-from tests.fuzz.table import FAULT, Row
+from tests.fuzz.checks import FailureError
+from tests.fuzz.table import FAILURE, Row
 
 ROOT = Path(__file__).parents[2]
 SETUP_SECONDS = 300
@@ -24,13 +24,13 @@ DOING = "doing.txt"
 
 
 class Worker:
-    """The process of one kind of attack, started anew after an attack that ended it.
+    """The process of one kind of case, started anew after an case that ended it.
 
     Args:
-      kind: a module with a class `Attacks`, made with a folder. Its `prepare` takes
+      kind: a module with a class `Cases`, made with a folder. Its `prepare` takes
         a seed and returns what will be done, in words, and a function that does it, which returns
-        outcome and detail or raises FaultError. Its `seconds` is the time limit of one attack, and
-        `megabytes` the memory that the attacks may take, or None.
+        outcome and detail or raises FailureError. Its `seconds` is the time limit of one case, and
+        `megabytes` the memory that the cases may take, or None.
       folder: to work in; what takes long to make is kept there.
       package: that the module is in, with a point.
     """
@@ -45,8 +45,8 @@ class Worker:
     def __exit__(self, *_):
         self._stop()
 
-    def attack(self, seed: int) -> Row:
-        """Return the row of the attack with this seed."""
+    def case(self, seed: int) -> Row:
+        """Return the row of the case with this seed."""
         if self._process is None:
             self._start()
         start = time.monotonic()
@@ -54,14 +54,14 @@ class Worker:
         answer = self._answer(self._seconds)
         seconds = time.monotonic() - start
         if answer is not None:
-            if answer["outcome"] == FAULT:
+            if answer["outcome"] == FAILURE:
                 self._stop()  # it may have left anything behind
             return Row(self._kind, seed, **answer, seconds=seconds)
         code = self._process.poll()
         self._stop()
         what = (self._folder / DOING).read_text(encoding="utf-8")
         detail = f"not done after {self._seconds} s" if code is None else f"process ended: {code}"
-        return Row(self._kind, seed, what, FAULT, detail, seconds)
+        return Row(self._kind, seed, what, FAILURE, detail, seconds)
 
     def _start(self):
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -114,19 +114,19 @@ def main(module: str, folder: Path):
     here = folder / "here"
     here.mkdir(exist_ok=True)
     os.chdir(here)  # what has no folder is written there
-    attacks = importlib.import_module(module).Attacks(folder)
-    if attacks.megabytes is not None:
-        limit_memory(attacks.megabytes)
-    print(json.dumps({"seconds": attacks.seconds}), file=answers, flush=True)
+    cases = importlib.import_module(module).Cases(folder)
+    if cases.megabytes is not None:
+        limit_memory(cases.megabytes)
+    print(json.dumps({"seconds": cases.seconds}), file=answers, flush=True)
     doing = folder / DOING
     for line in sys.stdin:
-        what, attack = attacks.prepare(int(line))
-        outcome, detail = FAULT, ""
+        what, case = cases.prepare(int(line))
+        outcome, detail = FAILURE, ""
         doing.write_text(what, encoding="utf-8", errors="backslashreplace")
         try:
-            outcome, detail = attack()
-        except FaultError as fault:
-            detail = str(fault)
+            outcome, detail = case()
+        except FailureError as failure:
+            detail = str(failure)
         answer = {"what": what, "outcome": outcome, "detail": detail[:500]}
         print(json.dumps(answer), file=answers, flush=True)
 

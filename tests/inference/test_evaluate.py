@@ -243,7 +243,7 @@ def test_a_classification_is_refused(tmp_path, copper, capsys):
     assert main(["model=tetris", "steps=1", f"run={folder}"]) in (0, 1)
     capsys.readouterr()
     assert evaluate([str(folder), str(copper)]) == 2
-    assert "trained no potential" in capsys.readouterr().err
+    assert "not a potential" in capsys.readouterr().err
 
 
 def test_bad_input_is_refused(run, copper, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Faults that are planted in a copy of the package, to see that the tests catch them.
+"""Mutants of the package, mistakes made in a copy of it, to see that the tests catch them.
 
-`python -m tests.mutation` plants each and runs the tests that should fail.
+`python -m tests.mutation` applies each and runs the tests that should fail.
 """

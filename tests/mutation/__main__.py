@@ -1,4 +1,4 @@
-"""Plant each fault in a copy of the repository, and say whether the tests catch it.
+"""Apply each mutant to a copy of the repository, and print whether the tests catch it.
 
 python -m tests.mutation                             # each against the tests that it names
 python -m tests.mutation --selection "-k float64"    # of these, what pytest selects
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutation.planted import FAULTS, Fault
+from tests.mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "dist", "outputs", "runs")
@@ -26,21 +26,21 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What came of a fault.
+    """The outcome for one mutant.
 
     Attributes:
       caught_by: the first test that failed; None if all passed.
       seconds: of CPU time.
     """
 
-    fault: Fault
+    mutant: Mutant
     caught_by: str | None
     seconds: float
 
     @property
     def row(self) -> str:
         outcome = f"caught by {self.caught_by}" if self.caught_by else "NOT CAUGHT"
-        return f"{self.fault.name} ({self.fault.path}): {outcome} ({self.seconds:.0f} s of CPU)"
+        return f"{self.mutant.name} ({self.mutant.path}): {outcome} ({self.seconds:.0f} s of CPU)"
 
 
 def run(root: Path, arguments: list[str], programs: Path) -> tuple[str | None, float]:
@@ -77,60 +77,60 @@ def _children_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def verdict(fault: Fault, arguments: list[str], folder: Path) -> Verdict:
-    """Plant a fault in a copy of the repository and run tests there.
+def verdict(mutant: Mutant, arguments: list[str], folder: Path) -> Verdict:
+    """Apply a mutant to a copy of the repository and run tests there.
 
     Args:
-      fault: one.
+      mutant: one.
       arguments: see `run`.
       folder: to work in.
     """
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         root = Path(temporary) / "repository"
         shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(*LEFT_OUT))
-        fault.plant(root)
-        return Verdict(fault, *run(root, arguments, folder / "programs"))
+        mutant.apply(root)
+        return Verdict(mutant, *run(root, arguments, folder / "programs"))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Do what the arguments ask for.
 
     Returns:
-      0 all faults were caught, by tests that pass without them; 1 some were not.
+      0 all mutants were caught, by tests that pass without them; 1 some were not.
     """
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutation",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--list", action="store_true", help="print the faults, and do nothing")
-    parser.add_argument("--only", nargs="+", default=[""], help="faults with this in their names")
+    parser.add_argument("--list", action="store_true", help="print the mutants, and do nothing")
+    parser.add_argument("--only", nargs="+", default=[""], help="mutants with this in their names")
     parser.add_argument("--selection", default="", help='more for pytest, such as "-k float64"')
-    parser.add_argument("--all-tests", action="store_true", help="not only those of the fault")
+    parser.add_argument("--all-tests", action="store_true", help="not only those of the mutant")
     options = parser.parse_args(arguments)
-    faults = [f for f in FAULTS if any(text in f.name for text in options.only)]
+    mutants = [f for f in MUTANTS if any(text in f.name for text in options.only)]
     if options.list:
-        print(*(f"{f.name}: {f.path}, {', '.join(f.tests)}" for f in faults), sep="\n")
+        print(*(f"{f.name}: {f.path}, {', '.join(f.tests)}" for f in mutants), sep="\n")
         return 0
-    if not faults:
-        parser.error(f"no fault has {' or '.join(options.only)} in its name; see --list")
-    with tempfile.TemporaryDirectory(prefix="eqfuse-faults-") as temporary:
-        return _plant(faults, options, Path(temporary))
+    if not mutants:
+        parser.error(f"no mutant has {' or '.join(options.only)} in its name; see --list")
+    with tempfile.TemporaryDirectory(prefix="eqfuse-mutants-") as temporary:
+        return _apply(mutants, options, Path(temporary))
 
 
-def _plant(faults: list[Fault], options, folder: Path) -> int:
+def _apply(mutants: list[Mutant], options, folder: Path) -> int:
     more, verdicts = shlex.split(options.selection), []
-    for fault in faults:
-        tests = () if options.all_tests else fault.tests
-        verdicts.append(verdict(fault, [*tests, *more], folder))
+    for mutant in mutants:
+        tests = () if options.all_tests else mutant.tests
+        verdicts.append(verdict(mutant, [*tests, *more], folder))
         print(verdicts[-1].row, flush=True)
     caught = [v.caught_by for v in verdicts if v.caught_by]
-    print(f"{len(caught)} of {len(verdicts)} faults were caught", flush=True)
+    print(f"{len(caught)} of {len(verdicts)} mutants were caught", flush=True)
     without = None
     if caught:
         without, _ = run(ROOT, [*dict.fromkeys(caught), *more], folder / "programs")
         if without:
-            print(f"{without} fails without a fault too, and so catches nothing")
+            print(f"{without} fails without a mutant too, and so catches nothing")
     return int(without is not None or len(caught) < len(verdicts))
 
 

@@ -1,38 +1,38 @@
-"""The faults can be planted, and what catches one is told from what does not."""
+"""The mutants apply, and the tests that catch one are reported."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.mutation import __main__ as command
-from tests.mutation.planted import FAULTS, Fault
+from tests.mutation.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_fault_still_applies(fault):
-    text = (ROOT / fault.path).read_text(encoding="utf-8")
-    assert text.count(fault.old) == 1, f"change the fault with {fault.path}"
-    assert fault.new != fault.old
-    compile(text.replace(fault.old, fault.new), fault.path, "exec")
-    for file, _, name in (test.partition("::") for test in fault.tests):
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_fault_still_applies(mutant):
+    text = (ROOT / mutant.path).read_text(encoding="utf-8")
+    assert text.count(mutant.old) == 1, f"change the mutant with {mutant.path}"
+    assert mutant.new != mutant.old
+    compile(text.replace(mutant.old, mutant.new), mutant.path, "exec")
+    for file, _, name in (test.partition("::") for test in mutant.tests):
         assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_there_are_enough_of_them():
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 20
-    parts = {Path(fault.path).parts[1] for fault in FAULTS}
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 20
+    parts = {Path(mutant.path).parts[1] for mutant in MUTANTS}
     assert parts >= {"ops", "models", "data", "train"}
 
 
 def test_a_fault_that_does_not_apply_is_refused(tmp_path):
     (tmp_path / "a.py").write_text("x = 1\nx = 1\n")
     with pytest.raises(ValueError, match="its old text occurs 2 times"):
-        Fault("two", "a.py", "x = 1", "x = 2", ()).plant(tmp_path)
+        Mutant("two", "a.py", "x = 1", "x = 2", ()).apply(tmp_path)
 
 
-def test_a_run_tells_what_failed(tmp_path):
+def test_a_run_reports_the_failed_test(tmp_path):
     (tmp_path / "test_a.py").write_text("def test_b():\n    assert True\n")
     assert command.run(tmp_path, ["test_a.py"], tmp_path)[0] is None
     (tmp_path / "test_a.py").write_text("def test_b():\n    assert False\n")

@@ -106,7 +106,7 @@ def case(request):
     return CASES[request.param]
 
 
-# natively, all cases run in test_llvm_fused
+# natively, all cases run in tests/ops/backends/llvm/test_fused.py
 ALL_ORDERS = tiers.by_backend(CASES, CORE, always="triton-interpret")
 
 

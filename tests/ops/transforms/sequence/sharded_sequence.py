@@ -1,4 +1,4 @@
-"""Run by test_sequence_places.py in a process with four host devices."""
+"""Run by test_places.py in a process with four host devices."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eqfuse import ops
-from tests.ops.transforms.sequence.test_sequence_places import (
+from tests.ops.transforms.sequence.test_places import (
     NATIVE,
     arrays,
     close,

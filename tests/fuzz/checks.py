@@ -1,4 +1,4 @@
-"""What a command may say when it refuses something: one clear line."""
+"""Check the output of a command that refuses something: one clear line."""
 
 import contextlib
 import dataclasses
@@ -8,12 +8,12 @@ import tempfile
 import traceback
 
 
-class FaultError(Exception):
+class FailureError(Exception):
     """Something that a user must not see; the message says what."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class CommandOutput:
     """What a command returned and printed."""
 
     code: int
@@ -27,25 +27,25 @@ class Said:
         return lines[-1] if lines else ""
 
 
-def listen(command, *arguments) -> Said:
+def run_command(command, *arguments) -> CommandOutput:
     """Call a function that returns an exit code, and note what it prints.
 
     Raises:
-      FaultError: it raised an exception, of which a user would see the traceback.
+      FailureError: it raised an exception, of which a user would see the traceback.
     """
     with _captured(1) as out, _captured(2) as err:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 code = command(*arguments)
             except (Exception, SystemExit) as error:
-                raise FaultError(_last_frame(error)) from error
+                raise FailureError(_last_frame(error)) from error
             gc.collect()  # what was left open complains when it goes
         texts = []
         for file in (out, err):
             file.flush()
             file.seek(0)
             texts.append(file.read())
-    return Said(code, *texts)
+    return CommandOutput(code, *texts)
 
 
 @contextlib.contextmanager
@@ -67,33 +67,33 @@ def _last_frame(error: BaseException) -> str:
     return f"{type(error).__name__} at {frame.filename.rpartition('/')[2]}:{frame.lineno}: {text}"
 
 
-def check_no_traceback(said: Said):
+def check_no_traceback(output: CommandOutput):
     """Refuse a traceback among what was printed."""
-    for text in (said.out, said.err):
+    for text in (output.out, output.err):
         if "Traceback (most recent call last)" in text:
             after = text.partition("Traceback (most recent call last):\n")[2].splitlines()
             last = next((line for line in after if not line.startswith(" ")), "")
-            raise FaultError(
+            raise FailureError(
                 f"{text.count('Traceback (most')} tracebacks were printed: {last[:200]}"
             )
 
 
-def check_refusal(said: Said, *parts: str):
+def check_refusal(output: CommandOutput, *parts: str):
     """Require that a command failed with one clear line.
 
     Args:
-      said: what it said.
+      output: what it returned and printed.
       parts: texts, of which the line has at least one.
     Raises:
-      FaultError: another exit code, more or fewer lines, or a line that names none of them.
+      FailureError: another exit code, more or fewer lines, or a line that names none of them.
     """
-    check_no_traceback(said)
-    if said.code not in (1, 2):
-        raise FaultError(f"exit code {said.code}: {said.error[:200]}")
-    errors = [line for line in said.err.splitlines() if line.startswith("error: ")]
-    if len(errors) != 1 or errors[0] != said.error:
-        raise FaultError(f"not one line of error but {said.err[-300:]!r}")
-    if not any(part in said.error for part in parts):
-        raise FaultError(f"names none of {', '.join(parts)[:100]}: {said.error[:300]}")
-    if not said.error.isprintable():
-        raise FaultError(f"cannot be printed: {said.error[:200]!r}")
+    check_no_traceback(output)
+    if output.code not in (1, 2):
+        raise FailureError(f"exit code {output.code}: {output.error[:200]}")
+    errors = [line for line in output.err.splitlines() if line.startswith("error: ")]
+    if len(errors) != 1 or errors[0] != output.error:
+        raise FailureError(f"not one line of error but {output.err[-300:]!r}")
+    if not any(part in output.error for part in parts):
+        raise FailureError(f"names none of {', '.join(parts)[:100]}: {output.error[:300]}")
+    if not output.error.isprintable():
+        raise FailureError(f"cannot be printed: {output.error[:200]!r}")

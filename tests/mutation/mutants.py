@@ -1,7 +1,7 @@
-"""The mutations: mistakes that are easily made, in every part of the package.
+"""The mutants: mistakes that are easily made, in every part of the package.
 
-A mutation replaces a text that occurs once in its file. `test_mutation.py` checks that all of them
-still apply; where a line has changed, change its mutation too.
+A mutant replaces a text that occurs once in its file. `test_mutation.py` checks that all of them
+still apply; where a line has changed, change its mutant too.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
-class Fault:
+class Mutant:
     """A replacement of a text by another, and the tests that should fail for it.
 
     Attributes:
@@ -25,8 +25,8 @@ class Fault:
     new: str
     tests: tuple[str, ...]
 
-    def plant(self, root: Path) -> None:
-        """Write the fault into a copy of the repository.
+    def apply(self, root: Path) -> None:
+        """Write the mutant into a copy of the repository.
 
         Raises:
           ValueError: the old text does not occur exactly once in the file.
@@ -41,9 +41,9 @@ class Fault:
 OPS, DATA = "eqfuse/ops", "eqfuse/data"
 MODELS, TRAINING = "eqfuse/models", "eqfuse/train"
 
-FAULTS = (
+MUTANTS = (
     # the algebra
-    Fault(
+    Mutant(
         "'norm' of Clebsch-Gordan coefficients",
         f"{OPS}/ir/products.py",
         '"norm": math.sqrt(ir1.dim * ir2.dim),',
@@ -53,35 +53,35 @@ FAULTS = (
             "tests/ops/test_tensor_product.py::test_value_and_derivatives",
         ),
     ),
-    Fault(
+    Mutant(
         "no path weight in Linear",
         f"{OPS}/ir/linears.py",
         "scale, std = float(i.path_weight), float(i.weight_std)",
         "scale, std = 1.0, float(i.weight_std)",
         ("tests/ops/test_linear_modules.py::test_linear_is_e3nns",),
     ),
-    Fault(
+    Mutant(
         "a tangent of a form is dropped",
         f"{OPS}/ir/form.py",
         "return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths)).merged()",
         "return Form(self.inputs + tuple(tangents), self.outputs, tuple(paths[:-1])).merged()",
         ("tests/ops/ir/test_form.py",),
     ),
-    Fault(
+    Mutant(
         "order of components in a transpose",
         f"{OPS}/ir/form.py",
         "((*c[:out], *c[out + 1 :], c[out]), value)",
         "((*c[out + 1 :], *c[:out], c[out]), value)",
         ("tests/ops/ir/test_form.py",),
     ),
-    Fault(
+    Mutant(
         "gates activated as scalars are",
         f"{OPS}/ir/gates.py",
         'act = activations("gate_act", ir_gate.p)',
         'act = activations("act", ir_gate.p)',
         ("tests/ops/test_e3nn_names.py::test_gate_and_scalar_first",),
     ),
-    Fault(
+    Mutant(
         "equal monomials of the contraction are not added",
         f"{OPS}/ir/contraction.py",
         "[key] += float(coefficients[*places, component])",
@@ -89,56 +89,56 @@ FAULTS = (
         ("tests/ops/test_symmetric_contraction.py::test_value_and_derivatives",),
     ),
     # the backends
-    Fault(
+    Mutant(
         "sums in the dtype of the operands",
         f"{OPS}/backends/xla/forms.py",
         "wide = jnp.promote_types(dtype, jnp.float32)",
         "wide = jnp.dtype(dtype)",
         ("tests/ops/test_graph_tensor_product.py::test_half_precision_is_rounded_once",),
     ),
-    Fault(
+    Mutant(
         "mask of channels off by one in a Triton kernel",
         f"{OPS}/backends/triton/emit/form_operands.py",
         "{present}(lane < {mul})",
         "{present}(lane < {mul - 1})",
         ("tests/ops/backends/triton/test_interpreted_kernels.py",),
     ),
-    Fault(
+    Mutant(
         "last edge of a node lost in a Triton kernel",
         f"{OPS}/backends/triton/emit/form_kernel.py",
         "while position < stop:",
         "while position + 1 < stop:",
         ("tests/ops/test_tensor_product_linear.py::test_all_orders_equal_e3nn",),
     ),
-    Fault(
+    Mutant(
         "senders and receivers exchanged in native rows",
         f"{OPS}/backends/llvm/emit/plan.py",
         '{Index.SENDER: "senders", Index.RECEIVER: "receivers"}',
         '{Index.SENDER: "receivers", Index.RECEIVER: "senders"}',
         ("tests/ops/backends/llvm/test_llvm.py::test_random_forms_and_their_gradients",),
     ),
-    Fault(
+    Mutant(
         "rows left over by a native Linear",
         f"{OPS}/backends/llvm/emit/linear_rows.py",
         "with f.loop(stop, start=whole) as loop:",
         "with f.loop(whole, start=whole) as loop:",
-        ("tests/ops/backends/llvm/test_llvm_linear.py",),
+        ("tests/ops/backends/llvm/test_linear.py",),
     ),
-    Fault(
+    Mutant(
         "XLA computes in the place of kernels",
         f"{OPS}/primitives/lowering.py",
         'if backend == "xla":',
         'if backend in ("xla", "triton-interpret"):',
         ("tests/ops/test_elementwise_tensor_product.py::test_value_and_derivatives",),
     ),
-    Fault(
+    Mutant(
         "edges of the members of a batch mixed up",
         f"{OPS}/primitives/forms.py",
         'step = num_rows if name.endswith("_order") else num_nodes',
         "step = num_nodes",
         ("tests/ops/primitives/test_primitive.py::test_vmap",),
     ),
-    Fault(
+    Mutant(
         "code that others wrote is run from the cache",
         f"{OPS}/_cache.py",
         "            if not fault:\n                return file.read()",
@@ -146,28 +146,28 @@ FAULTS = (
         ("tests/ops/backends/test_cache_safety.py",),
     ),
     # the models
-    Fault(
+    Mutant(
         "power of the cutoff's envelope",
         f"{MODELS}/radial.py",
         "(1 - x) ** 3 * series",
         "(1 - x) ** 2 * series",
         ("tests/models/test_radial.py",),
     ),
-    Fault(
+    Mutant(
         "edges of padding reach real atoms",
         f"{MODELS}/radial.py",
         "envelope = jnp.where(real, polynomial_cutoff(lengths, cutoff, poly_power), 0)",
         "envelope = polynomial_cutoff(lengths, cutoff, poly_power)",
         ("tests/models/test_potential.py::test_padding_is_neutral",),
     ),
-    Fault(
+    Mutant(
         "sign of the forces",
         f"{MODELS}/potential.py",
         "-gradients[0]",
         "gradients[0]",
         ("tests/models/test_potential.py::test_forces_are_minus_the_gradient",),
     ),
-    Fault(
+    Mutant(
         "sign of the stress",
         f"{MODELS}/potential.py",
         "virial = gradients[1]",
@@ -175,21 +175,21 @@ FAULTS = (
         ("tests/models/test_potential.py::test_stress_is_the_strain_derivative_over_the_volume",),
     ),
     # the data
-    Fault(
+    Mutant(
         "senders of a batch not moved to their structure",
         f"{DATA}/batching.py",
         "senders = [s.senders + offset for",
         "senders = [s.senders for",
         ("tests/data/test_batching.py",),
     ),
-    Fault(
+    Mutant(
         "images of neighbours in small cells missing",
         f"{DATA}/neighbors.py",
         "reach = cutoff if pbc.any() else min(cutoff, size)",
         "reach = min(cutoff, size)",
         ("tests/data/test_neighbors.py",),
     ),
-    Fault(
+    Mutant(
         "forces of an npz file left in kcal/mol",
         f"{DATA}/readers/format.py",
         '"forces": energy / length',
@@ -197,28 +197,28 @@ FAULTS = (
         ("tests/data/readers/test_readers.py",),
     ),
     # training and what comes after it
-    Fault(
+    Mutant(
         "padding counted in the errors of forces",
         f"{TRAINING}/metrics.py",
         "(labels.forces_mask & graph.node_mask)[:, None]",
         "(labels.forces_mask & graph.node_mask)[:, None] | True",
         ("tests/train/test_metrics.py",),
     ),
-    Fault(
+    Mutant(
         "state of the optimiser not restored",
         f"{TRAINING}/loop.py",
         "state, at = resume[0], Position(**resume[1])",
         "state, at = resume[0].replace(optimizer=state.optimizer), Position(**resume[1])",
         ("tests/train/run/test_resume.py::test_an_interrupted_run_ends_like_one_that_was_not",),
     ),
-    Fault(
+    Mutant(
         "settings beside resume= ignored",
         f"{TRAINING}/run/resume.py",
         'others = [name for name in given if name not in ("resume", *CHANGEABLE)]',
         "others = []",
         ("tests/train/run/test_resume.py::test_what_cannot_be_resumed_is_refused",),
     ),
-    Fault(
+    Mutant(
         "Calculator without reference energies",
         "eqfuse/inference/predict.py",
         "sample.in_structure(energies + self.references[sample.species])",

@@ -14,8 +14,8 @@ from eqfuse.ops.transforms.fuse import polynomials
 from eqfuse.ops.transforms.fuse.activations import activation_values
 from eqfuse.ops.transforms.fuse.layouts import Unfit
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms
-from eqfuse.ops.transforms.fuse.program import Program
-from eqfuse.ops.transforms.fuse.rows import Array, Rows, row_shape
+from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, row_shape
+from eqfuse.ops.transforms.fuse.trace import Trace
 
 ROUNDING = 1e-6
 """By how much a factor of one may be off, for e3nn multiplies by a Clebsch-Gordan coefficient."""
@@ -30,33 +30,33 @@ class Activated:
     axis: int
 
 
-class GateRows(Rows):
+class GateRows(RowPolynomials):
     """Rows of what follows a pre-activation z, in which activations are factors.
 
     Attributes:
-      z: a value of the program, [rows, size].
+      z: a value of the trace, [rows, size].
     """
 
-    def __init__(self, program: Program, z: int):
+    def __init__(self, trace: Trace, z: int):
         self.z = z
-        self._activations = activation_values(program, z)
-        super().__init__(program)
+        self._activations = activation_values(trace, z)
+        super().__init__(trace)
 
     def starts(self, number: int) -> bool:
-        outputs = self.program.nodes[number].outputs
+        outputs = self.trace.nodes[number].outputs
         return any(v == self.z or v in self._activations for v in outputs)
 
     def _follow(self, value: int, axis: int) -> Polynomial:
         if value not in self._activations:
             return super()._follow(value, axis) if value != self.z else self._leaf(value, axis)
         name, of = self._activations[value]
-        row = row_shape(self.program.avals[value].shape, axis)
+        row = row_shape(self.trace.avals[value].shape, axis)
         return polynomials.variable(Activated(name, of, axis), row)
 
     def candidates(self) -> list[int]:
         """Return what may be the result of a gate, the last first."""
-        count = self.program.avals[self.z].shape[0]
-        shapes = {v: getattr(self.program.avals[v], "shape", ()) for v in self._multiplied}
+        count = self.trace.avals[self.z].shape[0]
+        shapes = {v: getattr(self.trace.avals[v], "shape", ()) for v in self._multiplied}
         rows = (v for v, s in shapes.items() if v != self.z and s[:1] == (count,) and len(s) == 2)
         return sorted(rows, reverse=True)
 
@@ -68,18 +68,18 @@ class GateMatch:
     Attributes:
       skip: an array of rows; None if nothing is added.
       columns: of the skip, in the order of the pre-activation; -1 for none.
-      value: of the program.
+      value: of the trace.
     """
 
     gate: Gate
-    skip: Array | None
+    skip: ArrayFactor | None
     columns: np.ndarray | None
     value: int
 
 
-def gate_behind(program: Program, z: int, linear: Linear) -> GateMatch | None:
+def gate_behind(trace: Trace, z: int, linear: Linear) -> GateMatch | None:
     """Return the gate whose pre-activation is z, or z and a skip; None if there is none."""
-    rows = GateRows(program, z)
+    rows = GateRows(trace, z)
     for value in rows.candidates():
         try:
             return _gate(rows, value, linear)
@@ -92,9 +92,9 @@ class _Sums:
     """What is added to each element of z, wherever it is read: always the same."""
 
     def __init__(self, rows: GateRows, size: int):
-        self.z = Array(rows.z, 0)
+        self.z = ArrayFactor(rows.z, 0)
         self.size = size
-        self.skip: Array | None = None
+        self.skip: ArrayFactor | None = None
         self.columns = np.full(size, -2)  # -2: not known yet, -1: nothing is added
 
     def elements(self, terms: dict, count: int, scale=None) -> np.ndarray:
@@ -124,7 +124,11 @@ class _Sums:
         read = own >= 0
         added = np.full(count, -1)
         for name in others:
-            if self.skip not in (None, name) or not isinstance(name, Array) or name.axis is None:
+            if (
+                self.skip not in (None, name)
+                or not isinstance(name, ArrayFactor)
+                or name.axis is None
+            ):
                 raise Unfit("more than a skip is added before the gate")
             self.skip, added = name, indices[name]
         if (added[~read] >= 0).any():

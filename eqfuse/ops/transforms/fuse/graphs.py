@@ -14,28 +14,28 @@ from eqfuse.ops.transforms.fuse.indices import Gathered, summed
 from eqfuse.ops.transforms.fuse.layouts import Unfit
 from eqfuse.ops.transforms.fuse.match import Match, as_rows, match_product
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial
-from eqfuse.ops.transforms.fuse.program import Program
-from eqfuse.ops.transforms.fuse.rows import Array, Rows
+from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials
+from eqfuse.ops.transforms.fuse.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
     """Rows that are zero: those where `value`, [rows, ...] of one element each, is `zero`."""
 
-    value: Array
+    value: ArrayFactor
     zero: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Ends:
-    """Which rows of nodes an edge reads and is added to, as the program means its indices.
+    """Which rows of nodes an edge reads and is added to, as the trace means its indices.
 
     Attributes:
-      senders, receivers: values of the program, [rows].
+      senders, receivers: values of the trace, [rows].
       gather, scatter: modes, by name.
       fill: what a row is made of that is gathered from out of range.
       masks: edges that add nothing.
-      num_nodes: of the program.
+      num_nodes: of the trace.
       extended: whether a node is added, which rows that are out of range are read from and added
         to. Without, edges that are added nowhere have operands of zeros.
     """
@@ -106,7 +106,7 @@ class GraphProduct:
         """Return the inputs of the form, and the edges.
 
         Args:
-          arrays: of the program.
+          arrays: of the trace.
           shared: what other products on graphs have made of the same indices.
         """
         if self.ends not in shared:
@@ -130,32 +130,32 @@ class GraphProduct:
         return out if self.start is None else arrays[self.start] + out
 
 
-def graph_products(program: Program, rows: Rows, number: int) -> list:
-    """Return the product on a graph that a node of a program computes, with its value.
+def graph_products(trace: Trace, rows: RowPolynomials, number: int) -> list:
+    """Return the product on a graph that a node of a trace computes, with its value.
 
     Raises:
       Unfit: it computes something else; says what.
     """
-    scatter = summed(program, number)
+    scatter = summed(trace, number)
     if scatter is None:
         raise Unfit("a sum of parts of rows, or along other axes")
-    updates, masks = without_masks(program, rows, scatter.updates)
-    product = of_row(program, rows, scatter, rows.of(updates, 0), masks)
-    return [(program.nodes[number].outputs[0], product)]
+    updates, masks = without_masks(trace, rows, scatter.updates)
+    product = of_row(trace, rows, scatter, rows.of(updates, 0), masks)
+    return [(trace.nodes[number].outputs[0], product)]
 
 
-def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> GraphProduct:
+def of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks) -> GraphProduct:
     """Return the product on a graph of which each edge adds this row."""
-    aval = program.avals[scatter.start]
-    dtype = program.avals[scatter.updates].dtype
+    aval = trace.avals[scatter.start]
+    dtype = trace.avals[scatter.updates].dtype
     if dtype != aval.dtype:
         raise Unfit("dtypes change in the sum")
-    product = match_product(program, rows, row, Index.RECEIVER, dtype)
+    product = match_product(trace, rows, row, Index.RECEIVER, dtype)
     gathered = product.gathered
     others = [g for g in gathered if g.index != scatter.index]
     if len({(g.index, g.mode, g.fill) for g in others}) > 1:
         raise Unfit("node features are gathered by several index arrays")
-    if any(program.avals[g.value].shape[0] != aval.shape[0] for g in gathered):
+    if any(trace.avals[g.value].shape[0] != aval.shape[0] for g in gathered):
         raise Unfit("rows are gathered from one number of nodes and added to another")
     if not gathered:
         raise Unfit("no operand of the product is gathered from nodes")
@@ -185,7 +185,7 @@ def of_row(program: Program, rows: Rows, scatter, row: Polynomial, masks) -> Gra
         aval.shape[0],
         extended,
     )
-    zero = program.uniform(scatter.start) == 0
+    zero = trace.uniform(scatter.start) == 0
     return GraphProduct(product, ends, masked, None if zero else scatter.start, tuple(aval.shape))
 
 
@@ -214,25 +214,25 @@ def _with_receivers(product: Match, receivers: int) -> Match:
     return dataclasses.replace(product, form=product.form.indexed(changed))
 
 
-def without_masks(program: Program, rows: Rows, value: int) -> tuple[int, list[Mask]]:
+def without_masks(trace: Trace, rows: RowPolynomials, value: int) -> tuple[int, list[Mask]]:
     """Return what is summed where no mask makes rows zero, and these masks."""
     masks = []
-    while (node := program.node(value)) is not None and node.name == "select_n":
+    while (node := trace.node(value)) is not None and node.name == "select_n":
         which, *cases = node.inputs
-        zeros = [program.uniform(v) for v in cases]
+        zeros = [trace.uniform(v) for v in cases]
         zeros = [z is not None and z == 0 for z in zeros]
-        if len(cases) != 2 or sum(zeros) != 1 or program.avals[which].dtype != np.bool_:
+        if len(cases) != 2 or sum(zeros) != 1 or trace.avals[which].dtype != np.bool_:
             break
-        if program.avals[which].shape != program.avals[value].shape:
+        if trace.avals[which].shape != trace.avals[value].shape:
             break
         terms = rows.of(which, 0).terms
         if len(terms) != 1:
             break
         [(key, factor)] = terms.items()
-        if len(key) != 1 or not isinstance(key[0], Array) or key[0].axis is None:
+        if len(key) != 1 or not isinstance(key[0], ArrayFactor) or key[0].axis is None:
             break
-        if (factor.index != 0).any() or program.avals[key[0].value].size != (
-            program.avals[key[0].value].shape[key[0].axis]
+        if (factor.index != 0).any() or trace.avals[key[0].value].size != (
+            trace.avals[key[0].value].shape[key[0].axis]
         ):
             break
         masks.append(Mask(key[0], bool(zeros[1])))

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from eqfuse.ops.transforms.fuse.program import Program
+from eqfuse.ops.transforms.fuse.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,28 +26,28 @@ class Gathered:
     rows: int
 
 
-def _row_indices(program: Program, value: int) -> int | None:
+def _row_indices(trace: Trace, value: int) -> int | None:
     """Return the vector of which indices [rows, 1] are made; None for others."""
-    node = program.node(value)
+    node = trace.node(value)
     if node is None or node.name not in ("broadcast_in_dim", "reshape", "expand_dims"):
         return None
     [inner] = node.inputs[:1]
-    shape = tuple(program.avals[inner].shape)
-    if len(shape) != 1 or tuple(program.avals[value].shape) != (*shape, 1):
+    shape = tuple(trace.avals[inner].shape)
+    if len(shape) != 1 or tuple(trace.avals[value].shape) != (*shape, 1):
         return None
     if node.name == "broadcast_in_dim" and tuple(node.params["broadcast_dimensions"]) != (0,):
         return None
     return inner
 
 
-def gathered(program: Program, number: int) -> Gathered | None:
+def gathered(trace: Trace, number: int) -> Gathered | None:
     """Return what a node gathers, if it gathers whole rows of nodes, one for each row."""
-    node = program.nodes[number]
+    node = trace.nodes[number]
     if node.name != "gather":
         return None
-    p, operand = node.params, program.avals[node.inputs[0]]
+    p, operand = node.params, trace.avals[node.inputs[0]]
     d = p["dimension_numbers"]
-    index = _row_indices(program, node.inputs[1])
+    index = _row_indices(trace, node.inputs[1])
     whole = tuple(p["slice_sizes"]) == (1, *operand.shape[1:])
     plain = (tuple(d.collapsed_slice_dims), tuple(d.start_index_map)) == ((0,), (0,))
     plain = plain and tuple(d.offset_dims) == tuple(range(1, operand.ndim))
@@ -72,18 +72,18 @@ class Scatter:
     mode: str
 
 
-def summed(program: Program, number: int) -> Scatter | None:
+def summed(trace: Trace, number: int) -> Scatter | None:
     """Return what a node sums, if it adds whole rows to nodes."""
-    node = program.nodes[number]
+    node = trace.nodes[number]
     if node.name != "scatter-add":
         return None
     start, indices, updates = node.inputs
-    d, shape = node.params["dimension_numbers"], program.avals[start].shape
-    index = _row_indices(program, indices)
+    d, shape = node.params["dimension_numbers"], trace.avals[start].shape
+    index = _row_indices(trace, indices)
     plain = tuple(d.update_window_dims) == tuple(range(1, len(shape)))
     plain = plain and tuple(d.inserted_window_dims) == (0,) == tuple(d.scatter_dims_to_operand_dims)
     plain = plain and not d.operand_batching_dims and not d.scatter_indices_batching_dims
-    whole = tuple(program.avals[updates].shape[1:]) == tuple(shape[1:])
+    whole = tuple(trace.avals[updates].shape[1:]) == tuple(shape[1:])
     if index is None or not plain or not whole or shape[0] == 0:
         return None
     return Scatter(start, index, updates, _mode(node.params))

@@ -10,8 +10,7 @@ import numpy as np
 
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.ir.linear_form import LinearForm
-from eqfuse.ops.ir.linear_form import Rows as RowsOperand
+from eqfuse.ops.ir.linear_form import LinearForm, Rows
 from eqfuse.ops.ir.linears import Linear, Parameter
 from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.definitions import Call
@@ -22,8 +21,8 @@ from eqfuse.ops.transforms.fuse.indices import summed
 from eqfuse.ops.transforms.fuse.layouts import Unfit
 from eqfuse.ops.transforms.fuse.match import Match, as_rows, match_product
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms, merged
-from eqfuse.ops.transforms.fuse.program import Program
-from eqfuse.ops.transforms.fuse.rows import Rows, Summed
+from eqfuse.ops.transforms.fuse.rows import RowPolynomials, SumFactor
+from eqfuse.ops.transforms.fuse.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Layer:
 
     Attributes:
       product: over rows, or on a graph.
-      parameters: values of the program.
+      parameters: values of the trace.
       index: which set of weights a row takes; None if there is one.
       num_rows: of the result.
       gated: the gate behind it, with what is added before it; None if there is none.
@@ -109,27 +108,27 @@ def _unshared(form: Form, operands, num_rows: int):
     return form.indexed(dict.fromkeys(shared, Index.ROW)), operands
 
 
-def layers(program: Program, rows: Rows, number: int) -> list[tuple[int, Layer]]:
-    """Return the Linear of a product that a node of a program computes, and the gate behind it.
+def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, Layer]]:
+    """Return the Linear of a product that a node of a trace computes, and the gate behind it.
 
     Each with the value that it is.
 
     Raises:
       Unfit: it computes something else; says what.
     """
-    node = program.nodes[number]
+    node = trace.nodes[number]
     linear_form: LinearForm = node.params["linear_form"]
     linear = _linear(linear_form)
-    dtypes = {program.avals[v].dtype for v in node.inputs[: len(linear_form.inputs)]}
+    dtypes = {trace.avals[v].dtype for v in node.inputs[: len(linear_form.inputs)]}
     if len(dtypes) > 1:
         raise Unfit("dtypes change before the Linear")
     row = rows.of(node.inputs[0], 0)
-    sums = {name for key in row.terms for name in key if isinstance(name, Summed)}
+    sums = {name for key in row.terms for name in key if isinstance(name, SumFactor)}
     if sums:
-        product = _summed(program, rows, row, sums)
+        product = _summed(trace, rows, row, sums)
         form, backend = product.match.form, product.match.backend
     else:
-        product = match_product(program, rows, row, Index.ROW, dtypes.pop(), on_graph=False)
+        product = match_product(trace, rows, row, Index.ROW, dtypes.pop(), on_graph=False)
         form, backend = product.form, product.backend
         if product.groups or product.one:
             raise Unfit("weights, or other rows, are with the product")
@@ -140,10 +139,10 @@ def layers(program: Program, rows: Rows, number: int) -> list[tuple[int, Layer]]
     parameters = node.inputs[1 : len(linear_form.inputs)]
     z, count = node.outputs[0], node.params["num_rows"]
     alone = Layer(product, linear, tuple(parameters), index, count, None)
-    gated = gate_behind(program, z, linear)
+    gated = gate_behind(trace, z, linear)
     if gated is None:
         return [(z, alone)]
-    if gated.skip is not None and program.avals[gated.skip.value].dtype != program.avals[z].dtype:
+    if gated.skip is not None and trace.avals[gated.skip.value].dtype != trace.avals[z].dtype:
         return [(z, alone)]
     return [(z, alone), (gated.value, dataclasses.replace(alone, gated=gated))]
 
@@ -154,7 +153,7 @@ def _linear(linear_form: LinearForm) -> Linear:
     Raises:
       Unfit: it is another one, such as a sum of several.
     """
-    rows = [o for o in linear_form.operands if isinstance(o, RowsOperand)]
+    rows = [o for o in linear_form.operands if isinstance(o, Rows)]
     if len(rows) != 2 or len(linear_form.outputs) != 1 or rows[0] is not linear_form.inputs[0]:
         raise Unfit("a Linear of several rows")
     [out] = linear_form.outputs
@@ -168,15 +167,15 @@ def _linear(linear_form: LinearForm) -> Linear:
     return Linear(linear_form, parameters, irreps)
 
 
-def _summed(program: Program, rows: Rows, row: Polynomial, sums) -> GraphProduct:
+def _summed(trace: Trace, rows: RowPolynomials, row: Polynomial, sums) -> GraphProduct:
     """Return the product on a graph that gives this row of the nodes."""
     if len(row.terms) > 1 or any(len(key) != 1 for key in row.terms):
         raise Unfit("more than a sum over edges goes into the Linear")
     [name] = sums
-    scatter = summed(program, name.node)
-    if program.uniform(scatter.start) != 0:
+    scatter = summed(trace, name.node)
+    if trace.uniform(scatter.start) != 0:
         raise Unfit("the sum over edges does not start from zero")
-    updates, masks = graphs.without_masks(program, rows, scatter.updates)
+    updates, masks = graphs.without_masks(trace, rows, scatter.updates)
     [outer] = row.terms.values()
     inner = rows.of(updates, 0).take(outer.index[:, 0])
     terms = {
@@ -184,7 +183,7 @@ def _summed(program: Program, rows: Rows, row: Polynomial, sums) -> GraphProduct
         for key, t in inner.terms.items()
     }
     whole = Polynomial(row.shape, terms)
-    return graphs.of_row(program, rows, scatter, whole, masks)
+    return graphs.of_row(trace, rows, scatter, whole, masks)
 
 
 def _check_blocks(form: Form, linear: Linear):

@@ -1,6 +1,6 @@
 """From polynomials of rows back to a form: channels and components of segments, from numbers.
 
-A path of the form that a program evaluates over rows becomes one or several paths of the new form,
+A path of the form that a trace evaluates over rows becomes one or several paths of the new form,
 each of channels that are evenly spaced in all operands.
 """
 

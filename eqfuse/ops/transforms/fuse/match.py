@@ -1,4 +1,4 @@
-"""Match a product in a program: its form, and the arrays that go into it."""
+"""Match a product in a trace: its form, and the arrays that go into it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from eqfuse.ops.transforms.fuse import layouts
 from eqfuse.ops.transforms.fuse.indices import Gathered
 from eqfuse.ops.transforms.fuse.layouts import ONE, Draft, Slot, Unfit
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, variable
-from eqfuse.ops.transforms.fuse.program import Program
-from eqfuse.ops.transforms.fuse.rows import Array, Product, Rows, Summed
+from eqfuse.ops.transforms.fuse.rows import ArrayFactor, ProductFactor, RowPolynomials, SumFactor
+from eqfuse.ops.transforms.fuse.trace import Trace
 
 WEIGHTS = "weights"
 """The name of what is multiplied with a product, all in one operand."""
@@ -26,7 +26,7 @@ read, then some arrays of rows."""
 class Group:
     """Columns of the weights: those of some arrays, multiplied."""
 
-    arrays: tuple[Array, ...]
+    arrays: tuple[ArrayFactor, ...]
     columns: np.ndarray  # [columns, arrays]
 
 
@@ -35,7 +35,7 @@ class Match:
     """A form to be evaluated, and where its operands come from.
 
     Attributes:
-      names: of its inputs, in order: `Array`s, `Gathered`s, `RIGHT` and `WEIGHTS`.
+      names: of its inputs, in order: `ArrayFactor`s, `Gathered`s, `RIGHT` and `WEIGHTS`.
       groups: what the weights are made of.
       one: whether `RIGHT` has a column of ones.
       parts: the arrays that `RIGHT` is made of.
@@ -46,13 +46,13 @@ class Match:
     names: tuple
     groups: tuple[Group, ...]
     one: bool
-    parts: tuple[Array, ...]
+    parts: tuple[ArrayFactor, ...]
     right: object
     backend: str
 
     @property
     def values(self) -> tuple[int, ...]:
-        """Return the values of the program that are read."""
+        """Return the values of the trace that are read."""
         names = [n for n in self.names if n not in (WEIGHTS, RIGHT)]
         names += [*self.parts, *(a for g in self.groups for a in g.arrays)]
         return tuple(dict.fromkeys(n.value for n in names))
@@ -62,7 +62,7 @@ class Match:
         return [n for n in self.names if isinstance(n, Gathered)]
 
     def operands(self, arrays: dict, num_rows: int) -> dict:
-        """Return an array [rows, size], or [1, size], for each name, from those of the program."""
+        """Return an array [rows, size], or [1, size], for each name, from those of the trace."""
         operands = {}
         for name in self.names:
             if name == WEIGHTS:
@@ -98,13 +98,13 @@ def _weights(group: Group, arrays: dict, num_rows: int):
     return jnp.broadcast_to(product, (product.shape[0], len(group.columns)))
 
 
-def product_of(row: Polynomial) -> Product:
+def product_of(row: Polynomial) -> ProductFactor:
     """Return the one product that a row is made of.
 
     Raises:
       Unfit: none, or several.
     """
-    products = {name for key in row.terms for name in key if isinstance(name, Product)}
+    products = {name for key in row.terms for name in key if isinstance(name, ProductFactor)}
     if len(products) != 1:
         many = "several products are added" if products else "no product is summed"
         raise Unfit(many)
@@ -112,9 +112,9 @@ def product_of(row: Polynomial) -> Product:
 
 
 def match_product(
-    program: Program, rows: Rows, row: Polynomial, output: Index, dtype, on_graph: bool = True
+    trace: Trace, rows: RowPolynomials, row: Polynomial, output: Index, dtype, on_graph: bool = True
 ) -> Match:
-    """Return the form that gives a row from the arrays of a program.
+    """Return the form that gives a row from the arrays of a trace.
 
     Args:
       output: of the form's output.
@@ -124,22 +124,22 @@ def match_product(
       Unfit: a row of another kind.
     """
     product = product_of(row)
-    node = program.nodes[product.node]
+    node = trace.nodes[product.node]
     form, backend = node.params["form"], node.params["backend"]
     operands = [
         rows.of(v, 0)
         if o.index is Index.ROW
-        else variable(Array(v, None), tuple(program.avals[v].shape))
+        else variable(ArrayFactor(v, None), tuple(trace.avals[v].shape))
         for v, o in zip(node.inputs, form.inputs, strict=True)
     ]
     drafts = layouts.drafts(row, product, form, operands)
-    drafts = [_as_arrays(d, program, on_graph) for d in drafts]
+    drafts = [_as_arrays(d, trace, on_graph) for d in drafts]
     roles = {}
     for operand, polynomial in zip(form.inputs, operands, strict=True):
         for key in polynomial.terms:
             main = [n for n in key if isinstance(n, Gathered)] or list(key[:1])
-            roles.setdefault(_plain(main[0], program, on_graph), operand.role)
-    if any(dtype != program.avals[n.value].dtype for n in _names(drafts) if n != ONE):
+            roles.setdefault(_plain(main[0], trace, on_graph), operand.role)
+    if any(dtype != trace.avals[n.value].dtype for n in _names(drafts) if n != ONE):
         raise Unfit("dtypes change between the arrays and the sum")
     extra = [n for n in _names(drafts) if n not in roles and n != ONE]
     if any(isinstance(n, Gathered) for n in extra):
@@ -149,7 +149,7 @@ def match_product(
     right = [n for n in names if roles.get(n) is Role.RIGHT and _index(n) is Index.ROW]
     if ONE in names and not right:
         raise Unfit("the product has no operand of the rows themselves")
-    sizes = {n: _size(n, program) for n in roles}
+    sizes = {n: _size(n, trace) for n in roles}
     parts = tuple(right) if ONE in names or len(right) > 1 else ()
     if parts:
         starts = np.cumsum([int(ONE in names), *(sizes[n] for n in parts)])
@@ -172,19 +172,17 @@ def match_product(
     return Match(new, tuple(ordered), tuple(groups), ONE in names, parts, with_rows, backend)
 
 
-def _plain(name, program: Program, on_graph: bool):
+def _plain(name, trace: Trace, on_graph: bool):
     """Return a name of an array: products and sums that are operands are arrays."""
-    if isinstance(name, Product | Summed):
-        return Array(program.nodes[name.node].outputs[0], 0)
+    if isinstance(name, ProductFactor | SumFactor):
+        return ArrayFactor(trace.nodes[name.node].outputs[0], 0)
     if isinstance(name, Gathered) and not on_graph:
-        return Array(name.rows, 0)
+        return ArrayFactor(name.rows, 0)
     return name
 
 
-def _as_arrays(draft: Draft, program: Program, on_graph: bool) -> Draft:
-    slots = tuple(
-        dataclasses.replace(s, name=_plain(s.name, program, on_graph)) for s in draft.slots
-    )
+def _as_arrays(draft: Draft, trace: Trace, on_graph: bool) -> Draft:
+    slots = tuple(dataclasses.replace(s, name=_plain(s.name, trace, on_graph)) for s in draft.slots)
     return dataclasses.replace(draft, slots=slots)
 
 
@@ -192,8 +190,8 @@ def _names(drafts) -> list:
     return list(dict.fromkeys(s.name for d in drafts for s in d.slots if s.name is not None))
 
 
-def _size(name, program: Program) -> int:
-    shape = list(program.avals[name.value].shape)
+def _size(name, trace: Trace) -> int:
+    shape = list(trace.avals[name.value].shape)
     if isinstance(name, Gathered):
         del shape[0]
     elif name.axis is not None:

@@ -1,7 +1,7 @@
 """Rows as sparse polynomials: what each element of a row is, of elements of other rows.
 
 Slices, concatenations, reshapes, products with weights and with constants are all of this kind, in
-whatever way a program writes them. A row of several axes is numbered as if it were flat.
+whatever way a trace writes them. A row of several axes is numbered as if it were flat.
 """
 
 from __future__ import annotations

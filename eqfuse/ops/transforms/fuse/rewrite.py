@@ -12,8 +12,8 @@ from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import graphs, layers
 from eqfuse.ops.transforms.fuse.layouts import Unfit
 from eqfuse.ops.transforms.fuse.polynomials import TooLargeError
-from eqfuse.ops.transforms.fuse.program import Node, Program, Replacement, evaluate, needed_values
-from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, MOVES, Rows
+from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, MOVES, RowPolynomials
+from eqfuse.ops.transforms.fuse.trace import Node, Replacement, Trace, evaluate, needed_values
 
 OPS = pathlib.Path(__file__).parents[2]
 """The folder whose lines are not those of the user."""
@@ -44,18 +44,18 @@ def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> 
       entries: to which a line for each match is added.
       known: numbers that some of the arguments always have, by position.
     """
-    program = Program(closed, known or {})
-    replaced = _replacements(program, entries)
+    trace = Trace(closed, known or {})
+    replaced = _replacements(trace, entries)
 
     def bind(node: Node, given) -> list:
-        return _bind(node.eqn, given, entries, [program.constant(v) for v in node.inputs])
+        return _bind(node.eqn, given, entries, [trace.constant(v) for v in node.inputs])
 
-    return evaluate(program, arrays, replaced, bind)
+    return evaluate(trace, arrays, replaced, bind)
 
 
-def _replacements(program: Program, entries: list[Entry]) -> dict[int, Replacement]:
-    rows = Rows(program)
-    products = [n for n in range(len(program.nodes)) if rows.is_product(n)]
+def _replacements(trace: Trace, entries: list[Entry]) -> dict[int, Replacement]:
+    rows = RowPolynomials(trace)
+    products = [n for n in range(len(trace.nodes)) if rows.is_product(n)]
     if not products:
         return {}
     shared: dict = {}
@@ -63,25 +63,25 @@ def _replacements(program: Program, entries: list[Entry]) -> dict[int, Replaceme
     lines: dict[int, Entry] = {}
     reasons: dict[int, str] = {}
     fused: set[int] = set()
-    for number, node in enumerate(program.nodes):
+    for number, node in enumerate(trace.nodes):
         if node.name not in MATCHERS:
             continue
-        behind = _products_behind(program, rows, number)
+        behind = _products_behind(trace, rows, number)
         try:
-            matches = MATCHERS[node.name](program, rows, number)
+            matches = MATCHERS[node.name](trace, rows, number)
         except (Unfit, TooLargeError) as error:
-            reasons |= dict.fromkeys(behind, f"{error}{_between(program, rows, number)}")
+            reasons |= dict.fromkeys(behind, f"{error}{_between(trace, rows, number)}")
             continue
         for value, op in matches:
             replaced[value] = _replacement(op, shared)
-            lines[value] = Entry(_where(program.node(value)), op.pattern, op.name, "")
+            lines[value] = Entry(_where(trace.node(value)), op.pattern, op.name, "")
         fused |= behind
-    needed = needed_values(program, replaced)
+    needed = needed_values(trace, replaced)
     entries += [entry for value, entry in lines.items() if value in needed]
     for number in products:
         if number not in fused:
             reason = reasons.get(number, "its rows go neither to nodes nor to a Linear")
-            entries.append(Entry(_where(program.nodes[number]), "product of rows", "", reason))
+            entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", reason))
     return replaced
 
 
@@ -98,12 +98,12 @@ def _replacement(op, shared: dict) -> Replacement:
     return Replacement(inputs, compute)
 
 
-def _behind(program: Program, number: int, follow):
+def _behind(trace: Trace, number: int, follow):
     """Yield the nodes that a node is computed from, through those of which `follow` is true."""
     seen, todo = set(), [number]
     while todo:
-        for value in program.nodes[todo.pop()].inputs:
-            made = program.producer.get(value)
+        for value in trace.nodes[todo.pop()].inputs:
+            made = trace.producer.get(value)
             if made is not None and made[0] not in seen:
                 seen.add(made[0])
                 yield made[0]
@@ -111,22 +111,22 @@ def _behind(program: Program, number: int, follow):
                     todo.append(made[0])
 
 
-def _products_behind(program: Program, rows: Rows, number: int) -> set[int]:
+def _products_behind(trace: Trace, rows: RowPolynomials, number: int) -> set[int]:
     """Return the products over rows that a node is computed from, through any primitives."""
 
     def follow(n):
-        return not rows.is_product(n) and program.nodes[n].name != "scatter-add"
+        return not rows.is_product(n) and trace.nodes[n].name != "scatter-add"
 
-    return {n for n in _behind(program, number, follow) if rows.is_product(n)}
+    return {n for n in _behind(trace, number, follow) if rows.is_product(n)}
 
 
-def _between(program: Program, rows: Rows, number: int) -> str:
+def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
     """Return, for the report, what primitives stand between a product and a sum."""
 
     def follow(n):
-        return bool(_products_behind(program, rows, n))
+        return bool(_products_behind(trace, rows, n))
 
-    names = {program.nodes[n].name for n in _behind(program, number, follow) if follow(n)}
+    names = {trace.nodes[n].name for n in _behind(trace, number, follow) if follow(n)}
     names = sorted(names - MOVES - ARITHMETIC - {"scatter-add", "eqfuse_form"})
     return f" ({', '.join(names)} between them)" if names else ""
 

@@ -1,4 +1,4 @@
-"""What the rows of a program's values are made of."""
+"""What the rows of a trace's values are made of."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from eqfuse.ops.ir.form import Role
 from eqfuse.ops.transforms.fuse import polynomials
 from eqfuse.ops.transforms.fuse.indices import gathered, summed
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial
-from eqfuse.ops.transforms.fuse.program import Program
+from eqfuse.ops.transforms.fuse.trace import Trace
 
 MOVES = frozenset(["slice", "concatenate", "reshape", "transpose", "broadcast_in_dim"])
 MOVES |= frozenset(["split", "squeeze", "expand_dims", "copy"])
@@ -19,8 +19,8 @@ ARITHMETIC = frozenset(["mul", "div", "neg", "add", "add_any", "sub", "dot_gener
 
 
 @dataclasses.dataclass(frozen=True)
-class Array:
-    """An array of a program as a factor of polynomials: a row each, [rows, ...], or one for all.
+class ArrayFactor:
+    """An array of a trace as a factor of polynomials: a row each, [rows, ...], or one for all.
 
     Attributes:
       value: its number.
@@ -32,14 +32,14 @@ class Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class ProductFactor:
     """The output of a form over rows: the node of this number."""
 
     node: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Summed:
+class SumFactor:
     """The sum over the edges of each node: the scatter of this number."""
 
     node: int
@@ -50,11 +50,11 @@ def row_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
     return tuple(1 if n == axis else size for n, size in enumerate(shape))
 
 
-class Rows:
-    """The polynomials of the rows of a program's values."""
+class RowPolynomials:
+    """The polynomials of the rows of a trace's values."""
 
-    def __init__(self, program: Program):
-        self.program = program
+    def __init__(self, trace: Trace):
+        self.trace = trace
         self._rows: dict = {}
         self._multiplied = self._find_multiplied()
 
@@ -64,7 +64,7 @@ class Rows:
         Of all others only moves are: what is computed of them is an operand as it is.
         """
         values: set[int] = set()
-        for number, node in enumerate(self.program.nodes):
+        for number, node in enumerate(self.trace.nodes):
             follows = node.name in MOVES | ARITHMETIC and any(v in values for v in node.inputs)
             if follows or self.starts(number):
                 values.update(node.outputs)
@@ -72,12 +72,12 @@ class Rows:
 
     def starts(self, number: int) -> bool:
         """Return whether the rows of a node are followed through arithmetic."""
-        rows = gathered(self.program, number) or summed(self.program, number)
+        rows = gathered(self.trace, number) or summed(self.trace, number)
         return self.is_product(number) or rows is not None
 
     def is_product(self, number: int) -> bool:
         """Return whether a node is a product of two operands over rows."""
-        node = self.program.nodes[number]
+        node = self.trace.nodes[number]
         if node.name != "eqfuse_form":
             return False
         form = node.params["form"]
@@ -96,29 +96,29 @@ class Rows:
         return self._rows[key]
 
     def _shape(self, value: int) -> tuple[int, ...]:
-        return tuple(self.program.avals[value].shape)
+        return tuple(self.trace.avals[value].shape)
 
     def _leaf(self, value: int, axis: int | None) -> Polynomial:
-        return polynomials.variable(Array(value, axis), row_shape(self._shape(value), axis))
+        return polynomials.variable(ArrayFactor(value, axis), row_shape(self._shape(value), axis))
 
     def _follow(self, value: int, axis: int) -> Polynomial:
-        program = self.program
+        trace = self.trace
         shape = self._shape(value)
         row = row_shape(shape, axis)
-        if (number := program.uniform(value)) is not None:
+        if (number := trace.uniform(value)) is not None:
             return polynomials.constant(np.broadcast_to(number, row))
-        node = program.node(value)
+        node = trace.node(value)
         if node is None:
             return self._leaf(value, axis)
-        made, place = program.producer[value]
+        made, place = trace.producer[value]
         if axis == 0:
             if self.is_product(made):
                 if shape[0] == node.params["num_rows"]:
-                    return polynomials.variable(Product(made), row)
-            elif (rows := gathered(program, made)) is not None:
+                    return polynomials.variable(ProductFactor(made), row)
+            elif (rows := gathered(trace, made)) is not None:
                 return polynomials.variable(rows, row)
-            elif summed(program, made) is not None:
-                return polynomials.variable(Summed(made), row)
+            elif summed(trace, made) is not None:
+                return polynomials.variable(SumFactor(made), row)
         followed = node.name in MOVES or (node.name in ARITHMETIC and value in self._multiplied)
         rule = getattr(self, f"_{node.name}", None)
         row = rule(node, place, axis) if followed and rule is not None else None
@@ -130,7 +130,7 @@ class Rows:
             return self.of(value, axis)
         key = value, None
         if key not in self._rows:
-            known, number = self.program.constant(value), self.program.uniform(value)
+            known, number = self.trace.constant(value), self.trace.uniform(value)
             if known is None and number is not None:
                 known = np.broadcast_to(number, self._shape(value))
             leaf = self._leaf(value, None)
@@ -208,7 +208,7 @@ class Rows:
         own = to.index(axis) if axis in to else None
         if own is not None and before[own] != after[axis]:
             own = None
-        if own is None and self.program.uniform(node.inputs[0]) is None:
+        if own is None and self.trace.uniform(node.inputs[0]) is None:
             operand = self._leaf(node.inputs[0], None)  # numbers of channels are weights too
         else:
             operand = self._operand(node.inputs[0], own)
@@ -237,7 +237,7 @@ class Rows:
         return a * b
 
     def _div(self, node, place, axis):
-        number = self.program.uniform(node.inputs[1])
+        number = self.trace.uniform(node.inputs[1])
         if number is None or number == 0:
             return None
         return self._sides(node, axis)[0].scaled(1.0 / float(number))
@@ -283,7 +283,7 @@ class Rows:
         else:
             axes = [None, free[1][axis - num_batch - num_left]]
         pairs = list(zip(node.inputs, axes, strict=True))
-        if any(a is None and self.program.constant(v) is None for v, a in pairs):
+        if any(a is None and self.trace.constant(v) is None for v, a in pairs):
             return None
         operands = [self._operand(v, a) for v, a in pairs]
         sides = zip(operands, contract, batch, free, strict=True)

@@ -13,8 +13,8 @@ from eqfuse.ops.backends.triton.emit import program as triton_program
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.ir.steps import Copy, Number
 from eqfuse.ops.primitives.rules import definitions
-from eqfuse.ops.transforms.fuse import program as traces
-from eqfuse.ops.transforms.fuse.program import Node, needed_values
+from eqfuse.ops.transforms.fuse import trace as traces
+from eqfuse.ops.transforms.fuse.trace import Node, needed_values
 from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter
 from eqfuse.ops.transforms.sequence.values import NoStepError
 
@@ -51,7 +51,7 @@ class Stages:
     """
 
     def __init__(self, closed: ClosedJaxpr):
-        self.trace = traces.Program(expanded(closed), {})
+        self.trace = traces.Trace(expanded(closed), {})
         needed = needed_values(self.trace, {})
         self._nodes = [n for k, n in enumerate(self.trace.nodes) if k in needed.nodes]
         of_kernels = [n for n in self._nodes if n.name in KERNELS]

@@ -9,7 +9,7 @@ import numpy as np
 
 from eqfuse.ops.ir import steps
 from eqfuse.ops.ir.steps import Array, Copy, Number
-from eqfuse.ops.transforms.fuse.program import LARGEST_CONSTANT, Program
+from eqfuse.ops.transforms.fuse.trace import LARGEST_CONSTANT, Trace
 
 VIEWS = frozenset(("reshape", "squeeze", "expand_dims", "reshard", "optimization_barrier"))
 """What changes no element; on one device a reshard does not."""
@@ -35,7 +35,7 @@ class Values:
       numbers: of the values, an array, a `Number`, or None where it has no elements.
     """
 
-    def __init__(self, trace: Program, dtype: str, backend: str):
+    def __init__(self, trace: Trace, dtype: str, backend: str):
         self.trace, self.dtype, self.backend = trace, dtype, backend
         self.arrays: list[Array] = []
         self.steps: list = []
@@ -115,10 +115,10 @@ class Values:
 SAME_NUMBERS = VIEWS | {"broadcast_in_dim", "copy", "copy_p", "stop_gradient"}
 
 
-def _number(trace: Program, value: int):
+def _number(trace: Trace, value: int):
     """Return the number that a value is everywhere, if it is written so; None otherwise.
 
-    Nothing is computed for it, as `Program.uniform` does: each operation would be compiled.
+    Nothing is computed for it, as `Trace.uniform` does: each operation would be compiled.
     """
     if value in trace.given:
         result = trace.given[value]

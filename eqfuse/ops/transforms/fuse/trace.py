@@ -33,7 +33,7 @@ class Node:
         return self.eqn.params
 
 
-class Program:
+class Trace:
     """The nodes of a traced function, in order; values are numbered.
 
     Attributes:
@@ -190,17 +190,17 @@ class Replacement:
     compute: Callable
 
 
-def evaluate(program: Program, arrays, replaced: dict[int, Replacement], bind) -> list:
-    """Return the outputs of a program.
+def evaluate(trace: Trace, arrays, replaced: dict[int, Replacement], bind) -> list:
+    """Return the outputs of a trace.
 
     Args:
       arrays: its inputs.
       replaced: by value; each takes the place of the node that makes it.
       bind: (node, arrays) -> its outputs.
     """
-    needed = needed_values(program, replaced)
-    env = dict(program.given) | dict(zip(program.inputs, arrays, strict=True))
-    for number, node in enumerate(program.nodes):
+    needed = needed_values(trace, replaced)
+    env = dict(trace.given) | dict(zip(trace.inputs, arrays, strict=True))
+    for number, node in enumerate(trace.nodes):
         wanted = [v for v in node.outputs if v in needed]
         for v in wanted:
             if v in replaced:
@@ -208,7 +208,7 @@ def evaluate(program: Program, arrays, replaced: dict[int, Replacement], bind) -
         if number in needed.nodes:
             results = bind(node, [env[v] for v in node.inputs])
             env.update(zip(node.outputs, results, strict=True))
-    return [env[v] for v in program.outputs]
+    return [env[v] for v in trace.outputs]
 
 
 class Needed(set):
@@ -219,11 +219,11 @@ class Needed(set):
         self.nodes: set[int] = set()
 
 
-def needed_values(program: Program, replaced) -> Needed:
+def needed_values(trace: Trace, replaced) -> Needed:
     """Return the values that the outputs need where some are replaced."""
-    needed = Needed(program.outputs)
-    for number in reversed(range(len(program.nodes))):
-        node = program.nodes[number]
+    needed = Needed(trace.outputs)
+    for number in reversed(range(len(trace.nodes))):
+        node = trace.nodes[number]
         wanted = [v for v in node.outputs if v in needed]
         for v in wanted:
             if v in replaced:

@@ -99,9 +99,9 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
     except DataError:
         raise
     except Exception as err:  # zip, zlib and numpy raise many types on broken files
-        reason = (
-            "it has another format" if "pickle" in str(err) else err
-        )  # what numpy takes for a pickle
+        reason = str(err) or f"it is damaged ({type(err).__name__})"
+        if "pickle" in reason:  # numpy takes any other format for a pickle
+            reason = "it has another format"
         raise DataError(f"{path} cannot be read as an npz file: {reason}") from err
 
 

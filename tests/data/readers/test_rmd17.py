@@ -107,3 +107,15 @@ def test_rmd17_ethanol(shared_data):
     assert frames[0].energy == pytest.approx(-97079.92222179 * 0.0433641153, rel=1e-6)
     # In eV/Å a molecule at 500 K has force components of this order.
     assert 0.5 < np.sqrt(np.mean([frame.forces**2 for frame in frames])) < 3
+
+
+def test_a_damaged_file_is_refused_with_a_reason(tmp_path, monkeypatch):
+    """Some errors of zip files have no text of their own."""
+
+    def fails(*_, **__):
+        raise NotImplementedError
+
+    monkeypatch.setattr(np, "load", fails)
+    (tmp_path / "a.npz").write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"damaged \(NotImplementedError\)"):
+        read_rmd17(tmp_path / "a.npz")

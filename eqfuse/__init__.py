@@ -1,9 +1,12 @@
 """Equivariant interatomic potentials in JAX with fused tensor products."""
 
+import importlib
+
 from eqfuse import _startup
 
 __version__ = "0.1.0"
-__all__ = ["Calculator"]
+__all__ = ["Calculator", "predict"]
+_MODULES = {"Calculator": "calculator", "predict": "predict"}
 
 
 _startup.silence_cuda_plugin()
@@ -11,8 +14,7 @@ _startup.silence_cuda_plugin()
 
 def __getattr__(name: str):
     # JAX takes seconds to import: not for `--help`.
-    if name in __all__:
-        from eqfuse.inference import calculator
-
-        return getattr(calculator, name)
+    if name in _MODULES:
+        module = importlib.import_module(f"eqfuse.inference.{_MODULES[name]}")
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ usage: eqfuse COMMAND ...
 Equivariant interatomic potentials in JAX with fused tensor products.
 
   eqfuse train [name=value ...]   train a network
+  eqfuse predict RUN FILE [OUT]   write energies, forces and stress of the frames of a file
   eqfuse evaluate RUN FILE        print the errors of a trained run on a file
   eqfuse md RUN START [name=value ...]
                                   run molecular dynamics with a trained run
@@ -27,6 +28,12 @@ def _train(arguments: list[str]) -> int:
     from eqfuse.train.main import main
 
     return main(arguments, "eqfuse train")
+
+
+def _predict(arguments: list[str]) -> int:
+    from eqfuse.inference.command import main
+
+    return main(arguments)
 
 
 def _evaluate(arguments: list[str]) -> int:
@@ -65,6 +72,7 @@ def _show(arguments: list[str]) -> int:
 
 COMMANDS = {
     "train": _train,
+    "predict": _predict,
     "evaluate": _evaluate,
     "md": _md,
     "convert": _convert,

@@ -21,12 +21,11 @@ def test_help_names_every_command(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "eqfuse needs a command; choose one of train, evaluate, md, convert, info, show"),
+        ([], f"eqfuse needs a command; choose one of {', '.join(COMMANDS)}"),
         (["trian"], "'trian' is not a command of eqfuse; did you mean train?"),
         (
             ["x\n"],
-            "'x\\n' is not a command of eqfuse; choose one of train, evaluate, md, convert, "
-            "info, show",
+            f"'x\\n' is not a command of eqfuse; choose one of {', '.join(COMMANDS)}",
         ),
     ],
 )
@@ -40,7 +39,7 @@ def test_what_is_no_command_is_one_line(arguments, message, capsys):
 def test_each_command_has_help_of_its_own(capsys):
     assert main(["train", "--help"]) == 0
     assert "\n  eqfuse train [name=value ...]\n" in capsys.readouterr().out
-    for name in ("evaluate", "convert", "info", "show"):
+    for name in ("predict", "evaluate", "convert", "info", "show"):
         with pytest.raises(SystemExit) as ended:
             main([name, "--help"])
         assert ended.value.code == 0

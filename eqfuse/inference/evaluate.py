@@ -6,20 +6,19 @@ import csv
 import sys
 from pathlib import Path
 
-import ase
 import ase.io
 import numpy as np
 import rich.console
 import rich.table
 import rich.text
-from ase.calculators.singlepoint import SinglePointCalculator
-from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import data, ops
 from eqfuse import plots as pictures
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled
+from eqfuse.inference.command import label_keys
 from eqfuse.inference.error_table import error_table
+from eqfuse.inference.output import atoms_of
 from eqfuse.inference.predict import Network, Predicted, predict
 from eqfuse.train import CheckpointError
 from eqfuse.train.device.programs import keep_programs
@@ -75,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(options, network: Network):
-    keys = _keys(options, network.metadata["config"]["data"])
+    keys = label_keys(options, network.metadata["config"]["data"])
     structures = data.read_structures(options.file, keys=keys, require_labels=False)
     structures = _not_isolated(structures, options.file)
     _report_labels(structures, options, keys)
@@ -93,27 +92,11 @@ def _evaluate(options, network: Network):
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    frames = [_atoms(s, p) for s, p in zip(structures, predicted, strict=True)]
+    frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
     ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
     draw_parity(structures, predicted, folder / "parity.png")
     _print(rows)
     print(f"errors.csv, predictions.xyz and parity.png are in {folder}")
-
-
-def _keys(options, trained_on: dict) -> data.Keys:
-    """Return the names of the labels in the file, by default those of the training.
-
-    Args:
-      options: of the command.
-      trained_on: the settings of the data of the run.
-    """
-    keys = {}
-    for name, usual in data.Keys()._asdict().items():
-        given = getattr(options, f"{name}_key")
-        keys[name] = given or trained_on.get(f"{name}_key", usual)
-        if keys[name] != usual:
-            print(f"{name} under the key {keys[name]!r}")
-    return data.Keys(**keys)
 
 
 def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
@@ -208,23 +191,3 @@ def _print(rows: list[dict]):
     # no number is cut where the terminal, or 80 columns for a file, is too narrow
     console.width = max(console.width, console.measure(table, options=options).maximum)
     console.print(table)
-
-
-def _atoms(structure, predicted: Predicted) -> ase.Atoms:
-    """Return the predictions as ASE's atoms, with the file's labels as reference_energy etc."""
-    atoms = ase.Atoms(
-        structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
-    )
-    if structure.energy is not None:
-        atoms.info["reference_energy"] = structure.energy
-    if structure.forces is not None:
-        atoms.arrays["reference_forces"] = structure.forces
-    if structure.stress is not None:
-        atoms.info["reference_stress"] = structure.stress
-    if structure.config_type is not None:
-        atoms.info["config_type"] = structure.config_type
-    results = {"energy": predicted.energy, "forces": predicted.forces}
-    if predicted.stress is not None:
-        results["stress"] = full_3x3_to_voigt_6_stress(predicted.stress)
-    atoms.calc = SinglePointCalculator(atoms, **results)
-    return atoms

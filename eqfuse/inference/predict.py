@@ -4,39 +4,23 @@ The calculator and `eqfuse evaluate` load and run networks by this module alone.
 """
 
 import contextlib
-import dataclasses
+import glob
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
+import ase
 import jax
 import numpy as np
 
-from eqfuse.data import Batcher, Sample, Structure, prefetched
+from eqfuse.data import Batcher, DataError, Sample, Structure, prefetched, read_structures
 from eqfuse.data.samples import prepare_samples
 from eqfuse.graph import Graph
+from eqfuse.inference.predicted import Predicted, mean_of
 from eqfuse.models import compile_predict
 from eqfuse.train import CheckpointError, load_run, read_metadata
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Predicted:
-    """What a network predicts for one structure.
-
-    Attributes:
-      energies: [n_atoms] eV, parts of the energy, with the reference energy of each atom.
-      relative_energy: eV, without the reference energies.
-      forces: [n_atoms, 3] eV/Å.
-      stress: [3, 3] eV/Å^3, positive under tension; None without a cell, or if not asked for.
-    """
-
-    energies: np.ndarray
-    relative_energy: float
-    forces: np.ndarray
-    stress: np.ndarray | None
-
-    @property
-    def energy(self) -> float:
-        """Total energy, eV, with the reference energies."""
-        return float(self.energies.sum())
+_ATOMS_AT_ONCE = 4096  # of a batch; memory of a network is kilobytes for each of their pairs
 
 
 class Network:
@@ -125,22 +109,103 @@ class Network:
             yield
 
 
+def find_runs(run) -> list:
+    """Return the runs that a name stands for: one, or those of a committee.
+
+    Args:
+      run: the folder of a run, a file of its network, a folder that holds runs, a pattern such as
+        "runs/seed*", or a sequence of these.
+    Raises:
+      CheckpointError: a pattern or sequence of no run.
+    """
+    if isinstance(run, Sequence) and not isinstance(run, str):
+        if not run:
+            raise CheckpointError("no run is given; name at least one")
+        return [found for one in run for found in find_runs(one)]
+    path = Path(run).expanduser()
+    if path.exists() or not any(mark in str(run) for mark in "*?["):
+        inside = [] if (path / "checkpoints").exists() else sorted(path.glob("*/checkpoints"))
+        return [folder.parent for folder in inside] or [run]
+    matches = sorted(glob.glob(str(path)))
+    if not matches:
+        raise CheckpointError(f"no run matches {run}")
+    return [Path(match) for match in matches]
+
+
+def load_networks(run, *, which=None, dtype=None, backend=None) -> list[Network]:
+    """Return the trained networks of a run or a committee.
+
+    Args:
+      run: see `find_runs`; or a `Network`, or several.
+      which, dtype, backend: see `Network`.
+    Raises:
+      CheckpointError, ValueError: see `Network`; a run that is given twice.
+    """
+    if isinstance(run, Network):
+        return [run]
+    if isinstance(run, Sequence) and run and all(isinstance(one, Network) for one in run):
+        return list(run)
+    runs = find_runs(run)
+    places = [Path(one).expanduser().resolve() for one in runs]
+    if twice := [place for place in places if places.count(place) > 1]:
+        raise CheckpointError(f"{twice[0]} is given twice; a committee needs different networks")
+    return [Network(one, which=which, dtype=dtype, backend=backend) for one in runs]
+
+
 def predict(
-    network: Network, structures: Sequence[Structure], *, batch_size: int = 16
+    run, structures, *, batch_size: int | None = None, which=None, dtype=None, backend=None
 ) -> list[Predicted]:
     """Return energies, forces and stress of structures, in their order.
 
+        [predicted] = eqfuse.predict("runs/first", atoms)
+
     Args:
-      network: the trained network.
-      structures: at least one; their labels are not read.
-      batch_size: structures that are computed at once.
+      run: the folder of a run, a file of its network, or a committee, whose mean and spread are
+        returned: a folder of runs, a pattern, or a sequence of runs; or a `Network`, or several.
+      structures: a file that `eqfuse.data.read_structures` reads, `ase.Atoms`, a `Structure`, or a
+        sequence of these two; their labels are not read.
+      batch_size: structures that are computed at once; None for 16, and fewer large ones.
+      which: "best" or "last" checkpoint; None for the best there is.
+      dtype: "float64" or "float32"; None for that of the run.
+      backend: see `eqfuse.ops`.
     Raises:
-      DataError: an element that the network does not know, or two atoms at one place; names the
-        structure.
+      CheckpointError: no readable checkpoint.
+      DataError: a file that cannot be read, no structures, an element that a network does not know,
+        or two atoms at one place; names the structure.
+      ValueError: another `which` or dtype, or a run that did not train a potential.
     """
-    samples = prepare_samples(structures, network.cutoff, network.species, None)
+    networks = load_networks(run, which=which, dtype=dtype, backend=backend)
+    structures = _as_structures(structures)
+    if not structures:
+        raise DataError("there are no structures to predict")
+    if batch_size is None:
+        most = max(structure.num_atoms for structure in structures)
+        batch_size = max(1, min(16, _ATOMS_AT_ONCE // most))
+    prepared, members = {}, []
+    for network in networks:
+        key = network.cutoff, network.species
+        if key not in prepared:
+            prepared[key] = prepare_samples(structures, *key, None)
+        members.append(_predictions(network, prepared[key], batch_size))
+    return [mean_of(predicted) for predicted in zip(*members, strict=True)]
+
+
+def _as_structures(structures) -> list[Structure]:
+    if isinstance(structures, str | os.PathLike):
+        return read_structures(structures, require_labels=False)
+    if isinstance(structures, ase.Atoms | Structure):
+        structures = [structures]
+    return [
+        Structure(one.numbers, one.positions, one.cell.array, one.pbc, origin=f"atoms {n}")
+        if isinstance(one, ase.Atoms)
+        else one
+        for n, one in enumerate(structures)
+    ]
+
+
+def _predictions(network: Network, samples, batch_size: int) -> list[Predicted]:
     batcher = Batcher(samples, batch_size, dtype=network.dtype)
-    stress = any(structure.volume for structure in structures)
+    stress = any(np.linalg.det(sample.cell) != 0 for sample in samples)
     batches = prefetched(batcher.batches(shuffle=False))
     return [
         predicted

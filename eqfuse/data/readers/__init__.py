@@ -8,7 +8,8 @@ import os
 from typing import NamedTuple, Protocol
 
 from eqfuse.data.errors import DataError
-from eqfuse.data.readers import extxyz
+from eqfuse.data.readers import ase_files, extxyz
+from eqfuse.data.readers.ase_files import read_ase
 from eqfuse.data.readers.extxyz import read_extxyz
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units
 from eqfuse.data.readers.rmd17 import read_rmd17
@@ -40,6 +41,7 @@ class Format(NamedTuple):
 FORMATS = {
     "extxyz": Format(read_extxyz, (".xyz", ".extxyz")),
     "rmd17": Format(read_rmd17, (".npz",)),
+    "ase": Format(read_ase, ase_files.SUFFIXES),
 }
 """Formats by name. The first one reads files of any other suffix."""
 

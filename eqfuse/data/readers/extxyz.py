@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import ase.io
 import numpy as np
@@ -15,11 +15,10 @@ from ase.io.extxyz import key_val_str_to_dict
 from ase.io.formats import open_with_compression
 
 from eqfuse.data.errors import DataError
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, require_regular
-from eqfuse.data.structures import Structure, Weights, count_labelled
+from eqfuse.data.readers.atoms import NINE_NUMBERS, PLAIN, is_number, of_atoms, properties_of
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, require_labels_of, require_regular
+from eqfuse.data.structures import Structure
 
-_PLAIN = "eqfuse_"
-_NINE_NUMBERS = ("stress", "virial")  # ASE reads nothing but nine numbers under these keys
 _FRAMES_SEARCHED = 10  # for candidates
 _NO_LABELS = {
     "positions",
@@ -67,22 +66,14 @@ def read_extxyz(
     for frame, text in enumerate(_frames(path)):
         origin = f"{path}, frame {frame}"
         try:
-            structures.append(_structure(_parse(text, keys.stress), keys, units, origin))
+            structures.append(of_atoms(_parse(text, keys.stress), keys, units, origin))
         except DataError as err:
             raise DataError(f"{origin}: {err}") from err
     if not structures:
         raise DataError(f"{path} has no frames; give an extended XYZ file with structures in it")
     if require_labels:
-        _require_labels(structures, path, keys)
+        require_labels_of(structures, path, lambda name: missing_label(path, name, keys))
     return structures
-
-
-def _require_labels(structures: Sequence[Structure], path, keys: Keys):
-    frames = [s for s in structures if not s.is_isolated_atom]
-    for name, labelled in (("energy", structures), ("forces", frames)):
-        if labelled and not count_labelled(labelled, name):
-            missing = missing_label(path, name, keys)
-            raise DataError(f"{path}, in none of {len(labelled)} frames: {missing}")
 
 
 def missing_label(path: str | os.PathLike, name: str, keys: Keys) -> str:
@@ -95,10 +86,10 @@ def missing_label(path: str | os.PathLike, name: str, keys: Keys) -> str:
     """
     candidates: set[str] = set()
     for text in itertools.islice(_frames(path), _FRAMES_SEARCHED):
-        per_frame, per_atom = _properties(atoms := _parse(text, keys.stress))
+        per_frame, per_atom = properties_of(atoms := _parse(text, keys.stress))
         vectors = {key for key, v in per_atom.items() if np.shape(v) == (len(atoms), 3)}
         candidates |= {
-            "energy": {key for key, value in per_frame.items() if _is_number(value)},
+            "energy": {key for key, value in per_frame.items() if is_number(value)},
             "forces": vectors,
             "stress": {key for key, v in per_frame.items() if np.size(v) in (6, 9)} - vectors,
         }[name]
@@ -172,7 +163,7 @@ def _parse(text: str, stress_key: str):
 def _with_plain_stress(comment: str, stress_key: str) -> str:
     """Return a comment line from which ASE takes stress and virial as they are written.
 
-    `_NINE_NUMBERS` have other names here. A list of lists is quoted.
+    `NINE_NUMBERS` have other names here. A list of lists is quoted.
     """
     keys = rf"stress|virials?|{re.escape(stress_key)}"
     entry = rf"(?<!\S)(?P<key>{keys})(?P<equals>\s*=\s*)(?P<list>{_NESTED_LIST})?"
@@ -181,74 +172,7 @@ def _with_plain_stress(comment: str, stress_key: str) -> str:
         key = match["key"]
         if key is None:
             return match[0]
-        key = _PLAIN + key if key in _NINE_NUMBERS else key
+        key = PLAIN + key if key in NINE_NUMBERS else key
         return key + match["equals"] + (f'"{match["list"]}"' if match["list"] else "")
 
     return re.sub(f"{_QUOTED}|{entry}", replaced, comment)
-
-
-def _properties(atoms) -> tuple[dict, dict]:
-    """Return what the comment line and the columns of a frame hold, by their names there."""
-    # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
-    # through `atoms.get_forces()` would apply constraints, so its results are read directly.
-    results = atoms.calc.results if atoms.calc is not None else {}
-    plain = {_PLAIN + key: key for key in _NINE_NUMBERS}
-    info = {plain.get(key, key): value for key, value in atoms.info.items()}
-    # results may have a column of the same name
-    return {**results, **info}, {**atoms.arrays, **results}
-
-
-def _structure(atoms, keys: Keys, units: Units, origin) -> Structure:
-    per_frame, per_atom = _properties(atoms)
-    config_type = atoms.info.get("config_type")
-    volume = abs(np.linalg.det(atoms.cell.array))
-    return units.structure(
-        numbers=atoms.numbers,
-        positions=atoms.positions,
-        cell=atoms.cell.array,
-        pbc=atoms.pbc,
-        energy=per_frame.get(keys.energy),
-        forces=per_atom.get(keys.forces),
-        stress=_stress(per_frame, keys.stress, volume),
-        config_type=None if config_type is None else str(config_type),
-        origin=origin,
-        weights=_weights(atoms.info),
-    )
-
-
-def _weights(info: dict) -> Weights:
-    """Return the weights of the labels from the comment line, with the names that mace has."""
-
-    def weight(key: str) -> float:
-        value = info.get(key, 1.0)
-        if not _is_number(value) or not 0 <= value < np.inf:
-            raise DataError(f"{key} must be a finite number, zero or more, got {value}")
-        return float(value)
-
-    common = weight("config_weight")
-    return Weights(*(common * weight(f"config_{name}_weight") for name in Weights._fields))
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
-def _stress(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
-    if key == "stress" and key not in per_frame:
-        key = next((k for k in ("virial", "virials") if k in per_frame), key)
-    value = per_frame.get(key)
-    if value is None or volume == 0:
-        return None
-    try:
-        # a list of lists, as ASE leaves it
-        listed = isinstance(value, str) and re.sub(r"[\[\],]", " ", value).split()
-        stress = np.asarray(listed or value, np.float64)
-    except (TypeError, ValueError) as err:
-        raise DataError(f"{key} must be 6 or 9 numbers, got {value!r}") from err
-    if stress.size == 6:
-        stress = stress.ravel()[[0, 5, 4, 5, 1, 3, 4, 3, 2]]
-    if stress.size != 9:
-        raise DataError(f"{key} must be 6 or 9 numbers, got {stress.size}")
-    stress = stress.reshape(3, 3)
-    stress = (stress + stress.T) / 2
-    return -stress / volume if "virial" in key.lower() else stress

@@ -3,12 +3,13 @@
 import dataclasses
 import os
 import stat
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import ase.units
 
 from eqfuse.data.errors import DataError
-from eqfuse.data.structures import Structure
+from eqfuse.data.structures import Structure, count_labelled
 
 _KCAL_PER_MOL = ase.units.kcal / ase.units.mol
 _ENERGIES = {
@@ -97,3 +98,19 @@ def require_regular(path: str | os.PathLike) -> None:
             f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')} and not a file; write its "
             "contents to a file, and name that one"
         )
+
+
+def require_labels_of(structures: Sequence[Structure], path, missing: Callable[[str], str]) -> None:
+    """Refuse a file without any energy, or without any forces unless all are isolated atoms.
+
+    Args:
+      structures: of the file.
+      path: the file, for the message.
+      missing: gives what to do about a label that no frame has, by its name.
+    Raises:
+      DataError: one of them.
+    """
+    frames = [s for s in structures if not s.is_isolated_atom]
+    for name, labelled in (("energy", structures), ("forces", frames)):
+        if labelled and not count_labelled(labelled, name):
+            raise DataError(f"{path}, in none of {len(labelled)} frames: {missing(name)}")

@@ -1,6 +1,7 @@
 """The command: arguments in, exit code out."""
 
 import contextlib
+import datetime
 import os
 import sys
 
@@ -11,7 +12,7 @@ from eqfuse.train.exit_code import exit_code, fail
 from eqfuse.train.run.resume import resumed_config, started_config
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.help import help_text
-from eqfuse.train.settings.options import parse, to_yaml
+from eqfuse.train.settings.options import parse, sweep, to_yaml
 from eqfuse.train.settings.schema import ConfigError
 
 
@@ -33,14 +34,54 @@ def main(arguments: list[str] | None = None, program: str = "python train.py") -
         return 0
     try:
         settings = [argument for argument in arguments if argument != "--cfg"]
-        config = resumed_config(parse, settings) or started_config(parse, settings)
-        config = config or parse(settings)
-        if "--cfg" in arguments:
-            print(to_yaml(config), end="")
-            return 0
+        configs = _configs(settings)
     except ConfigError as error:
         return fail(2, error)
-    return _train(config)
+    if "--cfg" in arguments:
+        print("---\n".join(map(to_yaml, configs)), end="")
+        return 0
+    return _train_all(configs)
+
+
+def _configs(arguments: list[str]) -> list[Config]:
+    """Return the configurations of the runs that the arguments ask for, all checked.
+
+    Raises:
+      ConfigError: arguments that are refused, or a folder for several runs that exists.
+    """
+    arguments, runs = sweep(arguments)
+    if not runs:
+        return [_config(arguments)]
+    given = dict(argument.partition("=")[::2] for argument in arguments)
+    if "resume" in given:
+        raise ConfigError("resume= goes on with one run; leave seeds= and -m out")
+    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    folder = given.get("run", f"runs/{stamp}_sweep")
+    configs = [_config([*arguments, *own, f"run={folder}/{name}"]) for name, own in runs]
+    for config in configs:
+        if os.path.lexists(config.run):
+            raise ConfigError(f"run={config.run} exists already; name another folder by run=")
+    return configs
+
+
+def _config(arguments: list[str]) -> Config:
+    return resumed_config(parse, arguments) or started_config(parse, arguments) or parse(arguments)
+
+
+def _train_all(configs: list[Config]) -> int:
+    """Train runs one after the other; return the exit code of the last, or the first that failed.
+
+    Settings or data that one run refuses, and a signal, end all.
+    """
+    failed = 0
+    for number, config in enumerate(configs, start=1):
+        if len(configs) > 1:
+            print(f"\n--- run {number} of {len(configs)}: {config.run}", flush=True)
+        code = _train(config)
+        if code not in (0, 1):
+            return code
+        failed = failed or code
+    return failed
 
 
 def _train(config: Config) -> int:

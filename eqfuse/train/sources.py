@@ -59,7 +59,9 @@ class MoleculeData:
     train: float | None = setting(
         None, "training frames: fraction below 1, or number; null: rest", _SIZE
     )
-    val: float = setting(0.1, "validation frames: fraction below 1, or number", _SIZE)
+    val: float = setting(
+        0.1, "validation frames: fraction below 1, or number; or a FILE, as data.val_path", _SIZE
+    )
     batch_size: int = setting(5, "structures per step", POSITIVE)
     reference_energies: str | None = setting(
         None,
@@ -67,7 +69,7 @@ class MoleculeData:
         "data with config_type=IsolatedAtom, or, without any, least squares per species; with "
         "start_from=, null: those of that run; fit: these, moved by least squares to the data",
         path="read",
-        word=FIT,
+        words=(FIT,),
     )
     config_type_weights: str | None = setting(
         None,
@@ -229,7 +231,7 @@ class ExtxyzData(FileData):
     name: str = "extxyz"
     path: str | None = setting(
         None,
-        "the file to train on, or a pattern for several: 'frames/*.xyz' (required)",
+        "the file to train on, or several: a.xyz,b.xyz, 'frames/*.xyz'; data=FILE sets it",
         path="read",
     )
     energy_key: str = setting("energy", "name of the energies in the file, eV")
@@ -343,13 +345,18 @@ def matching(path: str) -> list[str]:
     """Return the file of this name or, if there is none, the files that it matches as a pattern.
 
     Args:
-      path: `*` and `?` stand for letters of a name, `**` for folders within folders.
+      path: `*` and `?` stand for letters of a name, `**` for folders within folders; several with
+        commas between them.
     Returns:
-      sorted names.
+      names, sorted for each pattern.
     Raises:
       data.DataError: a pattern that no file matches.
     """
-    if os.path.exists(path) or not any(mark in path for mark in "*?["):
+    if os.path.exists(path):
+        return [path]
+    if "," in path:
+        return [file for part in path.split(",") for file in matching(part)]
+    if not any(mark in path for mark in "*?["):
         return [path]
     matches = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
     if not matches:

@@ -5,12 +5,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
 from eqfuse.train.run.files import FILES, CheckpointError, read_file
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import DEFAULTS, SHORTHANDS, Config
-from eqfuse.train.settings.options import from_plain
+from eqfuse.train.settings.options import from_plain, read_yaml
 from eqfuse.train.settings.schema import ConfigError, require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
@@ -61,18 +59,16 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
     Raises:
       ConfigError: no network of energies and forces there, or settings of the network besides.
     """
-    names = [argument.partition("=")[0] for argument in arguments]
-    if "start_from" not in names:
+    config = parse(arguments)
+    if config.start_from is None:
         return None
+    names = [argument.partition("=")[0] for argument in arguments]
     others = [n for n in names if SHORTHANDS.get(n, n).partition(".")[0] in ("model", "preset")]
     if others:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
             "run; only its data and its training can be others"
         )
-    config = parse(arguments)
-    if config.start_from is None:
-        return config
     if config.data.name == "tetris":
         raise ConfigError("start_from= is for energies and forces; give data= too, see --help")
     theirs = _trained_config(Path(config.start_from))
@@ -82,6 +78,8 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
             "one of energies and forces"
         )
     given = {SHORTHANDS.get(name, name) for name in names}
+    if "config" in given:  # it has all settings of the training
+        given |= {"training.optimizer", "training.lr"}
     return dataclasses.replace(config, model=theirs.model, training=_tuning(config, given))
 
 
@@ -90,7 +88,7 @@ def _trained_config(run: Path) -> Config:
     if not os.path.isfile(run):
         return read_config(run)
     try:
-        return _checked(read_file(run, only_metadata=True)[1]["config"], run)
+        return from_plain(read_file(run, only_metadata=True)[1]["config"], run)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
 
@@ -122,19 +120,12 @@ def read_config(folder: Path) -> Config:
     """
     path = folder / "config.yaml"
     try:
-        plain = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{folder} holds no run: there is no {path}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    return _checked(plain, path)
-
-
-def _checked(plain, path: Path) -> Config:
-    try:
-        return from_plain(plain)
+        plain = read_yaml(path)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise ConfigError(f"{folder} holds no run: there is no {path}") from error
+        raise
+    return from_plain(plain, path)
 
 
 def check_same_run(config: Config, metadata: dict, folder: Path):

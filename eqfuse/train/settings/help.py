@@ -14,14 +14,18 @@ Train an equivariant interatomic potential.
 
 Examples
   {program}                                  NequIP learns the eight Tetris shapes
-  {program} model=nequip layers=3 seed=1     the same, three layers, another seed
-  {program} model=allegro layers=1           with Allegro, which is strictly local
-  {program} model=tetris                     the Tetris network of e3nn-jax
-  {program} data=extxyz data.path=FILE.xyz   train on energies and forces (eV, eV/Å)
-  {program} model=mace preset=large data=extxyz data.path=FILE.xyz
-  {program} data=extxyz data.path=FILE.xyz channels=16 max_minutes=5 run=runs/first
+  {program} model=allegro layers=1           Allegro, which is strictly local, learns them
+  {program} data=FILE.xyz                    train on energies and forces (eV, eV/Å)
+  {program} model=mace preset=large data=FILE.xyz data.val=OTHER.xyz data.test=THIRD.xyz
+  {program} data=FILE.xyz channels=16 max_minutes=5 run=runs/first
+  {program} config=runs/first/config.yaml seeds=4    the same, four times, with other seeds
 
 Options
+  config=FILE    take the settings of a YAML file, such as config.yaml of a run, or a few of your
+                 own; those of the command line override them
+  seeds=N        train N runs, with seed=0 to N-1, in the folders RUN/seed=0 and so on
+  -m             train a run for each value of a list: training.lr=1e-2,1e-3 -m. Several lists
+                 give all combinations; run= is the folder of all of them
   resume=FOLDER  continue an interrupted run with its own settings; only steps=, epochs=,
                  max_minutes=, devices= and profile= may change. On a CPU, this reproduces the
                  uninterrupted run exactly, except with max_minutes=

@@ -1,12 +1,16 @@
 """From command line arguments, or the YAML of a run, to a checked `Config`, and back to YAML."""
 
 import dataclasses
+import itertools
+import re
+from pathlib import Path
 
 import yaml
 
 from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
+from eqfuse.train.settings.other_names import OTHER_NAMES
 from eqfuse.train.settings.presets import PRESETS, tetris_defaults
-from eqfuse.train.settings.schema import ConfigError, nearest, one_of, typed
+from eqfuse.train.settings.schema import ConfigError, nearest, one_of, require, typed
 
 
 def parse(arguments: list[str]) -> Config:
@@ -14,22 +18,69 @@ def parse(arguments: list[str]) -> Config:
 
     Args:
       arguments: settings such as "model=nequip", "layers=3", "data.path=FILE"; they override those
-        of a preset, wherever it stands, and the later of two overrides the earlier.
+        of a preset, wherever it stands, and of config=FILE, and the later of two the earlier.
     Raises:
       ConfigError: an argument that is misspelt, ill-typed or impossible, with the nearest names.
     """
-    pairs = [_split(argument) for argument in arguments]
-    choices = DEFAULTS | {key: value for key, value in pairs if key in DEFAULTS}
-    for group, choice in choices.items():
-        one_of(group, choice, GROUPS[group])
-    known, given = settings_of(choices), {}
-    for key, text in pairs:
-        full = SHORTHANDS.get(key, key)
-        if full not in known and key not in choices:
-            raise _unknown(key, full, known, choices)
-        given[full] = text
-    defaults = tetris_defaults(choices["model"], given) if choices["data"] == "tetris" else {}
-    return _config({**defaults, **_preset(given, known, choices), **given}, known, choices)
+    given = {}
+    for argument in arguments:
+        given |= _settings(*_split(argument))
+    file = given.pop("config", "null")
+    if file == "null":
+        return _config({}, given)
+    base = flat(read_yaml(Path(file).expanduser()), file)
+    for name in ("run", "resume"):  # another run has a folder of its own
+        base.pop(name, None)
+    for group in DEFAULTS:  # of another model or other data, only the settings of the command
+        if group in given and given[group] != base.get(group):
+            base = {k: v for k, v in base.items() if not k.startswith(f"{group}.")}
+    if "tetris" in (given.get("data"), base.get("data")) and given.get("data"):
+        base = {k: v for k, v in base.items() if not k.startswith("training.")}
+    return _config(base, given)
+
+
+def _split(argument: str) -> tuple[str, str]:
+    """Return the name and the value of an argument."""
+    key, equals, value = argument.partition("=")
+    if not equals or not key or key.startswith(("+", "~", "-")):
+        raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
+    return key, value
+
+
+def _settings(key: str, value: str) -> dict[str, str]:
+    """Return the settings that an argument means, by full name."""
+    is_file = re.search(r"[/*~]|\.[A-Za-z]", value)
+    if key == "data" and is_file:
+        return {"data": "extxyz", "data.path": value}
+    if key == "data.val" and is_file:
+        return {"data.val_path": value}
+    return {SHORTHANDS.get(key, key): value}
+
+
+def sweep(arguments: list[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return the arguments that all runs of a command have, and those of each run.
+
+    `seeds=4` makes four runs, with `-m` every value of a list with commas one, and several lists
+    all combinations.
+
+    Returns:
+      The common arguments, and for each run its name, such as "seed=0,lr=0.01", and its arguments;
+      none of these where only one run is asked for.
+    """
+    several = {"-m", "--multirun"} & set(arguments)
+    common, lists = [], []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        values = re.split(r",(?![^\[{]*[\]}])", value)
+        if key == "seeds":
+            require(value.isdecimal() and 0 < int(value) < 10**4, key, value, "a number of runs")
+            lists.append([f"seed={seed}" for seed in range(int(value))])
+        elif several and len(values) > 1:
+            lists.append([f"{key}={value}" for value in values])
+        elif argument not in several:
+            common.append(argument)
+    runs = itertools.product(*lists) if lists else ()
+    return common, [(",".join(own).replace("/", "_"), list(own)) for own in runs]
 
 
 def to_yaml(config: Config) -> str:
@@ -38,25 +89,38 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=float("inf"))
 
 
-def from_plain(plain: dict) -> Config:
-    """Return the configuration that was written as YAML, checked as that of the command line.
+def read_yaml(path: Path):
+    """Return what a YAML file holds, or raise ConfigError."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{path} cannot be read: {reason}") from error
+
+
+def flat(plain, path) -> dict:
+    """Return the settings of a YAML file by full name, as they are written there."""
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{path}: it is not the configuration of a run")
+    values = {}
+    for key, value in plain.items():
+        if key in GROUPS and isinstance(value, dict):
+            values |= {key if n == "name" else f"{key}.{n}": v for n, v in value.items()}
+        else:
+            values[SHORTHANDS.get(key, key)] = value
+    return values
+
+
+def from_plain(plain, path) -> Config:
+    """Return the configuration that a run wrote as YAML to `path`, checked as one that is typed.
 
     Raises:
       ConfigError: it is none, or a setting was changed to an impossible one.
     """
     try:
-        choices = {group: plain[group]["name"] for group in DEFAULTS}
-        known = settings_of(choices)
-        groups = {group: dict(plain[group]) for group in GROUPS}
-    except (TypeError, KeyError, ValueError) as error:
-        raise ConfigError(f"it is not the configuration of a run: {error}") from error
-    values = {key: value for key, value in plain.items() if key not in GROUPS}
-    for group, settings in groups.items():
-        values |= {f"{group}.{key}": value for key, value in settings.items() if key != "name"}
-    for key in values:
-        if key not in known:
-            raise _unknown(str(key), str(key), known, choices)
-    return _config(values, known, choices)
+        return _config(flat(plain, path), {})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
 
 
 def settings_of(choices: dict) -> dict[str, dataclasses.Field]:
@@ -69,56 +133,60 @@ def settings_of(choices: dict) -> dict[str, dataclasses.Field]:
     return settings
 
 
-def _config(values: dict, known: dict, choices: dict) -> Config:
+def _config(base: dict, given: dict) -> Config:
+    """Return the configuration of the settings of a file and those that are typed, by full name."""
+    both = {**base, **given}
+    choices = {group: both.get(group, default) for group, default in DEFAULTS.items()}
+    for group, choice in choices.items():
+        one_of(group, choice, list(GROUPS[group]))
+    known = settings_of(choices)
+    for key in both:
+        if key not in known and key not in choices:
+            raise _unknown(str(key), known, choices)
+    defaults = tetris_defaults(choices["model"], both) if choices["data"] == "tetris" else {}
+    layers = [defaults]
+    for layer in (base, given):
+        layers += [_preset(layer.get("preset"), both, known, choices), layer]
     parts = {"": {}} | {group: {} for group in GROUPS}
-    for full, value in values.items():
+    for full, value in {key: v for layer in layers for key, v in layer.items()}.items():
         if full in known:
             group, _, name = full.rpartition(".")
             parts[group][name] = typed(full, known[full], value)
-    choices = {**choices, "training": choices["data"]}
-    return Config(
-        **{group: GROUPS[group][choice](**parts[group]) for group, choice in choices.items()},
-        **parts[""],
-    )
+    choices["training"] = choices["data"]
+    groups = {group: GROUPS[group][choice](**parts[group]) for group, choice in choices.items()}
+    return Config(**groups, **parts[""])
 
 
-def _split(argument: str) -> tuple[str, str]:
-    """Return the name and the value of an argument."""
-    key, equals, value = argument.partition("=")
-    if not equals or not key or key.startswith(("+", "~", "-")):
-        raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
-    return key, value
-
-
-def _preset(given: dict, known: dict, choices: dict) -> dict:
+def _preset(name: str | None, given: dict, known: dict, choices: dict) -> dict:
     """Return the settings of the preset that is asked for."""
-    name, model = given.get("preset", "null"), choices["model"]
-    if name == "null":
+    model = choices["model"]
+    if name in (None, "null"):
         return {}
     if model not in PRESETS:
         raise ConfigError(f"preset={name}: model={model} has no presets")
     if name not in PRESETS[model]:
-        hint = nearest(name, PRESETS[model])
+        hint = nearest(str(name), PRESETS[model])
         raise ConfigError(f"preset={name} is unknown for model={model}; {hint}")
     settings = dict(PRESETS[model][name])
     if not settings.keys() <= known.keys():
         raise ConfigError(
             f"preset={name} sets the training on molecules, which data={choices['data']} does not "
-            "have; give data=extxyz and data.path=FILE, or other data"
+            "have; give data=FILE, or other data"
         )
-    if "data.val_path" in given:
+    if given.get("data.val_path") is not None:
         settings.pop("data.val", None)  # all frames of that file validate
     return settings
 
 
-def _unknown(key: str, full: str, known: dict, choices: dict) -> ConfigError:
+def _unknown(key: str, known: dict, choices: dict) -> ConfigError:
     """Return the error of a setting that the chosen groups do not have."""
-    group, _, name = full.partition(".")
+    group, _, name = key.partition(".")
+    short = {full: short for short, full in SHORTHANDS.items()}.get(key, key)
     if key == "training":
         return ConfigError("training follows from data=; set its fields, such as training.lr=0.01")
-    if key in SHORTHANDS:
+    if short != key:
         choice = choices["data" if group == "training" else group]
-        return ConfigError(f"{key}: {group}={choice} has no such setting")
+        return ConfigError(f"{short}: {group}={choice} has no such setting")
     owners = [
         f"{'data' if group == 'training' else group}={choice}"
         for choice, node in GROUPS.get(group, {}).items()
@@ -126,6 +194,8 @@ def _unknown(key: str, full: str, known: dict, choices: dict) -> ConfigError:
     ]
     if owners:
         return ConfigError(f"{key} is a setting of {' and '.join(owners)} only")
+    if other := OTHER_NAMES.get(key.removeprefix("--")):
+        return ConfigError(f"{key} is a name of mace or nequip; here: {other}")
     by_leaf = [name for name in known if name.endswith("." + key)]
     names = [*known, *(s for s, target in SHORTHANDS.items() if target in known), *choices]
     hint = "nearest: " + ", ".join(by_leaf) if by_leaf else nearest(key, names)

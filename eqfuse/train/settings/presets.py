@@ -8,76 +8,67 @@ command line beside a preset wins over it.
 # Batatia et al. 2022, appendix A.5, of MACE and of NequIP alike. There the energy of a molecule has
 # a weight of 1 and the forces 1000: N^2 / 1000 and 1 for the energy per atom, of N atoms. MACE also
 # had a weight decay of 5e-7 on some weights, part of a gradient some 1000 times ours; left out.
-_PUBLISHED = {
-    "training.optimizer": "amsgrad",
-    "training.lr": 0.01,
-    "training.schedule": "plateau",
-    "training.patience": 50,
-    "training.factor": 0.8,
-    "training.ema_decay": 0.99,
-    "training.forces_weight": 1.0,
-    "data.batch_size": 5,
-    "epochs": 2000,
-}
-_3BPA = {**_PUBLISHED, "training.energy_weight": 0.729, "data.val": 50, "dtype": "float64"}
+_PUBLISHED = """
+  training.optimizer=amsgrad training.lr=0.01 training.schedule=plateau training.patience=50
+  training.factor=0.8 training.ema_decay=0.99 training.forces_weight=1 data.batch_size=5 epochs=2000
+"""
+_3BPA = _PUBLISHED + "training.energy_weight=0.729 data.val=50 dtype=float64"
 # N is 9 to 24 in rMD17, 21 for aspirin
-_RMD17 = {**_PUBLISHED, "training.energy_weight": 0.441, "data.train": 950, "data.val": 50}
-
-
-def _nequip(layers: int, channels: int, lmax: int, cutoff: float) -> dict:
-    return {
-        "model.layers": layers,
-        "model.channels": channels,
-        "model.lmax": lmax,
-        "model.parity": True,
-        "model.cutoff": cutoff,
-        "model.num_bessel": 8,
-        "model.poly_power": 6,
-        "model.radial_layers": 2,
-        "model.radial_hidden": 64,
-    }
-
-
-def _mace(channels: int, hidden_lmax: int, radial_layers: int) -> dict:
-    return {
-        "model.layers": 2,
-        "model.channels": channels,
-        "model.lmax": 3,
-        "model.hidden_lmax": hidden_lmax,
-        "model.correlation": 3,
-        "model.cutoff": 5.0,
-        "model.num_bessel": 8,
-        "model.poly_power": 5,
-        "model.radial_layers": radial_layers,
-        "model.radial_hidden": 64,
-        "model.readout_hidden": 16,
-    }
-
-
-def _allegro(layers: int, channels: int, lmax: int, cutoff: float, latent_dim: int) -> dict:
-    return {
-        "model.layers": layers,
-        "model.channels": channels,
-        "model.lmax": lmax,
-        "model.parity": True,
-        "model.latent_dim": latent_dim,
-        "model.two_body_layers": 4,
-        "model.latent_layers": 3,
-        "model.latent_activation": True,
-        "model.readout_hidden": 128,
-        "model.cutoff": cutoff,
-        "model.num_bessel": 8,
-        "model.poly_power": 6,
-    }
-
-
+_RMD17 = _PUBLISHED + "training.energy_weight=0.441 data.train=950 data.val=50"
 # Musaelian et al. 2023, Methods: the training of Allegro on the same data.
-_ALLEGRO = {
-    "training.optimizer": "adam",
-    "training.lr": 0.002,
-    "training.patience": 100,
-    "epochs": 100_000,
+_ALLEGRO_TRAINING = """
+  training.optimizer=adam training.lr=0.002 training.patience=100 epochs=100000
+"""
+_NEQUIP = """
+  model.parity=true model.num_bessel=8 model.poly_power=6 model.radial_layers=2
+  model.radial_hidden=64 model.cutoff=5 model.channels=64
+"""
+_NEQUIP_LARGE = _NEQUIP + "model.layers=5 model.lmax=3 "
+_MACE = """
+  model.layers=2 model.lmax=3 model.correlation=3 model.cutoff=5 model.num_bessel=8
+  model.poly_power=5 model.radial_hidden=64 model.readout_hidden=16
+"""
+_MACE_OF_TODAY = _MACE + "model.channels=128 model.radial_layers=3 "
+_MACE_PUBLISHED = _MACE + "model.channels=256 model.radial_layers=2 model.hidden_lmax=2 "
+_ALLEGRO = """
+  model.parity=true model.two_body_layers=4 model.latent_layers=3 model.latent_activation=true
+  model.readout_hidden=128 model.cutoff=5 model.num_bessel=8 model.poly_power=6
+"""
+_ALLEGRO_LARGE = _ALLEGRO + "model.layers=3 model.channels=128 model.lmax=3 model.latent_dim=1024 "
+_TEXTS = {
+    "nequip": {
+        "small": _NEQUIP + "model.layers=3 model.channels=32 model.lmax=1",
+        "medium": _NEQUIP + "model.layers=4 model.lmax=2",
+        "large": _NEQUIP_LARGE,
+        "3bpa": _NEQUIP_LARGE + "model.cutoff=4" + _3BPA,
+        "rmd17": _NEQUIP_LARGE + "model.cutoff=4" + _RMD17,
+    },
+    "allegro": {
+        "small": _ALLEGRO + "model.layers=1 model.channels=32 model.lmax=2 model.latent_dim=256",
+        "medium": _ALLEGRO + "model.layers=2 model.channels=64 model.lmax=2 model.latent_dim=512",
+        "large": _ALLEGRO_LARGE,
+        "3bpa": _ALLEGRO_LARGE
+        + "model.poly_power=2 model.latent_activation=false"
+        + _3BPA
+        + _ALLEGRO_TRAINING
+        + "training.energy_weight=1",
+        "rmd17": _ALLEGRO_LARGE + "model.cutoff=7" + _RMD17 + _ALLEGRO_TRAINING,
+    },
+    "mace": {
+        "small": _MACE_OF_TODAY + "model.hidden_lmax=0",
+        "medium": _MACE_OF_TODAY + "model.hidden_lmax=1",
+        "large": _MACE_OF_TODAY + "model.hidden_lmax=2",
+        "3bpa": _MACE_PUBLISHED + _3BPA,
+        "rmd17": _MACE_PUBLISHED + _RMD17,
+    },
 }
+PRESETS: dict[str, dict[str, dict[str, str]]] = {
+    model: {
+        name: dict(setting.split("=") for setting in text.split()) for name, text in texts.items()
+    }
+    for model, texts in _TEXTS.items()
+}
+"""By model and name: full names of settings, and their values as they would be typed."""
 
 
 def tetris_defaults(model: str, given: dict) -> dict:
@@ -87,50 +78,21 @@ def tetris_defaults(model: str, given: dict) -> dict:
       model: name of the model.
       given: settings of the user, by full name.
     """
-    if model == "tetris":
-        return {}
     own = {
-        "nequip": {},
+        "tetris": {},
+        "nequip": {"model.channels": 16},  # few channels keep the logits small
         # Products of products make large logits, and rounding, of large steps.
-        "mace": {"model.correlation": 2, "model.parity": True, "training.lr": 0.003},
+        "mace": {
+            "model.channels": 16,
+            "model.correlation": 2,
+            "model.parity": True,
+            "training.lr": 0.003,
+        },
         # A cube that sees three cubes in a plane cannot tell one hand from the other.
-        "allegro": {"model.latent_dim": 64, "data.radius": given.get("model.cutoff", 5.0)},
+        "allegro": {
+            "model.channels": 16,
+            "model.latent_dim": 64,
+            "data.radius": given.get("model.cutoff", 5.0),
+        },
     }
-    return {"model.channels": 16, **own[model]}  # few channels keep the logits small
-
-
-PRESETS: dict[str, dict[str, dict]] = {
-    "nequip": {
-        "small": _nequip(layers=3, channels=32, lmax=1, cutoff=5.0),
-        "medium": _nequip(layers=4, channels=64, lmax=2, cutoff=5.0),
-        "large": _nequip(layers=5, channels=64, lmax=3, cutoff=5.0),
-        "3bpa": {**_nequip(layers=5, channels=64, lmax=3, cutoff=4.0), **_3BPA},
-        "rmd17": {**_nequip(layers=5, channels=64, lmax=3, cutoff=4.0), **_RMD17},
-    },
-    "allegro": {
-        "small": _allegro(layers=1, channels=32, lmax=2, cutoff=5.0, latent_dim=256),
-        "medium": _allegro(layers=2, channels=64, lmax=2, cutoff=5.0, latent_dim=512),
-        "large": _allegro(layers=3, channels=128, lmax=3, cutoff=5.0, latent_dim=1024),
-        "3bpa": {
-            **_allegro(layers=3, channels=128, lmax=3, cutoff=5.0, latent_dim=1024),
-            **_3BPA,
-            **_ALLEGRO,
-            "model.poly_power": 2,
-            "model.latent_activation": False,
-            "training.energy_weight": 1.0,
-        },
-        "rmd17": {
-            **_allegro(layers=3, channels=128, lmax=3, cutoff=7.0, latent_dim=1024),
-            **_RMD17,
-            **_ALLEGRO,
-        },
-    },
-    "mace": {
-        "small": _mace(channels=128, hidden_lmax=0, radial_layers=3),
-        "medium": _mace(channels=128, hidden_lmax=1, radial_layers=3),
-        "large": _mace(channels=128, hidden_lmax=2, radial_layers=3),
-        "3bpa": {**_mace(channels=256, hidden_lmax=2, radial_layers=2), **_3BPA},
-        "rmd17": {**_mace(channels=256, hidden_lmax=2, radial_layers=2), **_RMD17},
-    },
-}
-"""By model and name: full names of settings, and their values."""
+    return own[model]

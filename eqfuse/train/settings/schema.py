@@ -35,7 +35,7 @@ def setting(
     text: str,
     within: Range | None = None,
     path: str | None = None,
-    word: str | None = None,
+    words: tuple[str, ...] = (),
 ):
     """Return a field.
 
@@ -44,9 +44,9 @@ def setting(
       text: its help.
       within: the range of a number.
       path: "read" for a path that is read, which is made absolute, "written" for another one.
-      word: a value of such a setting that is no path.
+      words: values of such a setting that are no paths, as mappings, "{a: 1}", never are.
     """
-    metadata = {"help": text, "within": within, "path": path, "word": word}
+    metadata = {"help": text, "within": within, "path": path, "words": words}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -93,9 +93,10 @@ def typed(key: str, field: dataclasses.Field, value):
         return str(value).lower() == "true"
     if kind is str and isinstance(value, str):
         require("\0" not in value, key, repr(value), "without NUL characters")
-        path = None if value == field.metadata["word"] else field.metadata["path"]
+        is_word = value in field.metadata["words"] or value.startswith("{")
+        path = None if is_word else field.metadata["path"]
         value = os.path.expanduser(value) if path else value
-        return os.path.abspath(value) if path == "read" else value
+        return absolute(value) if path == "read" else value
     if kind in (int, float) and type(value) in (int, kind, str):
         try:
             return kind(value)
@@ -104,6 +105,12 @@ def typed(key: str, field: dataclasses.Field, value):
     raise ConfigError(
         f"{key}={value} is impossible: it must be {_KINDS[kind]}{' or null' if optional else ''}"
     )
+
+
+def absolute(path: str) -> str:
+    """Return the whole name of a file, or of several with commas between them."""
+    files = [path] if os.path.exists(path) else path.split(",")
+    return ",".join(os.path.abspath(os.path.expanduser(file)) for file in files)
 
 
 def check_ranges(settings, prefix: str):

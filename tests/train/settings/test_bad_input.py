@@ -214,8 +214,8 @@ def test_a_cutoff_that_is_too_small(water, tmp_path, tiny, capsys, settings):
         ("lr: 0.01", "lr: fast", "training.lr=fast is impossible: it must be a number"),
         ("run: null", "run: [", "cannot be read"),
         ("run: null", 'run: "a\\0b"', "without NUL characters"),
-        ("name: nequip", "name: nequib", "is not the configuration of a run"),
-        ("name: nequip", "name: [1]", "is not the configuration of a run"),
+        ("name: nequip", "name: nequib", "model=nequib is unknown; nearest: nequip"),
+        ("name: nequip", "name: [1]", "model=[1] is unknown"),
     ],
 )
 def test_a_config_that_was_edited_by_hand(tmp_path, tiny, capsys, before, after, said):

@@ -74,6 +74,34 @@ def test_an_interrupted_run_leaves_a_loadable_checkpoint(tmp_path, water, tiny, 
     assert f"step {metadata['step']};" in error
 
 
+def test_a_sweep_checks_all_runs_and_trains_them_in_folders_of_their_own(
+    tmp_path, monkeypatch, capsys
+):
+    trained, codes = [], [0, 1, 0, 0]
+
+    def train(config):
+        trained.append((config.run, config.seed, config.training.lr))
+        return codes[len(trained) - 1]
+
+    monkeypatch.setattr("eqfuse.train.main._train", train)
+    sweep = ["training.lr=0.1,0.2", "-m", "seeds=2", f"run={tmp_path}"]
+    assert main(sweep) == 1  # one failed, and the others went on
+    names = [f"training.lr={lr},seed={seed}" for lr in (0.1, 0.2) for seed in (0, 1)]
+    assert [run for run, *_ in trained] == [f"{tmp_path}/{name}" for name in names]
+    assert [rest for _, *rest in trained] == [[0, 0.1], [1, 0.1], [0, 0.2], [1, 0.2]]
+    trained.clear()
+    codes[1] = 130
+    assert main(sweep) == 130
+    assert len(trained) == 2
+    trained.clear()
+    assert main(["training.lr=0.1,x", "-m"]) == 2
+    assert main(["seeds=2", f"resume={tmp_path}"]) == 2
+    (tmp_path / names[-1]).mkdir()
+    assert main(sweep) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert not trained
+
+
 @pytest.mark.parametrize("value", ["a\nb", "a\x00b", "a\x1b[31mb", "\udcff"])
 def test_a_refused_name_is_shown_in_one_line_that_a_terminal_can_print(value, capsys):
     assert main([f"lr={value}"]) == 2

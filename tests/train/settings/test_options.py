@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 
@@ -7,12 +8,13 @@ import pytest
 
 from eqfuse.models import MODELS
 from eqfuse.train.run.resume import read_config
-from eqfuse.train.settings.config import GROUPS, SHORTHANDS, Config, PotentialSettings
+from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config, PotentialSettings
 from eqfuse.train.settings.help import help_text
-from eqfuse.train.settings.options import parse, to_yaml
+from eqfuse.train.settings.options import parse, sweep, to_yaml
+from eqfuse.train.settings.other_names import OTHER_NAMES
 from eqfuse.train.settings.presets import PRESETS
 from eqfuse.train.settings.schema import ConfigError
-from eqfuse.train.sources import MoleculeData
+from eqfuse.train.sources import MoleculeData, matching
 
 MOLECULE = ["data=extxyz", "data.path=x.xyz"]
 
@@ -59,19 +61,102 @@ def test_any_field_can_be_set_and_shorthands_mean_the_field():
     assert parse(["layers=5", "model.layers=2"]).model.layers == 2
 
 
-@pytest.mark.parametrize("path", ["/a b/c.xyz", "a=b,c.xyz", "it's.xyz", "x(1).xyz", "ü:1.xyz"])
+@pytest.mark.parametrize("path", ["/a b/c.xyz", "a=b;c.xyz", "it's.xyz", "x(1).xyz", "ü:1.xyz"])
 def test_file_names_may_hold_any_character(path):
     config = parse(["data=extxyz", f"data.path={path}"])
     assert config.data.path == os.path.abspath(path)
 
 
+def test_commas_are_between_files_unless_there_is_a_file_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a=b,c.xyz", "d.xyz", "e.xyz"):
+        (tmp_path / name).write_text("")
+    assert parse(["data=a=b,c.xyz"]).data.path == f"{tmp_path}/a=b,c.xyz"
+    several = parse(["data=d.xyz,*e.xyz"]).data.path
+    assert several == f"{tmp_path}/d.xyz,{tmp_path}/*e.xyz"
+    assert matching(several) == [f"{tmp_path}/d.xyz", f"{tmp_path}/e.xyz"]
+
+
+def test_files_can_be_given_instead_of_names_and_numbers():
+    config = parse(["data=a.xyz", "data.val=b.xyz"])
+    assert (config.data.name, config.data.path) == ("extxyz", os.path.abspath("a.xyz"))
+    assert (config.data.val, config.data.val_path) == (MoleculeData.val, os.path.abspath("b.xyz"))
+    assert parse(["data=a.xyz", "data.val=20"]).data.val == 20
+    with pytest.raises(ConfigError, match=r"data.val=0\.0\.1 is impossible"):
+        parse(["data=a.xyz", "data.val=0.0.1"])
+
+
+def test_a_configuration_file_is_where_another_run_starts(tmp_path):
+    first = parse(["model=mace", "preset=small", "lr=0.003", "data=a.xyz", "run=r", "data.val=7"])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(first))
+    again = parse([f"config={file}"])
+    assert again == dataclasses.replace(first, run=None)
+    changed = parse(["layers=1", f"config={file}"])
+    assert (changed.model.layers, changed.model.channels, changed.training.lr) == (1, 128, 0.003)
+    assert parse([f"config={file}", "preset=large"]).model.hidden_lmax == 2
+    other = parse([f"config={file}", "data=ethanol"])
+    assert (other.data.name, other.data.val, other.training.lr) == ("ethanol", 0.1, 0.003)
+    assert parse([f"config={file}", "model=nequip", "preset=small"]).model.channels == 32
+    assert parse([f"config={file}", "data=tetris", "preset=null"]).training.lr == 0.003
+
+
+def test_own_settings_in_a_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: mace\nlayers: 3\ntraining.lr: 1e-3\ndata: {name: ethanol, val: 5}\n")
+    config = parse([f"config={file}"])
+    assert (config.model.name, config.model.layers, config.training.lr) == ("mace", 3, 0.001)
+    assert (config.data.name, config.data.val) == ("ethanol", 5)
+    file.write_text("layer: 3")
+    with pytest.raises(ConfigError, match="layer is not a setting of this run; nearest: layers"):
+        parse([f"config={file}"])
+    file.write_text("- layers")
+    with pytest.raises(ConfigError, match="it is not the configuration of a run"):
+        parse([f"config={file}"])
+    with pytest.raises(ConfigError, match="No such file"):
+        parse([f"config={tmp_path}/none.yaml"])
+
+
+def test_sweeps():
+    assert sweep(["layers=3", "seed=1,2"]) == (["layers=3", "seed=1,2"], [])
+    common, runs = sweep(["layers=3", "seeds=2"])
+    assert common == ["layers=3"]
+    assert runs == [("seed=0", ["seed=0"]), ("seed=1", ["seed=1"])]
+    _, runs = sweep(["lr=1e-2,1e-3", "seeds=2", "-m", "data.config_type_weights={a: 1, b: 2}"])
+    assert [own for _, own in runs] == [
+        [f"lr={lr}", f"seed={seed}"] for lr in ("1e-2", "1e-3") for seed in (0, 1)
+    ]
+    assert runs[0][0] == "lr=1e-2,seed=0"
+    for wrong in ("seeds=0", "seeds=two"):
+        with pytest.raises(ConfigError, match=f"{wrong} is impossible: it must be a number"):
+            sweep([wrong])
+
+
+def test_names_of_mace_and_nequip_are_answered_with_ours():
+    names = {"r_max": "cutoff=", "E0s": "data.reference_energies=", "train_file": "data=FILE"}
+    for name, ours in names.items():
+        with pytest.raises(ConfigError, match=f"{name} is a name of mace or nequip; here: {ours}"):
+            parse([f"{name}=1", *MOLECULE])
+
+
+def test_what_names_of_mace_and_nequip_are_called_here_exists():
+    ours = {*SHORTHANDS, *DEFAULTS, *(f.name for f in dataclasses.fields(Config)), "seeds"}
+    for group, choices in GROUPS.items():
+        for node in choices.values():
+            ours |= {f"{group}.{f.name}" for f in dataclasses.fields(node)}
+    for name, text in OTHER_NAMES.items():
+        mentioned = set(re.findall(r"([a-z_.]+)=", text)) - {"variable"}
+        assert mentioned <= ours, name
+        leaves = {full.rpartition(".")[2] for full in ours if not full.endswith(".name")}
+        assert name not in leaves, f"{name} is a setting"
+
+
 @pytest.mark.parametrize(("model", "name"), [(m, p) for m in PRESETS for p in PRESETS[m]])
 def test_a_preset_is_taken_whole(model, name):
     config = parse([f"model={model}", f"preset={name}", *MOLECULE])
+    typed = [f"{key}={value}" for key, value in PRESETS[model][name].items()]
     assert config.preset == name
-    for key, value in PRESETS[model][name].items():
-        group, _, field = key.rpartition(".")
-        assert getattr(getattr(config, group) if group else config, field) == value
+    assert dataclasses.replace(config, preset=None) == parse([f"model={model}", *typed, *MOLECULE])
 
 
 def test_settings_beside_a_preset_win_over_it():
@@ -108,7 +193,7 @@ def test_training_follows_the_data():
         (["data.radius=0"], ["data.radius=0", "greater than zero"]),
         (["preset=larg"], ["preset=larg", "model=nequip", "large"]),
         (["model=tetris", "preset=large"], ["model=tetris has no presets"]),
-        (["preset=rmd17"], ["preset=rmd17", "data=tetris", "data=extxyz and data.path=FILE"]),
+        (["preset=rmd17"], ["preset=rmd17", "data=tetris", "data=FILE"]),
         (["data=extxy"], ["nearest", "extxyz"]),
         (["data=extxyz"], ["data.path", "data=extxyz data.path=FILE"]),
         (["data=rmd17"], ["data=rmd17 data.path=FILE", "data.molecule", "aspirin"]),

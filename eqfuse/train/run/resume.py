@@ -59,11 +59,11 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
     Raises:
       ConfigError: no network of energies and forces there, or settings of the network besides.
     """
-    config = parse(arguments)
-    if config.start_from is None:
-        return None
     names = [argument.partition("=")[0] for argument in arguments]
     others = [n for n in names if SHORTHANDS.get(n, n).partition(".")[0] in ("model", "preset")]
+    config = None if "start_from" in names and others else parse(arguments)
+    if config is not None and config.start_from is None:
+        return None
     if others:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "

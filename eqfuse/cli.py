@@ -16,6 +16,7 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse evaluate RUN FILE        print the errors of a trained run on a file
   eqfuse md RUN START [name=value ...]
                                   run molecular dynamics with a trained run
+  eqfuse check RUN [FILE]         check forces, symmetries, smoothness and more of a trained run
   eqfuse convert mace FILE RUN    convert a network trained with mace to a run
   eqfuse info                     print the backends, devices and versions on this machine
   eqfuse show IRREPS IRREPS       print the form and the kernels of a tensor product
@@ -48,6 +49,12 @@ def _md(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _check(arguments: list[str]) -> int:
+    from eqfuse.inference.check.command import main
+
+    return main(arguments)
+
+
 def _convert(arguments: list[str]) -> int:
     from eqfuse.convert.command import main
 
@@ -75,6 +82,7 @@ COMMANDS = {
     "predict": _predict,
     "evaluate": _evaluate,
     "md": _md,
+    "check": _check,
     "convert": _convert,
     "info": _info,
     "show": _show,

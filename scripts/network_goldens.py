@@ -17,7 +17,8 @@ from ase.data import atomic_numbers
 
 from eqfuse.convert.check import original_results
 from eqfuse.convert.convert import READERS
-from eqfuse.convert.structures import example_structures, to_arrays
+from eqfuse.convert.structures import to_arrays
+from eqfuse.inference.examples import example_structures
 
 FOLDER = Path(__file__).parents[1] / "tests" / "convert" / "goldens" / "networks"
 

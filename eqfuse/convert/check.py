@@ -9,8 +9,9 @@ import ase
 import numpy as np
 
 from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.structures import example_structures, to_arrays
+from eqfuse.convert.structures import to_arrays
 from eqfuse.inference.calculator import Calculator
+from eqfuse.inference.examples import example_structures
 
 _PACKAGES = {"mace": "mace-torch", "sevennet": "sevenn", "nequix": "nequix", "nequip": "nequip"}
 STEP = 1e-4

@@ -69,6 +69,8 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
             validation=validation,
         )
     messages = [warning.message for warning in caught]
+    if config.resume is None:  # it was checked when the run began
+        messages += settings.check_data(dataset, structures, validation)
     if start is not None:
         dataset, more = _referenced(config, start, dataset, structures, validation)
         messages += more

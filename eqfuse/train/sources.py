@@ -4,6 +4,7 @@ import dataclasses
 import glob
 import math
 import os
+import sys
 from typing import ClassVar
 
 import yaml
@@ -77,8 +78,15 @@ class MoleculeData:
         "Default for frames without one; they multiply config_weight of a frame",
     )
 
+    check: str = setting(
+        "warn",
+        "what becomes of data that are probably wrong (units, signs, duplicates, outliers, ...): "
+        "warn, strict (refuse them) or off",
+    )
+
     def __post_init__(self):
         check_ranges(self, "data.")
+        one_of("data.check", self.check, ("warn", "strict", "off"))
         self.type_weights()
 
     @property
@@ -110,6 +118,27 @@ class MoleculeData:
         need = "names and finite weights, zero or more, such as '{bulk: 1, surface: 2.5}'"
         require(ok, "data.config_type_weights", text, need)
         return {str(name): float(weight) for name, weight in weights.items()}
+
+    def check_data(self, dataset, structures, validation) -> list[str]:
+        """Return what is probably wrong with the data, for warnings.
+
+        Args:
+          dataset, structures, validation: see `eqfuse.data.checks.find_problems`.
+        Raises:
+          data.DataError: `data.check=strict`, and something is; it is printed.
+        """
+        if self.check == "off":
+            return []
+        from eqfuse.data.checks import find_problems
+
+        problems = find_problems(dataset, structures, validation)
+        if problems and self.check == "strict":
+            for problem in problems:
+                print(f"problem: {problem}", file=sys.stderr, flush=True)
+            raise _data().DataError(
+                f"data.check=strict refuses data with problems, of which there are {len(problems)}"
+            )
+        return problems
 
     def missing_label(self, name: str) -> str:
         """Return what to do about a label (energy, forces or stress) that no frame has."""

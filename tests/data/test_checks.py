@@ -1,0 +1,270 @@
+"""Checks of data: what is planted in real data is reported, and nothing else."""
+
+import dataclasses
+import functools
+
+import ase.io
+import ase.units
+import numpy as np
+import pytest
+
+from eqfuse.data import Dataset, Structure, isolated_atom_energies, read_embedded, read_structures
+from eqfuse.data.checks import find_problems
+from eqfuse.data.checks.differences import energy_differences
+from eqfuse.data.checks.springs import springs
+from eqfuse.train.main import main
+from eqfuse.train.molecule import load_dataset
+from eqfuse.train.settings.options import parse
+from tests.small_runs import TINY
+
+CUTOFF = 4.0
+HARTREE, BOHR = ase.units.Hartree, ase.units.Bohr
+KCAL = ase.units.kcal / ase.units.mol
+
+
+def problems(frames, validation=None, references=None) -> list[str]:
+    given = references or {z: 0.0 for s in frames for z in s.numbers.tolist()}
+    dataset = Dataset.build(
+        frames, cutoff=CUTOFF, val_size=10, references=given, validation=validation
+    )
+    return find_problems(dataset, frames, validation)
+
+
+@pytest.fixture(scope="module")
+def ethanol():
+    """Return 100 frames of ethanol, in their order."""
+    return read_embedded("ethanol")[:100]
+
+
+@pytest.fixture(scope="module")
+def crystal():
+    """Return the cells of LiF, which have stress."""
+    return read_embedded("lif")
+
+
+def replaced(frames, number: int, **fields) -> list[Structure]:
+    return [dataclasses.replace(s, **fields) if k == number else s for k, s in enumerate(frames)]
+
+
+def scaled(frames, energy: float, forces: float) -> list[Structure]:
+    return [
+        dataclasses.replace(s, energy=energy * s.energy, forces=forces * s.forces) for s in frames
+    ]
+
+
+@functools.cache
+def read(shared_data, name: str) -> tuple[list[Structure], dict | None]:
+    """Return published frames, and the energies of the isolated atoms, where there are some."""
+    files = {
+        "3bpa": ("3bpa/train_300K.xyz", "3bpa/iso_atoms.xyz"),
+        "acac": ("acac/train_300K.xyz", "acac/isolated_atoms.xyz"),
+        "aspirin": ("rmd17/rmd17_aspirin_train_01.npz", None),
+        "ethanol": ("rmd17/rmd17_ethanol_train_01.npz", None),
+        "silicon": ("mlearn_si/mlearn_Si_training.extxyz", None),
+    }
+    frames, atoms = files[name]
+    references = isolated_atom_energies(shared_data / atoms) if atoms else None
+    return read_structures(shared_data / frames), references
+
+
+def test_clean_frames_have_no_problem(ethanol, crystal):
+    assert problems(ethanol) == []
+    assert problems(crystal) == []
+
+
+@pytest.mark.parametrize("name", ["3bpa", "acac", "aspirin", "ethanol"])
+def test_clean_published_molecules_have_no_problem(shared_data, name):
+    frames, references = read(shared_data, name)
+    assert problems(frames, references=references) == []
+
+
+def test_strained_cells_that_are_rotations_of_others_are_found(shared_data):
+    """The strained cells of the published silicon occur along x, y and z; nothing else is amiss."""
+    frames, _ = read(shared_data, "silicon")
+    found = problems(frames)
+    assert len(found) == 2
+    assert "frames are copies of others, or what a rotation" in found[0]
+    assert "validation frames are training frames, too" in found[1]
+
+
+@pytest.mark.parametrize("name", ["3bpa", "acac", "aspirin", "ethanol", "silicon"])
+@pytest.mark.parametrize(
+    ("energy", "forces", "message"),
+    [
+        (1, -1, "sign is probably wrong"),
+        (1 / HARTREE, 1 / HARTREE, "forces are probably in Hartree/Å"),
+        (1 / HARTREE, BOHR / HARTREE, "forces are probably in Hartree/Å or Hartree/Bohr"),
+        (1, BOHR / HARTREE, "forces are probably in Hartree/Å or Hartree/Bohr"),
+        (1 / KCAL, 1 / KCAL, "forces are probably in kcal/mol/Å"),
+    ],
+)
+def test_wrong_signs_and_units_are_seen_in_published_frames(
+    shared_data, name, energy, forces, message
+):
+    frames, _ = read(shared_data, name)
+    if name == "silicon" and forces == 1 / KCAL:
+        pytest.skip("23 times the stiffness of silicon is that of some bonds")
+    assert any(message in problem for problem in springs(scaled(frames, energy, forces)))
+    assert not list(springs(frames))
+
+
+@pytest.mark.parametrize("name", ["3bpa", "acac", "aspirin", "ethanol"])
+@pytest.mark.parametrize(
+    ("energy", "forces", "message"),
+    [
+        (1, -1, "energies rise where forces pull"),
+        (1, BOHR, "forces are in eV/Bohr, or all is in atomic units"),
+        (1 / HARTREE, BOHR / HARTREE, "forces are in eV/Bohr, or all is in atomic units"),
+        (1, BOHR / HARTREE, "forces are in Hartree/Bohr, and energies in eV"),
+        (1 / HARTREE, 1, "energies are in Hartree, and forces in eV/Å"),
+        (1, 1 / KCAL, "forces are in kcal/mol/Å, and energies in eV"),
+    ],
+)
+def test_energies_and_forces_that_disagree_are_seen_in_published_frames(
+    shared_data, name, energy, forces, message
+):
+    frames, _ = read(shared_data, name)
+    [problem] = energy_differences(scaled(frames, energy, forces))
+    assert message in problem
+    assert not list(energy_differences(frames))
+
+
+def test_signs_and_scales_are_seen_in_a_crystal(crystal):
+    [problem] = energy_differences(scaled(crystal, 1, -1))
+    assert "energies rise where forces pull" in problem
+    [problem] = energy_differences(scaled(crystal, 1, BOHR))
+    assert "forces are in eV/Bohr" in problem
+    [problem] = springs(scaled(crystal, 1, -1))
+    assert "sign is probably wrong" in problem
+    [problem] = energy_differences(scaled(crystal, 1 / crystal[0].num_atoms, 1))
+    assert "energies are per atom" in problem
+
+
+def test_total_energies_in_hartree_are_seen_without_forces(shared_data):
+    frames, _ = read(shared_data, "3bpa")
+    without = [dataclasses.replace(s, energy=s.energy / HARTREE, forces=None) for s in frames[:30]]
+    [problem] = problems(without)
+    assert "they are probably in Hartree" in problem
+
+
+def test_zero_labels(ethanol, crystal):
+    [problem] = problems(replaced(ethanol, 7, forces=np.zeros((9, 3))))
+    assert "forces are exactly zero in 1 of 100 frames (structure 7)" in problem
+    [problem] = problems(replaced(crystal, 3, stress=np.zeros((3, 3))))
+    assert "stress is exactly zero in 1 of 90 frames (structure 3)" in problem
+
+
+def test_forces_that_are_zero_by_symmetry_are_no_problem(crystal):
+    """As in a perfect crystal, here one of silicon's structure in two cells."""
+    cell = 5.43 * (np.ones((3, 3)) - np.eye(3)) / 2
+    silicon = [
+        Structure(
+            [14, 14], [[0, 0, 0], [a / 4] * 3], a / 5.43 * cell, True, -10.0, np.zeros((2, 3))
+        )
+        for a in (5.3, 5.43)
+    ]
+    assert problems([*crystal, *silicon]) == []
+
+
+def test_energies_that_are_zero(ethanol):
+    [problem] = problems(replaced(ethanol, 7, energy=0.0))
+    assert "1 frames have energies more than" in problem
+    assert "structure 7" in problem
+
+
+def test_close_atoms(ethanol):
+    positions = ethanol[5].positions.copy()
+    positions[3] = positions[0] + [0, 0, 0.3]
+    found = problems(replaced(ethanol, 5, positions=positions))
+    assert "1 frames have atoms nearer than 0.5 Å; the nearest are 0.300 Å" in found[0]
+    assert "(structure 5, atoms 0 and 3)" in found[0]
+
+
+def moved(structure: Structure, rng) -> Structure:
+    """Return a structure rotated, shifted, and with atoms in another order."""
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    order = rng.permutation(structure.num_atoms)
+    positions = (structure.positions @ turn + 7.0)[order]
+    forces = (structure.forces @ turn)[order]
+    return dataclasses.replace(
+        structure, numbers=structure.numbers[order], positions=positions, forces=forces
+    )
+
+
+def test_copies(ethanol, rng):
+    """Also where they are rotated and in another file, with numbers that are rounded."""
+    copy = moved(ethanol[20], rng)
+    copy = dataclasses.replace(copy, positions=copy.positions.round(5), origin="other.xyz, frame 0")
+    found = problems(ethanol[:60], validation=[*ethanol[60:], copy])
+    [problem] = found
+    assert "1 validation frames are training frames, too" in problem
+    assert "structure 20 and other.xyz, frame 0" in problem
+    again = dataclasses.replace(moved(ethanol[3], rng), energy=ethanol[3].energy + 0.1)
+    found = problems([*ethanol[:60], again], validation=ethanol[60:])
+    assert "1 frames are copies of others" in found[0]
+    assert "1 pairs of the same structures have energies that differ, by up to 0.0111" in found[1]
+    assert len(found) == 2
+
+
+def test_outliers_name_frame_and_atom(ethanol):
+    forces = ethanol[11].forces.copy()
+    forces[4, 1] += 500.0
+    found = problems(replaced(ethanol, 11, forces=forces))
+    assert any("1 frames have forces above" in p and "atom 4 of structure 11" in p for p in found)
+    assert any("forces do not add up to zero in 1 of 100 frames" in p for p in found)
+    found = problems(replaced(ethanol, 12, energy=ethanol[12].energy + 40.0))
+    assert any("1 frames have energies more than" in p and "structure 12" in p for p in found)
+
+
+def test_net_forces(ethanol):
+    forces = ethanol[11].forces.copy()
+    forces[2:] = 0  # as of fixed atoms
+    [problem] = problems(replaced(ethanol, 11, forces=forces))
+    assert "forces do not add up to zero in 1 of 100 frames" in problem
+    assert "structure 11" in problem
+
+
+def test_reference_energies_that_are_not_determined(ethanol):
+    dataset = Dataset.build(ethanol, cutoff=CUTOFF)
+    [problem] = find_problems(dataset, ethanol)
+    assert "does not determine the reference energies of H -45" in problem
+    water = Structure(
+        [8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]], energy=-138.0, origin="water"
+    )
+    methane = Structure(
+        [6, 1, 1, 1, 1],
+        1.09 / np.sqrt(3) * np.array([[0, 0, 0], [1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]),
+        energy=-113.0,
+        origin="methane",
+    )
+    frames = [*ethanol, *[water, methane] * 3]
+    dataset = Dataset.build(frames, cutoff=CUTOFF, validation=ethanol[:1])
+    assert not [p for p in find_problems(dataset, frames) if "reference" in p]
+    silane = dataclasses.replace(methane, numbers=[14, 1, 1, 1, 1], origin="silane")
+    frames.append(dataclasses.replace(silane, positions=1.36 * methane.positions))
+    dataset = Dataset.build(frames, cutoff=CUTOFF, validation=ethanol[:1])
+    [problem] = [p for p in find_problems(dataset, frames) if "reference" in p]
+    assert "Si is in 1 training frames only (silane)" in problem
+
+
+def test_problems_are_warnings_or_refused(water, tmp_path, capsys):
+    """As `data.check` says; a refusal is exit code 2 and leaves no run."""
+    frames = ase.io.read(water, ":")
+    frames[3].calc.results["forces"][:] = 0
+    ase.io.write(tmp_path / "zero.xyz", frames, format="extxyz")
+    settings = ["data=extxyz", f"data.path={tmp_path / 'zero.xyz'}", *TINY]
+    seen = {}
+    for check in ("warn", "off"):
+        load_dataset(parse([*settings, f"data.check={check}"]))
+        seen[check] = capsys.readouterr().err
+    assert f"warning: forces are exactly zero in 1 of 20 frames ({tmp_path}" in seen["warn"]
+    assert seen["off"] == ""
+    assert main([*settings, "data.check=strict", f"run={tmp_path / 'run'}"]) == 2
+    *problems, error = capsys.readouterr().err.splitlines()
+    assert problems[0].startswith("problem: forces are exactly zero")
+    assert error.startswith(
+        f"error: data.check=strict refuses data with problems, of which there are {len(problems)}"
+    )
+    assert not (tmp_path / "run").exists()
+    assert main([*settings, "data.check=maybe"]) == 2
+    assert "data.check=maybe is unknown" in capsys.readouterr().err

@@ -5,8 +5,8 @@ import importlib
 from eqfuse import _startup
 
 __version__ = "0.1.0"
-__all__ = ["Calculator", "predict"]
-_MODULES = {"Calculator": "calculator", "predict": "predict"}
+__all__ = ["Calculator", "hessian", "predict"]
+_MODULES = {"Calculator": "calculator", "hessian": "hessian", "predict": "predict"}
 
 
 _startup.silence_cuda_plugin()

@@ -1,0 +1,74 @@
+import ase.build
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse.inference.pairs import is_valid, list_pairs, padded_pairs, pair_vectors, within
+from eqfuse.ops import Edges
+
+CUTOFF, SKIN = 4.0, 0.8
+
+
+@pytest.fixture
+def crystal():
+    atoms = ase.build.bulk("Cu", cubic=True).repeat((2, 1, 1))
+    atoms.set_cell(atoms.cell.array + np.random.default_rng(0).normal(scale=0.3, size=(3, 3)))
+    atoms.rattle(0.2, seed=0)
+    return atoms
+
+
+@pytest.mark.parametrize("extra", [0, 1, 7, 1000])
+def test_edges_within_the_cutoff_are_sorted_as_if_made_anew(crystal, extra):
+    """Any number of places beyond what is needed; 1000 is more than there are pairs."""
+    found = list_pairs(crystal.positions, crystal.cell.array, crystal.pbc, CUTOFF + SKIN)
+    pairs = padded_pairs(*found, len(crystal), len(found[0]) + 37)
+    with jax.enable_x64(True):
+        cells, index = crystal.cell.array[None], np.zeros(len(crystal), np.int32)
+        ends = jnp.asarray(pairs.edges.senders), jnp.asarray(pairs.edges.receivers)
+        vectors = pair_vectors(jnp.asarray(crystal.positions), cells, index, *ends, pairs.images)
+        lengths = np.linalg.norm(vectors, axis=1)
+        near = (lengths < CUTOFF) & (lengths > 0)
+        size = min(int(near.sum()) + extra, len(near))
+        edges, images, real = jax.jit(within, static_argnums=2)(pairs, near, size)
+    assert 0 < near.sum() < len(found[0])
+    assert real.sum() == near.sum()
+    expected = sorted(
+        zip(*(a[near].tolist() for a in ends), map(tuple, pairs.images[near]), strict=True)
+    )
+    chosen = np.asarray(real)
+    listed = (np.asarray(a)[chosen].tolist() for a in (edges.senders, edges.receivers))
+    assert sorted(zip(*listed, map(tuple, images[chosen].tolist()), strict=True)) == expected
+    again = Edges.from_arrays(np.asarray(edges.senders), np.asarray(edges.receivers), len(crystal))
+    for name in ("receiver_order", "receiver_ptr", "sender_order", "sender_ptr"):
+        np.testing.assert_array_equal(getattr(edges, name), getattr(again, name), err_msg=name)
+    # what fills the rest is spread over the atoms
+    per_atom = np.bincount(np.asarray(edges.receivers)[~chosen], minlength=len(crystal))
+    assert per_atom.max() - per_atom.min() <= 1 + extra // 4
+
+
+def test_a_list_is_valid_as_long_as_it_holds_all_pairs(crystal):
+    """Random deformations and moves: wherever a pair is missing, the list is not valid."""
+    rng = np.random.default_rng(1)
+    old, cell = crystal.positions, crystal.cell.array
+    pairs = set(_pairs(old, cell, CUTOFF + SKIN))
+    missing = kept = 0
+    for scale in np.linspace(0.0, 0.25, 60):
+        deformation = np.eye(3) + rng.normal(scale=scale / 2, size=(3, 3))
+        moves = rng.normal(scale=scale, size=old.shape)
+        now = old @ deformation + moves
+        complete = set(_pairs(now, cell @ deformation, CUTOFF)) <= pairs
+        valid = is_valid((old, cell), (now, cell @ deformation), CUTOFF, SKIN)
+        assert complete or not valid
+        missing += not complete
+        kept += valid
+    assert missing > 5
+    assert kept > 5
+    assert not is_valid((old, np.zeros((3, 3))), (old, cell), CUTOFF, SKIN)
+    assert is_valid((old, cell), (old + 0.0, cell), CUTOFF, 0.0)
+    assert not is_valid((old, cell), (old + 0.4001 * np.eye(3)[0], cell), CUTOFF, 0.8)
+
+
+def _pairs(positions, cell, reach):
+    senders, receivers, images = list_pairs(positions, cell, np.ones(3, bool), reach)
+    return zip(senders.tolist(), receivers.tolist(), map(tuple, images.tolist()), strict=True)

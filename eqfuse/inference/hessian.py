@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.inference.calculator import Calculator
-from eqfuse.models.potential import Potential
+from eqfuse.inference.pairs import Described
 
 
 def hessian(atoms) -> np.ndarray:
@@ -35,7 +35,7 @@ def hessian(atoms) -> np.ndarray:
     evaluated, species, order = calculator.evaluated_for(atoms)
     network = calculator.network
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        compiled = _compiled(network._potential, network.dtype)
+        compiled = _compiled(Described.of(network._potential), network.dtype)
         columns = np.asarray(compiled(network._params, evaluated, species, len(order)))
     out = np.empty((len(order), 3, len(order), 3))
     out[order[:, None], :, order[None]] = columns[:, :, : len(order)].transpose(0, 2, 1, 3)
@@ -43,8 +43,8 @@ def hessian(atoms) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(potential: Potential, dtype: str):
-    return jax.jit(functools.partial(_columns, potential, dtype), static_argnums=3)
+def _compiled(described: Described, dtype: str):
+    return jax.jit(functools.partial(_columns, described.potential, dtype), static_argnums=3)
 
 
 def _columns(potential, dtype, params, evaluated, species, count: int):

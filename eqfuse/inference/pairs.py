@@ -4,6 +4,7 @@ A list holds the pairs within cutoff and skin. Each evaluation computes their ve
 pairs within the cutoff to the network, so that the skin costs a few operations and no edges.
 """
 
+import dataclasses
 import functools
 import math
 import threading
@@ -284,7 +285,24 @@ class Program:
         return self.compiled._cache_size()
 
 
-@functools.lru_cache(maxsize=32)
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A potential that is equal to all with the same settings: their programs are the same."""
+
+    potential: Potential = dataclasses.field(compare=False)
+    settings: str
+
+    @classmethod
+    def of(cls, potential: Potential) -> "Described":
+        """Return the potential with its settings as text: some of them may be lists."""
+        return cls(potential, repr(potential))
+
+
 def program_of(potential: Potential, cutoff: float, dtype: str) -> Program:
     """Return the program of a potential, which all with the same settings share."""
-    return Program(potential, cutoff, dtype)
+    return _program(Described.of(potential), cutoff, dtype)
+
+
+@functools.lru_cache(maxsize=32)
+def _program(described: Described, cutoff: float, dtype: str) -> Program:
+    return Program(described.potential, cutoff, dtype)

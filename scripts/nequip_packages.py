@@ -1,4 +1,4 @@
-"""Make small packages of nequip with random weights, for the goldens of the tests.
+"""Make small packages of nequip and nequip-allegro with random weights, for the tests' goldens.
 
     python scripts/nequip_packages.py FOLDER [NAMES]   # in an environment with nequip 0.7 or later
     python scripts/network_goldens.py nequip FOLDER/NAME.nequip.zip NAME --python THAT_PYTHON
@@ -28,12 +28,28 @@ COMMON = {
     "type_names": ["O", "H", "C"],  # out of order, as files may have them
     "num_layers": 3,
     "l_max": 2,
-    "num_bessels": 6,
     "avg_num_neighbors": 7.0,
-    "radial_mlp_depth": 2,
-    "radial_mlp_width": 8,
     "per_type_energy_scales": {"H": 1.1, "C": 1.2, "O": 1.3},
     "per_type_energy_shifts": {"H": -1.0, "C": -2.0, "O": -3.0},
+}
+NEQUIP = {"num_bessels": 6, "radial_mlp_depth": 2, "radial_mlp_width": 8}
+ALLEGRO = {
+    "radial_chemical_embed": {
+        "_target_": "allegro.nn.TwoBodyBesselScalarEmbed",
+        "num_bessels": 5,
+        "bessel_trainable": True,
+    },
+    "radial_chemical_embed_dim": 6,
+    "scalar_embed_mlp_hidden_layers_width": 7,
+    "num_scalar_features": 8,
+    "num_tensor_features": 3,
+    "allegro_mlp_hidden_layers_width": 9,
+    "readout_mlp_hidden_layers_width": 5,
+}
+REPULSION = {
+    "_target_": "nequip.nn.pair_potential.ZBL",
+    "chemical_species": ["O", "H", "C"],
+    "units": "metal",
 }
 NETWORKS = {
     "nequip_both_parities": {"parity": True, "num_features": 3, "bessel_trainable": True},
@@ -52,11 +68,28 @@ NETWORKS = {
         "l_max": 1,
         "num_layers": 2,
         "avg_num_neighbors": {"H": 5.0, "C": 7.0, "O": 9.0},
-        "pair_potential": {
-            "_target_": "nequip.nn.pair_potential.ZBL",
-            "chemical_species": ["O", "H", "C"],
-            "units": "metal",
+        "pair_potential": REPULSION,
+    },
+    "allegro_product": {
+        "parity": True,
+        "per_edge_type_cutoff": {"H": 2.5, "C": {"H": 3.0, "C": 3.8, "O": 3.3}, "O": 3.6},
+        "allegro_mlp_nonlinearity": None,
+    },
+    "allegro_spline": {
+        "parity": False,
+        "num_layers": 2,
+        "l_max": 1,
+        "avg_num_neighbors": {"H": 5.0, "C": 7.0, "O": 9.0},
+        "radial_chemical_embed": {
+            "_target_": "allegro.nn.TwoBodySplineScalarEmbed",
+            "num_splines": 6,
+            "spline_span": 3,
         },
+        "weight_individual_irreps": False,
+        "tp_path_channel_coupling": False,
+        "scalar_embed_mlp_hidden_layers_depth": 0,
+        "allegro_mlp_hidden_layers_depth": 2,
+        "pair_potential": REPULSION,
     },
 }
 
@@ -64,8 +97,7 @@ NETWORKS = {
 def main(folder: str, *names: str):
     set_global_state()
     for name in names or NETWORKS:
-        settings = NETWORKS[name]
-        network = NequIPGNNModel(**COMMON | settings).eval()
+        network = _network(name).eval()
         path = Path(folder) / f"{name}.nequip.zip"
         path.parent.mkdir(exist_ok=True)
         _package(network, path)
@@ -77,6 +109,14 @@ def main(folder: str, *names: str):
         data = lzma.compress(_without_code(small, name), preset=9)
         (GOLDENS / f"{name}.nequip.zip.xz").write_bytes(data)
         print(f"{name}: {len(data) / 1000:.1f} kB")
+
+
+def _network(name: str):
+    if not name.startswith("allegro"):
+        return NequIPGNNModel(**COMMON | NEQUIP | NETWORKS[name])
+    import allegro.model  # which not every environment has
+
+    return allegro.model.AllegroModel(**COMMON | ALLEGRO | NETWORKS[name])
 
 
 def _package(network, path: Path):

@@ -218,14 +218,18 @@ def _gate_columns(theirs: e3nn.Irreps, ours: e3nn.Irreps) -> np.ndarray:
 
 
 def _radial(matrices: list[np.ndarray], paths: list[Path]) -> dict:
-    """Return the dense layers of a radial network, its output in the order of the paths.
+    """Return the dense layers of a radial network, its output in the order of the paths."""
+    columns = np.concatenate([p.start + np.arange(p.mul) for p in paths])
+    factors = np.concatenate([np.full(p.mul, p.factor) for p in paths])
+    return dense_layers([*matrices[:-1], matrices[-1][:, columns] * factors])
+
+
+def dense_layers(matrices: list[np.ndarray]) -> dict:
+    """Return the parameters of an `eqfuse.models.mlp.MLP` with these matrices and plain silu.
 
     Ours divide by the square root of their rows, and normalise silu.
     """
-    kernels = [
-        w * math.sqrt(len(w)) / (silu_constant() if k else 1.0) for k, w in enumerate(matrices)
-    ]
-    columns = np.concatenate([p.start + np.arange(p.mul) for p in paths])
-    factors = np.concatenate([np.full(p.mul, p.factor) for p in paths])
-    kernels[-1] = kernels[-1][:, columns] * factors
-    return {f"Dense_{k}": {"kernel": w} for k, w in enumerate(kernels)}
+    return {
+        f"Dense_{k}": {"kernel": w * math.sqrt(len(w)) / (silu_constant() if k else 1.0)}
+        for k, w in enumerate(matrices)
+    }

@@ -10,24 +10,28 @@ from eqfuse.models import ZBL
 from eqfuse.models.pairs import radii_of
 
 
+def energy_parts(module: Record) -> Record:
+    """Return the parts, in order, of the network of a package, which predict energies of atoms."""
+    if module.name == "ModuleDict":  # the networks of a training, by name
+        names = list(module.state["_modules"])
+        if len(names) != 1:
+            refuse(f"several networks in one file ({', '.join(names)})")
+        module = module.get(names[0])
+    while module.name in ("GraphModel", "ForceStressOutput"):
+        module = module.get("model") or module.get("func")
+    if module.name != "SequentialGraphNetwork":
+        refuse(f"a part of the kind {module.name}")
+    return module
+
+
 class NequIPPackage(NequIPRecords):
     """The eager model of a package."""
 
     known = ("type_embed", "spharm", "edge_norm", "bessel_encode", "factor", "total_energy_sum")
     known += ("per_atom_energy_readout", "per_type_energy_scale_shift", "pair_potential")
 
-    def __init__(self, module: Record):
-        if module.name == "ModuleDict":  # the networks of a training, by name
-            names = list(module.state["_modules"])
-            if len(names) != 1:
-                refuse(f"several networks in one file ({', '.join(names)})")
-            module = module.get(names[0])
-        while module.name in ("GraphModel", "ForceStressOutput"):
-            module = module.get("model") or module.get("func")
-        if module.name != "SequentialGraphNetwork":
-            refuse(f"a part of the kind {module.name}")
-        names = module.get("per_type_energy_scale_shift.type_names")
-        super().__init__(module, list(names))
+    def __init__(self, func: Record):
+        super().__init__(func, list(func.get("per_type_energy_scale_shift.type_names")))
 
     def part_names(self):
         """Return the names of the parts."""
@@ -39,15 +43,15 @@ class NequIPPackage(NequIPRecords):
 
     def basis(self):
         """Return the settings of the radial basis."""
-        norm, bessel = self.func.get("edge_norm"), self.func.get("bessel_encode")
+        return self.basis_of(self.func.get("bessel_encode"))
+
+    def basis_of(self, bessel: Record) -> dict:
+        """Return the settings of a radial basis, as `NequIPRecords.basis` does."""
         if bessel.name != "BesselEdgeLengthEncoding":
             refuse(f"a radial basis of the kind {bessel.name}")
         if bessel.get("cutoff").name != "PolynomialCutoff":
             refuse(f"a cutoff function of the kind {bessel.get('cutoff').name}")
-        r_max, cutoffs = float(norm.get("r_max")), None
-        if norm.get("_per_edge_type"):
-            count = int(norm.get("num_types"))
-            cutoffs = 1 / np.asarray(norm.get("_rmax_recip"), np.float64).reshape(count, count)
+        r_max, cutoffs = self.cutoffs()
         # sinc(x w) w = sin(pi w d / c) c / (pi d)
         weights = np.asarray(bessel.get("bessel_weights"), np.float64)
         return {
@@ -58,6 +62,15 @@ class NequIPPackage(NequIPRecords):
             "factor": float(self.func.get("factor.factor", 1.0)) * r_max / math.pi,
         }
 
+    def cutoffs(self) -> tuple[float, np.ndarray | None]:
+        """Return the cutoff, and those of pairs of species if they differ, Å."""
+        norm = self.func.get("edge_norm")
+        if not norm.get("_per_edge_type"):
+            return float(norm.get("r_max")), None
+        count = int(norm.get("num_types"))
+        reciprocal = np.asarray(norm.get("_rmax_recip"), np.float64).reshape(count, count)
+        return float(norm.get("r_max")), 1 / reciprocal
+
     def embedding(self):
         """Return the features of the species."""
         embed = self.func.get("type_embed")
@@ -67,8 +80,7 @@ class NequIPPackage(NequIPRecords):
 
     def neighbors(self, conv):
         """Return n of the sums, which are divided by sqrt(n)."""
-        norm = conv.get("avg_num_neighbors_norm")
-        return tuple((1 / np.asarray(norm.get("norm_const"), np.float64).ravel() ** 2).tolist())
+        return neighbors_of(conv.get("avg_num_neighbors_norm"))
 
     def repulsion(self):
         """Return the repulsion of nuclei, if there is one."""
@@ -77,8 +89,8 @@ class NequIPPackage(NequIPRecords):
             return None
         if pair.name != "ZBL":
             refuse(f"a pair potential of the kind {pair.name}")
-        basis, power = self.basis(), pair.get("cutoff.p")
-        if basis["pair_cutoffs"] is not None:
+        (r_max, cutoffs), power = self.cutoffs(), pair.get("cutoff.p")
+        if cutoffs is not None:
             refuse("ZBL with cutoffs for each pair of elements (per_edge_type_cutoff)")
         if float(power) != int(power):
             refuse(f"ZBL with a cutoff of the power {power}, which is no whole number")
@@ -90,7 +102,7 @@ class NequIPPackage(NequIPRecords):
             coefficients=(0.18175, 0.50986, 0.28022, 0.02817),
             decays=(3.19980, 0.94229, 0.40290, 0.20162),
             coulomb=2 * float(np.asarray(pair.get("_qqr2exesquare"))),
-            cutoff=basis["cutoff"],
+            cutoff=r_max,
         )
 
     def product(self, conv):
@@ -99,7 +111,7 @@ class NequIPPackage(NequIPRecords):
 
     def radial(self, conv, first):
         """Return the matrices of a radial network, between which is plain silu."""
-        matrices = _matrices(conv.get("edge_mlp"), "SiLU")
+        matrices = scalar_matrices(conv.get("edge_mlp"), "SiLU")
         return [matrices[0] * first, *matrices[1:]]
 
     def skip(self, conv):
@@ -110,7 +122,7 @@ class NequIPPackage(NequIPRecords):
 
     def readout(self):
         """Return the readout as one matrix."""
-        matrices = _matrices(self.func.get("per_atom_energy_readout.mlp_module"), None)
+        matrices = scalar_matrices(self.func.get("per_atom_energy_readout.mlp_module"), None)
         return np.linalg.multi_dot(matrices) if len(matrices) > 1 else matrices[0]
 
     def per_species(self, name):
@@ -127,7 +139,12 @@ class NequIPPackage(NequIPRecords):
         return function, 1.0 if item.get("_is_id") else float(item.get("cst"))
 
 
-def _matrices(network: Record, act: str | None) -> list[np.ndarray]:
+def neighbors_of(norm: Record) -> tuple[float, ...]:
+    """Return n of an `AvgNumNeighborsNorm`, which divides by sqrt(n): one, or one for each type."""
+    return tuple((1 / np.asarray(norm.get("norm_const"), np.float64).ravel() ** 2).tolist())
+
+
+def scalar_matrices(network: Record, act: str | None) -> list[np.ndarray]:
     """Return the matrices of a ScalarMLPFunction, between which is an activation or nothing."""
     mlp = network.get("mlp")
     if mlp.name == "DeepLinearMLP":

@@ -53,9 +53,11 @@ class NequIPRecords:
       func: the records of what predicts the energies of atoms.
       scale: by which these energies are multiplied.
       known: names of the parts of `func` besides the layers.
+      layer_names: pattern of the names of the layers.
     """
 
     known: tuple[str, ...] = ()
+    layer_names = r"layer\d+_convnet"
 
     def __init__(self, func: Record, names: list[str], scale: float = 1.0):
         self.func, self.scale = func, scale
@@ -64,14 +66,15 @@ class NequIPRecords:
         numbers = [atomic_numbers[name] for name in names]
         self.order = [int(k) for k in np.argsort(numbers)]
         self.species = tuple(sorted(numbers))
-        self.layers = []
-        while (layer := func.get(f"layer{len(self.layers)}_convnet")) is not None:
-            self.layers.append(layer)
         for name in self.part_names():
-            if "allegro" in name:
-                refuse("layers of Allegro")
-            if name not in self.known and not re.fullmatch(r"layer\d+_convnet", name):
+            if name not in self.known and not re.fullmatch(self.layer_names, name):
                 refuse(f"a part that is not known here ({name})")
+        self._read_layers()
+
+    def _read_layers(self):
+        self.layers = []
+        while (layer := self.func.get(f"layer{len(self.layers)}_convnet")) is not None:
+            self.layers.append(layer)
         if not self.layers:
             refuse("no layers called layer0_convnet, ...")
         self.features = [irreps_of(self.layers[0].get("conv.linear_1.irreps_out"))]
@@ -82,6 +85,10 @@ class NequIPRecords:
             self.factors.append(factors)
 
     # what readers of files say
+
+    def dtype(self) -> str:
+        """Return the type of the weights."""
+        return str(np.asarray(self.layers[0].get("conv.linear_1.weight")).dtype)
 
     def part_names(self) -> list[str]:
         """Return the names of the parts of `func`."""
@@ -169,19 +176,23 @@ class NequIPRecords:
             params[f"layer_{k}"], params["radial"][f"layer_{k}"] = layer, radial
         readout = scaled({SCALAR: self.readout()}, self.factors[-1])
         params["readout"] = named(readout, ours[-1], "0e")
+        return self._with_energies("nequip", fields, params)
+
+    def _with_energies(self, model: str, fields: dict, params: dict) -> Converted:
+        """Return the network, with the scales and shifts of its energies."""
         scales, shifts = (
             np.broadcast_to(self.scale * self.per_species(name), (len(self.species),))[self.order]
             for name in ("scales", "shifts")
         )
         return Converted(
             program="nequip",
-            model="nequip",
+            model=model,
             fields=fields,
             params=params,
             scale=tuple(scales.tolist()),
             shift=(0.0,) * len(self.species),
             references=dict(zip(self.species, shifts.tolist(), strict=True)),
-            dtype=str(np.asarray(self.layers[0].get("conv.linear_1.weight")).dtype),
+            dtype=self.dtype(),
             repulsion=self.repulsion(),
         )
 
@@ -206,8 +217,6 @@ class NequIPRecords:
 
     def _fields(self) -> dict:
         basis, harmonics = self.basis(), self.harmonics()
-        if float(basis["poly_power"]) != int(basis["poly_power"]):
-            refuse(f"a cutoff of the power {basis['poly_power']}, which is no whole number")
         neighbors = {self.neighbors(layer.get("conv")) for layer in self.layers}
         widths = {
             tuple(len(w) for w in self.radial(layer.get("conv"), 1.0)[1:]) for layer in self.layers
@@ -217,31 +226,40 @@ class NequIPRecords:
         skips = ["species" if layer.get("conv.use_sc") else "none" for layer in self.layers]
         so3 = any(ir.p != (-1) ** ir.l for _, ir in harmonics)
         [widths], [neighbors] = widths, neighbors
-        counts = None
-        if len(neighbors) > 1:
-            counts = [neighbors[k] for k in self.order]
+        return self._common_fields(basis, neighbors) | {
+            "layers": len(self.layers),
+            "channels": self.features[1].count(SCALAR),
+            "lmax": harmonics.lmax,
+            "parity": not so3,
+            "radial_layers": len(widths),
+            "radial_hidden": int(widths[0]) if widths else 1,
+            "hidden": hidden_setting(self.features[1:]),
+            "so3": so3,
+            "embedding_channels": self.features[0].count(SCALAR),
+            "skip": skip_setting(skips),
+            "normalize_activation": False,
+        }
+
+    def _common_fields(self, basis: dict, neighbors: tuple[float, ...]) -> dict:
+        """Return the settings of what NequIP and Allegro share.
+
+        Args:
+          basis: as `basis` returns it.
+          neighbors: as `neighbors` returns them.
+        """
+        if float(basis["poly_power"]) != int(basis["poly_power"]):
+            refuse(f"a cutoff of the power {basis['poly_power']}, which is no whole number")
         cutoffs = basis["pair_cutoffs"]
         if cutoffs is not None:
             cutoffs = np.asarray(cutoffs)[np.ix_(self.order, self.order)].tolist()
         return {
             "irreps_out": "0e",
             "num_species": len(self.species),
-            "layers": len(self.layers),
-            "channels": self.features[1].count(SCALAR),
-            "lmax": harmonics.lmax,
-            "parity": not so3,
             "cutoff": float(basis["cutoff"]),
             "num_bessel": np.size(basis["frequencies"]),
             "poly_power": int(basis["poly_power"]),
-            "radial_layers": len(widths),
-            "radial_hidden": int(widths[0]) if widths else 1,
             "avg_num_neighbors": float(np.mean(neighbors)),
-            "species_neighbors": counts,
-            "hidden": hidden_setting(self.features[1:]),
-            "so3": so3,
-            "embedding_channels": self.features[0].count(SCALAR),
-            "skip": skip_setting(skips),
-            "normalize_activation": False,
+            "species_neighbors": [neighbors[k] for k in self.order] if len(neighbors) > 1 else None,
             "trainable_bessel": True,
             "pair_cutoffs": cutoffs,
         }

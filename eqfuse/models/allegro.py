@@ -1,6 +1,7 @@
 """Allegro: a strictly local equivariant potential (Musaelian et al. 2023)."""
 
 import math
+from typing import Literal
 
 import e3nn_jax as e3nn
 import flax.linen as nn
@@ -10,141 +11,13 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.models.allegro_irreps import Paths, tensor_paths
+from eqfuse.models.allegro_layers import AllegroLayer, DenseLayer, EnvironmentProduct, times
+from eqfuse.models.allegro_pairs import check_pairs, embed_pairs
 from eqfuse.models.irreps import SCALAR, require_positive
-from eqfuse.models.mlp import MLP, normalized
-from eqfuse.models.radial import edge_geometry
-
-UPDATE = 0.5
-"""a in the residual update of the latents."""
-
-
-def times(channels: int, irs) -> e3nn.Irreps:
-    """Return irreps with `channels` copies of each irrep."""
-    return e3nn.Irreps([(channels, ir) for ir in irs])
-
-
-class EnvironmentProduct(nn.Module):
-    """Edge features times the environment of their centre, channel by channel, and a Linear.
-
-        out_ij = Linear(V_ij (x) env_i),    env_i = sum_k (W x_ik) Y_ik / sqrt(n)
-
-    The sum is over the edges of the centre i, so that out_ij does not depend on atoms further away.
-
-    Attributes:
-      paths: irreps of V, env and their product.
-      parts: irreps of the output, one array for each.
-      channels: multiplicity of each irrep of V and env.
-      avg_num_neighbors: n.
-      backend: see `eqfuse.ops`.
-    References: Musaelian et al. 2023, Nature Communications 14, 579.
-    """
-
-    paths: Paths
-    parts: tuple[e3nn.Irreps, ...]
-    channels: int
-    avg_num_neighbors: float
-    backend: str | None
-
-    @nn.compact
-    def __call__(self, x, v, sh, edges):
-        """Return the product, mixed by the Linear.
-
-        Args:
-          x: latents, [n_edges, latent_dim].
-          v: V, IrrepsArray [n_edges, channels x paths.inputs].
-          sh: spherical harmonics, IrrepsArray [n_edges, irreps_sh].
-          edges: `eqfuse.ops.Edges`.
-        Returns:
-          IrrepsArray [n_edges, irreps] for each of the parts.
-        """
-        irs = self.paths.environment
-        widths = (self.channels * len(irs),)
-        weights = MLP(widths, None, self.backend, name="weights")(x)
-        factor = 1 / math.sqrt(self.avg_num_neighbors)  # cheaper here than over the edges
-        factors = jnp.full((edges.num_nodes, self.channels), factor, x.dtype)
-        environment = ops.graph_tensor_product(
-            e3nn.IrrepsArray(times(self.channels, [SCALAR]), factors),
-            sh.filter(keep=irs),
-            weights,
-            edges,
-            backend=self.backend,
-        )  # [n_nodes, channels x irs]
-        return ops.TensorProductLinear(
-            e3nn.Irreps([mul_ir for part in self.parts for mul_ir in part]),
-            force_irreps_out=True,
-            filter_ir_out=self.paths.products,
-            channelwise=True,
-            split=self.parts,
-            backend=self.backend,
-            name="linear",
-        )(v, environment, edges=edges)
-
-
-class AllegroLayer(nn.Module):
-    """One layer: a product with the environment, new latents, new edge features.
-
-        T_ij = V_ij (x) env_i
-        x_ij <- (x_ij + a u_ij MLP(x_ij, scalars of T_ij)) / sqrt(1 + a^2),    a = 1/2
-        V_ij <- Linear(T_ij)
-
-    The first matrix of the MLP is one of x, and one of the scalars, which is part of the Linear: so
-    T itself is not in memory on a CPU, nor on a GPU where it is large.
-
-    Attributes:
-      paths: irreps of V, env and T.
-      features: irreps of V after the layer; none after the last layer of an energy.
-      channels: multiplicity of each irrep.
-      latent_layers: matrices of the MLP, of the width of x.
-      latent_activation: silu between them, or nothing.
-      avg_num_neighbors: n of `EnvironmentProduct`.
-      backend: see `eqfuse.ops`.
-    References: Musaelian et al. 2023, Nature Communications 14, 579.
-    """
-
-    paths: Paths
-    features: tuple[e3nn.Irrep, ...]
-    channels: int
-    latent_layers: int
-    latent_activation: bool
-    avg_num_neighbors: float
-    backend: str | None
-
-    @nn.compact
-    def __call__(self, x, v, sh, envelope, edges):
-        """Return latents and edge features after the layer.
-
-        Args:
-          x, v, sh, edges: as in `EnvironmentProduct`.
-          envelope: u, [n_edges].
-        Returns:
-          The new x, [n_edges, latent_dim], and v, IrrepsArray [n_edges, channels x features].
-        """
-        latents = e3nn.Irreps([(x.shape[-1], SCALAR)])
-        features = times(self.channels, self.features)
-        scalars, v = EnvironmentProduct(
-            self.paths,
-            (latents, features),
-            self.channels,
-            self.avg_num_neighbors,
-            self.backend,
-            name="product",
-        )(x, v, sh, edges)  # [n_edges, latents], [n_edges, features]
-        new = self._latents(x, scalars.array)
-        x = (x + UPDATE * envelope[:, None] * new) / math.sqrt(1 + UPDATE**2)
-        return x, v
-
-    def _latents(self, x, mixed):
-        """Return the MLP of x and of the scalars, [n_edges, width], whose Linear is `mixed`."""
-        width = x.shape[-1]
-        scalars = self.channels * self.paths.num_scalars
-        # each is normalised by its own number of columns, and the matrix by that of all
-        own, other = (math.sqrt(n / (width + scalars)) for n in (width, scalars))
-        new = own * MLP((width,), None, self.backend, name="latents")(x) + other * mixed
-        if self.latent_layers == 1:
-            return new
-        act = jax.nn.silu if self.latent_activation else None
-        widths = (width,) * (self.latent_layers - 1)
-        return MLP(widths, act, self.backend, name="mlp")(normalized(act)(new))
+from eqfuse.models.mlp import MLP
+from eqfuse.models.nequip_edges import check_species_settings, network_bessel, reduced_lengths
+from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff, spherical_harmonics
+from eqfuse.models.species import narrow_settings, take_species
 
 
 class Allegro(nn.Module):
@@ -157,11 +30,14 @@ class Allegro(nn.Module):
     whatever the number of layers. Edges of zero length (padding) and edges beyond the cutoff
     contribute exactly zero.
 
-    Where the published program and the paper differ, this is the paper: species and lengths are
-    concatenated, channels are mixed by a full Linear, the new latents are weighted by 1/2 of the
-    old ones. Differences from both: the frequencies of the Bessel functions are not trained (as in
-    `NequIP`), and weights are normal, not uniform, numbers of variance 1. The paper predicts
-    energies; other irreps are a Linear of one product more with an environment.
+    Where the published program and the paper differ, the defaults are the paper: species and
+    lengths are concatenated, channels are mixed by a full Linear, the new latents are weighted by
+    1/2 of the old ones. Differences from both: the frequencies of the Bessel functions are not
+    trained (as in `NequIP`), and weights are normal, not uniform, numbers of variance 1. The paper
+    predicts energies; other irreps are a Linear of one product more with an environment.
+
+    `dense` with `two_body="product"` or `"spline"` is the network of nequip-allegro since 2024. The
+    settings after `avg_num_neighbors` are those of its networks.
 
     Attributes:
       irreps_out: what is predicted per node; "0e" for an energy.
@@ -173,16 +49,34 @@ class Allegro(nn.Module):
       parity: V of both parities (`o3_full`), or of natural parity (-1)^l only (`o3_restricted`).
         SO(3) alone, as in the program, would distinguish a molecule from its mirror image.
       latent_dim: width of the latents.
-      two_body_layers: matrices of the first MLP, whose widths double up to `latent_dim`.
+      two_body_layers: matrices of the first MLP, whose widths double up to `latent_dim`, or are
+        `two_body_hidden` before it.
       latent_layers: matrices of the MLP of each layer.
       latent_activation: silu between them, or nothing.
-      readout_hidden: width inside the last MLP, which is linear.
+      readout_hidden: width inside the last MLP, which is linear without `readout_activation`.
       cutoff: radius of the neighbourhood, Å.
       num_bessel: number of Bessel functions of the edge length.
       poly_power: p of the polynomial cutoff.
       avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
+      dense: layers have a weight for each path of the product and channel, and latents beside those
+        of all layers before, see `eqfuse.models.allegro_layers.DenseLayer`.
+      two_body: what the first MLP reads: species and basis, concatenated; the product of embeddings
+        of both species and a Linear of the basis; or splines of the distance for each pair.
+      embedding_dim: width of the product or of the splines; None: `latent_dim`.
+      num_splines: number of splines.
+      spline_span: with how many others a spline overlaps on each side.
+      two_body_hidden: width inside the first MLP; None: see `two_body_layers`.
+      latent_hidden: width inside the MLP of each layer; None: `latent_dim`.
+      readout_layers: matrices of the last MLP.
+      readout_activation: silu between them, or nothing.
+      trainable_bessel: the frequencies of the Bessel functions are parameters.
+      species_neighbors: mean number of neighbours for each species of the centre, in place of
+        `avg_num_neighbors`; None for that.
+      pair_cutoffs: a cutoff for each species of receiver and sender, at most `cutoff`, Å; None for
+        one cutoff.
       backend: see `eqfuse.ops`; the parameters are the same for all.
-    References: Musaelian et al. 2023, Nature Communications 14, 579.
+    References: Musaelian et al. 2023, Nature Communications 14, 579; Tan et al. 2025,
+      arXiv:2504.16068 (`dense`).
     """
 
     irreps_out: str = "0e"
@@ -200,12 +94,26 @@ class Allegro(nn.Module):
     num_bessel: int = 8
     poly_power: int = 6
     avg_num_neighbors: float = 1.0
+    dense: bool = False
+    two_body: Literal["concatenate", "product", "spline"] = "concatenate"
+    embedding_dim: int | None = None
+    num_splines: int = 16
+    spline_span: int = 12
+    two_body_hidden: int | None = None
+    latent_hidden: int | None = None
+    readout_layers: int = 2
+    readout_activation: bool = False
+    trainable_bessel: bool = False
+    species_neighbors: tuple[float, ...] | None = None
+    pair_cutoffs: tuple[tuple[float, ...], ...] | None = None
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
         """Return latents and features of an edge before and after each layer, and the readout."""
-        latents = e3nn.Irreps([(self.latent_dim, SCALAR)])
-        inputs = [latents + times(self.channels, paths.inputs) for paths in self._paths()]
+        inputs = []
+        for k, paths in enumerate(self._paths()):
+            latents = e3nn.Irreps([(self.latent_dim * (k + 1 if self.dense else 1), SCALAR)])
+            inputs.append(latents + times(self.channels, paths.inputs))
         return [*inputs, e3nn.Irreps(self.irreps_out)]
 
     def narrow(self, params: dict, keep) -> tuple["Allegro", dict]:
@@ -215,13 +123,19 @@ class Allegro(nn.Module):
           params: its parameters.
           keep: [n] numbers of the species that stay, in their new order.
         """
+        smaller = self.clone(**narrow_settings(self, keep))
+        if self.two_body != "concatenate":
+            params = take_species(params, keep, ("center", "neighbor", "spline"))
+            if "spline" in params:
+                params = {**params, "spline": params["spline"][:, keep]}
+            return smaller, params
         count, kernel = self.num_species, params["two_body"]["Dense_0"]["kernel"]
         # its rows: the species of the two atoms, one-hot, then the radial basis
         rows = np.concatenate([keep, count + np.asarray(keep), np.arange(2 * count, len(kernel))])
         # a dense layer divides by the square root of its rows
         kernel = (kernel[rows] * np.sqrt(len(rows) / len(kernel))).astype(kernel.dtype)
         two_body = {**params["two_body"], "Dense_0": {"kernel": kernel}}
-        return self.clone(num_species=len(keep)), {**params, "two_body": two_body}
+        return smaller, {**params, "two_body": two_body}
 
     def _paths(self) -> list[Paths]:
         return tensor_paths(self.irreps_out, layers=self.layers, lmax=self.lmax, parity=self.parity)
@@ -241,39 +155,74 @@ class Allegro(nn.Module):
         """
         self._check()
         *layers, readout = self._paths()
-        sh, basis, envelope = edge_geometry(
-            vectors, self.lmax, self.cutoff, self.num_bessel, self.poly_power
-        )  # [n_edges, irreps_sh], [n_edges, num_bessel], [n_edges]
-        x = self._two_body_latents(basis, envelope, species, edges)
+        lengths, directions, real = lengths_and_directions(vectors)
+        reduced = reduced_lengths(self, lengths, species, edges)
+        envelope = jnp.where(real, polynomial_cutoff(reduced, self.cutoff, self.poly_power), 0)
+        basis = network_bessel(self, reduced) * envelope[:, None]  # [n_edges, num_bessel]
+        sh = spherical_harmonics(directions, range(self.lmax + 1))  # [n_edges, irreps_sh]
+        reduced = jnp.where(real, reduced / self.cutoff, 1)
+        x = self._two_body_latents(basis, reduced, envelope, species, edges)
         v = self._first_features(x, sh, layers[0].inputs)
-        for k, paths in enumerate(layers):
-            x, v = AllegroLayer(
-                paths,
-                (*layers, readout)[k + 1].inputs,
-                self.channels,
-                self.latent_layers,
-                self.latent_activation,
-                self.avg_num_neighbors,
-                self.backend,
-                name=f"layer_{k}",
-            )(x, v, sh, envelope, edges)
-        out = self._readout(x, v, sh, edges, readout)  # [n_edges, irreps_out]
+        around, divisor = self._normalized(sh, species, edges)
+        run = self._dense_layers if self.dense else self._layers
+        x, v = run(x, v, around, envelope, edges, [*layers, readout])
+        out = self._readout(x, v, around, edges, readout)  # [n_edges, irreps_out]
         out = e3nn.scatter_sum(out, dst=edges.receivers, output_size=edges.num_nodes)
-        return out / math.sqrt(self.avg_num_neighbors)
+        return out / divisor
 
     def _check(self):
         positive = ("num_species", "channels", "latent_dim", "two_body_layers", "latent_layers")
-        positive += ("readout_hidden", "avg_num_neighbors")
+        positive += ("readout_layers", "readout_hidden", "avg_num_neighbors", "cutoff")
+        positive += ("num_bessel", "poly_power")
         require_positive(**{name: getattr(self, name) for name in positive})
+        check_pairs(self)
+        check_species_settings(self)
 
-    def _two_body_latents(self, basis, envelope, species, edges):
+    def _normalized(self, sh, species, edges):
+        """Return sh for sums that are divided by sqrt(n), and what the last sum is divided by."""
+        mean = math.sqrt(self.avg_num_neighbors)
+        if self.species_neighbors is None:
+            return sh, mean
+        counts = jnp.asarray(self.species_neighbors, sh.dtype)
+        of_nodes = jnp.sqrt(counts)[species][:, None]
+        return sh * (mean / of_nodes)[edges.receivers], of_nodes
+
+    def _two_body_latents(self, basis, lengths, envelope, species, edges):
         """Return the latents x of the two atoms of each edge, [n_edges, latent_dim]."""
-        z = jax.nn.one_hot(species, self.num_species, dtype=basis.dtype)
-        widths = [self.latent_dim >> k for k in reversed(range(self.two_body_layers))]
-        widths = tuple(max(1, width) for width in widths)
-        x = jnp.concatenate([z[edges.receivers], z[edges.senders], basis], axis=1)
-        x = MLP(widths, jax.nn.silu, self.backend, name="two_body")(x)
-        return envelope[:, None] * x
+        count, hidden = self.two_body_layers, self.two_body_hidden
+        widths = [hidden or max(1, self.latent_dim >> k) for k in reversed(range(1, count))]
+        x = embed_pairs(self, basis, lengths, species, edges)
+        x = MLP((*widths, self.latent_dim), jax.nn.silu, self.backend, name="two_body")(x)
+        return envelope[:, None] * x if self.two_body == "concatenate" else x
+
+    def _settings(self, k: int, layers: list[Paths]) -> dict:
+        """Return the settings of a layer, of which `layers` are all and the readout."""
+        inside = (self.latent_hidden or self.latent_dim,) * (self.latent_layers - 1)
+        return {
+            "paths": layers[k],
+            "features": layers[k + 1].inputs,
+            "channels": self.channels,
+            "latent_widths": (*inside, self.latent_dim),
+            "latent_activation": self.latent_activation,
+            "avg_num_neighbors": self.avg_num_neighbors,
+            "backend": self.backend,
+            "name": f"layer_{k}",
+        }
+
+    def _layers(self, x, v, sh, envelope, edges, layers):
+        for k in range(self.layers):
+            x, v = AllegroLayer(**self._settings(k, layers))(x, v, sh, envelope, edges)
+        return x, v
+
+    def _dense_layers(self, x, v, sh, envelope, edges, layers):
+        counts = [len(paths.environment) for paths in layers[: self.layers]]
+        widths = (self.latent_dim + self.channels * counts[0],)
+        first = MLP(widths, None, self.backend, name="first_latents")(x)
+        x, weights = jnp.split(first, [self.latent_dim], axis=1)
+        for k, count in enumerate([*counts[1:], 0]):
+            layer = DenseLayer(**self._settings(k, layers), environment=count)
+            x, weights, v = layer(x, weights, v, sh, edges)
+        return x, v
 
     def _first_features(self, x, sh, irs):
         """Return V, the weighted spherical harmonics, IrrepsArray [n_edges, channels x irs]."""
@@ -287,7 +236,9 @@ class Allegro(nn.Module):
         count = irreps_out.count(SCALAR)
         scalars, chunks = None, []
         if count:
-            mlp = MLP((self.readout_hidden, count), None, self.backend, name="readout")
+            widths = (*(self.readout_hidden,) * (self.readout_layers - 1), count)
+            act = jax.nn.silu if self.readout_activation else None
+            mlp = MLP(widths, act, self.backend, name="readout")
             scalars = mlp(x)[:, :, None]
         tensors = [(mul, ir) for mul, ir in irreps_out if ir != SCALAR]
         if tensors:

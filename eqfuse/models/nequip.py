@@ -17,7 +17,7 @@ from eqfuse.models.mlp import normalized
 from eqfuse.models.nequip_edges import check_edge_settings, nequip_edges
 from eqfuse.models.nequip_irreps import gated, hidden_irreps, messages
 from eqfuse.models.norm import RMSNorm
-from eqfuse.models.species import take, take_species
+from eqfuse.models.species import narrow_settings, take_species
 
 SKIPS = ("species", "linear", "none")
 """Kinds of self-connection: a Linear for each species, one for all, or none."""
@@ -224,10 +224,7 @@ class NequIP(nn.Module):
           keep: [n] numbers of the species that stay, in their new order.
         """
         params = take_species(params, keep, ("embedding", "skip"))
-        cutoffs = take(self.pair_cutoffs, keep)
-        cutoffs = cutoffs and tuple(take(row, keep) for row in cutoffs)
-        fields = {"pair_cutoffs": cutoffs, "species_neighbors": take(self.species_neighbors, keep)}
-        return self.clone(num_species=len(keep), **fields), params
+        return self.clone(**narrow_settings(self, keep)), params
 
     @nn.compact
     def __call__(self, vectors, species, edges):
@@ -285,9 +282,4 @@ class NequIP(nn.Module):
             num_bessel=self.num_bessel,
             poly_power=self.poly_power,
         )
-        counts = self.species_neighbors
-        if counts is not None and (len(counts) != self.num_species or min(counts) <= 0):
-            raise ValueError(
-                f"species_neighbors must be {self.num_species} positive numbers, got {counts}"
-            )
         check_edge_settings(self)

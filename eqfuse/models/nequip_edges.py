@@ -46,11 +46,8 @@ def nequip_edges(network, vectors, species, edges) -> tuple[e3nn.IrrepsArray, ja
     """
     cutoff, count = network.cutoff, network.num_bessel
     lengths, directions, real = lengths_and_directions(vectors)
-    reduced = lengths
-    if network.pair_cutoffs is not None:  # as if the cutoff were that of the pair
-        table = jnp.asarray(network.pair_cutoffs, lengths.dtype) / cutoff
-        reduced = lengths / table[species[edges.receivers], species[edges.senders]]
-    basis = _bessel(network, reduced)
+    reduced = reduced_lengths(network, lengths, species, edges)
+    basis = network_bessel(network, reduced)
     if network.cutoff_function == "xplor":
         envelope = xplor_cutoff(reduced, network.cutoff_onset, cutoff)
     else:
@@ -66,8 +63,27 @@ def nequip_edges(network, vectors, species, edges) -> tuple[e3nn.IrrepsArray, ja
     return sh, basis
 
 
-def _bessel(network, lengths):
-    """Return Bessel functions, [n_edges, num_bessel], whose frequencies may be parameters."""
+def reduced_lengths(network, lengths, species, edges) -> jax.Array:
+    """Return lengths as if the cutoff of each pair of species were that of the network.
+
+    Args:
+      network: with `cutoff` and `pair_cutoffs`.
+      lengths: [n_edges] Å.
+      species, edges: see `nequip_edges`.
+    """
+    if network.pair_cutoffs is None:
+        return lengths
+    table = jnp.asarray(network.pair_cutoffs, lengths.dtype) / network.cutoff
+    return lengths / table[species[edges.receivers], species[edges.senders]]
+
+
+def network_bessel(network, lengths) -> jax.Array:
+    """Return Bessel functions, [n_edges, num_bessel], whose frequencies may be parameters.
+
+    Args:
+      network: with `cutoff`, `num_bessel` and `trainable_bessel`.
+      lengths: [n_edges] Å.
+    """
     cutoff, count = network.cutoff, network.num_bessel
     if not network.trainable_bessel:
         return bessel_basis(lengths, count, cutoff)
@@ -94,6 +110,20 @@ def check_edge_settings(network):
         raise ValueError(
             f"cutoff_function='xplor' needs a cutoff_onset between 0 and {network.cutoff} Å, got "
             f"{onset}"
+        )
+    check_species_settings(network)
+
+
+def check_species_settings(network):
+    """Refuse numbers of neighbours and cutoffs that do not fit the species.
+
+    Raises:
+      ValueError: the first that does not, by its name.
+    """
+    counts = network.species_neighbors
+    if counts is not None and (len(counts) != network.num_species or min(counts) <= 0):
+        raise ValueError(
+            f"species_neighbors must be {network.num_species} positive numbers, got {counts}"
         )
     cutoffs = network.pair_cutoffs
     if cutoffs is not None:

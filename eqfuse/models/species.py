@@ -21,3 +21,13 @@ def take_species(params: dict, keep, names: tuple[str, ...]) -> dict:
 def take(values, keep) -> tuple | None:
     """Return the settings of some species, of one setting for each; None for None."""
     return None if values is None else tuple(values[k] for k in keep)
+
+
+def narrow_settings(network, keep) -> dict:
+    """Return the settings of a network that count its species, for some of them."""
+    cutoffs = take(network.pair_cutoffs, keep)
+    return {
+        "num_species": len(keep),
+        "pair_cutoffs": cutoffs and tuple(take(row, keep) for row in cutoffs),
+        "species_neighbors": take(network.species_neighbors, keep),
+    }

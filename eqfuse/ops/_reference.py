@@ -23,7 +23,7 @@ def graph_tensor_product(x, y, weights, edges, **options):
     return e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
 
 
-def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalization):
+def channelwise_tensor_product(x, y, edges, weights=None, *, filter_ir_out, irrep_normalization):
     """Multiply every block with every block; see `eqfuse.ops.channelwise_tensor_product`."""
     if edges is not None:
         y = y[edges.receivers]
@@ -38,7 +38,17 @@ def channelwise_tensor_product(x, y, edges, *, filter_ir_out, irrep_normalizatio
     product = e3nn.elementwise_tensor_product(
         left, right, filter_ir_out=filter_ir_out, irrep_normalization=irrep_normalization
     )
-    return product.regroup()
+    product = product.regroup()
+    if weights is None:
+        return product
+    mul = x.irreps[0].mul
+    weighted = product * weights
+    chunks = [
+        chunk.reshape(-1, chunk.shape[-2] // mul, mul, chunk.shape[-1]).sum(1)
+        for chunk in map(jnp.asarray, weighted.chunks)
+    ]
+    irreps = e3nn.Irreps([(mul, ir) for _, ir in product.irreps])
+    return e3nn.from_chunks(irreps, chunks, product.shape[:-1], product.dtype)
 
 
 def symmetric_contraction(x, weights, irreps_out, correlation: int):

@@ -21,7 +21,15 @@ from eqfuse.inference.calculator import Calculator
 from tests.convert.conftest import GOLDENS
 
 NAMES = sorted(path.stem for path in (GOLDENS / "networks").glob("*.npz"))
-QUICK = ("mace_hcozr", "nequip_pair_cutoffs", "nequip_toluene", "7net-0", "sevennet_both_parities")
+QUICK = (
+    "allegro_product",
+    "allegro_spline",
+    "mace_hcozr",
+    "nequip_pair_cutoffs",
+    "nequip_toluene",
+    "7net-0",
+    "sevennet_both_parities",
+)
 # Couplings and constants are exact in both, but for files of float32 of these: mace and TorchScript
 # keep couplings, or compute, in float32.
 ROUNDED = {"mace_spice": 5e-6, "mace_hcozr": 1e-8, "nequip_copper": 5e-6}
@@ -74,7 +82,9 @@ def test_energies_forces_and_stress_are_those_of_the_program(name, converted):
         assert max(errors.values()) <= ROUNDED.get(name, EXACT), errors
 
 
-@pytest.mark.parametrize("name", ["nequip_toluene", pytest.param("7net-0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["allegro_product", "nequip_toluene", pytest.param("7net-0", marks=pytest.mark.slow)]
+)
 def test_the_comparison_sees_each_array_of_the_network(name, converted):
     """Fail where one array is a thousandth larger."""
     golden, run = converted(name)

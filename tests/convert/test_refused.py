@@ -12,7 +12,8 @@ from eqfuse.convert import ConvertError, convert
 from eqfuse.convert.archives import read_package
 from eqfuse.convert.convert import READERS, reading
 from eqfuse.convert.nequip import read_nequip
-from eqfuse.convert.nequip_package import NequIPPackage
+from eqfuse.convert.nequip_allegro import AllegroPackage
+from eqfuse.convert.nequip_package import NequIPPackage, energy_parts
 from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.sevennet import _check
 from eqfuse.convert.sevennet_files import NETWORKS, sevennet_file
@@ -125,12 +126,16 @@ def test_damaged_files_of_nequix_are_refused(config, shapes, message, tmp_path):
         read_nequix(nqx(tmp_path / "a.nqx", config, shapes))
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory):
-    path = tmp_path_factory.mktemp("packages") / "a.nequip.zip"
-    stored = GOLDENS / "networks" / "nequip_pair_cutoffs.nequip.zip.xz"
+def packaged(folder, name):
+    path = folder / f"{name}.nequip.zip"
+    stored = GOLDENS / "networks" / f"{name}.nequip.zip.xz"
     path.write_bytes(lzma.decompress(stored.read_bytes()))
     return path
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return packaged(tmp_path_factory.mktemp("packages"), "nequip_pair_cutoffs")
 
 
 @pytest.mark.parametrize(
@@ -147,31 +152,60 @@ def package(tmp_path_factory):
     ],
 )
 def test_what_nequip_has_and_we_have_not_is_refused_by_name(part, value, message, package):
-    module = read_package(package, "model", "eager_model.pkl")
-    NequIPPackage(module).converted()  # as it is, it can be
-    put(module.get("sole_model.model.func"), part, value)
+    parts = energy_parts(read_package(package, "model", "eager_model.pkl"))
+    NequIPPackage(parts).converted()  # as it is, it can be
+    put(parts, part, value)
     with pytest.raises(ConvertError, match=message):
-        NequIPPackage(module).converted()
+        NequIPPackage(parts).converted()
 
 
-@pytest.mark.parametrize("name", ["dispersion", "pair_potential", "allegro"])
+GELU = of_kind("torch.nn.modules.activation.GELU")
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("scalar_embed_mlp.mlp_module.mlp.1", GELU, "with GELU, where SiLU is expected"),
+        ("radial_chemical_embed", of_kind("allegro.nn.Other"), "pairs of the kind Other"),
+        ("radial_chemical_embed.type_embed", of_kind("allegro.nn.X"), "pairs of the kind X"),
+        ("allegro.avg_num_neighbors_norm.norm_const", np.array([0.5]), "than those of layers"),
+        ("allegro.tps.0.scatter_factor", 0.5, "products that divide by scatter_factor"),
+        ("allegro.tps.0.instructions", [(0, 0, 0)], "a product with 1 paths, where all are"),
+        ("allegro.tps.0.irreps_out", ((1, (0, 1)),), "irreps of the features other than all"),
+        ("allegro.tps.0.irreps_in2", ((1, (0, 1)), (1, (1, 1))), "not those of natural parity"),
+        ("dispersion", of_kind("nequip.nn.D3"), r"not known here \(dispersion\)"),
+    ],
+)
+def test_what_allegro_of_nequip_has_and_we_have_not_is_refused_by_name(
+    part, value, message, tmp_path
+):
+    module = read_package(packaged(tmp_path, "allegro_product"), "model", "eager_model.pkl")
+    parts = energy_parts(module)
+    if part == "dispersion":
+        parts.state["_modules"][part] = value
+    else:
+        put(parts, part, value)
+    with pytest.raises(ConvertError, match=message):
+        AllegroPackage(parts).converted()
+
+
+@pytest.mark.parametrize("name", ["dispersion", "pair_potential"])
 def test_an_unknown_part_of_nequip_is_refused_by_name(name, package):
-    module = read_package(package, "model", "eager_model.pkl")
-    module.get("sole_model.model.func").state["_modules"][name] = of_kind("nequip.nn.LennardJones")
+    parts = energy_parts(read_package(package, "model", "eager_model.pkl"))
+    parts.state["_modules"][name] = of_kind("nequip.nn.LennardJones")
     message = {
-        "allegro": "layers of Allegro",
         "dispersion": r"not known here \(dispersion\)",
         "pair_potential": "a pair potential of the kind LennardJones",
     }[name]
     with pytest.raises(ConvertError, match=message):
-        NequIPPackage(module).converted()
+        NequIPPackage(parts).converted()
 
 
 def test_several_networks_in_a_package_are_refused_by_name(package):
     module = read_package(package, "model", "eager_model.pkl")
     module.state["_modules"]["teacher"] = module.get("sole_model")
     with pytest.raises(ConvertError, match=r"several networks in one file .sole_model, teacher."):
-        NequIPPackage(module)
+        energy_parts(module)
 
 
 @pytest.mark.parametrize("program", ["sevennet", "nequix", "nequip"])

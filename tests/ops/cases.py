@@ -219,6 +219,54 @@ class Channelwise(Case):
         return jnp.concatenate(rows, axis=-1)
 
 
+@dataclasses.dataclass(frozen=True)
+class WeightedChannelwise(Channelwise):
+    """A product of matching channels on a graph, with one row of weights for all edges."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("x", "y", "w")
+
+    @property
+    def sums(self) -> dict[str, int]:
+        return {"w": len(self.graph.pairs)}
+
+    @functools.cached_property
+    def products(self) -> e3nn.Irreps:
+        """Return the irreps of the products, before they are added."""
+        return super().irreps_out
+
+    @functools.cached_property
+    def irreps_out(self) -> e3nn.Irreps:
+        return e3nn.Irreps([(e3nn.Irreps(self.irreps_x)[0].mul, ir) for _, ir in self.products])
+
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        x, y, (edges, _) = super().shapes()
+        return x, y, (self.products.num_irreps,), (edges, self.irreps_out.dim)
+
+    def function(self, backend: str):
+        def function(x, y, w):
+            x, y = self.irreps_arrays(x, y)
+            return ops.channelwise_tensor_product(
+                x, y, self.graph.edges(), weights=w, **self.options, backend=backend
+            ).array
+
+        return function
+
+    def reference(self, x, y, w):
+        """Return sums over the paths to an irrep, channel by channel, in jax.numpy."""
+        x, y = self.irreps_arrays(x, y)
+        x, y = x.mul_to_axis(), y[self.graph.receivers].mul_to_axis()
+        out = e3nn.tensor_product(x, y, **self.options, regroup_output=False).regroup()
+        rows = [jnp.zeros((*out.shape[:-2], 0), out.dtype)]
+        for chunk, (mul, ir) in zip(out.chunks, self.irreps_out, strict=True):
+            paths = chunk.shape[-2]
+            weights, w = w[: paths * mul].reshape(paths, mul), w[paths * mul :]
+            summed = jnp.einsum("eupk,pu->euk", chunk, weights)
+            rows.append(summed.reshape(-1, mul * ir.dim))
+        return jnp.concatenate(rows, axis=-1)
+
+
 def random_arrays(shapes, seed: int, held_by=np.float32) -> tuple[np.ndarray, ...]:
     """Return normal numbers that `held_by` can hold, in float64."""
     rng = np.random.default_rng(seed)
@@ -235,6 +283,10 @@ def _elementwise(*arguments, **keywords):
 
 def _channelwise(*arguments, **keywords):
     return Channelwise("channelwise_tensor_product", *arguments, **keywords)
+
+
+def _weighted(*arguments, **keywords):
+    return WeightedChannelwise("channelwise_tensor_product", *arguments, **keywords)
 
 
 def _graph(*arguments, **keywords):
@@ -287,6 +339,14 @@ CHANNELWISE = {
     "graph-mul-33": _channelwise("33x0e+33x1o", "33x1o", graph=SMALL),
     "graph-no-edges": _channelwise("4x0e+4x1o", "4x0e", graph=NO_EDGES),
     "nothing-left": _channelwise("8x0e", "8x1o", keep="2e"),
+}
+
+WEIGHTED_CHANNELWISE = {
+    "two-paths": _weighted("5x0e+5x1o+5x1e", "5x0e+5x1o", keep="0e+1o", graph=SMALL),
+    "not-sorted": _weighted("4x1o+4x0e+4x1o", "4x1o+4x0e", keep="0e+1o", graph=SMALL),
+    "zero": _weighted("3x0e+3x1o", "3x0e+3x1o", zero_x=(True, False), graph=SMALL),
+    "mul-33": _weighted("33x0e+33x1o", "33x1o", graph=SMALL),
+    "no-edges": _weighted("4x0e+4x1o", "4x0e", graph=NO_EDGES),
 }
 
 ELEMENTWISE = {

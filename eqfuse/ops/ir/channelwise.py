@@ -6,7 +6,7 @@ import functools
 import e3nn_jax as e3nn
 
 from eqfuse.ops.ir.form import Form, Index, Path, Segment
-from eqfuse.ops.ir.products import OUT, Operands, Product, X, Y, coupling, regrouped, renumbered
+from eqfuse.ops.ir.products import OUT, Operands, Product, W, X, Y, coupling, regrouped, renumbered
 
 
 @functools.cache
@@ -42,10 +42,12 @@ def channelwise_tensor_product(
     zero_x: tuple[bool, ...] | None = None,
     zero_y: tuple[bool, ...] | None = None,
     on_graph: bool = False,
+    weighted: bool = False,
 ) -> Product:
     """Return the form of every block of x times every block of y (uuu), sorted and merged by irrep.
 
-    `on_graph` reads y through the receivers.
+    `on_graph` reads y through the receivers. `weighted` adds a weight for each channel of each
+    block of the output, one row for all, and adds up the blocks of an irrep.
 
     Raises:
       ValueError: blocks of different multiplicities.
@@ -63,6 +65,8 @@ def channelwise_tensor_product(
     ]
     blocks.sort(key=lambda block: block[0])  # stably, as e3nn sorts
     y_index = Index.RECEIVER if on_graph else Index.ROW
+    if weighted:
+        return _weighted(blocks, irreps_x, irreps_y, filter_ir_out, normalization, y_index)
     product = _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization, y_index)
     irreps_out, zeros = regrouped(product.irreps_out, product.zero_flags)
     return dataclasses.replace(product, irreps_out=irreps_out, zero_flags=zeros)
@@ -92,6 +96,33 @@ def _channelwise(
     output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
     form = renumbered(Form(inputs, (output,), ()), paths)
     return Product(form, irreps_out, tuple(zeros))
+
+
+def _weighted(blocks, irreps_x, irreps_y, filter_ir_out, normalization, y_index) -> Product:
+    """Return the form of weighted products, of which those of an irrep are added."""
+    blocks = [b for b in blocks if filter_ir_out is None or b[0] in filter_ir_out]
+    mul = blocks[0][1][1].mul if blocks else 0
+    irreps_out = e3nn.Irreps([(mul, ir) for ir in dict.fromkeys(ir for ir, _, _ in blocks)])
+    starts = dict(zip((ir for _, ir in irreps_out), irreps_out.slices(), strict=True))
+    operands, paths, nonzero = Operands(), [], set()
+    for k, (ir, (ir_x, x, x_zero), (ir_y, y, y_zero)) in enumerate(blocks):
+        if x_zero or y_zero or not mul:
+            continue
+        nonzero.add(ir)
+        factors = [operands.ref(X, x), operands.ref(Y, y)]
+        factors.append(operands.ref(W, Segment(k * mul, mul, 1, 1)))
+        out = Segment(starts[ir].start, mul, ir.dim, ir.dim)
+        terms = coupling(ir_x, ir_y, ir, normalization)
+        terms = tuple(((i, j, 0, m), c) for (i, j, m), c in terms)
+        paths.append(Path(tuple(factors), operands.ref(OUT, out), terms))
+    inputs = (
+        operands.operand(X, irreps_x.dim, True, Index.ROW),
+        operands.operand(Y, irreps_y.dim, True, y_index),
+        operands.operand(W, len(blocks) * mul, True, Index.SHARED),
+    )
+    output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
+    form = renumbered(Form(inputs, (output,), ()), paths)
+    return Product(form, irreps_out, tuple(ir not in nonzero for _, ir in irreps_out))
 
 
 def _blocks(irreps, zero_flags):

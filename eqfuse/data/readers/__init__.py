@@ -4,46 +4,62 @@ To add a format, write `readers/NAME.py` with a function that is a `Reader`, and
 `FORMATS`.
 """
 
+import functools
 import os
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from eqfuse.data.errors import DataError
+from eqfuse.data.progress import reported
 from eqfuse.data.readers import ase_files, extxyz
-from eqfuse.data.readers.ase_files import read_ase
-from eqfuse.data.readers.extxyz import read_extxyz
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units
-from eqfuse.data.readers.rmd17 import read_rmd17
+from eqfuse.data.readers.ase_files import iterate_ase
+from eqfuse.data.readers.extxyz import iterate_extxyz
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected
+from eqfuse.data.readers.hdf5 import iterate_hdf5
+from eqfuse.data.readers.lmdb_files import iterate_lmdb
+from eqfuse.data.readers.rmd17 import iterate_rmd17
 from eqfuse.data.structures import Structure
 
 _COMPRESSED = (".gz", ".bz2", ".xz")
 
 
 class Reader(Protocol):
-    """A function that reads all structures of a file, in eV and Å, and names them in errors."""
+    """A function that yields the structures of a file, in eV and Å, and names them in errors."""
 
     def __call__(
-        self,
-        path: str | os.PathLike,
-        *,
-        keys: Keys = USUAL_KEYS,
-        units: Units | None = None,
-        require_labels: bool = True,
-    ) -> list[Structure]: ...
+        self, path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
+    ) -> Iterator[Structure]: ...
 
 
 class Format(NamedTuple):
     """A reader, and the suffixes of file names that it is chosen for."""
 
-    read: Reader
+    iterate: Reader
     suffixes: tuple[str, ...]
 
 
 FORMATS = {
-    "extxyz": Format(read_extxyz, (".xyz", ".extxyz")),
-    "rmd17": Format(read_rmd17, (".npz",)),
-    "ase": Format(read_ase, ase_files.SUFFIXES),
+    "extxyz": Format(iterate_extxyz, (".xyz", ".extxyz")),
+    "rmd17": Format(iterate_rmd17, (".npz",)),
+    "hdf5": Format(iterate_hdf5, (".h5", ".hdf5")),
+    "lmdb": Format(iterate_lmdb, (".lmdb", ".aselmdb")),
+    "ase": Format(iterate_ase, ase_files.SUFFIXES),
 }
 """Formats by name. The first one reads files of any other suffix."""
+
+
+def iterate_structures(
+    path: str | os.PathLike,
+    *,
+    format: str | None = None,
+    keys: Keys = USUAL_KEYS,
+    units: Units | None = None,
+) -> Iterator[Structure]:
+    """Yield the structures of a file while it is read; see `read_structures`."""
+    format = format or _format(path)
+    if format not in FORMATS:
+        raise DataError(f"the format {format!r} is unknown; choose from: {', '.join(FORMATS)}")
+    return FORMATS[format].iterate(path, keys=keys, units=units)
 
 
 def read_structures(
@@ -54,7 +70,7 @@ def read_structures(
     units: Units | None = None,
     require_labels: bool = True,
 ) -> list[Structure]:
-    """Read every structure of a file.
+    """Read every structure of a file; what takes longer than a few seconds is reported.
 
     Args:
       path: the file.
@@ -67,11 +83,9 @@ def read_structures(
     Raises:
       DataError: an unknown format, or a file that cannot be read; names the file and the frame.
     """
-    format = format or _format(path)
-    if format not in FORMATS:
-        raise DataError(f"the format {format!r} is unknown; choose from: {', '.join(FORMATS)}")
-    read = FORMATS[format].read
-    return read(path, keys=keys, units=units, require_labels=require_labels)
+    structures = iterate_structures(path, format=format, keys=keys, units=units)
+    missing = functools.partial(missing_label, path, keys=keys) if require_labels else None
+    return collected(reported(structures, f"frames of {path} read"), path, missing)
 
 
 def missing_label(path: str | os.PathLike, name: str, keys: Keys) -> str:
@@ -82,9 +96,9 @@ def missing_label(path: str | os.PathLike, name: str, keys: Keys) -> str:
       name: energy, forces or stress.
       keys: under which labels were looked for.
     """
-    if FORMATS[_format(path)].read is read_extxyz:
+    if FORMATS[_format(path)].iterate is iterate_extxyz:
         return extxyz.missing_label(path, name, keys)
-    return f"no {name}"
+    return f"no {name} under the key {getattr(keys, name)!r}"
 
 
 def _format(path: str | os.PathLike) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from eqfuse.data.errors import DataError
 from eqfuse.data.readers.atoms import of_atoms
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, require_labels_of, require_regular
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, named, require_file
 from eqfuse.data.structures import Structure
 
 _FORMATS = {
@@ -32,14 +32,10 @@ SUFFIXES = tuple(_FORMATS)
 """Ends of the names of files that are read by ASE, in the format of each."""
 
 
-def read_ase(
-    path: str | os.PathLike,
-    *,
-    keys: Keys = USUAL_KEYS,
-    units: Units | None = None,
-    require_labels: bool = True,
-) -> list[Structure]:
-    """Read every frame of a file by ASE: a trajectory (.traj), a database (.db, .json), and others.
+def iterate_ase(
+    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
+) -> Iterator[Structure]:
+    """Yield the frames that ASE reads in a trajectory (.traj), a database (.db, .json), and others.
 
     Labels are those that ASE reads, of its calculators' names; `keys` also name entries of `info`
     and, in databases, of `key_value_pairs` and `data`. Weights are as in `read_extxyz`.
@@ -48,41 +44,21 @@ def read_ase(
       path: the file; of a name that is none of `SUFFIXES`, in the format that ASE guesses.
       keys: names of the labels.
       units: of the file; None for eV and Å.
-      require_labels: refuse a file without any energy, or without any forces unless all frames
-        are isolated atoms.
-    Returns:
-      one Structure per frame, in order, in eV and Å.
     Raises:
-      DataError: a missing or unreadable file, a pipe or a device, labels that no frame has, a frame
-        that is no `Structure`. Names the file and the frame, counted from 0.
+      DataError: a missing or unreadable file, a pipe or a device, a frame that is no `Structure`.
     References: https://ase-lib.org
     """
-    structures = []
-    for frame, atoms in enumerate(_frames(path)):
-        origin = f"{path}, frame {frame}"
-        try:
-            structures.append(of_atoms(atoms, keys, units, origin))
-        except DataError as err:
-            raise DataError(f"{origin}: {err}") from err
-    if not structures:
-        raise DataError(f"{path} has no frames; give a file with structures in it")
-    if require_labels:
-        require_labels_of(
-            structures, path, lambda name: f"no {name} under the key {getattr(keys, name)!r}"
-        )
-    return structures
+    return named(_frames(path), path, lambda atoms, origin: of_atoms(atoms, keys, units, origin))
 
 
 def _frames(path) -> Iterator[ase.Atoms]:
-    require_regular(path)
-    if not os.path.exists(path):
-        raise DataError(f"no such file: {path}; check the path (data.path, data.val_path)")
+    require_file(path)
     format = next((f for end, f in _FORMATS.items() if str(path).endswith(end)), None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of ASE's readers, about parts that are not read here
             if format in ("db", "json"):
-                yield from map(_of_row, _rows(path))
+                yield from map(of_row, _rows(path))
             else:
                 yield from ase.io.iread(os.fspath(path), index=":", format=format)
     except DataError:
@@ -95,7 +71,8 @@ def _rows(path):
     return ase.db.connect(os.fspath(path), append=True, use_lock_file=False).select()
 
 
-def _of_row(row) -> ase.Atoms:
+def of_row(row) -> ase.Atoms:
+    """Return the atoms of a row of a database, with its columns."""
     atoms = row.toatoms()
     for key, value in {**row.data, **row.key_value_pairs}.items():
         kept = atoms.arrays if np.shape(value)[:1] == (len(atoms),) else atoms.info

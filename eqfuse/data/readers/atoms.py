@@ -48,7 +48,7 @@ def of_atoms(
         pbc=atoms.pbc,
         energy=per_frame.get(keys.energy),
         forces=per_atom.get(keys.forces),
-        stress=_stress(per_frame, keys.stress, volume),
+        stress=stress_of(per_frame, keys.stress, volume),
         config_type=None if config_type is None else str(config_type),
         origin=origin,
         weights=_weights(atoms.info),
@@ -72,7 +72,16 @@ def is_number(value) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
-def _stress(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
+def stress_of(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
+    """Return the stress [3, 3], eV/Å^3, of 6 or 9 numbers under a key, or of the virial.
+
+    Args:
+      per_frame: properties of a frame; without the key "stress", its virial is taken.
+      key: a name with "virial" in it is that of -volume * stress.
+      volume: Å^3; 0 where there is no stress.
+    Raises:
+      DataError: other numbers.
+    """
     if key == "stress" and key not in per_frame:
         key = next((k for k in ("virial", "virials") if k in per_frame), key)
     value = per_frame.get(key)

@@ -1,5 +1,6 @@
 """Structures from extended XYZ files, read by ASE."""
 
+import functools
 import io
 import itertools
 import lzma
@@ -16,7 +17,14 @@ from ase.io.formats import open_with_compression
 
 from eqfuse.data.errors import DataError
 from eqfuse.data.readers.atoms import NINE_NUMBERS, PLAIN, is_number, of_atoms, properties_of
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, require_labels_of, require_regular
+from eqfuse.data.readers.format import (
+    USUAL_KEYS,
+    Keys,
+    Units,
+    collected,
+    named,
+    require_regular,
+)
 from eqfuse.data.structures import Structure
 
 _FRAMES_SEARCHED = 10  # for candidates
@@ -62,18 +70,20 @@ def read_extxyz(
         comment line of more than 2^20 characters. Names the file and the frame, counted from 0.
     References: https://github.com/libAtoms/extxyz
     """
-    structures, units = [], units or Units()
-    for frame, text in enumerate(_frames(path)):
-        origin = f"{path}, frame {frame}"
-        try:
-            structures.append(of_atoms(_parse(text, keys.stress), keys, units, origin))
-        except DataError as err:
-            raise DataError(f"{origin}: {err}") from err
-    if not structures:
-        raise DataError(f"{path} has no frames; give an extended XYZ file with structures in it")
-    if require_labels:
-        require_labels_of(structures, path, lambda name: missing_label(path, name, keys))
-    return structures
+    structures = iterate_extxyz(path, keys=keys, units=units)
+    missing = functools.partial(missing_label, path, keys=keys) if require_labels else None
+    return collected(structures, path, missing)
+
+
+def iterate_extxyz(
+    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
+) -> Iterator[Structure]:
+    """Yield the frames of `read_extxyz` while the file is read, which may have none."""
+
+    def structure(text: str, origin: str) -> Structure:
+        return of_atoms(_parse(text, keys.stress), keys, units, origin)
+
+    return named(_frames(path), path, structure)
 
 
 def missing_label(path: str | os.PathLike, name: str, keys: Keys) -> str:
@@ -100,47 +110,49 @@ def missing_label(path: str | os.PathLike, name: str, keys: Keys) -> str:
     )
 
 
-def _frames(path) -> Iterator[str]:
+def _lines(path) -> Iterator[str]:
     require_regular(path)
-    # ASE stops silently at a blank line and does not name a broken frame, hence this loop.
     try:
         with (
             open_with_compression(os.fspath(path), "rb") as file,
             io.TextIOWrapper(file, encoding="utf-8-sig") as text,  # without a byte-order mark
         ):
-            lines = text.readlines()
+            yield from text
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}; check the path (data.path, data.val_path)") from err
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as err:
         raise DataError(f"{path} cannot be read as text: {err}") from err
-    start, frame = 0, 0
-    while start < len(lines):
-        if not lines[start].strip():
-            start += 1
+
+
+def _frames(path) -> Iterator[str]:
+    # ASE stops silently at a blank line and does not name a broken frame, hence this loop.
+    lines, frame = enumerate(_lines(path), start=1), 0
+    for number, line in lines:
+        if not line.strip():
             continue
-        where = f"{path}, frame {frame} (line {start + 1})"
+        where = f"{path}, frame {frame} (line {number})"
         try:
-            num_atoms = int(lines[start])
+            num_atoms = int(line)
         except ValueError as err:
             raise DataError(
-                f"{where}: expected the number of atoms, got {lines[start].strip()[:60]!r}; "
+                f"{where}: expected the number of atoms, got {line.strip()[:60]!r}; "
                 "is this an extended XYZ file?"
             ) from err
         if num_atoms < 1:
             raise DataError(f"{where}: there are no atoms in this frame; remove it")
-        end = start + 2 + num_atoms
-        if end > len(lines):
+        rest = [text for _, text in itertools.islice(lines, 1 + num_atoms)]
+        if len(rest) < 1 + num_atoms:
             raise DataError(
-                f"{where}: the file ends after {max(len(lines) - start - 2, 0)} of "
+                f"{where}: the file ends after {max(len(rest) - 1, 0)} of "
                 f"{num_atoms} atoms; it may have been cut off"
             )
-        if len(lines[start + 1]) > _LONGEST_COMMENT:
+        if len(rest[0]) > _LONGEST_COMMENT:
             raise DataError(
-                f"{where}: a comment line of {len(lines[start + 1])} characters, and at most "
+                f"{where}: a comment line of {len(rest[0])} characters, and at most "
                 f"{_LONGEST_COMMENT} are read; shorten it to what is trained on"
             )
-        yield "".join(lines[start:end])
-        start, frame = end, frame + 1
+        yield "".join([line, *rest])
+        frame += 1
 
 
 def _parse(text: str, stress_key: str):

@@ -1,9 +1,10 @@
 """What the readers of all formats share: names of labels, units, checks of files."""
 
 import dataclasses
+import importlib
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import ase.units
@@ -100,17 +101,74 @@ def require_regular(path: str | os.PathLike) -> None:
         )
 
 
-def require_labels_of(structures: Sequence[Structure], path, missing: Callable[[str], str]) -> None:
-    """Refuse a file without any energy, or without any forces unless all are isolated atoms.
+def collected(
+    structures: Iterable[Structure],
+    path: str | os.PathLike,
+    missing: Callable[[str], str] | None = None,
+) -> list[Structure]:
+    """Return the structures of a file as a list.
 
     Args:
-      structures: of the file.
-      path: the file, for the message.
-      missing: gives what to do about a label that no frame has, by its name.
+      structures: as they are read.
+      path: the file, for messages.
+      missing: gives what to do about a label that no frame has, by its name; None where a file may
+        lack energies or forces.
+    Raises:
+      DataError: no structures; no energy in any, or no forces in any unless all are isolated atoms.
+    """
+    structures = list(structures)
+    if not structures:
+        raise DataError(f"{path} has no frames; give a file with structures in it")
+    frames = [s for s in structures if not s.is_isolated_atom]
+    for name, labelled in (("energy", structures), ("forces", frames)) if missing else ():
+        if labelled and not count_labelled(labelled, name):
+            raise DataError(f"{path}, in none of {len(labelled)} frames: {missing(name)}")
+    return structures
+
+
+def named(
+    frames: Iterable, path: str | os.PathLike, structure: Callable[..., Structure]
+) -> Iterator[Structure]:
+    """Yield the structures of frames, with their origins, which errors name.
+
+    Args:
+      frames: of the file.
+      path: the file.
+      structure: makes a structure of a frame and an origin.
+    Raises:
+      DataError: what it raises, after the file and the number of the frame, from 0.
+    """
+    for number, frame in enumerate(frames):
+        origin = f"{path}, frame {number}"
+        try:
+            yield structure(frame, origin)
+        except DataError as err:
+            raise DataError(f"{origin}: {err}") from err
+
+
+def require_file(path: str | os.PathLike) -> None:
+    """Refuse what is not there, and what `require_regular` refuses.
+
     Raises:
       DataError: one of them.
     """
-    frames = [s for s in structures if not s.is_isolated_atom]
-    for name, labelled in (("energy", structures), ("forces", frames)):
-        if labelled and not count_labelled(labelled, name):
-            raise DataError(f"{path}, in none of {len(labelled)} frames: {missing(name)}")
+    require_regular(path)
+    if not os.path.exists(path):
+        raise DataError(f"no such file: {path}; check the path (data.path, data.val_path)")
+
+
+def imported(module: str, path: str | os.PathLike):
+    """Return a module that an extra of eqfuse installs.
+
+    Args:
+      module: its name, which is that of the extra.
+      path: the file that it is for.
+    Raises:
+      DataError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as err:
+        raise DataError(
+            f"{path} needs the package {module}: pip install 'eqfuse[{module}]'"
+        ) from err

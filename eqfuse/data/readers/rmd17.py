@@ -1,12 +1,12 @@
 """Structures from the npz files of the revised MD17 and the MD22 data sets."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from eqfuse.data.errors import DataError
-from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, require_regular
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, collected, require_regular
 from eqfuse.data.structures import Structure
 
 _RMD17 = ("nuclear_charges", "coords", "energies", "forces")
@@ -43,8 +43,19 @@ def read_rmd17(
     References: Christensen and von Lilienfeld 2020, doi:10.1088/2632-2153/abba6f; Chmiela et al.
       2023, doi:10.1126/sciadv.adf0873.
     """
-    arrays, named = _load(path)
-    units = units or named
+    return collected(iterate_rmd17(path, units=units, frames=frames), path)
+
+
+def iterate_rmd17(
+    path: str | os.PathLike,
+    *,
+    keys: Keys = USUAL_KEYS,
+    units: Units | None = None,
+    frames: Sequence[int] | None = None,
+) -> Iterator[Structure]:
+    """Yield the frames of `read_rmd17`."""
+    arrays, units_of_file = _load(path)
+    units = units or units_of_file
     for key, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise DataError(f"{path}: {key} must be real numbers, and is {array.dtype}")
@@ -57,27 +68,15 @@ def read_rmd17(
             f"{path}: shapes do not fit: {shapes}; expected [n_atoms], [n_frames, n_atoms, 3], "
             "[n_frames], [n_frames, n_atoms, 3]"
         )
-    if len(coords) == 0:
-        raise DataError(f"{path} has no frames; give a file with structures in it")
-    frames = range(len(coords)) if frames is None else frames
-    structures = []
-    for frame in frames:
+    for frame in range(len(coords)) if frames is None else frames:
         if not 0 <= frame < len(coords):
             raise DataError(f"{path} has {len(coords)} frames, and no frame {frame}")
         origin = f"{path}, frame {frame}"
+        labels = {"energy": energies[frame], "forces": forces[frame]}
         try:
-            structures.append(
-                units.structure(
-                    numbers=numbers,
-                    positions=coords[frame],
-                    energy=energies[frame],
-                    forces=forces[frame],
-                    origin=origin,
-                )
-            )
+            yield units.structure(numbers=numbers, positions=coords[frame], origin=origin, **labels)
         except DataError as err:
             raise DataError(f"{origin}: {err}") from err
-    return structures
 
 
 def _load(path) -> tuple[dict[str, np.ndarray], Units]:

@@ -1,0 +1,84 @@
+"""Structures from LMDB files of ASE's rows, as fairchem's data sets are."""
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import ase
+import numpy as np
+from ase.calculators.calculator import all_properties
+from ase.db.row import AtomsRow
+from ase.io.jsonio import decode
+
+from eqfuse.data.errors import DataError
+from eqfuse.data.readers.ase_files import of_row
+from eqfuse.data.readers.atoms import of_atoms
+from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, imported, named, require_file
+from eqfuse.data.structures import Structure
+
+_NOT_ROWS = (b"nextid", b"deleted_ids", b"metadata")
+
+
+def iterate_lmdb(
+    path: str | os.PathLike, *, keys: Keys = USUAL_KEYS, units: Units | None = None
+) -> Iterator[Structure]:
+    """Yield the rows of an LMDB database of ASE (.aselmdb, .lmdb), in the order of their ids.
+
+    A row is JSON, compressed by zlib, under its id as text. Its labels are as in databases of ASE,
+    see `iterate_ase`. LMDB files of pickled objects, as of fairchem's first years, are refused:
+    reading them would execute what they hold.
+
+    Args:
+      path: the file, or a folder of such files, which are read in the order of their names.
+      keys: names of the labels.
+      units: of the file; None for eV and Å.
+    Raises:
+      DataError: a missing or unreadable file, a row that is none, or the package lmdb is not
+        installed.
+    References: https://gitlab.com/ase/ase-db-backends, aselmdb.
+    """
+    return named(_rows(path), path, lambda atoms, origin: of_atoms(atoms, keys, units, origin))
+
+
+def _rows(path) -> Iterator[ase.Atoms]:
+    require_file(path)
+    lmdb = imported("lmdb", path)
+    try:
+        if os.path.isdir(path) and not (Path(path) / "data.mdb").exists():
+            for file in sorted([*Path(path).glob("*.aselmdb"), *Path(path).glob("*.lmdb")]):
+                yield from _rows(file)
+            return
+        with (
+            lmdb.open(
+                os.fspath(path), subdir=os.path.isdir(path), readonly=True, lock=False, create=False
+            ) as environment,
+            environment.begin() as transaction,
+        ):
+            ids = [key for key, _ in transaction.cursor() if key not in _NOT_ROWS]
+            for key in sorted(ids, key=_number):
+                yield of_row(_row(transaction.get(key), key))
+    except DataError:
+        raise
+    except lmdb.Error as err:
+        raise DataError(f"{path} cannot be read as LMDB: {err}") from err
+    except (zlib.error, json.JSONDecodeError, UnicodeDecodeError) as err:
+        raise DataError(
+            f"{path} does not hold rows of ASE as compressed JSON ({err}); files of pickled "
+            "objects are not read, since they can run any code: write .aselmdb or extended XYZ"
+        ) from err
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as err:
+        raise DataError(f"{path}: a row is damaged: {type(err).__name__}: {err}") from err
+
+
+def _number(key: bytes) -> tuple[int, bytes]:
+    return (int(key), b"") if key.isdigit() else (0, key)
+
+
+def _row(value: bytes, key: bytes) -> AtomsRow:
+    fields = decode(zlib.decompress(value).decode("utf-8"))
+    for name in all_properties:
+        if isinstance(fields.get(name), list):
+            fields[name] = np.array(fields[name])
+    return AtomsRow(fields | {"id": _number(key)[0]})

@@ -32,6 +32,7 @@ class Sample:
       order: [n_atoms], the number of each atom in the structure; None if the order is the same.
         Large structures are sorted, see `eqfuse.data.ordering`.
       weights: of the labels in the loss.
+      config_type: name of the group of structures it belongs to, or None.
     """
 
     positions: np.ndarray
@@ -46,6 +47,7 @@ class Sample:
     name: str = ""
     order: np.ndarray | None = None
     weights: Weights = UNWEIGHTED
+    config_type: str | None = None
 
     def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
         """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""

@@ -1,8 +1,10 @@
 """Training and validation sets made of structures."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from ase.data import chemical_symbols
@@ -13,6 +15,9 @@ from eqfuse.data.references import energies_of_atoms, fit_reference_energies, su
 from eqfuse.data.samples import prepare_samples, species_table
 from eqfuse.data.splits import split_indices
 from eqfuse.data.structures import Structure, count_labelled, names_of
+
+_OUTLIER, _NO_FORCE = 20.0, 1e-3
+"""An outlier is this many times the usual forces, which are above that, eV/Å."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,6 +36,7 @@ class Dataset:
       species: sorted atomic numbers; a sample's species index into it.
       references: atomic number -> reference energy, eV.
       cutoff: Å.
+      test: samples that the trained network is evaluated on, once.
     """
 
     train: tuple[Sample, ...]
@@ -42,6 +48,7 @@ class Dataset:
     species: tuple[int, ...]
     references: dict[int, float]
     cutoff: float
+    test: tuple[Sample, ...] = ()
 
     @classmethod
     def build(
@@ -53,7 +60,7 @@ class Dataset:
         val_size: float = 0.1,
         seed: int = 0,
         species: Sequence[int] | None = None,
-        references: Mapping[int, float] | None = None,
+        references: Mapping[int, float] | Literal["average"] | None = None,
         validation: Sequence[Structure] | None = None,
     ) -> "Dataset":
         """Split the structures, subtract reference energies, compute neighbour lists.
@@ -66,8 +73,8 @@ class Dataset:
           train_size, val_size, seed: see `split_indices`.
           species: atomic numbers of a model that exists; None for all that occur.
           references: atomic number -> eV; None for the energies of the isolated atoms among the
-            structures (and those for validation), or, if there are none, a least-squares fit to the
-            training structures that have an energy.
+            structures (and those for validation), or, if there are none, "average": a least-squares
+            fit to the training structures that have an energy.
           validation: structures to validate with; `val_size` is not used then. None to take them
             from the structures.
         Raises:
@@ -99,7 +106,7 @@ class Dataset:
         isolated += [(val_names[i], validation[i]) for i in val_atoms]
         train_names = [names[i] for i in train_indices]
         val_names = [val_names[i] for i in val_indices]
-        fitted = references is None and not isolated
+        fitted = references == "average" or (references is None and not isolated)
         if fitted:
             references = _fitted(train_structures, train_names, val_structures, val_names, species)
         elif references is None:
@@ -152,10 +159,34 @@ class Dataset:
     def force_rms(self) -> float:
         """Root mean square of the components of the known training forces, eV/Å.
 
-        1 if all are zero, or none is known.
+        Frames of `force_outliers` are left out. 1 if all are zero, or none is known.
         """
-        forces = [sample.forces for sample in self.train if sample.forces is not None]
+        left_out = {id(sample) for sample, *_ in self.force_outliers}
+        forces = [s.forces for s in self.train if s.forces is not None and id(s) not in left_out]
         return float(np.sqrt(np.mean(np.concatenate(forces) ** 2))) or 1.0 if forces else 1.0
+
+    @functools.cached_property
+    def force_outliers(self) -> list[tuple[Sample, int, float]]:
+        """Training samples with a force component beyond 20 times the 95th percentile of all.
+
+        Returns:
+          for each, the sample, the number of the atom in its structure and the component, eV/Å; []
+          where nearly all forces are zero.
+        """
+        known = [sample for sample in self.train if sample.forces is not None]
+        if not known:
+            return []
+        sizes = np.abs(np.concatenate([sample.forces for sample in known]))
+        usual = np.quantile(sizes, 0.95)
+        if usual < _NO_FORCE or sizes.max() <= _OUTLIER * usual:
+            return []
+        outliers = []
+        for sample in known:
+            forces = sample.in_structure(sample.forces)
+            largest = np.abs(forces).max(axis=1)
+            if largest.max() > _OUTLIER * usual:
+                outliers.append((sample, int(largest.argmax()), float(largest.max())))
+        return outliers
 
     @property
     def mean_neighbors(self) -> float:

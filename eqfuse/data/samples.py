@@ -89,4 +89,5 @@ def _sample(structure: Structure, name, cutoff, species, references) -> Sample:
         name=name,
         order=order,
         weights=structure.weights,
+        config_type=structure.config_type,
     )

@@ -14,10 +14,10 @@ import rich.text
 
 from eqfuse import data, ops
 from eqfuse import plots as pictures
+from eqfuse.data.error_table import error_table
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled
 from eqfuse.inference.command import label_keys
-from eqfuse.inference.error_table import error_table
 from eqfuse.inference.output import atoms_of
 from eqfuse.inference.predict import Network, Predicted, predict
 from eqfuse.train import CheckpointError

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from eqfuse.data import Dataset, Sample, Structure
 from eqfuse.data.structures import DEFAULT_TYPE, LABELS, count_labelled, weighted_by_type
 from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import MoleculeData
 
 
@@ -71,6 +71,14 @@ def labels_not_validated(config: Config, dataset: Dataset) -> list[str]:
             f"no validation frame has a label that is trained on ({', '.join(trained)}), so that "
             "the best network is not known; choose others (data.val, data.val_path or seed)"
         )
+    criterion = config.training.best
+    quantity = criterion.partition("_")[0]
+    if criterion != "loss":
+        need = f"of a label that validation frames have: none has {quantity}"
+        require(dataset.num_labelled(quantity)[1] > 0, "training.best", criterion, need)
+        need = "left out: the stress is predicted only with training.stress_weight above zero"
+        predicted = quantity != "stress" or config.training.stress_weight
+        require(predicted, "training.best", criterion, need)
     return [
         f"no validation frame has {'a ' if name == 'stress' else ''}{name}: the errors of {name} "
         "are not known"

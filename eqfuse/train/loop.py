@@ -3,9 +3,10 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.data import Batch, Batcher, prefetched
@@ -13,13 +14,14 @@ from eqfuse.models import Potential, predict
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.device.profiling import profile
 from eqfuse.train.device.sequences import compiled_step
-from eqfuse.train.metrics import Errors, Loss, error_sums
+from eqfuse.train.metrics import Errors, Loss, best_of, error_sums
 from eqfuse.train.optimizer import flat_training
-from eqfuse.train.run.progress import Progress, duration
+from eqfuse.train.run.callbacks import Callback
+from eqfuse.train.run.progress import Progress, duration, waiting
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
-from eqfuse.train.schedule import LearningRate, Limits, MoleculeTraining
+from eqfuse.train.schedule import LearningRate, Limits, MoleculeTraining, average_decay
 from eqfuse.train.step import TrainState, init_state, train_step
 
 _ALL_STEPS = "all steps done"
@@ -33,7 +35,8 @@ class Position:
       epoch: the current one, from 1; 0 is the validation of a network that was trained before.
       batch: how many of its batches are done.
       error_sums, loss_sum: of these batches; see `Errors`.
-      best: lowest validation loss so far.
+      best: lowest validation error so far, by the criterion of `training.best`.
+      second_since: the first step of the second stage, or None.
       elapsed: s.
       learning_rate: see `LearningRate.to_plain`.
     """
@@ -43,6 +46,7 @@ class Position:
     error_sums: dict = dataclasses.field(default_factory=dict)
     loss_sum: float = 0.0
     best: float = math.inf
+    second_since: int | None = None
     elapsed: float = 0.0
     learning_rate: dict = dataclasses.field(default_factory=dict)
 
@@ -51,7 +55,7 @@ class Fit:
     """Trains a potential; `run` does it.
 
     Args:
-      settings: of the optimizer and the learning rate.
+      settings: of the training.
       potential, loss: what is trained, and on what.
       params: initial parameters, or those of a trained network (`start_from=`).
       batchers: of the training and the validation samples.
@@ -61,6 +65,7 @@ class Fit:
       sequence: "on", "off" or "auto", see `compiled_step`.
       profiled: whether a step is traced before the training.
       pretrained: whether the network was trained before; it is validated first, as epoch 0.
+      callbacks: called with every line of metrics.csv.
     """
 
     def __init__(
@@ -78,11 +83,16 @@ class Fit:
         sequence: str,
         profiled: bool,
         pretrained: bool,
+        callbacks: Sequence[Callback] = (),
     ):
         self._train, self._val = batchers
-        self._loss, self._limits = loss, limits
+        self._settings, self._limits = settings, limits
+        second = dataclasses.replace(loss, energy=settings.second_energy_weight)
+        self._losses = loss, second
+        # on the device, once
+        self._losses_there = devices.replicated(jax.tree.map(jnp.asarray, self._losses))
         self._folder, self._checkpoints = folder, checkpoints
-        self._devices, self._profiled = devices, profiled
+        self._devices, self._profiled, self._callbacks = devices, profiled, callbacks
         self._first_epoch = 0 if pretrained else 1
         self._learning_rate = LearningRate(settings)
         self._compiled_shapes = set()
@@ -93,25 +103,17 @@ class Fit:
         @devices.summed
         def errors(params, batch: Batch):
             prediction = predict(potential, unflatten(params), batch.graph, stress=stress)
-            return error_sums(prediction, batch.labels, batch.graph)
+            return error_sums(prediction, batch.labels, batch.graph, loss.penalty)
 
-        def loss_of(params, batch: Batch):
-            sums = errors(params, batch)
-            return loss(sums), sums
+        def step(state: TrainState, batch: Batch, learning_rate, decay, loss: Loss):
+            def loss_of(params, batch: Batch):
+                sums = errors(params, batch)
+                return loss(sums), sums
 
-        def step(state: TrainState, batch: Batch, learning_rate):
-            return train_step(
-                state,
-                batch,
-                learning_rate,
-                loss=loss_of,
-                optimizer=optimizer,
-                ema_decay=settings.ema_decay,
-            )
+            return train_step(state, batch, learning_rate, decay, loss=loss_of, optimizer=optimizer)
 
         self._choices: list[str] = []  # of sequences, to be printed when the display allows it
         mode = sequence if devices.count == 1 else "off"
-        self._is_sequence = mode == "on" or (mode == "auto" and not profiled)
         self._train_step = compiled_step(step, mode, profiled, self._choices.append)
         self._errors = compiled_step(errors, mode, profiled)
 
@@ -134,22 +136,29 @@ class Fit:
         state = self._devices.replicated(state)
         if self._profiled:
             self._profile(state, at)
-        self._print_choice(state, at)
         self._limits.start(at.elapsed)
         if resume is None:
             self._keep(state, at)
-        with StopRequest() as stop, Progress(len(self._train), self._loss.stress > 0) as progress:
+        with StopRequest() as stop:
+            return self._train_until(stop, state, at, resumed=resume is not None)
+
+    def _train_until(self, stop: StopRequest, state: TrainState, at: Position, *, resumed: bool):
+        """Train until a limit or a signal."""
+        reason = self._reason_to_stop(int(state.step))
+        unfinished = at.epoch == 0 or at.batch == len(self._train)  # but for its validation
+        if reason is None or unfinished:
+            self._prepare(state, at)
+        with Progress(len(self._train), self._losses[0].stress > 0) as progress:
             self._signal(stop)
             reason = self._reason_to_stop(int(state.step))
-            unfinished = at.epoch == 0 or at.batch == len(self._train)  # but for its validation
-            if resume is not None and (reason is None or unfinished):
+            if resumed and (reason is None or unfinished):
                 with self._devices.together():
                     self._folder.forget_after(at.epoch - 1)
             if unfinished:
                 at = self._end_epoch(state, at, [], progress)
                 reason = reason or self._reason_to_stop(int(state.step))
-            elif resume is not None and reason == _ALL_STEPS:
-                progress.say(
+            elif resumed and reason == _ALL_STEPS:
+                progress.log(
                     f"the run has done {int(state.step)} steps, {at.epoch - 1} epochs, and was "
                     f"asked for {self._limits.steps} steps; more epochs= or steps= make it longer"
                 )
@@ -162,7 +171,7 @@ class Fit:
                     at = self._end_epoch(state, at, times, progress)
                 self._signal(stop)
                 reason = self._reason_to_stop(int(state.step))
-            progress.say(
+            progress.log(
                 f"{reason} after {duration(self._limits.elapsed)}; results in {self._folder.path}"
             )
         return state
@@ -171,7 +180,23 @@ class Fit:
         """Return the arguments of the step on the next batch."""
         start = at.batch % len(self._train)  # none is left of an epoch that is to be validated
         batch = next(self._train.batches(at.epoch, shuffle=True, start=start))
-        return state, self._devices.spread(batch), self._learning_rate(int(state.step), 0.0)
+        return state, self._devices.spread(batch), *self._knobs(int(state.step), at)
+
+    def _knobs(self, step: int, at: Position) -> tuple:
+        """Return the learning rate, the decay of the average and the loss of a step."""
+        rate = self._learning_rate(step, self._limits.fraction(step))
+        decay = average_decay(self._settings.ema_decay, step, at.second_since)
+        return rate, decay, self._losses_there[at.second_since is not None]
+
+    def _begin_stage(self, step: int, at: Position, progress: Progress):
+        """Move on to the second stage, where it is time."""
+        begin = self._settings.second_stage
+        if begin is None or at.second_since is not None or self._limits.fraction(step) < begin:
+            return
+        at.second_since, at.best = step, math.inf
+        self._learning_rate.forget_best()
+        weight = self._settings.second_energy_weight
+        progress.log(f"second stage: energy_weight={weight:g}, and averaged parameters")
 
     def _profile(self, state: TrainState, at: Position):
         """Trace the step on the next batch, and print what it launched; nothing is trained."""
@@ -179,12 +204,24 @@ class Fit:
         with self._devices.together():
             print(profile(self._train_step, args, self._folder.profile, writes), flush=True)
 
-    def _print_choice(self, state: TrainState, at: Position):
-        """Print whether the step is a native call, which is known once it is traced."""
-        if self._is_sequence:
-            self._train_step.trace(*self._next(state, at))
+    def _prepare(self, state: TrainState, at: Position):
+        """Compile a step and the validation, and measure this, before the clock starts."""
+        with waiting("compiling the training step"):
+            jax.block_until_ready(self._train_step(*self._next(state, at)))
+        if self._choices:
             print("\n".join(self._choices), flush=True)
             self._choices.clear()
+        batch = self._devices.spread(next(self._val.batches(shuffle=False)))
+        with waiting("compiling the validation"):
+            jax.block_until_ready(self._errors(state.average, batch))
+        start = time.monotonic()
+        jax.block_until_ready(self._errors(state.average, batch))
+        self._reserve(len(self._val) * (time.monotonic() - start))
+        self._limits.start(at.elapsed)
+
+    def _reserve(self, seconds: float):
+        """Keep time for a validation; the same in all processes."""
+        self._limits.reserve(self._devices.agreed(seconds, None)[0])
 
     def _signal(self, stop: StopRequest) -> int | None:
         """Set the time, and return the signal that ends the run; the same in all processes."""
@@ -228,11 +265,11 @@ class Fit:
         for batch in self._batches(self._train, at.epoch, shuffle=True, start=at.batch):
             if self._signal(stop) or limits.fraction(step) >= 1.0:
                 break
+            self._begin_stage(step, at, progress)
             start = time.monotonic()
-            rate = self._learning_rate(step, limits.fraction(step))
-            new_state, value, sums = self._train_step(state, batch, rate)
+            new_state, value, sums = self._train_step(state, batch, *self._knobs(step, at))
             while self._choices:  # of a batch of another shape than the first
-                progress.say(self._choices.pop(0))
+                progress.log(self._choices.pop(0))
             value = float(value)
             if not math.isfinite(value):
                 raise TrainingFailed(self._not_finite(value, at, step))
@@ -244,7 +281,7 @@ class Fit:
             if shapes in self._compiled_shapes:
                 times.append(time.monotonic() - start)
             self._compiled_shapes.add(shapes)
-            progress.step()
+            progress.step(value)
         return state, times
 
     def _batches(self, batcher: Batcher, *args, **kwargs):
@@ -265,9 +302,11 @@ class Fit:
         """Validate, write metrics and checkpoints, print; return the position after it."""
         start, limits = time.monotonic(), self._limits
         validation = Errors()
-        for batch in self._batches(self._val, shuffle=False):
+        for number, batch in enumerate(self._batches(self._val, shuffle=False)):
             validation.add(self._errors(state.average, batch))
-        val_loss = self._loss(validation.sums)
+            progress.heartbeat(f"validation, batch {number + 1} of {len(self._val)}")
+        self._reserve(time.monotonic() - start)
+        val_loss = self._losses[at.second_since is not None](validation.sums)
         trained = Errors(at.error_sums).table() or dict.fromkeys(validation.table(), math.nan)
         step = int(state.step)
         per_step = float(np.median(times)) if times else math.nan
@@ -284,13 +323,16 @@ class Fit:
         }
         with self._devices.together():
             self._folder.log(row)
+        for callback in self._callbacks:
+            callback.on_epoch(row)
         errors = {k: v for k, v in row.items() if "val_" in k}
-        after = dataclasses.replace(at, best=min(at.best, val_loss))
+        criterion = best_of(row, self._settings.best)
+        after = dataclasses.replace(at, best=min(at.best, criterion))
         # A limit within an epoch ends the run; made longer, it goes on where it was.
         if at.epoch == 0 or at.batch == len(self._train):
-            self._learning_rate.epoch_ended(val_loss)
-            after = Position(epoch=at.epoch + 1, best=after.best)
-        if val_loss < at.best:
+            self._learning_rate.epoch_ended(criterion)
+            after = Position(at.epoch + 1, best=after.best, second_since=at.second_since)
+        if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
             self._checkpoints.offer("best", step, self._average_of(state), record)
         self._keep(state, after, errors)
@@ -301,7 +343,7 @@ class Fit:
     def _reason_to_stop(self, step: int) -> str | None:
         if step >= self._limits.steps:
             return _ALL_STEPS
-        if self._limits.elapsed >= self._limits.seconds:
+        if self._limits.time_is_up:
             return "time is up"
         if self._learning_rate.exhausted:
             return "learning rate exhausted"

@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 
 from eqfuse.data import Labels
@@ -10,15 +13,20 @@ from eqfuse.graph import Graph
 from eqfuse.models import Prediction
 
 
-def error_sums(prediction: Prediction, labels: Labels, graph: Graph) -> dict:
+def error_sums(
+    prediction: Prediction, labels: Labels, graph: Graph, penalty: Callable | None = None
+) -> dict:
     """Sum the errors of one batch over the known labels.
 
     The energy's error is per atom (eV/atom), the forces' per component (eV/Å), the stress's per
     component (eV/Å^3).
 
+    Args:
+      prediction, labels, graph: of the batch.
+      penalty: what the loss sums up, see `Loss.penalty`; None for the squares.
     Returns:
       {quantity: [3] array of count, sum of |error|, sum of error^2}, or [4] with the sum of
-      weight * error^2 if the labels have weights; stress only if predicted.
+      weight * penalty if there is one or the labels have weights; stress only if predicted.
     """
     errors = {
         "energy": (prediction.energy - labels.energy) / labels.num_atoms,
@@ -32,36 +40,79 @@ def error_sums(prediction: Prediction, labels: Labels, graph: Graph) -> dict:
         errors["stress"] = prediction.stress - labels.stress
         masks["stress"] = (labels.stress_mask & graph.graph_mask)[:, None, None]
     weights = {} if labels.weights is None else labels.weights._asdict()
-    return {name: _sums(e, masks[name], weights.get(name)) for name, e in errors.items()}
+    sums = {}
+    for name, error in errors.items():
+        error = jnp.where(masks[name], error, 0.0)
+        terms = None if penalty is None else penalty(name, error, labels.forces)
+        sums[name] = _sums(error, masks[name], weights.get(name), terms)
+    return sums
 
 
-def _sums(error, mask, weights):
-    error = jnp.where(mask, error, 0.0)
+def _sums(error, mask, weights, terms):
     count = jnp.broadcast_to(mask, error.shape).sum().astype(error.dtype)
     square = error**2
     sums = [count, jnp.abs(error).sum(), square.sum()]
-    if weights is not None:
-        sums.append((weights.reshape(mask.shape) * square).sum())
+    if weights is not None or terms is not None:
+        terms = square if terms is None else terms
+        sums.append((terms if weights is None else weights.reshape(mask.shape) * terms).sum())
     return jnp.stack(sums)
 
 
+def huber(error, delta):
+    """Return error^2, and beyond `delta` the line that goes on from there: twice Huber's loss."""
+    size = jnp.abs(error)
+    return jnp.where(size < delta, error**2, delta * (2 * size - delta))
+
+
+_STEPS = ((100.0, 0.7), (200.0, 0.4), (300.0, 0.1))
+"""Universal loss: the length of a force, eV/Å, from which the threshold is that part of `delta`."""
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["energy", "forces", "stress", "force_scale"],
+    meta_fields=["kind", "delta"],
+)
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Weighted mean square errors over the square of the force scale: a pure number.
+    """Weighted mean penalties of errors over the square of the force scale: a pure number.
 
-        loss = sum over q of weight_q * mean(w * error_q^2) / force_scale^2
+        loss = sum over q of weight_q * mean(w * penalty(error_q)) / force_scale^2
 
-    The mean is over the known labels; w are the weights of the structures, see `Labels`.
+    The mean is over the known labels; w are the weights of the structures, see `Labels`. It is a
+    pytree of its numbers, so that a compiled step is the same for others.
 
     Attributes:
       energy, forces, stress: weights for errors in eV/atom, eV/Å and eV/Å^3.
       force_scale: eV/Å, the RMS of the training forces.
+      kind: the penalty: "mse", the square; "huber", which is linear for errors above `delta`;
+        "universal", the same with a lower threshold where the reference force is large.
+      delta: threshold in the unit of the error.
+    References: mace's losses of these names, which are half of ours before the division: for
+      "universal" Batatia et al. 2023, arXiv:2401.00096.
     """
 
     energy: float
     forces: float
     stress: float
     force_scale: float
+    kind: str = "mse"
+    delta: float = 0.01
+
+    @property
+    def penalty(self) -> Callable | None:
+        """Return (quantity, error, reference forces) to penalties; None for the squares."""
+        if self.kind == "mse":
+            return None
+        return self._penalty
+
+    def _penalty(self, name: str, error, forces):
+        delta = self.delta
+        if self.kind == "universal" and name == "forces":
+            length = jnp.sqrt((forces**2).sum(axis=-1, keepdims=True))
+            for least, part in _STEPS:
+                delta = jnp.where(length < least, delta, part * self.delta)
+        return huber(error, delta)
 
     def __call__(self, sums: dict):
         """Return the loss of errors summed by `error_sums`."""
@@ -71,6 +122,21 @@ class Loss:
             count = values[0] + (values[0] == 0)
             total = total + getattr(self, name) * values[-1] / count  # the weighted sum, if any
         return total / self.force_scale**2
+
+
+_UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
+
+
+def best_of(row: dict, criterion: str) -> float:
+    """Return the number of an epoch that the best network has the lowest of.
+
+    Args:
+      row: of metrics.csv.
+      criterion: "loss", or a quantity and "mae" or "rmse": "energy_mae".
+    """
+    if criterion == "loss":
+        return row["val_loss"]
+    return row[f"val_{criterion}_{_UNITS[criterion.partition('_')[0]]}"]
 
 
 class Errors:
@@ -94,10 +160,9 @@ class Errors:
 
         Energy in meV/atom, forces in meV/Å, stress in meV/Å^3.
         """
-        units = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
         row = {}
         for name, (count, absolute, square, *_) in self.sums.items():
             mean, mean_square = (s / count if count else math.nan for s in (absolute, square))
-            row[f"{name}_mae_{units[name]}"] = 1e3 * mean
-            row[f"{name}_rmse_{units[name]}"] = 1e3 * mean_square**0.5
+            row[f"{name}_mae_{_UNITS[name]}"] = 1e3 * mean
+            row[f"{name}_rmse_{_UNITS[name]}"] = 1e3 * mean_square**0.5
         return row

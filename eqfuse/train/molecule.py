@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import sys
 import warnings
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 
 from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
-from eqfuse.data.samples import species_table
+from eqfuse.data.samples import prepare_samples, species_table
 from eqfuse.data.structures import LABELS, UNWEIGHTED
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.initial import initial_parameters
@@ -20,10 +21,11 @@ from eqfuse.train.labels import labels_not_validated, require_labels, weighted
 from eqfuse.train.loop import Fit
 from eqfuse.train.metrics import Loss
 from eqfuse.train.optimizer import flat_training
+from eqfuse.train.run.callbacks import Callback, loggers
 from eqfuse.train.run.checkpoint import has_checkpoint, read_checkpoint
-from eqfuse.train.run.plots import plot_batcher, plot_run
 from eqfuse.train.run.progress import warnings_printed
 from eqfuse.train.run.report import report
+from eqfuse.train.run.results import write_results
 from eqfuse.train.run.resume import check_same_run
 from eqfuse.train.run.runs import RunFolder, folder_for
 from eqfuse.train.run.saving import Checkpoints
@@ -54,7 +56,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
     require_labels(config, [s for s in structures if not s.is_isolated_atom])
     references = settings.read_reference_energies()
     if start is not None:
-        start = start.for_elements(species_table([*structures, *(validation or [])]), config)
+        start = start.for_elements(species_table([*structures, *(validation or [])]))
         references = start.references(references)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -76,6 +78,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
         messages += more
     require_labels(config, dataset.train, chosen=True)
     messages += labels_not_validated(config, dataset)
+    dataset = _with_test(dataset, settings.read_test())
     for message in messages:
         print(f"warning: {message}", file=sys.stderr, flush=True)
     return dataset, start
@@ -86,12 +89,22 @@ def _referenced(config, start: Start, dataset: Dataset, structures, validation):
     messages = []
     if config.data.references_origin is None:
         messages += start.other_atoms([structures[i] for i in dataset.isolated_atoms])
-    if start.refits(config):
-        references = start.refitted(dataset, config)
+    if start.refits:
+        references = start.refitted(dataset)
         dataset = dataset.with_references(references, structures, validation)
     if not start.resumed:
         messages += start.other_energies(dataset)
     return dataset, messages
+
+
+def _with_test(dataset: Dataset, structures) -> Dataset:
+    """Return the dataset with test samples of structures that are no isolated atoms, if any."""
+    frames = [s for s in structures or () if not s.is_isolated_atom]
+    if structures is not None and not frames:
+        raise data.DataError("data.test has no frame of several atoms")
+    references = dataset.references
+    test = prepare_samples(frames, dataset.cutoff, dataset.species, references)
+    return dataclasses.replace(dataset, test=test)
 
 
 def _size(value: float | None) -> float | None:
@@ -125,18 +138,20 @@ def build_potential(
     return potential, fields
 
 
-def run(config: Config, devices: Devices) -> None:
+def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) -> None:
     """Train a potential; print as it goes.
 
     Args:
       config: of the run.
       devices: which share every batch.
+      callbacks: called as it goes, besides those of `config.loggers`.
     Raises:
       data.DataError, ConfigError: data or settings refused.
       TrainingFailed: the loss is not finite; the last good checkpoint stays.
       Interrupted: by Ctrl-C; the checkpoint is written.
     """
     with devices.together():
+        callbacks = [*loggers(config.loggers), *callbacks] if devices.is_main else []
         if devices.is_main:
             folder_for(config)
         with warnings_printed():
@@ -146,13 +161,13 @@ def run(config: Config, devices: Devices) -> None:
             potential, fields = build_potential(config.model, dataset, config.backend)
             params = _initial_parameters(potential, dataset, config)
         else:
-            potential, fields = start.potential(config.backend)
-            params = jax.tree.map(lambda p: jnp.asarray(p, config.dtype), start.params)
+            potential, fields = start.potential()
+            params = start.initial_params()
         batchers = _batchers(config, dataset, devices)
     with devices.together():
         folder = RunFolder(config, writes=devices.is_main)
     with contextlib.closing(folder):
-        _train(config, dataset, potential, fields, batchers, params, folder, devices)
+        _train(config, dataset, potential, fields, batchers, params, folder, devices, callbacks)
 
 
 def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batcher]:
@@ -176,7 +191,7 @@ def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batche
     ]
 
 
-def _train(config, dataset, potential, fields, batchers, params, folder, devices: Devices):
+def _train(config, dataset, potential, fields, batchers, params, folder, devices, callbacks):
     metadata = _metadata(config, dataset, potential, fields)
     with devices.together():
         writes = devices.is_main
@@ -194,16 +209,21 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
         config.training.checkpoint_seconds,
         writes=devices.is_main,
     )
+    training = config.training
     loss = Loss(
-        energy=config.training.energy_weight,
-        forces=config.training.forces_weight,
-        stress=config.training.stress_weight,
+        energy=training.energy_weight,
+        forces=training.forces_weight,
+        stress=training.stress_weight,
         force_scale=dataset.force_rms,
+        kind=training.loss,
+        delta=training.huber_delta,
     )
-    drawn = True
+    for callback in callbacks:
+        callback.on_start(folder.path, metadata["config"])
+    ended, drawn = False, True
     try:
         fit = Fit(
-            config.training,
+            training,
             potential,
             loss,
             params,
@@ -215,15 +235,20 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
             sequence=config.sequence,
             profiled=config.profile,
             pretrained=config.start_from is not None,
+            callbacks=callbacks,
         )
         fit.run(resume)
+        ended = True
     except KeyboardInterrupt:  # the second Ctrl-C, which stops at once
         drawn = False
         raise
     finally:
         checkpoints.flush()
         if devices.is_main and drawn:
-            plot_run(folder, potential, plot_batcher(config, dataset))
+            batches = {"batch_size": config.data.batch_size, "dtype": config.dtype}
+            errors = write_results(folder, potential, dataset, **batches, ended=ended)
+            for callback in callbacks:
+                callback.on_end(errors)
 
 
 def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool):
@@ -280,7 +305,12 @@ def _initial_parameters(potential, dataset: Dataset, config: Config):
     sample = dataset.train[0]
     shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
     graph = data.collate([sample], shape, config.dtype).graph
-    return initial_parameters(potential, config.seed, graph, config.dtype)
+    # The statistics of the data are no constants of the program, which is the same for other data.
+    names = "scale", "shift"
+    plain = potential.clone(**{name: (0.0,) * len(dataset.species) for name in names})
+    params = initial_parameters(plain, config.seed, graph, config.dtype)
+    given = {name: jnp.array(getattr(potential, name), config.dtype) for name in names}
+    return {**params, "params": {**params["params"], **given}}
 
 
 def _metadata(config, dataset, potential, fields) -> dict:

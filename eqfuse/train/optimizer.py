@@ -18,17 +18,21 @@ def make_optimizer(settings: OptimizerSettings, flat: Flat, decays) -> optax.Gra
     Args:
       settings: which, and how.
       flat: how the parameters lie in the array that is optimized.
-      decays: array like that one, of 1 where AdamW decays the parameters and 0 elsewhere.
+      decays: array like that one, of 1 where weight decay acts on the parameters and 0 elsewhere.
     References: Kingma and Ba 2015; Reddi et al. 2018 (AMSGrad); Loshchilov and Hutter 2019 (AdamW);
       for Muon see `eqfuse.train.muon`.
     """
     clip = settings.clip_norm
     parts = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    rate = settings.weight_decay
+    if rate is None:
+        rate = 0.01 if settings.optimizer == "adamw" else 0.0
     if settings.optimizer == "muon":
-        return optax.chain(*parts, muon(flat))
+        decay = [_weight_decay(-rate, decays)] if rate else []  # its updates have the other sign
+        return optax.chain(*parts, muon(flat), *decay)
     parts.append(_amsgrad() if settings.optimizer == "amsgrad" else optax.scale_by_adam())
     if settings.optimizer == "adamw":
-        parts.append(_weight_decay(settings.weight_decay, decays))
+        parts.append(_weight_decay(rate, decays))
     return optax.chain(*parts, optax.scale(-1.0))
 
 
@@ -47,6 +51,7 @@ def _amsgrad(b2: float = 0.999) -> optax.GradientTransformation:
 
 
 def _weight_decay(rate: float, decays) -> optax.GradientTransformation:
+    """Add `rate` times the parameters to the updates, where they decay (Loshchilov and Hutter)."""
     return optax.stateless(
         lambda updates, params: jax.tree.map(
             lambda u, p, d: u + rate * d * p, updates, params, decays

@@ -51,7 +51,9 @@ class OptimizerSettings:
     """The settings of `eqfuse.train.optimizer`, and of the average of the parameters."""
 
     optimizer: Literal["muon", "adam", "adamw", "amsgrad"] = setting("muon", "the optimizer")
-    weight_decay: float = setting(0.01, "weight decay; adamw only", NOT_NEGATIVE)
+    weight_decay: float | None = setting(
+        None, "decay of the weights, for muon and adamw; null: 0.01 for adamw, else 0", NOT_NEGATIVE
+    )
     clip_norm: float | None = setting(10.0, "largest norm of the gradient; null: any", POSITIVE)
     ema_decay: float = setting(0.99, "decay of the averaged parameters; 0: no average", _DECAY)
     freeze: str | None = setting(
@@ -60,17 +62,40 @@ class OptimizerSettings:
     )
 
     def __post_init__(self):
-        decay = self.weight_decay == 0.01 or self.optimizer == "adamw"
-        require(decay, "training.weight_decay", self.weight_decay, "left out: only adamw has it")
+        has = not self.weight_decay or self.optimizer in ("muon", "adamw")
+        need = "left out: only muon and adamw have it"
+        require(has, "training.weight_decay", self.weight_decay, need)
 
 
 @dataclasses.dataclass
 class MoleculeTraining(OptimizerSettings, LearningRateSettings):
     """Training on energies, forces and stress: the weights of `eqfuse.train.metrics.Loss`."""
 
-    energy_weight: float = setting(1.0, "weight of squared errors of eV per atom", NOT_NEGATIVE)
-    forces_weight: float = setting(1.0, "weight of squared errors of forces", NOT_NEGATIVE)
-    stress_weight: float = setting(0.0, "weight of squared errors of the stress", NOT_NEGATIVE)
+    loss: Literal["mse", "huber", "universal"] = setting(
+        "mse", "of errors: squared; linear above huber_delta; or so with less of large forces"
+    )
+    huber_delta: float = setting(
+        0.01, "huber, universal: errors above it count linearly; eV/atom, eV/Å, eV/Å^3", POSITIVE
+    )
+    energy_weight: float = setting(1.0, "weight of errors of eV per atom in the loss", NOT_NEGATIVE)
+    forces_weight: float = setting(1.0, "weight of errors of forces in the loss", NOT_NEGATIVE)
+    stress_weight: float = setting(0.0, "weight of errors of the stress in the loss", NOT_NEGATIVE)
+    second_stage: float | None = setting(
+        None,
+        "after this part of the run, such as 0.75, weigh energies by second_energy_weight and "
+        "average the parameters of all steps from there on; null: no second stage",
+        FRACTION,
+    )
+    second_energy_weight: float = setting(100.0, "energy_weight of the second stage", NOT_NEGATIVE)
+    best: Literal[
+        "loss",
+        "energy_mae",
+        "energy_rmse",
+        "forces_mae",
+        "forces_rmse",
+        "stress_mae",
+        "stress_rmse",
+    ] = setting("loss", "what the best network has the lowest of, on the validation frames")
     checkpoint_seconds: float = setting(10.0, "least time between checkpoints, s", NOT_NEGATIVE)
 
     def __post_init__(self):
@@ -79,6 +104,23 @@ class MoleculeTraining(OptimizerSettings, LearningRateSettings):
         OptimizerSettings.__post_init__(self)
         weights = self.energy_weight, self.forces_weight, self.stress_weight
         require(any(weights), "training.*_weight", 0.0, "greater than zero for one of them")
+
+
+def average_decay(ema_decay: float, step: int, since: int | None) -> float:
+    """Return the part of the averaged parameters that stays in a step.
+
+    It rises to `ema_decay` as (2 + step) / (11 + step), so that the random initial parameters are
+    soon forgotten. In the second stage all parameters since it began have the same weight.
+
+    Args:
+      ema_decay: of `OptimizerSettings`.
+      step: from 0.
+      since: the first step of the second stage, or None.
+    References: Izmailov et al. 2018, arXiv:1803.05407 (the second).
+    """
+    if since is not None:
+        return (step - since) / (step - since + 1)
+    return min(ema_decay, (2 + step) / (11 + step)) if ema_decay else 0.0
 
 
 class LearningRate:
@@ -110,6 +152,10 @@ class LearningRate:
         if self._settings.schedule == "plateau" and self._waited >= self._settings.patience:
             self._scale, self._waited = self._scale * self._settings.factor, 0
 
+    def forget_best(self):
+        """Compare later validation losses with each other only: the loss is another one."""
+        self._best, self._waited = math.inf, 0
+
     def to_plain(self) -> dict:
         """Return its state as plain values."""
         return {"scale": self._scale, "best": self._best, "waited": self._waited}
@@ -134,6 +180,7 @@ class Limits:
     Attributes:
       steps: in all; math.inf where only the time is limited.
       elapsed: s from the start to the last `clock` of the main process.
+      reserved: s that are kept for the last validation.
     """
 
     def __init__(
@@ -148,7 +195,17 @@ class Limits:
         by_epochs = math.inf if epochs is None else epochs * steps_per_epoch
         self.steps = min(by_epochs, steps or math.inf)
         self.seconds = 60.0 * (max_minutes or math.inf)
+        self.reserved = 0.0
         self.start()
+
+    def reserve(self, seconds: float):
+        """Keep time for the last validation, but never more than half of all."""
+        self.reserved = min(seconds, 0.5 * self.seconds)
+
+    @property
+    def time_is_up(self) -> bool:
+        """Return whether only the time of the last validation is left."""
+        return self.elapsed >= self.seconds - self.reserved
 
     def start(self, elapsed: float = 0.0):
         """Start the clock of a run that has taken `elapsed` seconds before."""
@@ -160,7 +217,7 @@ class Limits:
 
     def fraction(self, step: int) -> float:
         """Return how much of the run is over, by steps or by time, whichever is further."""
-        return max(step / self.steps, self.elapsed / self.seconds)
+        return max(step / self.steps, self.elapsed / (self.seconds - self.reserved))
 
     def left(self, step: int, seconds_per_step: float) -> float:
         """Return an estimate of the time left, s; not finite where nothing is known of it."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import glob
+import itertools
 import math
 import os
 import sys
@@ -11,8 +12,8 @@ import yaml
 
 from eqfuse.train.settings.schema import POSITIVE, Range, check_ranges, one_of, require, setting
 
-FIT = "fit"
-"""A value of `data.reference_energies`: see its help."""
+FIT, AVERAGE = "fit", "average"
+"""Values of `data.reference_energies`: see its help."""
 _SIZE = Range(
     lambda value: 0 < value < 1 or (value >= 1 and value == int(value)),
     "a fraction between 0 and 1 or a whole number",
@@ -28,6 +29,19 @@ def _data():
 
 def _is_weight(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _is_energy(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _atomic_number(element) -> int | None:
+    """Return the atomic number of an element by its symbol or number; None if there is none."""
+    from ase.data import atomic_numbers  # takes a while to import
+
+    if isinstance(element, int) and 1 <= element <= 118:
+        return element
+    return atomic_numbers.get(element) if element != "X" else None
 
 
 @dataclasses.dataclass
@@ -66,11 +80,15 @@ class MoleculeData:
     batch_size: int = setting(5, "structures per step", POSITIVE)
     reference_energies: str | None = setting(
         None,
-        "extxyz file of isolated atoms, energies in eV under the same key; null: frames of the "
-        "data with config_type=IsolatedAtom, or, without any, least squares per species; with "
-        "start_from=, null: those of that run; fit: these, moved by least squares to the data",
+        "extxyz file of isolated atoms, energies in eV; or energies, '{H: -13.6, 8: -2041.9}'; or "
+        "average: least squares per species; null: frames of the data with "
+        "config_type=IsolatedAtom, or, without any, average; with start_from=, null: those of "
+        "that run; fit: these, moved by least squares to the data",
         path="read",
-        words=(FIT,),
+        words=(FIT, AVERAGE),
+    )
+    reference_key: str | None = setting(
+        None, "name of the energies in the file of isolated atoms; null: data.energy_key"
     )
     config_type_weights: str | None = setting(
         None,
@@ -88,6 +106,7 @@ class MoleculeData:
         check_ranges(self, "data.")
         one_of("data.check", self.check, ("warn", "strict", "off"))
         self.type_weights()
+        self._typed_references()
 
     @property
     def origin(self) -> str:
@@ -156,21 +175,48 @@ class MoleculeData:
         """Return the structures of `data.val_path`; None without one."""
         return None
 
-    def read_reference_energies(self) -> dict[int, float] | None:
-        """Return energies of isolated atoms, eV by atomic number; None if no file has them.
+    def read_test(self) -> list | None:
+        """Return the structures of `data.test`; None without one."""
+        return None
+
+    def read_reference_energies(self) -> dict[int, float] | str | None:
+        """Return energies of isolated atoms, eV by atomic number, as `Dataset.build` takes them.
 
         Raises:
           data.DataError: a file that cannot be read or downloaded.
         """
-        path, key = self._references_path(), self._keys().energy
+        if self.reference_energies == AVERAGE:
+            return AVERAGE
+        if (typed := self._typed_references()) is not None:
+            return typed
+        path, key = self._references_path(), self.reference_key or self._keys().energy
         return None if path is None else _data().isolated_atom_energies(path, energy_key=key)
+
+    def _typed_references(self) -> dict[int, float] | None:
+        """Return energies that are given as a mapping, eV by atomic number.
+
+        Raises:
+          ConfigError: it is none from elements to energies.
+        """
+        text = self.reference_energies
+        if text is None or not text.startswith("{"):
+            return None
+        need = "energies in eV by element, such as '{H: -13.6, 8: -2041.9}'"
+        try:
+            plain = yaml.safe_load(text)
+        except yaml.YAMLError:
+            plain = None
+        ok = isinstance(plain, dict) and plain and all(map(_is_energy, plain.values()))
+        numbers = [_atomic_number(element) for element in plain] if ok else [None]
+        require(None not in numbers, "data.reference_energies", text, need)
+        return dict(zip(numbers, map(float, plain.values()), strict=True))
 
     def _keys(self):
         keys = _data().Keys()._asdict()
         return _data().Keys(*(getattr(self, f"{name}_key", key) for name, key in keys.items()))
 
     def _references_path(self):
-        return None if self.reference_energies == FIT else self.reference_energies
+        return None if self.reference_energies in (FIT, AVERAGE) else self.reference_energies
 
 
 @dataclasses.dataclass
@@ -197,6 +243,13 @@ class FileData(MoleculeData):
         None,
         "a file or pattern, of the same format, to validate with; null: frames of data.path "
         "(data.val)",
+        path="read",
+    )
+
+    test: str | None = setting(
+        None,
+        "a file or pattern, of the same format, whose errors of the best network are evaluated "
+        "once, at the end",
         path="read",
     )
 
@@ -230,6 +283,9 @@ class FileData(MoleculeData):
     def read_validation(self) -> list | None:
         return None if self.val_path is None else self._read_all(self.val_path)
 
+    def read_test(self) -> list | None:
+        return None if self.test is None else self._read_all(self.test)
+
     def _read_all(self, path: str) -> list:
         return [structure for file in matching(path) for structure in self._read_file(file)]
 
@@ -239,18 +295,18 @@ class FileData(MoleculeData):
         )
 
     def _check_apart(self):
-        """Refuse a file that both trains and validates."""
-        if self.val_path is None:
-            return
-        ours, theirs = (
-            {os.path.realpath(file) for file in matching(path)}
-            for path in (self.path, self.val_path)
-        )
-        if both := sorted(ours & theirs):
-            raise _data().DataError(
-                f"{both[0]} is among the files of data.path and of data.val_path: what is trained "
-                "on does not validate; move it, or change the pattern"
-            )
+        """Refuse a file that trains and validates, or one of these that tests."""
+        files = {
+            name: {os.path.realpath(file) for file in matching(path)}
+            for name in ("path", "val_path", "test")
+            if (path := getattr(self, name)) is not None
+        }
+        for first, second in itertools.combinations(files, 2):
+            if both := sorted(files[first] & files[second]):
+                raise _data().DataError(
+                    f"{both[0]} is among the files of data.{first} and of data.{second}: what is "
+                    "trained on does not validate or test; move it, or change the pattern"
+                )
 
 
 @dataclasses.dataclass

@@ -32,11 +32,19 @@ class Start:
       params: its variables, numpy arrays.
       metadata: of its checkpoint, see `load_run`.
       resumed: whether it is the run itself, which goes on.
+      elements: as the setting of that name.
+      given: the setting `data.reference_energies`.
+      backend, dtype, batch_size: as the settings of these names.
     """
 
     params: dict
     metadata: dict
     resumed: bool
+    elements: str | None
+    given: str | None
+    backend: str | None
+    dtype: str
+    batch_size: int
 
     @classmethod
     def of(cls, config: Config) -> "Start | None":
@@ -52,14 +60,23 @@ class Start:
         if resumed:
             folder, names = config.resume, ("last",)
         params, metadata, _ = read_checkpoint(folder, names)
-        return cls(params, metadata, resumed)
+        return cls(
+            params,
+            metadata,
+            resumed,
+            elements=config.elements,
+            given=config.data.reference_energies,
+            backend=config.backend,
+            dtype=config.dtype,
+            batch_size=config.data.batch_size,
+        )
 
     @property
     def species(self) -> tuple[int, ...]:
         """Sorted atomic numbers that the network knows."""
         return tuple(self.metadata["species"])
 
-    def for_elements(self, elements: tuple[int, ...], config: Config) -> "Start":
+    def for_elements(self, elements: tuple[int, ...]) -> "Start":
         """Return the network, with `elements=data` for these elements only.
 
         With `elements=add` it is for its own and these, of which new ones begin as similar ones.
@@ -68,16 +85,16 @@ class Start:
           ConfigError: elements that it does not know, without `elements=add`, or with it and
             without reference energies for them.
         """
-        if config.elements == "add":
+        if self.elements == "add":
             elements = tuple(sorted({*elements, *self.species}))
             new = sorted(set(elements) - set(self.species))
-            given = config.data.reference_energies is not None
+            given = self.given is not None
             names = ", ".join(chemical_symbols[z] for z in new)
             need = f"given: a file of atoms, or {FIT}, for {names}, which the network does not know"
             require(given or not new, "data.reference_energies", "null", need)
         else:
             check_elements(elements, self.species)
-            if config.elements is None:
+            if self.elements is None:
                 return self
         params, metadata = of_elements(self.params, self.metadata, elements)
         return dataclasses.replace(self, params=params, metadata=metadata)
@@ -125,11 +142,12 @@ class Start:
             "give data.reference_energies= (a file of atoms, or fit)"
         ]
 
-    def refits(self, config: Config) -> bool:
+    @property
+    def refits(self) -> bool:
         """Return whether the reference energies are still to be moved to the data."""
-        return config.data.reference_energies == FIT and not self.resumed
+        return self.given == FIT and not self.resumed
 
-    def refitted(self, dataset: Dataset, config: Config) -> dict[int, float]:
+    def refitted(self, dataset: Dataset) -> dict[int, float]:
         """Return the reference energies, eV, moved by what the network does not predict.
 
         For data of another method, whose energies differ by some constant for each atom: least
@@ -140,14 +158,14 @@ class Start:
         """
         if not dataset.num_labelled("energy")[0]:
             raise ConfigError("data.reference_energies=fit: no training frame has an energy")
-        potential, _ = self.potential(config.backend)
-        params = jax.tree.map(lambda p: jnp.asarray(p, config.dtype), self.params)
-
+        potential, _ = self.potential()
         predict = compile_predict(potential)
-        batches = reference_batcher(config, dataset).batches(shuffle=False)
+        batches = reference_batcher(dataset, self.batch_size, self.dtype).batches(shuffle=False)
         predicted = np.concatenate(
             [
-                predict(params, batch.graph).energy[np.asarray(batch.graph.graph_mask)]
+                predict(self.initial_params(), batch.graph).energy[
+                    np.asarray(batch.graph.graph_mask)
+                ]
                 for batch in batches
             ]
         )
@@ -158,11 +176,15 @@ class Start:
         moves = fit_energies_of_atoms([species[s.species] for s, _ in known], missing)
         return {z: e + moves.get(z, 0.0) for z, e in dataset.references.items()}
 
-    def potential(self, backend: str | None) -> tuple[models.Potential, dict]:
+    def potential(self) -> tuple[models.Potential, dict]:
         """Return the potential, and the settings of its model as plain values."""
-        return module_of(self.metadata, backend), self.metadata["model_fields"]
+        return module_of(self.metadata, self.backend), self.metadata["model_fields"]
+
+    def initial_params(self) -> dict:
+        """Return its variables as JAX arrays, in the dtype of the run."""
+        return jax.tree.map(lambda p: jnp.asarray(p, self.dtype), self.params)
 
 
-def reference_batcher(config: Config, dataset: Dataset) -> Batcher:
+def reference_batcher(dataset: Dataset, batch_size: int, dtype: str) -> Batcher:
     """Return batches of the training samples in their order, to predict their energies."""
-    return Batcher(dataset.train, config.data.batch_size, dtype=config.dtype)
+    return Batcher(dataset.train, batch_size, dtype=dtype)

@@ -34,10 +34,10 @@ def train_step(
     state: TrainState,
     batch,
     learning_rate,
+    decay,
     *,
     loss: Callable,
     optimizer: optax.GradientTransformation,
-    ema_decay: float,
 ):
     """Take a step on a batch.
 
@@ -45,9 +45,9 @@ def train_step(
       state: before the step.
       batch: passed to `loss`.
       learning_rate: scalar, which multiplies the update of the optimizer.
+      decay: scalar, the part of the average that stays, see `average_decay`.
       loss: (params, batch) to a scalar and a pytree of arrays to report.
       optimizer: gradient to update, for a learning rate of one.
-      ema_decay: see `apply_gradient`.
     Returns:
       The state after the step; the loss before it, NaN where its gradient is not finite; what
       `loss` reports.
@@ -55,7 +55,7 @@ def train_step(
     (value, reported), gradient = jax.value_and_grad(loss, has_aux=True)(state.params, batch)
     # A gradient may be NaN where the loss is not; the step after it would be too late.
     value = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), value, jnp.nan)
-    return apply_gradient(state, gradient, learning_rate, optimizer, ema_decay), value, reported
+    return apply_gradient(state, gradient, learning_rate, optimizer, decay), value, reported
 
 
 @jax.named_scope("optimizer")
@@ -64,20 +64,14 @@ def apply_gradient(
     gradient,
     learning_rate,
     optimizer: optax.GradientTransformation,
-    ema_decay: float,
+    decay,
 ) -> TrainState:
-    """Return the state after an update of the parameters and of their average.
-
-    The decay of the average rises to `ema_decay` as (1 + step) / (10 + step), so that the random
-    initial parameters are soon forgotten.
-    """
+    """Return the state after an update of the parameters and of their average."""
     update, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
     params = jax.tree.map(
         lambda p, u: (p + learning_rate * u).astype(p.dtype), state.params, update
     )
-    step = state.step + 1
-    decay = jnp.minimum(ema_decay, (1.0 + step) / (10.0 + step)) if ema_decay else 0.0
     average = jax.tree.map(  # what stays the same is its own average, to the last bit
         lambda a, p: (p + decay * (a - p)).astype(p.dtype), state.average, params
     )
-    return TrainState(params, average, optimizer_state, step)
+    return TrainState(params, average, optimizer_state, state.step + 1)

@@ -1,9 +1,11 @@
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from eqfuse.data import Batcher, Dataset, read_extxyz
+from eqfuse.data.structures import Weights
 from eqfuse.models import Prediction
 from eqfuse.train.metrics import Errors, Loss, error_sums
 
@@ -61,6 +63,59 @@ def test_loss_is_the_weighted_mean_square(batch, rng):
     expected += 5 * np.mean(errors["stress"][graph.graph_mask] ** 2)
     value = loss(error_sums(prediction, batch.labels, graph))
     assert float(value) == pytest.approx(expected / 0.25, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["huber", "universal"])
+def test_huber_and_universal_losses_are_those_of_mace(batch, rng, kind):
+    """Twice them, so that small errors count as in the mean square."""
+    prediction, errors = perturbed(batch, rng)
+    labels, graph = batch.labels, batch.graph
+    rows = np.flatnonzero(graph.node_mask)
+    labels.forces[rows] = np.linspace(20, 400, len(rows))[:, None] * [0.6, 0.0, 0.8]
+    prediction = prediction._replace(forces=labels.forces + errors["forces"])
+    loss = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5, kind=kind, delta=0.7)
+
+    def huber(error, delta):  # torch.nn.HuberLoss
+        size = np.abs(error)
+        return np.where(size < delta, 0.5 * size**2, delta * (size - 0.5 * delta))
+
+    lengths = np.linspace(20, 400, len(rows))[:, None]
+    factors = 1.0
+    if kind == "universal":  # conditional_huber_forces
+        factors = np.select([lengths < 100, lengths < 200, lengths < 300], [1.0, 0.7, 0.4], 0.1)
+    energy = errors["energy"][graph.graph_mask] / 4
+    expected = 2 * huber(energy, 0.7).mean()
+    expected += 3 * huber(errors["forces"][rows], 0.7 * factors).mean()
+    expected += 5 * huber(errors["stress"][graph.graph_mask], 0.7).mean()
+    value = loss(error_sums(prediction, labels, graph, loss.penalty))
+    assert float(value) == pytest.approx(2 * expected / 0.25, rel=1e-5)
+    square = dataclasses.replace(loss, delta=1e9)
+    sums = error_sums(prediction, labels, graph, square.penalty)
+    plain = dataclasses.replace(loss, kind="mse")
+    assert float(square(sums)) == pytest.approx(float(plain(error_sums(prediction, labels, graph))))
+
+
+def test_weights_of_frames_count_in_huber_losses_too(batch, rng):
+    prediction, _ = perturbed(batch, rng)
+    graph, shape = batch.graph, batch.labels.energy.shape
+    halves = Weights(np.full(shape, 0.5), np.full(graph.node_mask.shape, 0.5), np.full(shape, 0.5))
+    loss = Loss(energy=2.0, forces=3.0, stress=5.0, force_scale=0.5, kind="huber")
+    labels = dataclasses.replace(batch.labels, weights=halves)
+    values = [
+        loss(error_sums(prediction, lab, graph, loss.penalty)) for lab in (batch.labels, labels)
+    ]
+    assert float(values[1]) == pytest.approx(0.5 * float(values[0]), rel=1e-5)
+
+
+def test_the_numbers_of_a_loss_are_arguments_of_a_program(batch, rng):
+    """Data of another force RMS, or other weights, need no other one."""
+    prediction, _ = perturbed(batch, rng)
+    sums = error_sums(prediction, batch.labels, batch.graph)
+    compiled = jax.jit(lambda loss, sums: loss(sums))
+    for scale in (0.5, 2.0):
+        loss = Loss(energy=scale, forces=3.0, stress=5.0, force_scale=scale)
+        assert float(compiled(loss, sums)) == pytest.approx(float(loss(sums)), rel=1e-6)
+    assert compiled._cache_size() == 1
 
 
 def test_a_batch_without_stress_labels_has_a_finite_loss(batch, rng):

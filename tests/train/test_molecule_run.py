@@ -104,7 +104,12 @@ def test_reference_energies_are_read_under_the_key_of_the_energies(tmp_path):
     path = tmp_path / "atoms.xyz"
     ase.io.write(path, [ase.Atoms("H", info={"REF_energy": -13.6, "energy": 0.0})], format="extxyz")
     given = ["data=extxyz", "data.path=none.xyz", f"data.reference_energies={path}"]
-    for more, energy in (([], 0.0), (["data.energy_key=REF_energy"], -13.6)):
+    for more, energy in (
+        ([], 0.0),
+        (["data.energy_key=REF_energy"], -13.6),
+        (["data.reference_key=REF_energy"], -13.6),
+        (["data.energy_key=REF_energy", "data.reference_key=energy"], 0.0),
+    ):
         assert parse([*given, *more]).data.read_reference_energies() == {1: energy}
 
 

@@ -11,7 +11,7 @@ from optax import contrib
 from eqfuse.train.flat import Flat
 from eqfuse.train.muon import RMS, _Stacks, is_matrix, merged, muon, place
 from eqfuse.train.optimizer import decays_of, flat_training, make_optimizer
-from eqfuse.train.schedule import LearningRate, MoleculeTraining
+from eqfuse.train.schedule import LearningRate, MoleculeTraining, average_decay
 from eqfuse.train.step import apply_gradient, init_state
 
 PARAMS = {"params": {"model": {"w": jnp.array([1.0, -2.0])}, "scale": jnp.array([3.0])}}
@@ -22,7 +22,8 @@ def steps(config, count, gradient=GRADIENT, learning_rate=0.1):
     optimizer = make_optimizer(config, Flat.of(PARAMS), decays_of(PARAMS))
     state, history = init_state(PARAMS, optimizer), []
     for _ in range(count):
-        state = apply_gradient(state, gradient, learning_rate, optimizer, config.ema_decay)
+        decay = average_decay(config.ema_decay, len(history), None)
+        state = apply_gradient(state, gradient, learning_rate, optimizer, decay)
         history.append(state)
     return history
 
@@ -205,6 +206,27 @@ def test_adamw_decays_weights_but_not_scale_and_shift():
     params = steps(config, 1, zero)[0].params["params"]
     np.testing.assert_allclose(params["model"]["w"], [0.95, -1.9], rtol=1e-6)
     np.testing.assert_array_equal(params["scale"], [3.0])
+
+
+def test_weight_decay_of_muon_is_decoupled_and_spares_scale_and_shift(rng):
+    """Loshchilov and Hutter: the update of Muon, and the learning rate times rate times weights."""
+    params = {
+        "params": {
+            "model": {"kernel": jnp.array(rng.normal(size=(4, 3)))},
+            "scale": jnp.array([3.0]),
+        }
+    }
+    gradient = jax.tree.map(lambda p: jnp.array(rng.normal(size=p.shape)), params)
+    flat, ends = Flat.of(params, place), []
+    for rate in (None, 0.5):
+        config = MoleculeTraining(optimizer="muon", weight_decay=rate)
+        optimizer = make_optimizer(config, flat, flat.flatten(decays_of(params)))
+        state = init_state(flat.flatten(params), optimizer)
+        state = apply_gradient(state, flat.flatten(gradient), 0.1, optimizer, 0.0)
+        ends.append(flat.unflatten(state.params)["params"])
+    decayed = ends[0]["model"]["kernel"] - 0.1 * 0.5 * params["params"]["model"]["kernel"]
+    np.testing.assert_allclose(ends[1]["model"]["kernel"], decayed, rtol=1e-5)
+    np.testing.assert_array_equal(ends[1]["scale"], ends[0]["scale"])
 
 
 def test_clipping_bounds_the_gradient():

@@ -3,6 +3,8 @@
 import contextlib
 import math
 import sys
+import threading
+import time
 import warnings
 
 import rich.console
@@ -37,6 +39,33 @@ def warnings_printed():
                 print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
+HEARTBEAT = 10.0
+"""Longest time without a line where the output is no terminal, s."""
+
+
+@contextlib.contextmanager
+def waiting(what: str):
+    """Context that prints every 10 s what is waited for, and how long it took if that was long."""
+    start, done = time.monotonic(), threading.Event()
+
+    def passed() -> str:
+        return duration(time.monotonic() - start)
+
+    def beat():
+        while not done.wait(HEARTBEAT):
+            print(f"{what} ... {passed()}", flush=True)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    if time.monotonic() - start >= 1:
+        print(f"{what} took {passed()}", flush=True)
+
+
 class Progress:
     """Epoch lines for a molecular run; use as a context.
 
@@ -63,25 +92,38 @@ class Progress:
             disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=steps_per_epoch)
+        self._epoch = self._done = 0
+        self._logged_at = time.monotonic()
 
     def __enter__(self):
         self._bar.start()
         stress = ", S in meV/Å^3" if self._stress else ""
-        self.say(f"validation errors: E in meV/atom, F in meV/Å{stress}")
-        self.say(self._aligned(self._columns))
+        self.log(f"validation errors: E in meV/atom, F in meV/Å{stress}")
+        self.log(self._aligned(self._columns))
         return self
 
     def __exit__(self, *_):
         self._bar.stop()
 
-    def say(self, text: str):
+    def log(self, text: str):
+        """Print a line."""
         self._console.print(text, markup=False)
+        self._logged_at = time.monotonic()
+
+    def heartbeat(self, text: str):
+        """Print a line where the output is no terminal and nothing was printed for 10 s."""
+        if not self._console.is_terminal and time.monotonic() - self._logged_at >= HEARTBEAT:
+            self.log(f"       {text}")
 
     def start_epoch(self, epoch: int, done: int = 0):
+        self._epoch, self._done = epoch, done
         self._bar.reset(self._task, description=f"epoch {epoch}", total=self._steps, completed=done)
 
-    def step(self):
+    def step(self, loss: float):
+        """Show that a batch is done, of this loss."""
+        self._done += 1
         self._bar.advance(self._task)
+        self.heartbeat(f"epoch {self._epoch}, batch {self._done} of {self._steps}, loss {loss:.4g}")
 
     def end_epoch(self, row: dict, left: float):
         """Print an epoch's line.
@@ -106,7 +148,7 @@ class Progress:
             _number(row["ms_per_step"], ".1f"),
             duration(left) if math.isfinite(left) else "-",
         )
-        self.say(self._aligned(values))
+        self.log(self._aligned(values))
 
     def _aligned(self, values) -> str:
         widths = self._columns.values()

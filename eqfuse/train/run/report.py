@@ -9,11 +9,11 @@ from eqfuse import ops
 from eqfuse.data import Batcher, Dataset
 from eqfuse.data.structures import LABELS, UNWEIGHTED
 from eqfuse.train.device.parallel import Devices
-from eqfuse.train.run.plots import plot_batcher
+from eqfuse.train.run.results import evaluated_samples, evaluation_batcher
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config
-from eqfuse.train.sources import FIT, described
+from eqfuse.train.sources import AVERAGE, FIT, described
 from eqfuse.train.start import reference_batcher
 
 
@@ -50,7 +50,7 @@ def report(
         # zero, added, takes the sign from what is rounded to -0.0
         "energy": f"{round(dataset.energy_per_atom, 4) + 0.0:.4f} eV/atom mean, relative to the "
         "references",
-        "force RMS": f"{dataset.force_rms:.4f} eV/Å",
+        "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
         **_labels(config, dataset),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
         "batches": f"{len(train)} per epoch, padded to {shapes}; "
@@ -79,6 +79,7 @@ def _frames(config: Config, dataset: Dataset) -> str:
     parts = [
         f"{len(dataset.train)} training",
         f"{len(dataset.val)} validation" + (f" ({described(origin)})" if origin else ""),
+        *([f"{len(dataset.test)} test"] if dataset.test else []),
         f"{min(atoms)} to {max(atoms)} atoms",
     ]
     if len(dataset.isolated_atoms):
@@ -88,7 +89,7 @@ def _frames(config: Config, dataset: Dataset) -> str:
 
 def _references_origin(config: Config, dataset: Dataset) -> str:
     given = config.data.references_origin
-    if given not in (None, FIT):
+    if given not in (None, FIT, AVERAGE):
         return given
     if config.start_from is not None:
         moved = ", moved to the data by least squares" if given == FIT else ""
@@ -96,6 +97,19 @@ def _references_origin(config: Config, dataset: Dataset) -> str:
     if not dataset.references_fitted:
         return "isolated atoms of the data"
     return "least squares" if dataset.num_labelled("energy")[0] else "no energies to fit them to"
+
+
+def _outliers(dataset: Dataset) -> str:
+    """Return what the force RMS leaves out, with the frame and atom of the largest force."""
+    if not dataset.force_outliers:
+        return ""
+    sample, atom, force = max(dataset.force_outliers, key=lambda outlier: outlier[2])
+    count = len(dataset.force_outliers)
+    return (
+        f", without {count} training frame{'s' if count > 1 else ''} of much larger forces: the "
+        f"largest is {force:.4g} eV/Å, {sample.name}, atom {atom} (all are trained on; "
+        "training.loss=huber or universal gives them less weight)"
+    )
 
 
 def _labels(config: Config, dataset: Dataset) -> dict[str, str]:
@@ -134,16 +148,19 @@ def _programs(config: Config, dataset: Dataset, batchers: list[Batcher], limits:
     validation = len(val.used_shapes(shuffle=False))
     first, purpose = (1 if config.start_from is None else 0), "parameters"
     if config.data.reference_energies == FIT:
-        first = len(reference_batcher(config, dataset).used_shapes(shuffle=False))
+        batches = reference_batcher(dataset, config.data.batch_size, config.dtype)
+        first = len(batches.used_shapes(shuffle=False))
         purpose = "reference energies"
-    plot = len(plot_batcher(config, dataset).used_shapes(shuffle=False))
+    sets = evaluated_samples(dataset, ended=True)
+    last = evaluation_batcher(sets, config.data.batch_size, config.dtype)
+    last = len(last.used_shapes(shuffle=False))
     ends_early = (
         config.max_minutes is not None
         or config.training.schedule == "plateau"
         or config.resume is not None
     )
-    count = f"{'at most ' if ends_early else ''}{first + training + validation + plot}"
+    count = f"{'at most ' if ends_early else ''}{first + training + validation + last}"
     return (
         f"{count} to compile: {first} for the {purpose}, {training} to train, "
-        f"{validation} to validate, {plot} for the plot"
+        f"{validation} to validate, {last} for the errors at the end"
     )

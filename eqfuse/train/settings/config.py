@@ -16,7 +16,7 @@ from eqfuse.train.settings.schema import (
     require,
     setting,
 )
-from eqfuse.train.sources import DATA, FIT
+from eqfuse.train.sources import AVERAGE, DATA, FIT
 
 _NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
 _FROM_DATA = ("irreps_out", "num_species", "avg_num_neighbors", "backend")
@@ -118,6 +118,9 @@ class Config:
     max_minutes: float | None = setting(
         None, "stop after this many minutes, or at steps or epochs if these come first", POSITIVE
     )
+    loggers: str | None = setting(
+        None, "report to tensorboard or wandb, too, or to both: tensorboard,wandb"
+    )
     profile: bool = setting(
         False, "trace a few steps before the training, and print their kernels and times"
     )
@@ -148,8 +151,12 @@ class Config:
         need = "left out without start_from=: a new network has the elements of its data"
         require(not self.elements or self.start_from is not None, "elements", self.elements, need)
         fits = self.start_from is None and getattr(self.data, "reference_energies", None) == FIT
-        need = f"a file, or null: {FIT} is for start_from=, and null fits them to the data"
+        need = f"a file, energies, average or null: {FIT} is for start_from="
         require(not fits, "data.reference_energies", FIT, need)
+        average = getattr(self.data, "reference_energies", None) == AVERAGE
+        need = f"{FIT} with start_from=, whose network has reference energies"
+        fits = self.start_from is None or not average
+        require(fits, "data.reference_energies", AVERAGE, need)
         if self.data.name != "tetris":
             if self.model.name == "tetris":
                 raise ConfigError(

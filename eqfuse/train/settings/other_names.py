@@ -34,11 +34,13 @@ _MODEL = {
     "restart_latest": "resume=FOLDER",
 }
 _DATA = {
-    "E0s": "data.reference_energies= (a file of isolated atoms)",
+    "E0s": "data.reference_energies= (average, '{1: -13.6}', or a file of atoms)",
     "train_file": "data=FILE",
     "valid_file": "data.val=FILE",
+    "test_file": "data.test=FILE",
     "train_file_path": "data=FILE",
     "val_file_path": "data.val=FILE",
+    "test_file_path": "data.test=FILE",
     "dataset_file_name": "data=FILE",
     "valid_fraction": "data.val=0.1",
     "n_train": "data.train=",
@@ -49,6 +51,12 @@ _DATA = {
 _TRAINING = {
     "virials_weight": "training.stress_weight=",
     "loss_coeffs": "training.energy_weight=, training.forces_weight=, training.stress_weight=",
+    "swa": "training.second_stage=0.75 (the part of the run after which it begins)",
+    "stage_two": "training.second_stage=0.75 (the part of the run after which it begins)",
+    "start_swa": "training.second_stage=0.75 (the part of the run after which it begins)",
+    "start_stage_two": "training.second_stage=0.75 (the part of the run after which it begins)",
+    "swa_energy_weight": "training.second_energy_weight=",
+    "swa_forces_weight": "training.second_energy_weight= (relative to that of forces)",
     "swa_lr": "training.schedule= and training.min_lr=",
     "ema": "training.ema_decay=0.99 (0: no average)",
     "use_ema": "training.ema_decay=0.99 (0: no average)",
@@ -67,6 +75,9 @@ _TRAINING = {
     "max_epochs": "epochs=",
     "max_time": "max_minutes=",
     "eval_interval": "nothing: every epoch is validated",
+    "metrics_key": "training.best=",
+    "monitor": "training.best=",
+    "wandb": "loggers=wandb",
 }
 OTHER_NAMES = {**_MODEL, **_DATA, **_TRAINING}
 """By their name: what to write here."""

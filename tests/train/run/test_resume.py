@@ -195,7 +195,7 @@ def test_ctrl_c_twice_stops_at_once(settings, tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Fit, "run", stopped)
-    monkeypatch.setattr(molecule, "plot_run", lambda *_: pytest.fail("it was drawn"))
+    monkeypatch.setattr(molecule, "write_results", lambda *_, **__: pytest.fail("it was drawn"))
     assert main([*settings, f"run={tmp_path / 'run'}"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

@@ -220,7 +220,18 @@ def test_training_follows_the_data():
         (["data.val=2.5", *MOLECULE], ["data.val=2.5"]),
         (["training.forces_weight=0", "training.energy_weight=0", *MOLECULE], ["_weight"]),
         (["training=extxyz"], ["training follows"]),
-        (["training.weight_decay=0.1", *MOLECULE], ["weight_decay=0.1", "adamw"]),
+        (
+            ["training.weight_decay=0.1", "training.optimizer=adam", *MOLECULE],
+            ["weight_decay=0.1", "only muon and adamw"],
+        ),
+        (["data.reference_energies={H: x}", *MOLECULE], ["{H: x}", "energies in eV by element"]),
+        (["data.reference_energies={Xx: 1}", *MOLECULE], ["{Xx: 1}", "energies in eV by element"]),
+        (["data.reference_energies={}", *MOLECULE], ["energies in eV by element"]),
+        (
+            ["data.reference_energies=average", "start_from=x", *MOLECULE],
+            ["reference_energies=average", "fit with start_from="],
+        ),
+        (["training.second_stage=1", *MOLECULE], ["second_stage=1", "between 0 and 1"]),
         (["data=rmd17", "data.molecule=foo"], ["foo", "aspirin", "ethanol"]),
         (["foo"], ["foo", "name=value"]),
         (["=3"], ["name=value"]),
@@ -301,6 +312,11 @@ def test_paths_that_are_read_are_whole(tmp_path, monkeypatch):
     assert data.reference_energies == f"{tmp_path.parent}/c.xyz"
     assert (config.run, config.start_from) == (f"{home}/first", f"{tmp_path}/runs/base")
     assert parse(["data=3bpa", "data.folder=d"]).data.folder == f"{tmp_path}/d"
+    assert parse(["data=a.xyz", "data.test=t.xyz"]).data.test == f"{tmp_path}/t.xyz"
+    average = parse([*MOLECULE, "data.reference_energies=average"]).data
+    assert average.reference_energies == average.read_reference_energies() == "average"
+    typed = parse([*MOLECULE, "data.reference_energies={H: -13.6, 8: -2041}"]).data
+    assert typed.read_reference_energies() == {1: -13.6, 8: -2041.0}
     fitted = parse([*MOLECULE, "start_from=runs/base", "data.reference_energies=fit"])
     assert fitted.data.reference_energies == "fit"
 

@@ -5,20 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data import Structure
-from eqfuse.data.structures import LABELS, count_labelled
-from eqfuse.inference.predict import Predicted
+from eqfuse.data.structures import LABELS, Structure, count_labelled
 
 _UNITS = {"energy": "mev_per_atom", "forces": "mev_per_a", "stress": "mev_per_a3"}
 _UNKNOWN = {"energy": np.nan, "forces": np.full(3, np.nan), "stress": np.full((3, 3), np.nan)}
 
 
-def error_table(structures: Sequence[Structure], predicted: Sequence[Predicted]) -> list[dict]:
+def error_table(structures: Sequence[Structure], predicted: Sequence) -> list[dict]:
     """Return MAE and RMSE for all structures, each config_type and (forces only) each element.
 
     Args:
       structures: whose labels may be missing; errors are over those that are known.
-      predicted: predictions for these structures, in order.
+      predicted: predictions for these structures, in order, with energy (eV), forces and stress.
     Returns:
       a row for each group: its name, numbers of frames and atoms, errors of energies in meV/atom,
       of forces in meV/Å and, if any structure has one, of stress in meV/Å^3, None where a group has
@@ -57,7 +55,7 @@ def error_table(structures: Sequence[Structure], predicted: Sequence[Predicted])
     return rows
 
 
-def _error(name: str, structure: Structure, predicted: Predicted):
+def _error(name: str, structure: Structure, predicted):
     """Return the error of a label, NaN where it is unknown; of the energy, per atom."""
     reference = getattr(structure, name)
     if reference is None:

@@ -1,0 +1,213 @@
+"""The end of a run: errors of all sets, the page, callbacks; and lines meanwhile."""
+
+import csv
+import re
+import time
+
+import ase.io
+import numpy as np
+import pytest
+
+from eqfuse.data import Dataset, read_structures
+from eqfuse.inference.evaluate import main as evaluate
+from eqfuse.train.device.parallel import Devices
+from eqfuse.train.main import main
+from eqfuse.train.molecule import run
+from eqfuse.train.run import progress
+from eqfuse.train.run.callbacks import Callback, loggers
+from eqfuse.train.schedule import Limits
+from eqfuse.train.settings.options import parse
+from eqfuse.train.settings.schema import ConfigError
+
+
+def rows_of(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+class Recorder(Callback):
+    """Keeps what it is called with."""
+
+    def __init__(self):
+        self.calls, self.epochs, self.errors = [], [], None
+
+    def on_start(self, folder, config):
+        self.calls.append((folder, config["training"]["lr"]))
+
+    def on_epoch(self, row):
+        self.epochs.append(row)
+
+    def on_end(self, errors):
+        self.errors = errors
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory, water):
+    """Return the folder of a run with test frames of two kinds, their file, and its callback."""
+    folder = tmp_path_factory.mktemp("ended")
+    frames = ase.io.read(water, ":")[:6]
+    for number, atoms in enumerate(frames):
+        atoms.positions *= 1.01
+        atoms.info["config_type"] = "wet" if number % 2 else "<dry>"
+    ase.io.write(folder / "test.xyz", frames, format="extxyz")
+    network = ["channels=2", "lmax=1", "layers=1", "model.radial_hidden=4", "model.num_bessel=4"]
+    data = [f"data={water}", "data.val=4", "data.batch_size=4", f"data.test={folder}/test.xyz"]
+    recorder = Recorder()
+    config = parse([*network, *data, "epochs=3", "lr=0.02", f"run={folder / 'run'}"])
+    run(config, Devices(), [recorder])
+    return folder / "run", folder / "test.xyz", recorder
+
+
+def test_test_frames_have_the_errors_that_evaluate_prints(ended):
+    folder, test, _ = ended
+    assert evaluate([str(folder), str(test)]) == 0
+    theirs = rows_of(folder / "evaluation-test" / "errors.csv")
+    ours = [row for row in rows_of(folder / "errors.csv") if row["set"] == "test"]
+    assert [row["group"] for row in ours] == [row["group"] for row in theirs]
+    assert {"all", "config_type wet", "config_type <dry>", "element O"} <= {
+        row["group"] for row in ours
+    }
+    for our, their in zip(ours, theirs, strict=True):
+        for name, value in their.items():
+            if value and name != "group":  # float32 sums, and energies that are totals there
+                assert float(our[name]) == pytest.approx(float(value), rel=1e-3), name
+
+
+def test_validation_errors_of_the_best_network_are_those_of_its_epoch(ended):
+    folder, _, _ = ended
+    best = min(rows_of(folder / "metrics.csv"), key=lambda row: float(row["val_loss"]))
+    rows = {row["set"]: row for row in rows_of(folder / "errors.csv") if row["group"] == "all"}
+    assert list(rows) == ["training", "validation", "test"]
+    assert [rows[name]["frames"] for name in rows] == ["16", "4", "6"]
+    for name in ("energy_rmse_mev_per_atom", "forces_mae_mev_per_a"):
+        assert float(rows["validation"][name]) == pytest.approx(
+            float(best[f"val_{name}"]), rel=1e-3
+        )
+
+
+def test_the_page_holds_everything_and_needs_no_network(ended):
+    folder, _, _ = ended
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert text.count("data:image/png;base64,") == 3
+    assert "http" not in re.sub(r"base64,[^']*", "", text)
+    for part in ("training.lr = <code>0.02</code>", "config_type &lt;dry&gt;", "element O"):
+        assert part in text
+    for name in ("learning.png", "parity.png", "parity_test.png"):
+        assert (folder / name).stat().st_size > 10_000
+    rows = [row for row in rows_of(folder / "errors.csv") if row["group"] == "all"]
+    for row in rows:
+        assert f"<td>{float(row['forces_rmse_mev_per_a']):.2f}</td>" in text
+
+
+def test_callbacks_see_the_start_all_epochs_and_the_end(ended):
+    folder, _, recorder = ended
+    assert recorder.calls == [(folder, 0.02)]
+    lines = rows_of(folder / "metrics.csv")
+    assert [str(row["val_loss"]) for row in recorder.epochs] == [row["val_loss"] for row in lines]
+    assert [row["group"] for row in recorder.errors] == [
+        row["group"] for row in rows_of(folder / "errors.csv")
+    ]
+
+
+def test_files_that_test_are_not_trained_on(water, tiny, tmp_path, capsys):
+    data = [f"data={water}", f"data.test={water}", *tiny, f"run={tmp_path / 'run'}"]
+    assert main(data) == 2
+    assert "is among the files of data.path and of data.test" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_gets_the_metrics(tmp_path):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    [callback] = loggers("tensorboard")
+    callback.on_start(tmp_path, {"seed": 0})
+    callback.on_epoch({"epoch": 7, "val_loss": 0.25, "train_loss": np.nan})
+    callback.on_end([{"set": "test", "group": "all", "forces_mae_mev_per_a": 12.5}])
+    [file] = (tmp_path / "tensorboard").iterdir()
+    content, values = file.read_bytes(), {}
+    while content:  # length, its checksum, the event, its checksum
+        size = int.from_bytes(content[:8], "little")
+        event = Event.FromString(content[12 : 12 + size])
+        values |= {v.tag: (event.step, v.simple_value) for v in event.summary.value}
+        content = content[16 + size :]
+    assert values["val_loss"] == (7, 0.25)
+    assert values["test_all/forces_mae_mev_per_a"] == (0, 12.5)
+    assert "train_loss" not in values
+
+
+@pytest.mark.slow
+def test_weights_and_biases_gets_the_metrics(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    [callback] = loggers("wandb")
+    callback.on_start(tmp_path, {"seed": 3})
+    callback.on_epoch({"epoch": 1, "val_loss": 0.25})
+    assert wandb.run.config["seed"] == 3
+    assert wandb.run.summary["val_loss"] == 0.25
+    callback.on_end([{"set": "test", "group": "all", "forces_mae_mev_per_a": 12.5}])
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_unknown_and_missing_loggers_are_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="loggers=tensorbord is unknown; nearest: tensorboard"):
+        loggers("tensorbord")
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(ConfigError, match="loggers=wandb needs wandb: pip install"):
+        loggers("wandb")
+
+
+def test_lines_are_printed_every_ten_seconds_where_there_is_no_terminal(monkeypatch, capsys):
+    with progress.Progress(4, stress=False) as shown:
+        shown.start_epoch(2)
+        shown.step(0.5)
+        assert "batch" not in capsys.readouterr().out
+        monkeypatch.setattr(progress, "HEARTBEAT", 0.0)
+        shown.step(0.25)
+        shown.heartbeat("validation, batch 1 of 2")
+    out = capsys.readouterr().out
+    assert "epoch 2, batch 2 of 4, loss 0.25\n" in out
+    assert "validation, batch 1 of 2\n" in out
+
+
+def test_what_is_waited_for_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "HEARTBEAT", 0.05)
+    with progress.waiting("compiling"):
+        time.sleep(0.5)
+    assert "compiling ... 0s\n" in capsys.readouterr().out
+
+
+def test_time_is_kept_for_the_last_validation():
+    limits = Limits(10, max_minutes=1)
+    limits.elapsed = 45.0
+    assert not limits.time_is_up
+    assert limits.fraction(0) == 0.75
+    limits.reserve(20.0)
+    assert limits.time_is_up
+    assert limits.fraction(0) == 45 / 40
+    limits.reserve(1000.0)  # never more than half of the time
+    assert limits.reserved == 30
+
+
+def test_an_outlier_moves_no_force_scale_and_is_named(water, tiny, tmp_path, capsys):
+    frames = ase.io.read(water, ":")
+    forces = frames[7].get_forces()
+    forces[1, 2] = 500.0
+    frames[7].calc.results["forces"] = forces
+    path = tmp_path / "outlier.xyz"
+    ase.io.write(path, frames, format="extxyz")
+    clean, wrong = (
+        Dataset.build(read_structures(file), cutoff=4.0, val_size=4) for file in (water, path)
+    )
+    assert clean.force_outliers == []
+    [(sample, atom, force)] = wrong.force_outliers
+    assert ("frame 7" in sample.name, atom, force) == (True, 1, 500.0)
+    others = [s.forces for s in clean.train if "frame 7" not in s.name]
+    assert wrong.force_rms == pytest.approx(np.sqrt(np.mean(np.concatenate(others) ** 2)))
+    assert wrong.force_rms == pytest.approx(clean.force_rms, rel=0.2)
+    settings = [f"data={path}", *tiny, "steps=1", f"run={tmp_path / 'run'}"]
+    assert main([*settings, "training.loss=universal"]) == 0
+    out = capsys.readouterr().out
+    assert "without 1 training frame of much larger forces: the largest is 500 eV/Å" in out
+    assert "outlier.xyz, frame 7, atom 1" in out

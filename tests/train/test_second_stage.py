@@ -1,0 +1,111 @@
+"""The second stage of a training: other weights, averaged parameters, a best network of its own."""
+
+import csv
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.train.loop import Fit
+from eqfuse.train.main import main
+from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.schedule import LearningRate, MoleculeTraining, average_decay
+
+STAGES = ["training.second_stage=0.5", "training.second_energy_weight=300", "epochs=6"]
+
+UNITS = (("energy", "atom"), ("forces", "a"))
+
+
+@pytest.fixture
+def settings(water, tiny):
+    return [f"data={water}", *tiny, *STAGES, "dtype=float64"]  # 4 steps in each epoch
+
+
+def test_parameters_of_the_second_stage_have_equal_weights(rng):
+    params = rng.normal(size=20)
+    average, since = 0.0, 12
+    for step, value in enumerate(params):
+        decay = average_decay(0.9, step, since if step >= since else None)
+        average = value + decay * (average - value)
+        if step == since - 1:
+            assert decay == (2 + step) / (11 + step)
+    assert average == pytest.approx(params[since:].mean(), rel=1e-12)
+    assert average_decay(0.0, 5, None) == 0
+    assert average_decay(0.5, 1000, None) == 0.5
+
+
+def test_a_plateau_does_not_compare_losses_of_both_stages():
+    rate = LearningRate(MoleculeTraining(schedule="plateau", lr=0.1, patience=1, warmup_steps=0))
+    rate.epoch_ended(1.0)
+    rate.forget_best()
+    rate.epoch_ended(50.0)
+    assert rate(0, 0.9) == 0.1
+    rate.epoch_ended(60.0)
+    assert rate(0, 0.9) < 0.1
+
+
+def test_the_second_stage_weighs_energies_and_has_a_best_network_of_its_own(
+    settings, tmp_path, capsys
+):
+    assert main([*settings, f"run={tmp_path / 'run'}"]) == 0
+    assert "second stage: energy_weight=300" in capsys.readouterr().out
+    with open(tmp_path / "run" / "metrics.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    _, last, _ = read_checkpoint(tmp_path / "run", ("last",))
+    assert last["position"]["second_since"] == 12
+    scale = last["statistics"]["force_rms"]
+    for row in rows:
+        errors = (float(row[f"val_{q}_rmse_mev_per_{u}"]) for q, u in UNITS)
+        energy, forces = (1e-3 * error for error in errors)
+        weight = 1 if int(row["epoch"]) <= 3 else 300
+        expected = (weight * energy**2 + forces**2) / scale**2
+        assert float(row["val_loss"]) == pytest.approx(expected, rel=1e-9)
+    assert read_checkpoint(tmp_path / "run", ("best",))[1]["epoch"] > 3
+
+
+@pytest.mark.slow
+def test_the_second_stage_is_resumed_exactly(settings, tmp_path, monkeypatch):
+    """Interrupted within it, as by a signal."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert main([*settings, f"run={whole}"]) == 0
+    keep = Fit._keep
+
+    def interrupted(self, state, at, *rest):
+        keep(self, state, at, *rest)
+        if int(state.step) == 18:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fit, "_keep", interrupted)
+        assert main([*settings, f"run={halves}"]) == 128 + signal.SIGUSR1
+    assert read_checkpoint(halves, ("last",))[1]["position"]["second_since"] == 12
+    assert main([f"resume={halves}"]) == 0
+    ends = [read_checkpoint(folder, ("last",))[0] for folder in (whole, halves)]
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+@pytest.mark.parametrize(
+    "criterion", ["energy_mae", pytest.param("forces_rmse", marks=pytest.mark.slow)]
+)
+def test_the_best_network_is_that_of_the_criterion_asked_for(water, tiny, tmp_path, criterion):
+    jumpy = ["lr=0.5", "training.schedule=constant", "training.ema_decay=0", "epochs=8"]
+    more = [f"training.best={criterion}", f"run={tmp_path / 'run'}"]
+    assert main([f"data={water}", *tiny, *jumpy, *more]) == 0
+    with open(tmp_path / "run" / "metrics.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    unit = "mev_per_atom" if "energy" in criterion else "mev_per_a"
+    errors = np.array([float(row[f"val_{criterion}_{unit}"]) for row in rows])
+    losses = np.array([float(row["val_loss"]) for row in rows])
+    best = read_checkpoint(tmp_path / "run", ("best",))[1]["epoch"]
+    assert best == 1 + errors.argmin()
+    if criterion == "energy_mae":
+        assert best != 1 + losses.argmin(), "the case is meant to tell the criteria apart"
+
+
+def test_a_criterion_that_is_not_known_is_refused(water, tiny, tmp_path, capsys):
+    data = [f"data={water}", *tiny, f"run={tmp_path / 'run'}"]
+    assert main([*data, "training.best=stress_mae"]) == 2
+    assert "training.best=stress_mae is impossible" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -11,7 +11,8 @@ import pytest
 from eqfuse.train.main import main
 from tests.small_runs import TINY, labelled
 
-PROGRAMS = ("init", "energies", "train_step", "errors", "predicted")
+PROGRAMS = ("step", "errors", "init", "sequenced")
+"""Of training, validation, parameters; the last ones predict: at the start or the end of a run."""
 
 
 @pytest.fixture
@@ -62,7 +63,9 @@ def test_as_many_programs_as_the_run_says(mixed, tmp_path, capsys, compiled):
         out = capsys.readouterr().out
         said = re.search(r"programs +(\d+) .* (\d+) for the .* (\d+) to train, (\d+) to", out)
         found = [compiled.count(name) for name in PROGRAMS]
-        found[:2] = [found[0] + found[1]]
-        assert found[1] > 1, "the case is meant to have several shapes"
-        assert [int(n) for n in said.groups()] == [sum(found), *found[:3]]
+        assert found[0] > 1, "the case is meant to have several shapes"
+        total, first, training, validation = map(int, said.groups())
+        assert [training, validation, total] == [*found[:2], sum(found)]
+        last = int(re.search(r"(\d+) for the errors at the end", out)[1])
+        assert first + last == found[2] + found[3]
         assert re.search(r"3 to 8 atoms", out)

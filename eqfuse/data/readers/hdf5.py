@@ -54,13 +54,16 @@ def _groups(path) -> Iterator:
                 )
             for batch in batches:
                 yield from _numbered(batch, "config_")
-    except (KeyError, OSError, RuntimeError) as err:
+    except DataError:
+        raise
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError) as err:  # of damaged files
         raise DataError(f"{path} cannot be read as HDF5: {err}") from err
 
 
 def _numbered(group, prefix: str) -> list:
     """Return what is in a group under a prefix and a number, in the order of the numbers."""
-    names = [name for name in group if name.removeprefix(prefix).isdecimal()]
+    # Names in damaged files are bytes.
+    names = [n for n in group if isinstance(n, str) and n.removeprefix(prefix).isdecimal()]
     return [group[name] for name in sorted(names, key=lambda n: int(n.removeprefix(prefix)))]
 
 

@@ -51,12 +51,17 @@ def of_atoms(
         stress=stress_of(per_frame, keys.stress, volume),
         config_type=None if config_type is None else str(config_type),
         origin=origin,
-        weights=_weights(atoms.info),
+        weights=_weights(atoms.info, is_virial(stress_key(per_frame, keys.stress))),
     )
 
 
-def _weights(info: dict) -> Weights:
-    """Return the weights of the labels from the comment line, with the names that mace has."""
+def _weights(info: dict, from_virial: bool) -> Weights:
+    """Return the weights of the labels from the comment line, with the names that mace has.
+
+    Args:
+      info: of a frame.
+      from_virial: whether its stress is from its virial, whose weight is `config_virials_weight`.
+    """
 
     def weight(key: str) -> float:
         value = info.get(key, 1.0)
@@ -65,11 +70,26 @@ def _weights(info: dict) -> Weights:
         return float(value)
 
     common = weight("config_weight")
-    return Weights(*(common * weight(f"config_{name}_weight") for name in Weights._fields))
+    names = {name: f"config_{name}_weight" for name in Weights._fields}
+    if from_virial and "config_virials_weight" in info:
+        names["stress"] = "config_virials_weight"
+    return Weights(*(common * weight(name) for name in names.values()))
 
 
 def is_number(value) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def stress_key(per_frame: dict, key: str) -> str:
+    """Return the key of a frame's stress: for "stress" that of its virial, where it has only it."""
+    if key == "stress" and key not in per_frame:
+        return next((k for k in ("virial", "virials") if k in per_frame), key)
+    return key
+
+
+def is_virial(key: str) -> bool:
+    """Return whether a key is that of -volume * stress."""
+    return "virial" in key.lower()
 
 
 def stress_of(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
@@ -82,8 +102,7 @@ def stress_of(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
     Raises:
       DataError: other numbers.
     """
-    if key == "stress" and key not in per_frame:
-        key = next((k for k in ("virial", "virials") if k in per_frame), key)
+    key = stress_key(per_frame, key)
     value = per_frame.get(key)
     if value is None or volume == 0:
         return None
@@ -99,4 +118,4 @@ def stress_of(per_frame: dict, key: str, volume: float) -> np.ndarray | None:
         raise DataError(f"{key} must be 6 or 9 numbers, got {stress.size}")
     stress = stress.reshape(3, 3)
     stress = (stress + stress.T) / 2
-    return -stress / volume if "virial" in key.lower() else stress
+    return -stress / volume if is_virial(key) else stress

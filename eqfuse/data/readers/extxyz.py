@@ -30,7 +30,7 @@ from eqfuse.data.structures import Structure
 _FRAMES_SEARCHED = 10  # for candidates
 _NO_LABELS = {
     "positions",
-    *(f"config_{name}weight" for name in ("", "energy_", "forces_", "stress_")),
+    *(f"config_{name}weight" for name in ("", "energy_", "forces_", "stress_", "virials_")),
 }
 _LONGEST_COMMENT = 2**20  # characters, which take ASE seconds; 6 million take a minute
 # Text between quotes or brackets of any kind that ASE knows, which holds no keys. Without a closing
@@ -53,7 +53,8 @@ def read_extxyz(
     default key, a frame without `stress` but with `virial` or `virials` has its stress from that.
     Stress is 3x3 (9 numbers, or a list of lists) or xx yy zz yz xz xy (6 numbers), with ASE's sign.
     A frame may lack any label. Its weights are those that mace writes: `config_weight` times
-    `config_energy_weight`, `config_forces_weight` and `config_stress_weight`, each 1 by default.
+    `config_energy_weight`, `config_forces_weight` and `config_stress_weight`, each 1 by default, or
+    `config_virials_weight` for the stress of a virial.
 
     Args:
       path: the file.

@@ -159,6 +159,15 @@ def test_weights_are_those_that_mace_writes(write):
     assert weighted.energy == plain.energy
 
 
+def test_the_weight_of_virials_is_that_of_the_stress_from_them(write):
+    weights = "config_virials_weight=4 config_stress_weight=3"
+    texts = [CELL.format(stress=f'{key}="1 1 1 0 0 0" {weights}') for key in ("stress", "virials")]
+    texts.append(texts[1].replace("config_virials_weight=4", ""))
+    frames = read_extxyz(write("".join(texts)))
+    assert [frame.weights for frame in frames] == [(1, 1, 3), (1, 1, 4), (1, 1, 3)]
+    assert [frame.stress[0, 0] for frame in frames] == [1, -1 / 24, -1 / 24]
+
+
 def test_a_label_of_weight_zero_is_not_known(write):
     """Files have zeros for labels that they lack, with such a weight."""
     (water,) = read_extxyz(

@@ -9,10 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import ase.io
 import jax
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.stress import full_3x3_to_voigt_6_stress
 
+from eqfuse.data import read_embedded
 from eqfuse.train import load_run
 from eqfuse.train.main import main
 
@@ -123,6 +127,32 @@ def test_two_devices_and_two_processes_train_like_one(settings, tmp_path):
         assert "all steps done" in main_process[1]
         assert "epoch" not in other[1], "only the main process prints"
     assert_alike(folders[0], folders[2])
+
+
+@pytest.mark.slow
+def test_two_devices_train_on_mixed_labels_like_one(tiny, tmp_path):
+    """A device may have no energies, no forces or no stress at all in its part of a batch."""
+    frames = read_embedded("lif")[:16]
+    atoms = []
+    for number, frame in enumerate(frames):
+        labels = {"energy": frame.energy, "forces": frame.forces}
+        if number % 3 == 0:
+            labels["stress"] = full_3x3_to_voigt_6_stress(frame.stress)
+        if number % 4 in (1, 2):
+            del labels["energy" if number % 4 == 1 else "forces"]
+        atoms.append(ase.Atoms(frame.numbers, frame.positions, cell=frame.cell, pbc=True))
+        atoms[-1].info["config_forces_weight"] = 1.0 + number % 2
+        atoms[-1].calc = SinglePointCalculator(atoms[-1], **labels)
+    ase.io.write(tmp_path / "mixed.xyz", atoms, format="extxyz")
+    data = [f"data={tmp_path / 'mixed.xyz'}", *tiny, "data.batch_size=3", "dtype=float64"]
+    settings = [*data, "training.stress_weight=10", "cutoff=3", "epochs=2", "data.check=off"]
+    folders = [tmp_path / name for name in ("one", "devices")]
+    assert main([*settings, f"run={folders[0]}"]) == 0
+    arguments = [*settings, "devices=all", f"run={folders[1]}"]
+    [(code, out, error)] = ended([start(ROOT / "train.py", arguments, TWO)])
+    assert code == 0, error
+    assert "devices    2" in out
+    assert_alike(*folders)
 
 
 @pytest.mark.slow

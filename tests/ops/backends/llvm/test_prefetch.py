@@ -99,6 +99,13 @@ def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
     of_x = derivatives.restrict(tuple(o.index.is_node for o in derivatives.outputs))
     read = 1 + COMPONENTS_OUT + PATHS
     assert prefetches(codegen.generate(of_x, "float32", machine))["pass_sender"] == read
-    # passes that write rows of edges have none, nor those over rows in order
-    for form in (derivatives, product_form(False), gradients(product_form(False))):
+    # rows in order need none
+    for form in (product_form(False), gradients(product_form(False))):
         assert not any(prefetches(codegen.generate(form, "float32", machine)).values())
+
+
+@pytest.mark.parametrize(("machine", "long"), [(Machine(64, 32), False), (Machine(32, 16), True)])
+def test_a_pass_that_writes_rows_prefetches_if_they_are_long(machine, long):
+    """32 channels are two vectors of 64 bytes, or four of 32."""
+    counts = prefetches(codegen.generate(gradients(product_form(True)), "float32", machine))
+    assert counts == {"pass_copy": 0, "pass_sender": (1 + COMPONENTS_OUT + PATHS) * long}

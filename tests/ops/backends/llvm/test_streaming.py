@@ -11,6 +11,7 @@ from eqfuse.ops.backends.llvm.emit import form as codegen
 from eqfuse.ops.backends.llvm.emit import rows
 from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.ir import products
+from tests.ops.ir.test_form import gradients
 
 X, Y = "32x0e+16x1o+16x2e", "0e+1o"
 
@@ -56,6 +57,38 @@ def test_streamed_rows_are_the_stored_ones(limit, dtype, num_rows):
                 return out, back(jnp.cos(out))
 
             return jax.tree.map(np.asarray, everything(*arrays))
+
+        assert jax.tree.all(jax.tree.map(np.array_equal, results(0), results(1 << 60)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradients_of_long_rows_of_edges_are_streamed(limit, dtype):
+    """Bit by bit: the rows of edges are written among sums over the edges of nodes."""
+    x, y, nodes, num_edges = "64x0e+64x1o", "0e+1o", 7, 50
+    form = products.tensor_product(
+        e3nn.Irreps(x), e3nn.Irreps(y), None, "component", weighted=True, on_graph=True
+    ).form
+    text = codegen.generate(gradients(form), "float32", Machine(64, 32)).text
+    assert text.count("!nontemporal") == text.count("fence seq_cst") * len(form.paths) > 0
+    with jax.enable_x64(dtype == np.float64):
+        rng = np.random.default_rng(0)
+        edges = ops.Edges.from_arrays(*rng.integers(0, nodes, (2, num_edges)), nodes)
+        weights = e3nn.tensor_product(x, y).num_irreps
+        sizes = (nodes, e3nn.Irreps(x).dim), (num_edges, e3nn.Irreps(y).dim), (num_edges, weights)
+        arrays = [jnp.asarray(rng.normal(size=s), dtype) for s in sizes]
+
+        def results(size):
+            limit(size)
+
+            def product(*a):
+                xs, ys = e3nn.IrrepsArray(x, a[0]), e3nn.IrrepsArray(y, a[1])
+                return ops.graph_tensor_product(xs, ys, a[2], edges, backend="llvm").array
+
+            def everything(*a):
+                out, back = jax.vjp(product, *a)
+                return back(jnp.cos(out))
+
+            return jax.tree.map(np.asarray, jax.jit(everything)(*arrays))
 
         assert jax.tree.all(jax.tree.map(np.array_equal, results(0), results(1 << 60)))
 

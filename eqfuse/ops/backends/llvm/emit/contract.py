@@ -106,7 +106,8 @@ class Contraction:
             self._memo[key] = make()
         return self._memo[key]
 
-    def _number(self, number: Number) -> str:
+    def number(self, number: Number) -> str:
+        """Return a number of the row in every lane."""
         if not any(names for names, _ in number):
             return self.f.constant(sum(c for _, c in number), self.lanes)
         return self._known(number, lambda: self._scalar(self.scalars.row(number)))
@@ -120,13 +121,13 @@ class Contraction:
 
     def _sums(self, vectors, entries):
         if not vectors:
-            return {index: self._number(number) for (_, index), number in entries}
+            return {index: self.number(number) for (_, index), number in entries}
         parts: dict = {}
         if len(vectors) == 1:
             [ref] = vectors
             for ((i,), index), number in entries:
                 value = self._input((ref.operand, ref.segment, i))
-                parts.setdefault(index, []).append((value, self._number(number)))
+                parts.setdefault(index, []).append((value, self.number(number)))
         else:
             ref, inner = self._pull_out(vectors, entries)
             for (i, *index), value in self._contract(*inner).items():

@@ -1,17 +1,15 @@
 """The arithmetic of a pass: groups of paths that run through the channels together."""
 
+import collections
 import functools
 
 from eqfuse.ops.backends.llvm.emit.contract import Contraction, split
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import lanes, padded
 from eqfuse.ops.backends.llvm.emit.plan import Plan
-from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
+from eqfuse.ops.backends.llvm.emit.rows import Row, RowsEmitter
 from eqfuse.ops.ir.form import Form, Path, Role
 from eqfuse.ops.ir.schedule import ordered_groups
-
-LONG = 8
-"""Vectors of channels of a segment, from which on rows are long: 128 channels with AVX-512."""
 
 
 class Groups:
@@ -27,6 +25,15 @@ class Groups:
         self._begun: set[tuple[int, int, int]] = set()
         self._prefetched: set[tuple] = set()
 
+    @functools.cached_property
+    def _written_once(self) -> set[tuple[int, int, int]]:
+        """Return components of outputs of rows to which only one group adds."""
+        counts = collections.Counter(
+            key for group in self.groups for key in self._row_outputs(group)
+        )
+        return {key for key, count in counts.items() if count == 1}
+
+    @functools.cached_property
     def groups(self) -> list[list[Path]]:
         """Return paths that run through the channels together: same channels, and sums that fit."""
         limit = self.plan.machine.registers * 3 // 4
@@ -67,27 +74,37 @@ class Groups:
     def write(self, group: list[Path], count: str):
         """Write one group, over the rows of the block and the channels.
 
-        A pass that writes long rows goes from one end of a row to the other, 10 to 20% faster then;
-        in others, sums of a node stay in registers from row to row, up to 10% faster there.
-        Either way every sum has the same order.
+        A pass that writes long rows goes from one end of a row to the other: lines of memory are
+        read and written in order then. In others, sums of a node stay in registers from row to row.
         """
-        n, length = self._shape(group)[:2]
-        writes_rows = any(("out", o) not in self.rows.own for o in self.plan.outputs)
-        if writes_rows and length // n >= LONG:
+        if self.plan.writes_rows and self.plan.is_long(self._mul(group[0])):
             self._write_by_row(group, count)
         else:
             self._write_by_channel(group, count)
         self._begun |= self._row_outputs(group)
 
     def _write_by_row(self, group: list[Path], count: str):
+        f = self.f
+        summed = [p for p in group if self._is_sum_of_row(p)]
+        direct = [p for p in group if not self._is_sum_of_row(p)]
+        with f.loop(count) as rows:
+            row = Row(self.plan, f, self.rows, rows.index)
+            row.load_pointers(group)
+            if direct:
+                self._write_channels(direct, row)
+            if summed:
+                self._write_sums(summed, row)
+
+    def _write_channels(self, group: list[Path], row: Row):
+        """Write the paths to outputs with channels, and to sums of a node, for one row."""
         f, n, length, kept, wide = self.f, *self._shape(group)
-        with f.loop(count) as rows, f.loop(str(length), step=n) as channels:
+        with f.loop(str(length), step=n) as channels:
             offset = f.times(channels.index, f.bytes)
             places = [self._kept_place(key, offset) for key in kept]
             first = [f.load(place, n, w) for place, w in zip(places, wide, strict=True)]
             sums = dict(zip(kept, first, strict=True))
             own = self._owned_inputs(group, offset, n)
-            self._row(group, rows.index, offset, n, length // n, own, sums)
+            self._row(group, row, offset, n, length // n, own, sums)
             for key, place, w in zip(kept, places, wide, strict=True):
                 f.store(sums[key], place, n, w)
 
@@ -100,10 +117,89 @@ class Groups:
             own = self._owned_inputs(group, offset, n)
             with f.loop(count, carried=first, kinds=[f.vector(n, w) for w in wide]) as rows:
                 sums = dict(zip(kept, rows.carried, strict=True))
-                self._row(group, rows.index, offset, n, length // n, own, sums)
+                self._row(
+                    group,
+                    Row(self.plan, f, self.rows, rows.index),
+                    offset,
+                    n,
+                    length // n,
+                    own,
+                    sums,
+                )
                 rows.next = [sums[key] for key in kept]
             for place, value, w in zip(places, rows.carried, wide, strict=True):
                 f.store(value, place, n, w)
+
+    def _is_sum_of_row(self, path: Path) -> bool:
+        """Return whether a path adds to an output without channels of a row."""
+        key = ("out", path.output.operand)
+        return self.plan.is_summed(key) and key not in self.rows.own
+
+    def _write_sums(self, paths: list[Path], row: Row):
+        """Write the paths to outputs without channels of one row.
+
+        Products of components are summed over the channels first, each in a register; what they
+        are multiplied with comes once for a row. All of it is in float32 (or float64) within a
+        group, and in float64 over the groups: many terms, which may cancel.
+        """
+        f, (n, length) = self.f, self._shape(paths)[:2]
+        numbers = Contraction(self.plan.form, f, n, self.plan.scalars, None, row.scalar(n))
+        alike: dict = {}
+        for path in paths:
+            alike.setdefault((path.output, split(self.plan.form, path)[2]), []).append(path)
+        parts: dict = {}
+        for (output, entries), same in alike.items():
+            products = list(dict.fromkeys(components for (components, _), _ in entries))
+            limit = max(1, self.plan.machine.registers - 6)
+            pieces = -(-len(products) // limit)
+            size = -(-len(products) // pieces)
+            for start in range(0, len(products), size):
+                sums = self._sums(same, products[start : start + size], row, n, length)
+                for (components, (component,)), number in entries:
+                    if components in sums:
+                        add = functools.partial(_accumulate, f, n, parts, output, component)
+                        add(numbers.number(number), sums[components])
+                        self.cost += 1
+        for (o, segment, component), part in sorted(parts.items()):
+            place = self._place(("out", o), segment, component, row.pointer(("out", o)), "0")
+            f.store(f.add_wide(f.load(place, n, wide=True), part, n), place, n, wide=True)
+
+    def _sums(self, paths: list[Path], products, row: Row, n: int, length: int) -> dict:
+        """Return the sums over channels of products of components of the paths' vectors."""
+        f = self.f
+        zeros, kinds = [f.constant(0.0, n)] * len(products), [f.vector(n)] * len(products)
+        with f.loop(str(length), step=n, carried=zeros, kinds=kinds) as channels:
+            offset, known = f.times(channels.index, f.bytes), {}
+            sums = list(channels.carried)
+
+            def value(ref, component):
+                key, name = ("in", ref.operand), (ref, component)
+                if name not in known:
+                    at = self.rows.own[key] if key in self.rows.own else row.pointer(key)
+                    known[name] = f.load(self._place(key, ref.segment, component, at, offset), n)
+                return known[name]
+
+            def product(names):
+                if names not in known:
+                    left = product(names[:-1]) if names[1:] else value(*names[0])
+                    known[names] = f.mul(left, value(*names[-1]), n) if names[1:] else left
+                    self.cost += bool(names[1:]) * length // n
+                return known[names]
+
+            for path in paths:
+                vectors, factors, _ = split(self.plan.form, path)
+                order = sorted(range(len(vectors)), key=lambda v: len({c[v] for c in products}))
+                first = tuple((ref, 0) for ref in factors)
+                for k, components in enumerate(products):
+                    names = (*first, *((vectors[v], components[v]) for v in order))
+                    last = value(*names[-1])
+                    if names[1:]:
+                        sums[k] = f.fma(product(names[:-1]), last, sums[k], n)
+                    else:
+                        sums[k] = f.add(sums[k], last, n)
+                    self.cost += length // n
+            channels.next = sums
+        return dict(zip(products, channels.carried, strict=True))
 
     def _shape(self, group: list[Path]):
         """Return lanes, padded channels, components of owned outputs, and which are wide."""
@@ -147,20 +243,14 @@ class Groups:
         number = sum(s.dim for s in before) + component
         return self.f.at(row, number * self.plan.sum_bytes)
 
-    def _row(self, group, b: str, offset: str, n: int, chunks: int, own: dict, sums: dict):
-        """Return the arithmetic of a group for one row and one vector of channels."""
-        f, pointers, next_pointers = self.f, {}, {}
-        table = f.at(f.at("%scratch", self.plan.table), b, f.bytes)
-
-        def row_of(key):
-            if key not in pointers:
-                pointers[key] = self.rows.pointer(key, b)
-            return pointers[key]
+    def _row(self, group, row: Row, offset: str, n: int, chunks: int, own: dict, sums: dict):
+        """Write the arithmetic of a group for one row and one vector of channels."""
+        f = self.f
 
         def load(i, segment, component):
             if (i, segment, component) in own:
                 return own[i, segment, component]
-            place = self._place(("in", i), segment, component, row_of(("in", i)), offset)
+            place = self._place(("in", i), segment, component, row.pointer(("in", i)), offset)
             prefetch(("in", i), segment, component)
             return f.load(place, n)
 
@@ -169,17 +259,11 @@ class Groups:
             if key not in self.plan.ahead or (key, segment, component) in self._prefetched:
                 return
             self._prefetched.add((key, segment, component))
-            if key not in next_pointers:
-                next_pointers[key] = self.rows.next_pointer(key, b)
-            place = self._place(key, segment, component, next_pointers[key], offset)
-            f.prefetch(place)
-
-        def scalar(row):
-            return f.splat(f.load(f.at(table, row * self.plan.widest * f.bytes)), n)
+            f.prefetch(self._place(key, segment, component, row.next_pointer(key), offset))
 
         places = {
             (o, segment, component): self._place(
-                ("out", o), segment, component, row_of(("out", o)), offset
+                ("out", o), segment, component, row.pointer(("out", o)), offset
             )
             for o, segment, component in sorted(self._row_outputs(group))
         }
@@ -187,7 +271,7 @@ class Groups:
             if not self.plan.is_summed(("out", key[0])):
                 sums[key] = f.load(place, n) if key in self._begun else None
 
-        contraction = Contraction(self.plan.form, f, n, self.plan.scalars, load, scalar)
+        contraction = Contraction(self.plan.form, f, n, self.plan.scalars, load, row.scalar(n))
         parts: dict = {}
         for path in group:
             into = parts if self.plan.is_summed(("out", path.output.operand)) else sums
@@ -197,7 +281,10 @@ class Groups:
             total = sums[key] if key in sums else f.load(places[key], n, wide=True)
             sums[key] = f.add_wide(total, part, n)
         for key, place in places.items():
-            f.store(sums[key], place, n, self.plan.is_summed(("out", key[0])))
+            if ("out", key[0]) in self.rows.streamed_in_place and key in self._written_once:
+                f.store_or_stream(sums[key], place, n, self.rows.streamed_in_place["out", key[0]])
+            else:
+                f.store(sums[key], place, n, self.plan.is_summed(("out", key[0])))
         self.cost += contraction.operations * chunks
 
 

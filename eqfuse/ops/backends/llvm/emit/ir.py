@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+from collections.abc import Callable
 
 REAL = {"float32": "float", "float64": "double"}
 BYTES = {"float32": 4, "float64": 8}
@@ -139,6 +140,25 @@ class Function:
         """Store past the caches, to where whole vectors lie; needs `STREAMED` in the module."""
         kind, align = self.vector(lanes), lanes * self.bytes
         self.do(f"store {kind} {value}, ptr {pointer}, align {align}, !nontemporal !0")
+
+    def store_or_stream(self, value: str, pointer: str, lanes: int, streams: str):
+        """Do as `stream` where `streams` (i1) holds, otherwise as `store`."""
+        self.either(
+            streams,
+            lambda: self.stream(value, pointer, lanes),
+            lambda: self.store(value, pointer, lanes),
+        )
+
+    def either(self, condition: str, then: Callable, otherwise: Callable):
+        """Write both alternatives, of which an i1 chooses one."""
+        self._count += 1
+        n = self._count
+        self.do(f"br i1 {condition}, label %then{n}, label %else{n}")
+        for name, statements in (("then", then), ("else", otherwise)):
+            self._label(f"{name}{n}")
+            statements()
+            self.do(f"br label %end{n}")
+        self._label(f"end{n}")
 
     def load_pointer(self, pointer: str) -> str:
         return self.value(f"load ptr, ptr {pointer}, align 8")

@@ -55,7 +55,7 @@ def write_block(plan: Plan, f: Function, rows: RowsEmitter, groups: Groups, unit
     with f.loop(count) as loop:
         rows.begin_row(unit, start, loop.index)
     plan.scalars.write(f, f.at("%scratch", plan.table), plan.widest)
-    for group in groups.groups():
+    for group in groups.groups:
         groups.write(group, count)
     if any(key in plan.row_place and key[0] == "out" for key in plan.operands()):
         with f.loop(count) as loop:

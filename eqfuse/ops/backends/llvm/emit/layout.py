@@ -74,15 +74,15 @@ class Layout:
         return s.offset + component * s.component_stride
 
     def is_streamable(self) -> bool:
-        """Return whether the row is unpacked in whole vectors, each at a multiple of its size."""
-        if not self.packed or not self.covers_row() or self.operand.size % self.widest:
+        """Return whether the row is written in whole vectors, each at a multiple of its size."""
+        widest, segments = self.widest, [self.operand.segments[n] for n in self.segments]
+        whole = all(s.mul % widest == s.offset % widest == 0 for s in segments)
+        if not whole or self.operand.size % widest:
             return False
-        segments = [self.operand.segments[n] for n in self.segments]
-        return all(
-            (s.channel_stride, s.component_stride) == (s.dim, 1)
-            and s.mul % self.widest == s.offset % self.widest == 0
-            for s in segments
-        )
+        if self.packed:
+            strides = [(s.channel_stride, s.component_stride) == (s.dim, 1) for s in segments]
+            return self.covers_row() and all(strides)
+        return all(s.dim == 1 or s.component_stride % widest == 0 for s in segments)
 
     def covers_row(self) -> bool:
         """Return whether the segments in use are the whole row of the operand."""

@@ -4,12 +4,14 @@ import dataclasses
 
 from eqfuse.ops.backends.llvm.emit import ir
 from eqfuse.ops.backends.llvm.emit.contract import Scalars, split
-from eqfuse.ops.backends.llvm.emit.layout import Layout
+from eqfuse.ops.backends.llvm.emit.layout import Layout, lanes, padded
 from eqfuse.ops.ir.form import Form, Index, Operand
 
 NODE_ARRAYS = {Index.SENDER: "senders", Index.RECEIVER: "receivers"}
 SCRATCH = 1 << 18
 """Bytes of copies of rows that a block may hold, unless it is one row."""
+LONG = 4
+"""Vectors of channels of a segment, from which on rows are long: 64 channels with AVX-512."""
 
 Key = tuple[str, int]
 """An operand: "in" or "out", and its number."""
@@ -157,18 +159,25 @@ class Plan:
         """Return whether a unit of the pass is one row of it."""
         return self.operand(*key).index is self.reduce_over is not Index.ROW
 
-    def _gathered(self) -> list[Key]:
-        """Return operands whose rows may be far apart and are read in place.
+    @property
+    def writes_rows(self) -> bool:
+        """Return whether outputs belong to rows, and not to the unit that a pass takes."""
+        return not all(self.is_owned(("out", o)) for o in self.outputs)
 
-        There are none where rows are written as well: with prefetches such passes were 8 to 15%
-        slower on one thread, although the rows that are written were prefetched, too.
+    def is_long(self, mul: int) -> bool:
+        """Return whether a row of so many channels is long."""
+        return padded(mul, self.widest) // lanes(mul, self.widest) >= LONG
+
+    def _gathered(self) -> list[Key]:
+        """Return inputs whose rows may be far apart and are read in place.
+
+        There are none where short rows are written as well: such passes were not faster.
         """
-        if self.reduce_over is Index.ROW or not all(
-            self.is_owned(("out", o)) for o in self.outputs
-        ):
+        muls = {s.mul for layout in self.layouts.values() for s in layout.operand.segments}
+        if self.reduce_over is Index.ROW or (self.writes_rows and not self.is_long(max(muls))):
             return []
         rows = [k for k in self.operands() if not self.is_owned(k) and k not in self.row_place]
-        return [key for key in rows if self.operand(*key).index is not Index.SHARED]
+        return [k for k in rows if k[0] == "in" and self.operand(*k).index is not Index.SHARED]
 
     def has_gaps(self, key: Key) -> bool:
         """Return whether elements of this output are added to by no path."""

@@ -1,9 +1,11 @@
 """The rows of a pass: found through the index arrays, packed, zeroed, and written back."""
 
-from eqfuse.ops.backends.llvm.emit.ir import Function
+import functools
+
+from eqfuse.ops.backends.llvm.emit.ir import STREAMED, Function
 from eqfuse.ops.backends.llvm.emit.layout import Copies
 from eqfuse.ops.backends.llvm.emit.plan import NODE_ARRAYS, Key, Plan
-from eqfuse.ops.ir.form import Index
+from eqfuse.ops.ir.form import Index, Path
 
 STREAMED_BYTES = 1 << 24
 """Bytes of an output from which on it is written past the caches, where it would not stay."""
@@ -18,13 +20,15 @@ class RowsEmitter:
 
     Attributes:
       own: where the rows of the operands of the current unit are, by key.
-      streamed: of outputs, how often (0 or 1) a row is streamed and how often stored.
+      streamed: of packed outputs, whether (i1) their rows are written past the caches.
+      streamed_in_place: the same of outputs that groups of paths write directly.
     """
 
     def __init__(self, plan: Plan, f: Function, copies: Copies, base, arrays):
         self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
         self.own: dict[Key, str] = {}
-        self.streamed: dict[Key, tuple[str, str]] = {}
+        self.streamed: dict[Key, str] = {}
+        self.streamed_in_place: dict[Key, str] = {}
 
     def begin_unit(self, unit: str, is_first: str = "1"):
         """Find the rows of the operands of a unit, copy what needs it, zero what is added to.
@@ -125,23 +129,25 @@ class RowsEmitter:
         """
         f = self.f
         for key in self.plan.operands():
-            layout = self.plan.layouts.get(key)
-            if key[0] == "in" or key not in self.plan.row_place or not layout:
+            layout, packed = self.plan.layouts.get(key), key in self.plan.row_place
+            if key[0] == "in" or not layout or self.plan.is_owned(key):
                 continue
-            if self.plan.reduce_over is not Index.ROW or not layout.is_streamable():
+            if not layout.is_streamable() or (packed and self.plan.reduce_over is not Index.ROW):
                 continue
+            if not packed and not all(self.plan.is_long(s.mul) for s in layout.operand.segments):
+                continue  # the choice at each store would cost more
             address = f.value(f"ptrtoint ptr {self.base[key]} to i64")
             rest = f.value(f"and i64 {address}, {self.plan.widest * f.bytes - 1}")
             whole = f.value(f"icmp eq i64 {rest}, 0")
             least = -(-STREAMED_BYTES // (layout.operand.size * f.bytes))
             large = f.value(f"icmp sge i64 %rows, {least}")
-            both = f.value(f"and i1 {whole}, {large}")
-            streamed = f.value(f"zext i1 {both} to i64")
-            self.streamed[key] = streamed, f.value(f"sub i64 1, {streamed}")
+            into = self.streamed if packed else self.streamed_in_place
+            into[key] = f.value(f"and i1 {whole}, {large}")
+            self.copies.functions["!0"] = STREAMED
 
     def finish_pass(self):
         """Wait for what was written past the caches, so that other threads see it."""
-        if self.streamed:
+        if self.streamed or self.streamed_in_place:
             self.f.do("fence seq_cst")
 
     def finish_row(self, b: str):
@@ -156,11 +162,12 @@ class RowsEmitter:
                 if key not in self.streamed:
                     self._finish(key, row, copy)
                     continue
-                streamed, stored = self.streamed[key]  # 0 or 1
-                with f.loop(streamed):
-                    self.copies.stream(f, self.plan.layouts[key], row, copy)
-                with f.loop(stored):
-                    self._finish(key, row, copy)
+                layout = self.plan.layouts[key]
+                f.either(
+                    self.streamed[key],
+                    functools.partial(self.copies.stream, f, layout, row, copy),
+                    functools.partial(self._finish, key, row, copy),
+                )
 
     def _finish(self, key, row: str, copy: str):
         """From the scratch memory of an output to its row."""
@@ -204,3 +211,40 @@ class RowsEmitter:
 
     def _kept(self, table: int, b: str) -> str:
         return self.f.load_pointer(self.f.at(self.f.at("%scratch", table), b, 8))
+
+
+class Row:
+    """Where the operands of row `b` of a block are, and its numbers; each pointer is loaded once."""
+
+    def __init__(self, plan: Plan, f: Function, rows: RowsEmitter, b: str):
+        self.plan, self.f, self.rows, self.b = plan, f, rows, b
+        self._table = f.at(f.at("%scratch", plan.table), b, f.bytes)
+        self._pointers: dict = {}
+
+    def load_pointers(self, paths: list[Path]):
+        """Load what some paths need, so that it is known in all loops over their channels."""
+        keys = {("in", ref.operand): None for path in paths for ref in path.factors}
+        keys |= {("out", path.output.operand): None for path in paths}
+        for key in keys:
+            is_shared = key[0] == "in" and key not in self.plan.layouts
+            if key not in self.rows.own and not is_shared:
+                self.pointer(key)
+                if key in self.plan.ahead:
+                    self.next_pointer(key)
+
+    def pointer(self, key: Key) -> str:
+        """Return where the row of an operand is."""
+        if key not in self._pointers:
+            self._pointers[key] = self.rows.pointer(key, self.b)
+        return self._pointers[key]
+
+    def next_pointer(self, key: Key) -> str:
+        """Return where the same row of the next block is."""
+        if ("next", key) not in self._pointers:
+            self._pointers["next", key] = self.rows.next_pointer(key, self.b)
+        return self._pointers["next", key]
+
+    def scalar(self, lanes: int):
+        """Return a function from a row of the table of numbers to its value in every lane."""
+        f, stride = self.f, self.plan.widest * self.f.bytes
+        return lambda number: f.splat(f.load(f.at(self._table, number * stride)), lanes)

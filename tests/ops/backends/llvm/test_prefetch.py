@@ -104,8 +104,8 @@ def test_what_is_gathered_is_prefetched_and_nothing_else(machine):
         assert not any(prefetches(codegen.generate(form, "float32", machine)).values())
 
 
-@pytest.mark.parametrize(("machine", "long"), [(Machine(64, 32), False), (Machine(32, 16), True)])
+@pytest.mark.parametrize(("machine", "long"), [(Machine(128, 32), False), (Machine(64, 32), True)])
 def test_a_pass_that_writes_rows_prefetches_if_they_are_long(machine, long):
-    """32 channels are two vectors of 64 bytes, or four of 32."""
+    """32 channels are one vector of 128 bytes, or two of 64."""
     counts = prefetches(codegen.generate(gradients(product_form(True)), "float32", machine))
     assert counts == {"pass_copy": 0, "pass_sender": (1 + COMPONENTS_OUT + PATHS) * long}

@@ -10,8 +10,8 @@ from eqfuse.ops.ir.form import Form, Index, Operand
 NODE_ARRAYS = {Index.SENDER: "senders", Index.RECEIVER: "receivers"}
 SCRATCH = 1 << 18
 """Bytes of copies of rows that a block may hold, unless it is one row."""
-LONG = 4
-"""Vectors of channels of a segment, from which on rows are long: 64 channels with AVX-512."""
+LONG = 2
+"""Vectors of channels of a segment, from which on rows are long: 32 channels with AVX-512."""
 
 Key = tuple[str, int]
 """An operand: "in" or "out", and its number."""

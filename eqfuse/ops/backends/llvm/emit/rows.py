@@ -214,7 +214,7 @@ class RowsEmitter:
 
 
 class Row:
-    """Where the operands of row `b` of a block are, and its numbers; each pointer is loaded once."""
+    """The operands and numbers of row `b` of a block; each pointer is loaded once."""
 
     def __init__(self, plan: Plan, f: Function, rows: RowsEmitter, b: str):
         self.plan, self.f, self.rows, self.b = plan, f, rows, b

@@ -26,7 +26,7 @@ import torch
 from e3nn.util.codegen import CodeGenMixin
 
 from benchmarks.clients import mace_networks
-from benchmarks.clients.mace_networks import DENSITY, DENSITY_RESIDUAL, PLAIN, Shape
+from benchmarks.clients.mace_networks import DENSITY, DENSITY_RESIDUAL, NONLINEAR, PLAIN, Shape
 
 FOLDER = Path(__file__).parents[1] / "tests" / "convert" / "goldens"
 SMALL = {
@@ -54,6 +54,36 @@ GOLDENS = {
         zbl=True,
     ),
     "two_heads": Shape("3x0e", **SMALL, max_ell=1, correlation=2, zbl=True, heads=("one", "two")),
+    "edges": Shape(
+        "3x0e+3x1o",
+        **SMALL,
+        layers=3,
+        max_ell=2,
+        correlation=2,
+        first=DENSITY,
+        then=DENSITY_RESIDUAL,
+        transform="Soft",
+        edges="2x0e+1x1o+1x2e",
+        options={
+            "apply_cutoff": False,
+            "use_edge_irreps_first": True,
+            "use_last_readout_only": True,
+            "keep_last_layer_irreps": True,
+        },
+    ),
+    "nonlinear": Shape(
+        "4x0e+4x1o",
+        **SMALL,
+        max_ell=2,
+        correlation=2,
+        first=NONLINEAR,
+        then=NONLINEAR,
+        heads=("one", "two"),
+        edges="3x0e+2x1o",
+        biases=True,
+        options={"apply_cutoff": False, "use_agnostic_product": True},
+    ),
+    "nonlinear_cutoff": Shape("3x0e", **SMALL, max_ell=1, first=NONLINEAR, then=NONLINEAR),
     "float32": Shape("3x0e+3x1o", **SMALL, max_ell=1),
 }
 """By name; `float32` is of that precision, and `small` has its elements in another order."""

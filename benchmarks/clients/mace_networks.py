@@ -23,6 +23,7 @@ RESIDUAL = "RealAgnosticResidualInteractionBlock"
 PLAIN = "RealAgnosticInteractionBlock"
 DENSITY = "RealAgnosticDensityInteractionBlock"
 DENSITY_RESIDUAL = "RealAgnosticDensityResidualInteractionBlock"
+NONLINEAR = "RealAgnosticResidualNonLinearInteractionBlock"
 
 MATERIALS = tuple(z for z in range(1, 95) if z not in (84, 85, 86, 87, 88))
 """The 89 elements of the Materials Project's networks."""
@@ -41,11 +42,14 @@ class Shape:
       first, then: kinds of the first and of the other interactions.
       bessel: number of Bessel functions.
       layers, max_ell, correlation, radial, readout: as mace has them.
-      transform: of distances, "None" or "Agnesi".
+      transform: of distances, "None", "Agnesi" or "Soft".
       zbl: whether there is pair repulsion.
       heads: their names.
       neighbors: average number, a normalisation.
       gain: of the last matrices: random networks of few channels have small forces.
+      edges: irreps on edges (edge_irreps), "" for those of the features.
+      biases: whether the last readout is a NonLinearBiasReadoutBlock.
+      options: other arguments of mace's network.
     """
 
     hidden: str
@@ -64,6 +68,9 @@ class Shape:
     heads: tuple[str, ...] = ("Default",)
     neighbors: float = 31.7
     gain: float = 1.0
+    edges: str = ""
+    biases: bool = False
+    options: dict = dataclasses.field(default_factory=dict)
 
 
 SHAPES = {
@@ -139,6 +146,7 @@ def random_network(shape: Shape, dtype: str = "float64", seed: int = 0) -> modul
         heads=list(shape.heads),
         atomic_inter_scale=[0.8 + 0.1 * k for k in range(heads)] if many else 0.8,
         atomic_inter_shift=[0.164 - 0.3 * k for k in range(heads)] if many else 0.164,
+        **_newer(shape),
     )
     with torch.no_grad():
         # mace begins with small weights of products of several factors: let all of them count
@@ -149,7 +157,30 @@ def random_network(shape: Shape, dtype: str = "float64", seed: int = 0) -> modul
         for readout in network.readouts:
             last = readout.linear_2 if hasattr(readout, "linear_2") else readout.linear
             last.weight.mul_(shape.gain)
+        if shape.first == NONLINEAR or shape.biases:
+            _move_from_initial_values(network)
     return network
+
+
+def _newer(shape: Shape) -> dict:
+    """Return arguments that mace has since 2025."""
+    newer = dict(shape.options)
+    if shape.edges:
+        newer["edge_irreps"] = o3.Irreps(shape.edges)
+    if shape.biases:
+        newer["readout_cls"] = modules.NonLinearBiasReadoutBlock
+    return newer
+
+
+def _move_from_initial_values(network):
+    """Change what begins as zero, one or nearly zero, which no comparison would see."""
+    for name, p in network.named_parameters():
+        if name.endswith(("alpha", "beta")):
+            p.fill_(3.0 if name.endswith("alpha") else 0.7)
+        elif name.endswith("embedding.weight") and "interactions" in name:
+            p.normal_()
+        elif "conv_tp_weights" in name or "density_fn" in name or name.endswith("bias"):
+            p.add_(0.3 * torch.randn_like(p))
 
 
 def crystal(shape: Shape, num_atoms: int, seed: int = 1) -> ase.Atoms:

@@ -10,9 +10,12 @@ import numpy as np
 
 from eqfuse import models
 from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.mace_parameters import activation_ratio
+from eqfuse.convert.mace_linears import activation_ratio
 from eqfuse.convert.product_basis import our_maps, symmetric_components
 from eqfuse.train.run.checkpoint import read_checkpoint
+
+_NOT_EXPORTED = ("nonlinear", "apply_cutoff", "edge_irreps", "first_edge_irreps")
+_NOT_EXPORTED += ("agnostic_product", "last_readout_only", "readout_biases")
 
 
 def export_mace(run, path) -> None:
@@ -83,6 +86,12 @@ def _check(metadata: dict, run):
         _refuse(run, "one layer, with a readout that is not linear (model.layers=1)")
     if fields["radial_layers"] < 1:
         _refuse(run, "no hidden layer in its radial network (model.radial_layers=0)")
+    plain = models.MACE()
+    for name in _NOT_EXPORTED:  # older runs lack newer ones
+        if fields.get(name, getattr(plain, name)) != getattr(plain, name):
+            raise ConvertError(f"the network of {run} has model.{name}, which is not exported")
+    if fields["distance_transform"] == "soft":
+        raise ConvertError(f"the network of {run} has a soft transform, which is not exported")
     if metadata["potential"].get("binds_within") is not None:
         _refuse(
             run,

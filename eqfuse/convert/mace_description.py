@@ -7,20 +7,19 @@ import e3nn_jax as e3nn
 import numpy as np
 
 from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.mace_linears import irreps
+from eqfuse.convert.mace_nonlinear import layers_of
 from eqfuse.convert.pickled import Record, value
 from eqfuse.models import ZBL
+from eqfuse.models.irreps import SCALAR
 
 _NETWORKS = ("MACE", "ScaleShiftMACE")
 _PLAIN, _RESIDUAL = "RealAgnosticInteractionBlock", "RealAgnosticResidualInteractionBlock"
 _DENSITY = "RealAgnosticDensityInteractionBlock"
 _DENSITY_RESIDUAL = "RealAgnosticDensityResidualInteractionBlock"
-_INTERACTIONS = (_PLAIN, _RESIDUAL, _DENSITY, _DENSITY_RESIDUAL)
-# files of old versions of mace have none of these, which means False
-_REFUSED_IF_TRUE = {
-    "use_so3": "couplings of SO(3) (use_so3)",
-    "use_agnostic_product": "a product basis that all elements share (use_agnostic_product)",
-    "use_last_readout_only": "a readout of the last layer only (use_last_readout_only)",
-}
+_NONLINEAR = "RealAgnosticResidualNonLinearInteractionBlock"
+_INTERACTIONS = (_PLAIN, _RESIDUAL, _DENSITY, _DENSITY_RESIDUAL, _NONLINEAR)
+_READOUTS = ("NonLinearReadoutBlock", "NonLinearBiasReadoutBlock")
 BOHR = 0.529
 """Å, as mace's ZBL rounds it."""
 COULOMB = 14.3996
@@ -80,17 +79,6 @@ def described(network: Record, head: str | None = None) -> Description:
     )
 
 
-def irreps(record) -> e3nn.Irreps:
-    """Return irreps from a record of e3nn's for PyTorch or from text."""
-    if isinstance(record, str):
-        return e3nn.Irreps(record)
-    pairs = []
-    for part in record.args[0]:
-        mul, ir = part.args[0]
-        pairs.append((int(mul), tuple(int(n) for n in ir.args[0])))
-    return e3nn.Irreps(pairs)
-
-
 def mlp_layers(network: Record, layer: int) -> list[Record]:
     """Return the dense layers of the radial network of an interaction."""
     return network.get(f"interactions.{layer}.conv_tp_weights").children()
@@ -115,11 +103,8 @@ def _check_kinds(network: Record):
         )
     if network.get("joint_embedding") is not None:
         _refuse("embeddings of charge or spin (embedding_specs)")
-    for name, what in _REFUSED_IF_TRUE.items():
-        if network.get(name):
-            _refuse(what)
-    if network.get("edge_irreps") is not None:
-        _refuse("irreps of their own on edges (edge_irreps)")
+    if network.get("use_so3"):  # files of old versions have no such name
+        _refuse("couplings of SO(3) (use_so3)")
     _check_radial(network.get("radial_embedding"))
     _check_interactions(network)
     _check_readouts(network)
@@ -136,15 +121,16 @@ def _check_interactions(network: Record):
                     f"the layout of another library ({name}); convert it back by mace's own "
                     "mace_cueq_to_e3nn or mace_oeq_to_e3nn"
                 )
-        for name, kind in (
-            ("linear_up", "Linear"),
-            ("linear", "Linear"),
-            ("conv_tp", "TensorProduct"),
-            ("skip_tp", "FullyConnectedTensorProduct"),
-        ):
-            _expect(block, name, "e3nn.", kind)
-        if block.get("conv_tp_weights").name != "FullyConnectedNet":
-            _refuse(f"a radial network of the kind {block.get('conv_tp_weights').name}")
+        nonlinear = block.name == _NONLINEAR
+        linears = ("linear_up", "linear_1", "linear_2", "linear_res", "skip_tp")
+        for name in linears if nonlinear else ("linear_up", "linear"):
+            _expect(block, name, "e3nn.", "Linear")
+        _expect(block, "conv_tp", "e3nn.", "TensorProduct")
+        if not nonlinear:
+            _expect(block, "skip_tp", "e3nn.", "FullyConnectedTensorProduct")
+        radial = block.get("conv_tp_weights").name
+        if radial != ("RadialMLP" if nonlinear else "FullyConnectedNet"):
+            _refuse(f"a radial network of the kind {radial} in a {block.name}")
     for product in network.get("products").children():
         _expect(product, "symmetric_contractions", "mace.", "SymmetricContraction")
         _expect(product, "linear", "e3nn.", "Linear")
@@ -166,21 +152,20 @@ def _check_radial(radial: Record):
     expected = np.arange(1, len(frequencies) + 1) * math.pi / cutoff
     if abs(frequencies / expected - 1).max() > 1e-5:
         _refuse("Bessel functions with frequencies that were trained")
-    if radial.get("apply_cutoff", True) is False:
-        _refuse("a cutoff after the radial network (apply_cutoff=False)")
     transform = radial.get("distance_transform")
-    if transform is not None and transform.name != "AgnesiTransform":
+    if transform is not None and transform.name not in ("AgnesiTransform", "SoftTransform"):
         _refuse(f"a transform of distances of the kind {transform.name}")
 
 
 def _check_readouts(network: Record):
     *linear, last = network.get("readouts").children()
-    if len(linear) + 1 != len(network.get("interactions").children()):
+    layers = len(network.get("interactions").children())
+    if len(linear) + 1 != (1 if network.get("use_last_readout_only") else layers):
         _refuse("not a readout for each layer")
     for readout in linear:
         if readout.name != "LinearReadoutBlock":
             _refuse(f"before the last layer a readout of the kind {readout.name}")
-    if last.name != "NonLinearReadoutBlock":
+    if last.name not in _READOUTS:
         _refuse(f"in the last layer a readout of the kind {last.name}")
     if not is_silu(last.get("non_linearity.acts.0")):
         _refuse("a readout with another activation than silu (gate)")
@@ -200,12 +185,12 @@ def _head(network: Record, head: str | None) -> tuple[int, int]:
 def _fields(network: Record, species: tuple[int, ...]) -> dict:
     blocks = network.get("interactions").children()
     kinds = [block.name for block in blocks]
-    residual = [kind in (_RESIDUAL, _DENSITY_RESIDUAL) for kind in kinds]
+    residual = [kind in (_RESIDUAL, _DENSITY_RESIDUAL, _NONLINEAR) for kind in kinds]
     density = [kind in (_DENSITY, _DENSITY_RESIDUAL) for kind in kinds]
     if not all(residual[1:]):
         _refuse(f"an interaction without a residual after the first one ({kinds[-1]})")
-    if len(set(density)) > 1:
-        _refuse("density normalisation in some layers only")
+    if len(set(density)) > 1 or len({kind == _NONLINEAR for kind in kinds}) > 1:
+        _refuse(f"interactions of kinds that do not go together ({', '.join(kinds)})")
     [neighbors] = _same("avg_num_neighbors", {float(b.get("avg_num_neighbors")) for b in blocks})
     hidden = irreps(network.get("products.0.linear.irreps_out"))
     channels = hidden[0].mul
@@ -235,7 +220,13 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
         "first_skip": residual[0],
         "species_linear": not residual[0],
         "density_normalization": density[0],
+        "nonlinear": kinds[0] == _NONLINEAR,
         **_transform(radial.get("distance_transform"), species),
+        **_edge_irreps(blocks, channels, hidden),
+        "apply_cutoff": radial.get("apply_cutoff", True) is not False,
+        "agnostic_product": bool(network.get("use_agnostic_product")),
+        "last_readout_only": bool(network.get("use_last_readout_only")),
+        "readout_biases": last.name == "NonLinearBiasReadoutBlock",
         "cutoff": float(radial.get("cutoff_fn.r_max")),
         "num_bessel": len(radial.get("bessel_fn.bessel_weights")),
         "poly_power": int(radial.get("cutoff_fn.p")),
@@ -259,11 +250,33 @@ def _correlation(part: Record) -> int:
     return count
 
 
+def _edge_irreps(blocks: list[Record], channels: int, hidden: e3nn.Irreps) -> dict:
+    """Return the settings of what is sent along edges."""
+    first, *others = (irreps(block.get("conv_tp.irreps_in1")) for block in blocks)
+    [rest] = _same("edge_irreps", set(others)) if others else [None]
+    own = first != e3nn.Irreps([(channels, SCALAR)])
+    if rest == hidden and not own:
+        return {"edge_irreps": None, "first_edge_irreps": False}
+    given = first if rest is None else rest
+    scalars = e3nn.Irreps([(given.count(SCALAR), SCALAR)])
+    if given != given.regroup() or (own and first != scalars):
+        _refuse(f"the irreps {given} on edges, not each once and in order (edge_irreps)")
+    return {"edge_irreps": str(given), "first_edge_irreps": own}
+
+
 def _radial_widths(network: Record, layer: int) -> tuple[int, ...]:
+    block = network.get(f"interactions.{layer}")
+    if block.name == _NONLINEAR:
+        return _alike(
+            tuple(len(w.get("bias")) for w in layers_of(block.get("conv_tp_weights"))[:-1])
+        )
     *hidden, last = mlp_layers(network, layer)
     if last.get("act") is not None or not all(is_silu(h.get("act")) for h in hidden):
         _refuse("a radial network with another activation than silu")
-    widths = tuple(h.get("weight").shape[1] for h in hidden)
+    return _alike(tuple(h.get("weight").shape[1] for h in hidden))
+
+
+def _alike(widths: tuple[int, ...]) -> tuple[int, ...]:
     if not widths or len(set(widths)) != 1:
         _refuse(f"a radial network with hidden layers of the widths {widths}, not all alike")
     return widths
@@ -273,9 +286,12 @@ def _transform(transform: Record | None, species: tuple[int, ...]) -> dict:
     if transform is None:
         return {"distance_transform": None}
     radii = transform.get("covalent_radii")
-    return {
-        "distance_transform": "agnesi",
-        "transform_constants": [float(transform.get(name)) for name in "qpa"],
+    if transform.name == "SoftTransform":
+        own = {"distance_transform": "soft", "soft_steepness": float(transform.get("alpha"))}
+    else:
+        constants = [float(transform.get(name)) for name in "qpa"]
+        own = {"distance_transform": "agnesi", "transform_constants": constants}
+    return own | {
         "atomic_numbers": list(species),
         "covalent_radii": [float(radii[z]) for z in species],
     }

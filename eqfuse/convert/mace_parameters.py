@@ -18,13 +18,16 @@ are natural, so that the inversion of all vectors changes no energy.
 import math
 
 import e3nn_jax as e3nn
-import jax
 import numpy as np
 
-from eqfuse.convert.mace_description import Description, irreps, mlp_layers
+from eqfuse.convert.irreps_matrices import named_biases
+from eqfuse.convert.mace_description import Description, mlp_layers
+from eqfuse.convert.mace_linears import by_path, irreps, linear_blocks, ratio_of
+from eqfuse.convert.mace_nonlinear import columns_of, interaction
 from eqfuse.convert.pickled import Record
 from eqfuse.convert.product_basis import projected
 from eqfuse.models import MACE
+from eqfuse.models.irreps import SCALAR
 
 
 def parameters(network: Record, description: Description) -> dict:
@@ -36,76 +39,54 @@ def parameters(network: Record, description: Description) -> dict:
     Raises:
       ConvertError: a product basis that is not the one of the irreps.
     """
-    order = list(description.order)
-    layers = MACE(**description.fields).basis_and_feature_irreps()
+    order, fields = list(description.order), description.fields
+    layers = MACE(**fields).basis_and_feature_irreps()
     result = {"radial": {}}
-    [(_, embedding)] = _linear_blocks(network.get("node_embedding.linear"))
+    [(_, embedding)] = linear_blocks(network.get("node_embedding.linear"))
     result["embedding"] = embedding[order]
     for k, (irreps_basis, irreps_out) in enumerate(layers):
         block, product = network.get(f"interactions.{k}"), network.get(f"products.{k}")
-        paths = _paths(block.get("conv_tp"), irreps_basis)
-        result["radial"][f"layer_{k}"] = _radial(mlp_layers(network, k), paths)
+        paths = _paths(block, irreps_basis)
+        contraction = projected(product.get("symmetric_contractions"), irreps_basis, irreps_out)
         layer = {
             "linear_up": _linear(block.get("linear_up")),
-            "linear_basis": _basis(block, paths, irreps_basis, description.fields),
-            "contraction": projected(
-                product.get("symmetric_contractions"), irreps_basis, irreps_out
-            )[order],
+            "contraction": contraction if fields["agnostic_product"] else contraction[order],
             "linear_down": _of_outputs(_linear(product.get("linear")), irreps_out),
         }
+        result[f"layer_{k}"] = layer
+        if fields["nonlinear"]:
+            layer["interaction"] = interaction(block, paths, irreps_basis, order)
+            layer["skip_linear"] = _of_outputs(_linear(block.get("skip_tp")), irreps_out)
+            continue
+        result["radial"][f"layer_{k}"] = _radial(mlp_layers(network, k), paths)
+        layer["linear_basis"] = _basis(block, paths, irreps_basis, fields)
         skip = _species_linear(block.get("skip_tp"), order)
-        if k > 0 or description.fields["first_skip"]:
+        if k > 0 or fields["first_skip"]:
             layer["skip"] = _of_outputs(skip, irreps_out)
         else:
             layer["species_linear"] = _of_outputs(skip, irreps_basis)
-        if description.fields["density_normalization"]:
+        if fields["density_normalization"]:
             [dense] = block.get("density_fn").children()
             layer["density"] = np.asarray(dense.get("weight"), np.float64)[:, 0]
-        result[f"layer_{k}"] = layer
-        readout = network.get(f"readouts.{k}")
-        last = k == len(layers) - 1
-        result[f"readout_{k}"] = (_readout if last else _linear_readout)(readout, description.head)
+    *others, last = network.get("readouts").children()
+    for k, readout in enumerate(others):
+        result[f"readout_{k}"] = _linear_readout(readout, description.head)
+    result[f"readout_{len(layers) - 1}"] = _readout(last, description.head)
+    if fields["nonlinear"]:
+        del result["radial"]
     return result
 
 
-def activation_ratio(cst: float) -> float:
-    """Return the ratio of e3nn's normalised silu to e3nn-jax's.
-
-    Args:
-      cst: the constant by which e3nn multiplies, as the file has it.
-    """
-    with jax.enable_x64(True):
-        ours = e3nn.normalize_function(jax.nn.silu)(1.0) / jax.nn.silu(1.0)
-    return cst / float(ours)
-
-
-def _ratio(activation: Record) -> float:
-    return activation_ratio(1.0 if activation.get("_is_id") else float(activation.get("cst")))
-
-
-def _linear_blocks(linear: Record) -> list[tuple[tuple[int, int], np.ndarray]]:
-    """Return input, output and scaled matrix of each path of a Linear."""
-    flat, at, result = np.asarray(linear.get("weight"), np.float64), 0, []
-    for instruction in linear.get("instructions"):
-        i, o, shape, weight = instruction.args
-        if i < 0:  # a bias
-            continue
-        count = math.prod(shape)
-        result.append(((i, o), flat[at : at + count].reshape(shape) * float(weight)))
-        at += count
-    return result
-
-
-def _name(number: int, rows: int, columns: int, ir: e3nn.Irrep) -> str:
-    return f"w[{number},{number}] {rows}x{ir},{columns}x{ir}"
+def _name(i: int, o: int, rows: int, columns: int, ir: e3nn.Irrep) -> str:
+    return f"w[{i},{o}] {rows}x{ir},{columns}x{ir}"
 
 
 def _linear(linear: Record) -> dict:
     """Return the parameters of a Linear whose irreps are sorted and each occur once."""
     irreps_in = irreps(linear.get("irreps_in"))
     return {
-        _name(o, *w.shape, irreps_in[i].ir): w * math.sqrt(len(w))
-        for (i, o), w in _linear_blocks(linear)
+        _name(i, o, *w.shape, irreps_in[i].ir): w * math.sqrt(len(w))
+        for (i, o), w in linear_blocks(linear)
     }
 
 
@@ -128,12 +109,13 @@ def _species_linear(tp: Record, order) -> dict:
         w = flat[at : at + count].reshape(shape)  # [rows, elements, columns]
         at += count
         scale = float(weight) / math.sqrt(ir.dim) * math.sqrt(shape[0])
-        result[_name(o, shape[0], shape[2], ir)] = np.moveaxis(w, 1, 0)[order] * scale
+        result[_name(i, o, shape[0], shape[2], ir)] = np.moveaxis(w, 1, 0)[order] * scale
     return result
 
 
-def _paths(tp: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
+def _paths(block: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
     """Return the paths of a convolution in this package's order, and where their weights are."""
+    tp, features = block.get("conv_tp"), irreps(block.get("linear_up.irreps_in"))
     irreps_in1, irreps_out = (irreps(tp.get(name)) for name in ("irreps_in1", "irreps_out"))
     kept, result, at = [ir for _, ir in irreps_basis], [], 0
     for instruction in tp.get("instructions"):
@@ -142,7 +124,8 @@ def _paths(tp: Record, irreps_basis: e3nn.Irreps) -> list[dict]:
         path = {"i1": i1, "i2": i2, "out": o, "ir": ir, "start": at, "mul": mul}
         path["scale"] = float(weight) / math.sqrt(ir.dim)
         at += mul
-        if ir in kept:
+        # irreps on edges that the features before do not have are zero
+        if ir in kept and features.count(irreps_in1[i1].ir):
             result.append(path)
     return sorted(result, key=lambda path: (kept.index(path["ir"]), path["i1"], path["i2"]))
 
@@ -156,46 +139,23 @@ def _radial(layers: list[Record], paths: list[dict]) -> dict:
         if layer.get("act") is None:
             kernel = kernel * math.sqrt(layer.get("var_out"))
         else:
-            before = _ratio(layer.get("act")) * math.sqrt(layer.get("var_out"))
+            before = ratio_of(layer.get("act")) * math.sqrt(layer.get("var_out"))
         result[f"Dense_{k}"] = {"kernel": kernel}
-    columns = np.concatenate([p["start"] + np.arange(p["mul"]) for p in paths])
     last = result[f"Dense_{len(layers) - 1}"]
-    last["kernel"] = last["kernel"][:, columns]
+    last["kernel"] = last["kernel"][:, columns_of(paths)]
     return result
 
 
 def _basis(block: Record, paths: list[dict], irreps_basis: e3nn.Irreps, fields: dict) -> dict:
     """Return the parameters of the Linear after the convolution."""
-    blocks = _by_path(block)
+    blocks = by_path(block)
     neighbors = fields["avg_num_neighbors"]
     scale = 1.0 if fields["density_normalization"] else 1 / math.sqrt(neighbors)
     result = {}
     for j, (_, ir) in enumerate(irreps_basis):
         w = np.concatenate([blocks[p["out"]] * p["scale"] for p in paths if p["ir"] == ir])
-        result[_name(j, *w.shape, ir)] = w * (scale * math.sqrt(len(w)))
+        result[_name(j, j, *w.shape, ir)] = w * (scale * math.sqrt(len(w)))
     return result
-
-
-def _by_path(block: Record) -> dict[int, np.ndarray]:
-    """Return the matrices of the Linear after the convolution, by the output of the convolution.
-
-    Up to version 0.3.8, mace simplifies the irreps that this Linear reads: outputs of one irrep
-    that lie side by side are one input of it, and share a matrix by its rows.
-    """
-    linear, outputs = block.get("linear"), irreps(block.get("conv_tp.irreps_out"))
-    matrices = {i: w for (i, _), w in _linear_blocks(linear)}
-    inputs = irreps(linear.get("irreps_in"))
-    starts = dict(
-        zip(np.cumsum([0, *(mul for mul, _ in inputs)]), range(len(inputs)), strict=False)
-    )
-    found, at, number, first = {}, 0, 0, 0
-    for o, (mul, _) in enumerate(outputs):
-        if at in starts:
-            number, first = starts[at], at
-        if number in matrices:  # not one of an irrep that A has no use for
-            found[o] = matrices[number][at - first : at - first + mul]
-        at += mul
-    return found
 
 
 def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:
@@ -204,18 +164,23 @@ def _of_head(w: np.ndarray, head: tuple[int, int], axis: int) -> np.ndarray:
 
 
 def _linear_readout(readout: Record, head: tuple[int, int]) -> dict:
-    [(_, w)] = _linear_blocks(readout.get("linear"))
-    return {_name(0, len(w), 1, e3nn.Irrep("0e")): _of_head(w, head, 1) * math.sqrt(len(w))}
+    [(_, w)] = linear_blocks(readout.get("linear"))
+    return {_name(0, 0, len(w), 1, SCALAR): _of_head(w, head, 1) * math.sqrt(len(w))}
 
 
 def _readout(readout: Record, head: tuple[int, int]) -> dict:
-    [(_, first)], [(_, second)] = (
-        _linear_blocks(readout.get(name)) for name in ("linear_1", "linear_2")
-    )
-    ratio = _ratio(readout.get("non_linearity.acts.0"))
-    first = _of_head(first, head, 1)
-    second = _of_head(_of_head(second, head, 0), head, 1) * ratio
-    return {
-        "linear_in": {_name(0, *first.shape, e3nn.Irrep("0e")): first * math.sqrt(len(first))},
-        "linear_out": {_name(0, *second.shape, e3nn.Irrep("0e")): second * math.sqrt(len(second))},
-    }
+    """Return the parameters of the last readout; each layer has a part for each head."""
+    ratio, result = ratio_of(readout.get("non_linearity.acts.0")), {}
+    names = ["in", "out"] if readout.get("linear_mid") is None else ["in", "mid", "out"]
+    for k, name in enumerate(names):
+        linear = readout.get({"in": "linear_1", "mid": "linear_mid", "out": "linear_2"}[name])
+        [(_, w)] = linear_blocks(linear)
+        w = _of_head(w, head, 1)
+        if k:
+            w = _of_head(w, head, 0) * ratio
+        parameters = {_name(0, 0, *w.shape, SCALAR): w * math.sqrt(len(w))}
+        bias = np.asarray(linear.get("bias", ()), np.float64)
+        if bias.size:
+            parameters |= named_biases(_of_head(bias, head, 0), [(w.shape[1], SCALAR)])
+        result[f"linear_{name}"] = parameters
+    return result

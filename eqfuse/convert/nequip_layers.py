@@ -169,7 +169,7 @@ def layer_parameters(layer: Layer, before: e3nn.Irreps, after: e3nn.Irreps) -> t
       before, after: features here, sorted.
     """
     gate = gated(after)
-    columns = _gate_columns(layer.after, after)
+    columns = gate_columns(layer.after, after)
     reads = {ir for _, ir in before}
 
     def narrowed(matrices):
@@ -205,7 +205,7 @@ def layer_parameters(layer: Layer, before: e3nn.Irreps, after: e3nn.Irreps) -> t
     return result, _radial(layer.radial, paths)
 
 
-def _gate_columns(theirs: e3nn.Irreps, ours: e3nn.Irreps) -> np.ndarray:
+def gate_columns(theirs: e3nn.Irreps, ours: e3nn.Irreps) -> np.ndarray:
     """Return where the even scalars that our gate reads are among those of theirs."""
     at = theirs.count(SCALAR)
     columns, gates = [np.arange(at)], {}

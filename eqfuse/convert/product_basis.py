@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.mace_description import irreps
+from eqfuse.convert.mace_linears import irreps
 from eqfuse.convert.pickled import Record
 from eqfuse.ops.ir.contraction import symmetric_basis
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from eqfuse import ops
 from eqfuse.models.irreps import SCALAR, require_positive
 from eqfuse.models.mace_irreps import feature_irreps
+from eqfuse.models.mace_nonlinear import NonlinearBasis
 from eqfuse.models.message_passing import embed_species, linear, radial_networks
 from eqfuse.models.nequip_irreps import gated
 from eqfuse.models.pairs import length_transform
@@ -31,6 +32,11 @@ class MACELayer(nn.Module):
       skip: whether there is a skip (a residual connection).
       species_linear: whether A is mixed once more, by a Linear for each species.
       density_normalization: whether A is divided by 1 + density, see `density`, and not sqrt(n).
+      edge_irreps: after the first Linear; None for those of the features before.
+      agnostic: whether all species share the weights W.
+      nonlinear: None, or the widths inside the network of weights of a
+        `eqfuse.models.mace_nonlinear.NonlinearBasis`, which A is then, with a skip that all species
+        share.
       backend: see `eqfuse.ops`.
     References: Batatia et al. 2022, eqs. 8 to 12.
     """
@@ -42,25 +48,57 @@ class MACELayer(nn.Module):
     skip: bool
     species_linear: bool
     density_normalization: bool
+    edge_irreps: str | None
+    agnostic: bool
+    nonlinear: tuple[int, ...] | None
     backend: str | None
 
     @nn.compact
-    def __call__(self, h, sh, weights, species, edges, basis):
+    def __call__(self, h, sh, weights, species, edges, basis, factor):
         """Return the node features after the layer.
 
         Args:
           h: node features, IrrepsArray [n_nodes, irreps_in].
           sh: spherical harmonics, divided by sqrt(n) if that normalises A, IrrepsArray [n_edges,
             irreps_sh].
-          weights: of the products, radial(B), [n_edges, irreps of the products].
+          weights: of the products, radial(B), [n_edges, irreps of the products]; None if nonlinear.
           species: [n_nodes] int32.
           edges: `eqfuse.ops.Edges`.
           basis: radial basis B, [n_edges, num_bessel].
+          factor: what multiplies the densities of edges, [n_edges], or None.
         Returns:
           IrrepsArray [n_nodes, irreps].
         """
         irreps_basis, irreps = e3nn.Irreps(self.irreps_basis), e3nn.Irreps(self.irreps)
-        x = linear(self, h.irreps, "linear_up")(h)
+        x = linear(self, self.edge_irreps or h.irreps, "linear_up")(h)
+        if self.nonlinear is None:
+            a = self._basis(x, sh, weights, edges, basis, factor)
+        else:
+            of_species = h.irreps.count(SCALAR), self.num_species, self.nonlinear
+            a = NonlinearBasis(self.irreps_basis, *of_species, self.backend, name="interaction")(
+                x, sh, basis, factor, species, edges
+            )
+        if self.species_linear:
+            a = linear(self, irreps_basis, "species_linear", by_species=True)(species, a)
+        b = ops.symmetric_contraction(
+            a,
+            self._contraction_weights(irreps_basis, irreps, h.dtype),
+            jnp.zeros_like(species) if self.agnostic else species,
+            irreps_out=irreps,
+            correlation=self.correlation,
+            backend=self.backend,
+        )  # [n_nodes, irreps]
+        out = linear(self, irreps, "linear_down")(b)
+        if self.skip and self.nonlinear is not None:
+            out += linear(self, irreps, "skip_linear")(h)
+        elif self.skip:
+            out += linear(self, irreps, "skip", by_species=True)(species, h)
+        assert out.irreps == irreps, (out.irreps, irreps)
+        return out
+
+    def _basis(self, x, sh, weights, edges, basis, factor):
+        """Return A, IrrepsArray [n_nodes, irreps_basis]."""
+        irreps_basis = e3nn.Irreps(self.irreps_basis)
         a = ops.TensorProductLinear(
             irreps_basis,
             force_irreps_out=True,
@@ -70,32 +108,20 @@ class MACELayer(nn.Module):
             name="linear_basis",
         )(x, sh, weights, edges)  # [n_nodes, irreps_basis]
         if self.density_normalization:
-            a = a / (1 + self._density(basis, edges))[:, None]
-        if self.species_linear:
-            a = linear(self, irreps_basis, "species_linear", by_species=True)(species, a)
-        b = ops.symmetric_contraction(
-            a,
-            self._contraction_weights(irreps_basis, irreps, h.dtype),
-            species,
-            irreps_out=irreps,
-            correlation=self.correlation,
-            backend=self.backend,
-        )  # [n_nodes, irreps]
-        out = linear(self, irreps, "linear_down")(b)
-        if self.skip:
-            out += linear(self, irreps, "skip", by_species=True)(species, h)
-        assert out.irreps == irreps, (out.irreps, irreps)
-        return out
+            a = a / (1 + self._density(basis, edges, factor))[:, None]
+        return a
 
-    def _density(self, basis, edges):
+    def _density(self, basis, edges, factor):
         """Return the density of neighbours, [n_nodes]: the sum over edges of tanh((B w)^2)."""
         width = basis.shape[1]
         w = self.param("density", nn.initializers.normal(1.0), (width,), basis.dtype)
         of_edges = jnp.tanh((basis @ w) ** 2 / width)
+        if factor is not None:
+            of_edges *= factor
         return jax.ops.segment_sum(of_edges, edges.receivers, edges.num_nodes)
 
     def _contraction_weights(self, irreps_basis, irreps, dtype):
-        """Return the weights W of the contraction, [num_species, paths, channels].
+        """Return the weights W of the contraction, [num_species or 1, paths, channels].
 
         A product of nu factors of variance 1 has a variance of the order of nu!.
         """
@@ -108,7 +134,7 @@ class MACELayer(nn.Module):
             std = jnp.sqrt(jnp.asarray(variances, dtype))
             return std[:, None] * jax.random.normal(key, shape, dtype)
 
-        shape = (self.num_species, len(variances), irreps[0].mul)
+        shape = (1 if self.agnostic else self.num_species, len(variances), irreps[0].mul)
         return self.param("contraction", init, shape)
 
 
@@ -120,12 +146,14 @@ class Readout(nn.Module):
     Attributes:
       irreps_out: what is predicted.
       hidden: multiplicity of each irrep in the gate.
+      biases: whether there are one more Linear and gate, and biases after the first Linear.
       backend: see `eqfuse.ops`.
     References: Batatia et al. 2022, eq. 13.
     """
 
     irreps_out: str
     hidden: int
+    biases: bool
     backend: str | None
 
     @nn.compact
@@ -133,11 +161,12 @@ class Readout(nn.Module):
         """Return IrrepsArray [n_nodes, irreps_out] for h, IrrepsArray [n_nodes, irreps]."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         hidden = gated([(self.hidden, ir) for ir in {ir for _, ir in irreps_out}])
-        h = linear(self, hidden, "linear_in")(h)
-        h = e3nn.gate(
-            h, even_act=jax.nn.silu, odd_act=jax.nn.tanh, even_gate_act=jax.nn.silu
-        )  # [n_nodes, hidden x each irrep]
-        return linear(self, irreps_out, "linear_out")(h)
+        acts = {"even_act": jax.nn.silu, "odd_act": jax.nn.tanh, "even_gate_act": jax.nn.silu}
+        # [n_nodes, hidden x each irrep]
+        h = e3nn.gate(linear(self, hidden, "linear_in")(h), **acts)
+        if self.biases:
+            h = e3nn.gate(linear(self, hidden, "linear_mid", biases=True)(h), **acts)
+        return linear(self, irreps_out, "linear_out", biases=self.biases)(h)
 
 
 class MACE(nn.Module):
@@ -159,6 +188,8 @@ class MACE(nn.Module):
       learned (`density_normalization=True`), and transform lengths by the covalent radii of the
       pair before the Bessel functions (`distance_transform="agnesi"`). Their repulsion of near
       atoms is a field of `eqfuse.models.Potential`.
+    - Networks since 2025, such as MACE-MH-1, differ in what `nonlinear` and the settings after
+      `avg_num_neighbors` say.
     - A has natural parity, (-1)^l, in all of them. `parity=True` keeps both parities.
 
     Attributes:
@@ -174,7 +205,8 @@ class MACE(nn.Module):
       species_linear: whether a layer without a skip has a Linear of A for each species instead.
       density_normalization: A / (1 + sum_j tanh((B_ij w)^2)), with weights w, not A / sqrt(n).
       distance_transform: of lengths before the Bessel functions; None for none.
-      transform_constants: q, p and a of it, see `eqfuse.models.pairs.agnesi_transform`.
+      transform_constants: q, p and a of agnesi, see `eqfuse.models.pairs.agnesi_transform`.
+      soft_steepness: of soft, see `eqfuse.models.pairs.soft_transform`.
       atomic_numbers: of the species, for a transform.
       covalent_radii: of the species, Å, for a transform; None for those of ASE.
       cutoff: radius of the neighbourhood, Å.
@@ -184,6 +216,16 @@ class MACE(nn.Module):
       radial_hidden: width of the radial network.
       readout_hidden: width of the last readout.
       avg_num_neighbors: mean number of neighbours in the training data, a normalisation.
+      apply_cutoff: whether the polynomial cutoff multiplies the radial basis; if not, it multiplies
+        the weights of the products and the densities.
+      edge_irreps: irreps of what the first Linear of a layer sends along edges, such as
+        "32x0e+32x1o"; None for those of the features.
+      first_edge_irreps: whether the first layer has the scalars of `edge_irreps` too.
+      agnostic_product: all species share the weights of the symmetric products.
+      last_readout_only: the sum of readouts is the last one alone.
+      readout_biases: the last readout has one more layer, and biases.
+      nonlinear: A is that of `eqfuse.models.mace_nonlinear.NonlinearBasis`, in every layer, with a
+        skip.
       backend: see `eqfuse.ops`; the parameters are the same for all.
     References: Batatia et al. 2022, Advances in Neural Information Processing Systems 35.
     """
@@ -199,8 +241,9 @@ class MACE(nn.Module):
     first_skip: bool = False
     species_linear: bool = False
     density_normalization: bool = False
-    distance_transform: Literal["agnesi"] | None = None
+    distance_transform: Literal["agnesi", "soft"] | None = None
     transform_constants: tuple[float, float, float] = (0.9183, 4.5791, 1.0805)
+    soft_steepness: float = 4.0
     atomic_numbers: tuple[int, ...] | None = None
     covalent_radii: tuple[float, ...] | None = None
     cutoff: float = 5.0
@@ -210,6 +253,13 @@ class MACE(nn.Module):
     radial_hidden: int = 64
     readout_hidden: int = 16
     avg_num_neighbors: float = 1.0
+    apply_cutoff: bool = True
+    edge_irreps: str | None = None
+    first_edge_irreps: bool = False
+    agnostic_product: bool = False
+    last_readout_only: bool = False
+    readout_biases: bool = False
+    nonlinear: bool = False
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
@@ -224,7 +274,8 @@ class MACE(nn.Module):
           params: its parameters.
           keep: [n] numbers of the species that stay, in their new order.
         """
-        by_species = ("embedding", "species_linear", "contraction", "skip")
+        by_species = ("embedding", "species_linear", "skip", "source", "target")
+        by_species += () if self.agnostic_product else ("contraction",)
         network = self.clone(
             num_species=len(keep),
             atomic_numbers=take(self.atomic_numbers, keep),
@@ -263,28 +314,30 @@ class MACE(nn.Module):
             avg_num_neighbors=self.avg_num_neighbors,
         )
         all_irreps = self.basis_and_feature_irreps()
-        sh, basis, _ = edge_geometry(
+        sh, basis, envelope = edge_geometry(
             vectors,
             self.lmax,
             self.cutoff,
             self.num_bessel,
             self.poly_power,
             length_transform(self, species, edges),
+            self.apply_cutoff,
         )  # [n_edges, irreps_sh], [n_edges, num_bessel]
-        if not self.density_normalization:
+        if not (self.density_normalization or self.nonlinear):
             sh = sh / math.sqrt(self.avg_num_neighbors)
         h = embed_species(self, species, basis.dtype)
+        features = [h.irreps, *(irreps for _, irreps in all_irreps)]
+        sent = self._edge_irreps(features[:-1])
+        factor = None if self.apply_cutoff else envelope
+        if self.nonlinear:  # what has biases does not vanish with the basis
+            factor = (envelope > 0).astype(basis.dtype) if self.apply_cutoff else envelope
+            radial = [None] * self.layers
+        else:
+            radial = self._radial(basis, factor, sh, sent, all_irreps)
+        hidden = (self.radial_hidden,) * self.radial_layers
         out = 0
-        before = [h.irreps, *(irreps for _, irreps in all_irreps)]
-        widths = [
-            ops.tensor_product(
-                irreps_in, sh.irreps, filter_ir_out=[ir for _, ir in irreps_basis]
-            ).num_irreps
-            for irreps_in, (irreps_basis, _) in zip(before, all_irreps, strict=False)
-        ]
-        radial = radial_networks(self, basis, widths)  # [n_edges, width] for each layer
         for k, (irreps_basis, irreps) in enumerate(all_irreps):
-            skip = k > 0 or self.first_skip
+            skip = k > 0 or self.first_skip or self.nonlinear
             h = MACELayer(
                 str(irreps_basis),
                 str(irreps),
@@ -293,13 +346,36 @@ class MACE(nn.Module):
                 skip,
                 self.species_linear and not skip,
                 self.density_normalization,
+                None if self.edge_irreps is None else str(sent[k]),
+                self.agnostic_product,
+                hidden if self.nonlinear else None,
                 self.backend,
                 name=f"layer_{k}",
-            )(h, sh, radial[k], species, edges, basis)  # [n_nodes, irreps]
-            name = f"readout_{k}"
-            if k < self.layers - 1:
-                readout = linear(self, self.irreps_out, name)
-            else:
-                readout = Readout(self.irreps_out, self.readout_hidden, self.backend, name=name)
-            out += readout(h)
-        return out
+            )(h, sh, radial[k], species, edges, basis, factor)  # [n_nodes, irreps]
+            if k == self.layers - 1:
+                return out + self._readout(k)(h)
+            if not self.last_readout_only:
+                out += linear(self, self.irreps_out, f"readout_{k}")(h)
+
+    def _radial(self, basis, factor, sh, sent, all_irreps) -> list[jax.Array]:
+        """Return the weights of the products of each layer, [n_edges, irreps of the products]."""
+        widths = [
+            ops.tensor_product(
+                irreps, sh.irreps, filter_ir_out=[ir for _, ir in irreps_basis]
+            ).num_irreps
+            for irreps, (irreps_basis, _) in zip(sent, all_irreps, strict=True)
+        ]
+        radial = radial_networks(self, basis, widths)
+        return radial if factor is None else [weights * factor[:, None] for weights in radial]
+
+    def _readout(self, k: int) -> Readout:
+        hidden, biases = self.readout_hidden, self.readout_biases
+        return Readout(self.irreps_out, hidden, biases, self.backend, name=f"readout_{k}")
+
+    def _edge_irreps(self, features: list[e3nn.Irreps]) -> list[e3nn.Irreps]:
+        """Return the irreps that each layer sends along edges, of features before each layer."""
+        if self.edge_irreps is None:
+            return features
+        given = e3nn.Irreps(self.edge_irreps).regroup()
+        sent = [given.filter(keep=[ir for _, ir in irreps]) for irreps in features]
+        return sent if self.first_edge_irreps else [features[0], *sent[1:]]

@@ -39,6 +39,24 @@ def agnesi_transform(
     return 1 / (1 + a * x**q / (1 + x ** (q - p)))
 
 
+def soft_transform(lengths: jax.Array, radii: jax.Array, steepness: float) -> jax.Array:
+    """Return edge lengths that fall no further than to 3/4 of the length of a bond.
+
+        T(d) = p + (d - p) (1 + tanh(a (d - (p + q)/2) / (q - p))) / 2,    p = 3/4 b,    q = 4/3 b
+
+    Args:
+      lengths: d, [n_edges] Å.
+      radii: [n_edges] Å, the mean of the covalent radii of the two atoms; b is twice that.
+      steepness: a.
+    Returns:
+      [n_edges] Å, d where it is well above q.
+    References: mace-torch 0.3.16 (`SoftTransform`).
+    """
+    lower, upper = 3 / 2 * radii, 8 / 3 * radii
+    weight = jnp.tanh(steepness / (upper - lower) * (lengths - (lower + upper) / 2))
+    return lower + (lengths - lower) * (1 + weight) / 2
+
+
 def length_transform(network, species, edges):
     """Return the transform of edge lengths that a network has, a function, or None.
 
@@ -51,22 +69,23 @@ def length_transform(network, species, edges):
     """
     if network.distance_transform is None:
         return None
-    if network.distance_transform != "agnesi":
-        raise ValueError(
-            f"distance_transform {network.distance_transform!r} is unknown; give 'agnesi' or None"
-        )
+    kind = network.distance_transform
+    if kind not in ("agnesi", "soft"):
+        raise ValueError(f"distance_transform {kind!r} is unknown; give 'agnesi', 'soft' or None")
     radii, numbers = network.covalent_radii, network.atomic_numbers
     if radii is None and numbers is not None:
         radii = radii_of(numbers)
     if radii is None or len(radii) != network.num_species:
         raise ValueError(
-            "distance_transform='agnesi' needs atomic_numbers= or covalent_radii= of the "
+            f"distance_transform={kind!r} needs atomic_numbers= or covalent_radii= of the "
             f"{network.num_species} species, got {numbers} and {network.covalent_radii}"
         )
 
     def transform(lengths):
         of_nodes = jnp.asarray(radii, lengths.dtype)[species]
         mean = (of_nodes[edges.senders] + of_nodes[edges.receivers]) / 2
+        if kind == "soft":
+            return soft_transform(lengths, mean, network.soft_steepness)
         return agnesi_transform(lengths, mean, tuple(network.transform_constants))
 
     return transform

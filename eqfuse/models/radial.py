@@ -116,6 +116,7 @@ def edge_geometry(
     num_bessel: int,
     poly_power: int,
     transform: Callable[[jax.Array], jax.Array] | None = None,
+    apply_cutoff: bool = True,
 ) -> EdgeGeometry:
     """Return harmonics of the directions, and functions of the lengths that vanish at the cutoff.
 
@@ -124,6 +125,7 @@ def edge_geometry(
       lmax: largest l of the spherical harmonics.
       cutoff, num_bessel, poly_power: see `polynomial_cutoff` and `bessel_basis`.
       transform: of the lengths, positive, before the Bessel functions; None for none.
+      apply_cutoff: False for a basis that is not multiplied by the envelope.
     Raises:
       ValueError: settings that are not positive.
     """
@@ -131,7 +133,8 @@ def edge_geometry(
     lengths, directions, real = lengths_and_directions(vectors)
     envelope = jnp.where(real, polynomial_cutoff(lengths, cutoff, poly_power), 0)
     transformed = lengths if transform is None else transform(lengths)
-    basis = bessel_basis(transformed, num_bessel, cutoff) * envelope[:, None]
+    basis = bessel_basis(transformed, num_bessel, cutoff)
+    basis = basis * envelope[:, None] if apply_cutoff else basis
     return EdgeGeometry(spherical_harmonics(directions, range(lmax + 1)), basis, envelope)
 
 

@@ -10,6 +10,7 @@ import pytest
 from eqfuse.convert.pickled import read_module
 
 GOLDENS = Path(__file__).parent / "goldens"
+SEVERAL_HEADS = ("nonlinear", "two_heads")
 NAMES = sorted(path.name.removesuffix(".model.xz") for path in GOLDENS.glob("*.model.xz"))
 
 
@@ -43,7 +44,7 @@ def run(model_file, tmp_path_factory):
     def path(name):
         if name not in made:
             made[name] = folder / name
-            head = "two" if name == "two_heads" else None
+            head = "two" if name in SEVERAL_HEADS else None
             convert_mace(model_file(name), made[name], head=head)
         return made[name]
 

@@ -41,6 +41,8 @@ def test_the_file_holds_the_network(run, tmp_path, capsys):
         ({"model_fields": {"radial_layers": 0}}, "model.radial_layers=0"),
         ({"model_fields": {"correlation": 1, "hidden_lmax": 1}}, "mixes"),
         ({"potential": {"binds_within": 4.5}}, "isolated atoms"),
+        ({"model_fields": {"nonlinear": True}}, "model.nonlinear, which is not exported"),
+        ({"model_fields": {"distance_transform": "soft"}}, "a soft transform"),
         ({"model": "nequip"}, "is not a potential of model=mace"),
     ],
 )

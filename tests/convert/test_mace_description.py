@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError
-from eqfuse.convert.mace_description import described, irreps
+from eqfuse.convert.mace_description import described
+from eqfuse.convert.mace_linears import irreps
 from eqfuse.convert.mace_parameters import _of_outputs, parameters
 from eqfuse.convert.pickled import Record
 
@@ -35,8 +36,8 @@ def put(network, path, value):
     [
         (
             "interactions.1",
-            of_kind("mace.modules.blocks.RealAgnosticResidualNonLinearInteractionBlock"),
-            "RealAgnosticResidualNonLinearInteractionBlock",
+            of_kind("mace.modules.blocks.RealAgnosticAttResidualInteractionBlock"),
+            "RealAgnosticAttResidualInteractionBlock",
         ),
         ("joint_embedding", of_kind("mace.modules.X"), "charge or spin"),
         ("interactions.0.conv_tp_weights", of_kind("mace.modules.radial.RadialMLP"), "RadialMLP"),
@@ -45,15 +46,14 @@ def put(network, path, value):
         ("interactions.0.linear_up", of_kind("cuequivariance_torch.Linear"), "cuequivariance"),
         ("products.0.symmetric_contractions", of_kind("cuet.SymmetricContraction"), "cuet"),
         ("use_so3", True, "use_so3"),
-        ("use_agnostic_product", True, "use_agnostic_product"),
-        ("use_last_readout_only", True, "use_last_readout_only"),
-        ("edge_irreps", of_kind("e3nn.o3._irreps.Irreps"), "edge_irreps"),
-        ("radial_embedding.apply_cutoff", False, "apply_cutoff"),
+        ("use_last_readout_only", True, "not a readout for each layer"),
+        ("interactions.1.conv_tp.irreps_in1", "2x1o+3x0e", "not each once and in order"),
+        ("interactions.0.conv_tp.irreps_in1", "2x0e", "not each once and in order"),
         ("radial_embedding.bessel_fn", of_kind("mace.GaussianBasis"), "GaussianBasis"),
         ("radial_embedding.bessel_fn.bessel_weights", np.arange(1.0, 5.0), "were trained"),
-        ("radial_embedding.distance_transform", of_kind("mace.SoftTransform"), "SoftTransform"),
+        ("radial_embedding.distance_transform", of_kind("mace.NewTransform"), "NewTransform"),
         ("readouts.0", of_kind("mace.LinearDipoleReadoutBlock"), "LinearDipoleReadoutBlock"),
-        ("readouts.1", of_kind("mace.NonLinearBiasReadoutBlock"), "NonLinearBiasReadoutBlock"),
+        ("readouts.1", of_kind("mace.GeneralNonLinearBiasReadoutBlock"), "GeneralNonLinearBias"),
         ("readouts.1.non_linearity.acts.0.f", of_kind("torch.tanh"), "another activation"),
         ("interactions.1.avg_num_neighbors", 5.0, "avg_num_neighbors"),
         ("pair_repulsion_fn", of_kind("mace.Other"), "of the kind mace.Other|of the kind Other"),
@@ -66,6 +66,38 @@ def test_what_cannot_be_represented_is_refused_by_name(path, value, message, net
     with pytest.raises(ConvertError, match=message) as caught:
         described(found)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("interactions.1.equivariant_nonlin._act_gate", of_kind("torch.tanh"), "silu and tanh"),
+        ("interactions.0.linear_res", of_kind("cuequivariance_torch.Linear"), "cuequivariance"),
+        ("interactions.0.density_fn.net.2", of_kind("torch.nn.ReLU"), "a radial network of .*ReLU"),
+        ("interactions.0", of_kind("mace.RealAgnosticInteractionBlock"), "linear"),
+        ("joint_embedding", of_kind("mace.modules.X"), "charge or spin"),
+    ],
+)
+def test_what_nonlinear_interactions_have_and_we_have_not_is_refused(path, value, message, network):
+    found = network("nonlinear")
+    parameters(found, described(found, "two"))  # as it is, it can be
+    put(found, path, value)
+    with pytest.raises(ConvertError, match=message):
+        parameters(found, described(found, "two"))
+
+
+def test_fields_of_newer_networks_are_those_of_the_file(network):
+    fields = described(network("edges")).fields
+    assert fields["edge_irreps"] == "2x0e+1x1o+1x2e"
+    assert fields["first_edge_irreps"]
+    assert fields["last_readout_only"]
+    assert not fields["apply_cutoff"]
+    assert (fields["distance_transform"], fields["soft_steepness"]) == ("soft", 4.0)
+    fields = described(network("nonlinear"), "one").fields
+    assert fields["nonlinear"]
+    assert fields["agnostic_product"]
+    assert fields["readout_biases"]
+    assert not fields["first_edge_irreps"]
 
 
 def test_networks_of_other_quantities_are_refused(network):

@@ -7,7 +7,7 @@ import pytest
 from eqfuse.data import Sample, Shape, collate, neighbor_list
 from eqfuse.models import predict
 from eqfuse.train import load_run
-from tests.convert.conftest import NAMES
+from tests.convert.conftest import NAMES, SEVERAL_HEADS
 from tests.ops import tiers
 
 KINDS = ("periodic", "molecule")
@@ -18,7 +18,7 @@ BOUNDS = {"float64": 1e-10, "float32": 1e-5}
 
 def of_mace(arrays, name):
     """Energies, forces and stress of the two structures by mace."""
-    prefix = "{}_two" if name == "two_heads" else "{}"
+    prefix = "{}_two" if name in SEVERAL_HEADS else "{}"
     found = [
         [arrays[f"{prefix.format(kind)}_{what}"] for kind in KINDS]
         for what in ("energy", "forces", "stress")
@@ -65,12 +65,20 @@ def errors(found, expected):
     return [abs(f - e).max() / abs(e).max() for f, e in zip(found, expected, strict=True)]
 
 
-SMALLEST = ["density", "first_without_residual", "two_heads"]
+SMALLEST = [
+    "density",
+    "edges",
+    "first_without_residual",
+    "nonlinear",
+    "nonlinear_cutoff",
+    "two_heads",
+]
 
 
 def one_matrix_changed(params):
     """One of the matrices of layer 1 times 1.01."""
-    changed, *_ = params["params"]["model"]["layer_1"]["linear_basis"].values()
+    layer = params["params"]["model"]["layer_1"]
+    changed, *_ = layer.get("interaction", layer)["linear_basis"].values()
     return jax.tree.map(lambda p: p * 1.01 if p is changed else p, params)
 
 

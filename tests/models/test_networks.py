@@ -108,7 +108,7 @@ def test_settings_out_of_range_are_refused(graph, cls, settings, message):
     [
         (Allegro, {"latent_dim": 0}, "latent_dim must be positive, got 0"),
         (MACE, {"correlation": 0}, "correlation must be at least 1, got 0"),
-        (MACE, {"distance_transform": "soft"}, "'soft' is unknown; give 'agnesi'"),
+        (MACE, {"distance_transform": "tanh"}, "'tanh' is unknown; give 'agnesi', 'soft' or"),
         (MACE, {"distance_transform": "agnesi"}, "needs atomic_numbers= or covalent_radii= of"),
         (
             MACE,

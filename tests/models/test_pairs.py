@@ -12,7 +12,7 @@ from ase.data import covalent_radii
 
 from eqfuse import ops
 from eqfuse.models import MACE, ZBL, predict
-from eqfuse.models.pairs import agnesi_transform
+from eqfuse.models.pairs import agnesi_transform, soft_transform
 from tests.models.conftest import CUTOFF, ONE_OF_ALL
 from tests.models.networks import shapes_of, small, variables_of
 
@@ -71,6 +71,18 @@ def test_agnesi_is_its_formula():
     expected = 1 / (1 + a * x**q / (1 + x ** (q - p)))
     np.testing.assert_allclose(agnesi_transform(d, r0, (q, p, a)), expected, rtol=1e-14)
     assert (np.diff(expected) < 0).all()
+
+
+def test_soft_is_its_formula():
+    """Check the ends and the middle: covalent radii of 0.6 Å, a bond of 1.2, from 0.9 to 1.6."""
+    d = jnp.array([0.1, 1.25, 3.0])
+    t = soft_transform(d, jnp.full(3, 0.6), 4.0)
+    weights = [np.tanh(4 / 0.7 * (x - 1.25)) for x in (0.1, 1.25, 3.0)]
+    expected = [
+        0.9 + (x - 0.9) * (1 + w) / 2 for x, w in zip((0.1, 1.25, 3.0), weights, strict=True)
+    ]
+    np.testing.assert_allclose(t, expected, rtol=1e-14)
+    np.testing.assert_allclose(t, [0.9, 1.075, 3.0], atol=1e-4)
 
 
 def test_a_species_linear_is_in_the_place_of_the_skip(graph):

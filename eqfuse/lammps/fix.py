@@ -1,0 +1,284 @@
+"""A network as LAMMPS's `fix external`, on its domain decomposition.
+
+Each rank has its own atoms and ghosts. With L layers (1 for Allegro), the energy of an atom depends
+on atoms up to L edges away. Two ways:
+
+- returned: energies of the own atoms, which need atoms within L edges. Each rank sends the forces
+  and virials that atoms of others have here to their ranks.
+- complete: energies of all atoms within L edges, which need atoms within 2 L edges. What own atoms
+  have is complete, and nothing is sent.
+"""
+
+import ctypes
+import traceback
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from ase.data import atomic_numbers
+
+from eqfuse.data import DataError
+from eqfuse.data.samples import species_index
+from eqfuse.inference.pairs import (
+    Sizes,
+    atom_strain_derivatives,
+    is_valid,
+    padded_pairs,
+    program_of,
+)
+from eqfuse.inference.predict import Network
+from eqfuse.lammps.exchange import Exchange
+from eqfuse.lammps.mpi import load_mpi, share_cores
+from eqfuse.lammps.nodes import list_nodes
+from eqfuse.models import Allegro
+
+WAYS = ("returned", "complete")
+_HEADROOM, _MULTIPLE = 1.1, 64
+_VOIGT = (0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)  # LAMMPS: xx yy zz xy xz yz
+
+
+def attach(
+    lmp,
+    run,
+    types: Sequence[str],
+    *,
+    fix: str | None = None,
+    forces: str = "returned",
+    skin: float = 1.0,
+    which: str | None = None,
+    dtype: str | None = None,
+    backend: str | None = None,
+) -> "Attached":
+    """Let a network compute the forces of a LAMMPS instance, whose box and atoms are there.
+
+        MPI = eqfuse.lammps.load_mpi()
+        lmp = lammps.lammps(comm=MPI.COMM_WORLD)
+        lmp.commands_string(...)  # units metal, atoms, masses
+        eqfuse.lammps.attach(lmp, "runs/first", ["Si", "O"])
+        lmp.command("run 1000")
+
+    Energy and virial are those of the fix, and part of LAMMPS's `pe` and `pressure`; `pe/atom` and
+    `stress/atom` have those of the atoms, where each edge gives half of its virial to either. The
+    energy contains the reference energies. It sets `neighbor`, `neigh_modify` and `comm_modify
+    cutoff`, which must not be changed after. All ranks call it together. An error in a step ends
+    all ranks, since LAMMPS would go on with old forces.
+
+    Args:
+      lmp: `lammps.lammps`.
+      run: the run's folder, or a file of its network.
+      types: the elements of LAMMPS's types 1, 2, ...
+      fix: ID of a `fix ID all external pf/callback 1 1`; None to define one, `eqfuse`.
+      forces: "returned" (less to compute, messages between neighbours) or "complete".
+      skin: Å, by which lists of neighbours extend beyond the cutoff.
+      which, dtype, backend: see `eqfuse.Calculator`.
+    Returns:
+      what is called in each step, with counts of what it did.
+    Raises:
+      CheckpointError: no readable checkpoint.
+      DataError: an element that the network does not know.
+      ValueError: units that are not metal, another number of types, no box, or an unknown way.
+      ImportError: no MPI.
+    """
+    if forces not in WAYS:
+        raise ValueError(f"forces must be one of {', '.join(WAYS)}, got {forces!r}")
+    if not 0 < skin < np.inf:
+        raise ValueError(f"the skin must be positive and finite, Å, got {skin}")
+    if not lmp.extract_setting("box_exist"):
+        raise ValueError("there is no box yet; read or create the atoms before the network")
+    if (units := lmp.extract_global("units")) != "metal":
+        raise ValueError(f"the network computes in eV and Å: set 'units metal', got {units!r}")
+    if (count := lmp.extract_setting("ntypes")) != len(types):
+        raise ValueError(f"LAMMPS has {count} types; name the element of each, got {list(types)}")
+    unknown = [element for element in types if element not in atomic_numbers]
+    if unknown:
+        raise DataError(f"{unknown[0]!r} is no element; name one for each type, such as Si")
+    load_mpi()
+    comm = lmp.get_mpi_comm()
+    share_cores(comm)
+    network = Network(run, which=which, dtype=dtype, backend=backend)
+    attached = Attached(lmp, comm, network, types, fix or "eqfuse", forces, skin)
+    if fix is None:
+        lmp.command("fix eqfuse all external pf/callback 1 1")
+    lmp.commands_list([f"neighbor {skin} bin", "neigh_modify every 1 delay 0 check yes"])
+    lmp.command(f"comm_modify cutoff {attached.ghost_cutoff}")
+    lmp.command(f"fix_modify {attached.fix} energy yes virial yes")
+    lmp.set_fix_external_callback(attached.fix, attached)
+    return attached
+
+
+class Attached:
+    """A network that computes the forces of a LAMMPS instance; see `attach`.
+
+    Attributes:
+      fix: ID of the fix.
+      ghost_cutoff: Å, how far from the subdomain ghosts are needed.
+      num_steps, num_lists: how often forces were computed, and lists of neighbours made.
+      num_own, num_nodes, num_edges: of the last step, on this rank.
+    """
+
+    def __init__(self, lmp, comm, network: Network, types, fix: str, forces: str, skin: float):
+        self.fix, self.num_steps, self.num_lists = fix, 0, 0
+        self.num_own = self.num_nodes = self.num_edges = 0
+        self._lmp, self._comm, self._network, self._skin = lmp, comm, network, skin
+        species = species_index([atomic_numbers[element] for element in types], network.species)
+        self._species = np.append(0, species).astype(np.int32)  # types begin with 1
+        self._references = np.append(0.0, network.references[species])
+        layers = num_layers(network)
+        self._returned, self._layers = forces == "returned", layers
+        self._hops = layers if self._returned else 2 * layers
+        self.ghost_cutoff = self._hops * network.cutoff + skin
+        self._program = program_of(network._potential, network.cutoff, network.dtype)
+        self._sizes, self._listed, self._exchange = Sizes(0, 0, 0), None, None
+
+    @property
+    def num_compilations(self) -> int:
+        """Number of programs that were compiled so far."""
+        return self._program.num_compilations
+
+    def __call__(self, caller, step, num_own, tags, x, f):
+        """Compute forces, energy and virial; LAMMPS calls it in each step on all ranks."""
+        try:  # ctypes would print an exception, and LAMMPS go on with the forces of the last step
+            self._step(num_own, f)
+        except BaseException:
+            traceback.print_exc()
+            print(f"rank {self._comm.rank}: eqfuse failed in step {step}; all ranks end", flush=True)
+            self._comm.Abort(1)
+
+    def _step(self, num_own: int, f):
+        count = num_own + self._lmp.extract_setting("nghost")
+        x, tags, types = (self._of_atoms(name, count) for name in ("x", "id", "type"))
+        cell, *box = self._box()
+        if not self._comm.allreduce(self._is_valid(num_own, tags, x, cell), load_mpi().LAND):
+            self._list(num_own, tags.copy(), x, cell, *box)
+        types = types[self._nodes.images]
+        energies, parts = self._evaluate(x, types, cell)
+        own = parts[:num_own]
+        if self._returned:
+            self._exchange.send_home(parts[num_own:], own)
+        f[:] = own[:, :3]  # not +=: LAMMPS does not clear it
+        energies = energies[:num_own] + self._references[types[:num_own]]
+        totals = np.array([energies.sum(), *own[:, 3:].sum(axis=0)])
+        energy, *virial = self._comm.allreduce(totals)
+        # both are totals, on each rank: LAMMPS divides the virial by the number of ranks
+        self._lmp.fix_external_set_energy_global(self.fix, energy)
+        self._lmp.fix_external_set_virial_global(self.fix, virial)
+        self._set_of_atoms(energies, own[:, 3:])
+        self.num_steps += 1
+        self.num_own, self.num_nodes = num_own, len(types)
+
+    def _of_atoms(self, name: str, count: int) -> np.ndarray:
+        """Return what LAMMPS has of own atoms and ghosts, [count, ...], without a copy."""
+        if count == 0:
+            return np.zeros((0, 3)) if name == "x" else np.zeros(0, np.int64)
+        return self._lmp.numpy.extract_atom(name, nelem=count, dim=3 if name == "x" else 1)
+
+    def _box(self):
+        """Return the cell [3, 3] Å (rows), its lower corner, and the periodic directions."""
+        low, high, xy, yz, xz, periodic, _ = self._lmp.extract_box()
+        lx, ly, lz = np.subtract(high, low)
+        return np.array([[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]]), low, np.array(periodic, bool)
+
+    def _is_valid(self, num_own: int, tags, x, cell) -> bool:
+        """Return whether the list is one of these atoms and ghosts, and still has all pairs."""
+        if self._listed is None:
+            return False
+        listed_own, listed_tags, listed_x, listed_cell = self._listed
+        return (
+            listed_own == num_own
+            and np.array_equal(listed_tags, tags)
+            and is_valid((listed_x, listed_cell), (x, cell), self._network.cutoff, self._skin)
+        )
+
+    def _list(self, num_own: int, tags, x, cell, low, periodic):
+        """Make a new list of nodes and pairs; all ranks do so together."""
+        self._listed = num_own, tags, x.copy(), cell
+        reach = self._network.cutoff + self._skin
+        self._nodes = nodes = list_nodes(x, tags, num_own, cell, reach, self._hops)
+        self._reserve(len(nodes.images), len(nodes.senders), 0)
+        self._pairs = padded_pairs(
+            nodes.senders, nodes.receivers, nodes.shifts, self._sizes.nodes, self._sizes.pairs
+        )
+        if self._returned:
+            exchange = Exchange(self._comm, *self._subdomain(cell, low), periodic)
+            if self._exchange is not None:
+                self._exchange.free()
+            self._exchange = exchange
+            exchange.connect(tags[:num_own], nodes.tags[num_own:])
+        self.num_lists += 1
+
+    def _subdomain(self, cell, low):
+        """Return its bounds [2, 3] and how far ghosts are [3], in fractions of the box."""
+        triclinic = bool(self._lmp.extract_setting("triclinic"))
+        names = ("sublo_lambda", "subhi_lambda") if triclinic else ("sublo", "subhi")
+        bounds = np.array([self._lmp.extract_global(name) for name in names])
+        if not triclinic:
+            bounds = (bounds - low) / np.diag(cell)
+        return bounds, self.ghost_cutoff * np.linalg.norm(np.linalg.inv(cell), axis=0)
+
+    def _reserve(self, nodes: int, pairs: int, edges: int):
+        """Take sizes that hold a graph and not more than twice as much; if need be new ones."""
+        needed = nodes + 1, pairs + 1, edges + 1
+        if all(n <= size <= 2 * n + 256 for n, size in zip(needed, self._sizes, strict=True)):
+            return
+        if edges == 0:  # not known yet: pairs are within cutoff and skin
+            ratio = self._network.cutoff / (self._network.cutoff + self._skin)
+            edges = int(pairs * ratio**3)
+        room = (int(_HEADROOM * n + 1) for n in (nodes + 1, pairs + 1, edges + 1))
+        self._sizes = Sizes(*(_MULTIPLE * -(-n // _MULTIPLE) for n in room))
+
+    def _evaluate(self, x, types, cell) -> tuple[np.ndarray, np.ndarray]:
+        """Return energies of the nodes, and their forces and virials, [n_nodes, 3 + 6]."""
+        nodes = self._nodes
+        count = len(nodes.images)
+        if count == 0:
+            return np.zeros(0), np.zeros((0, 9))
+        positions = np.zeros((self._sizes.nodes, 3))
+        positions[:count] = x[nodes.images]
+        species = np.zeros(self._sizes.nodes, np.int32)
+        species[:count] = self._species[types]
+        of_graph = np.zeros(self._sizes.nodes, np.int32)
+        counted = np.int32((nodes.away <= (0 if self._returned else self._layers)).sum())
+        while True:
+            with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+                evaluated = self._program.compiled(
+                    self._network._params,
+                    self._pairs,
+                    positions,
+                    cell[None],
+                    of_graph,
+                    species,
+                    counted,
+                    size=self._sizes.edges,
+                )
+                self.num_edges = int(evaluated.num_edges)
+                if self.num_edges <= self._sizes.edges:
+                    strains = atom_strain_derivatives(evaluated)
+                    results = evaluated.node_energy, evaluated.forces, strains
+                    energies, forces, strains = (a[:count] for a in jax.device_get(results))
+                    virials = -strains[:, _VOIGT[0], _VOIGT[1]]
+                    return energies, np.concatenate([forces, virials], axis=1)
+            more = int(_HEADROOM * self.num_edges)
+            self._sizes = self._sizes._replace(edges=_MULTIPLE * -(-more // _MULTIPLE))
+
+    def _set_of_atoms(self, energies, virials):
+        """Give LAMMPS energies and virials of the own atoms; it takes them where it needs them."""
+        count = len(energies)
+        if count == 0:
+            return
+        energies, virials = (np.ascontiguousarray(a, np.float64) for a in (energies, virials))
+        pointers = virials.ctypes.data + virials.strides[0] * np.arange(count, dtype=np.uintp)
+        # lammps's own methods make these arrays in loops of Python
+        arguments = (
+            (self._lmp.lib.lammps_fix_external_set_energy_peratom, energies),
+            (self._lmp.lib.lammps_fix_external_set_virial_peratom, pointers),
+        )
+        for function, array in arguments:
+            pointer = array.ctypes.data_as(ctypes.c_void_p)
+            function.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+            function(self._lmp.lmp, self.fix.encode(), pointer)
+
+
+def num_layers(network: Network) -> int:
+    """Return how many edges away an atom is at most on which the energy of an atom depends."""
+    model = network._potential.model
+    return 1 if isinstance(model, Allegro) else model.layers

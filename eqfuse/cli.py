@@ -16,6 +16,7 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse evaluate RUN FILE        print the errors of a trained run on a file
   eqfuse md RUN START [name=value ...]
                                   run molecular dynamics with a trained run
+  eqfuse lammps RUN INPUT         run a LAMMPS input with a trained run, on MPI ranks
   eqfuse check RUN [FILE]         check forces, symmetries, smoothness and more of a trained run
   eqfuse convert mace FILE RUN    convert a network trained with mace to a run
   eqfuse info                     print the backends, devices and versions on this machine
@@ -45,6 +46,12 @@ def _evaluate(arguments: list[str]) -> int:
 
 def _md(arguments: list[str]) -> int:
     from eqfuse.md.command import main
+
+    return main(arguments)
+
+
+def _lammps(arguments: list[str]) -> int:
+    from eqfuse.lammps.command import main
 
     return main(arguments)
 
@@ -82,6 +89,7 @@ COMMANDS = {
     "predict": _predict,
     "evaluate": _evaluate,
     "md": _md,
+    "lammps": _lammps,
     "check": _check,
     "convert": _convert,
     "info": _info,

@@ -24,7 +24,8 @@ ALLOWED = {
     "inference": {"graph", "ops", "data", "models", "train", "plots", "inference"},
     "convert": {"ops", "graph", "data", "models", "train", "inference", "convert"},
     "md": {"ops", "data", "models", "train", "inference", "plots", "md"},
-    "cli": {"ops", "train", "inference", "convert", "md"},
+    "lammps": {"data", "models", "train", "inference", "lammps"},
+    "cli": {"ops", "train", "inference", "convert", "md", "lammps"},
     "_startup": {"_jax_compat"},
     "_jax_compat": set(),
 }

@@ -101,7 +101,7 @@ def _run(options, mpi, lammps):
     except ValueError as error:
         raise ConfigError(str(error)) from error
     except Exception as error:
-        if type(error).__name__ != "MPIAbortException" and not isinstance(error, RuntimeError):
+        if type(error) is not Exception and type(error).__name__ != "MPIAbortException":
             raise
         raise OSError(f"LAMMPS: {error}") from error
     counts = mpi.COMM_WORLD.gather(attached.counts())

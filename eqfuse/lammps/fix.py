@@ -135,13 +135,23 @@ class Attached:
         """Number of programs that were compiled so far."""
         return self._program.num_compilations
 
+    def counts(self) -> str:
+        """Return what this rank did, in a line."""
+        return (
+            f"{self.num_steps} evaluations, {self.num_lists} lists, {self.num_compilations} "
+            f"programs; at last {self.num_own} own atoms, {self.num_nodes} nodes, "
+            f"{self.num_edges} edges"
+        )
+
     def __call__(self, caller, step, num_own, tags, x, f):
         """Compute forces, energy and virial; LAMMPS calls it in each step on all ranks."""
         try:  # ctypes would print an exception, and LAMMPS go on with the forces of the last step
             self._step(num_own, f)
         except BaseException:
             traceback.print_exc()
-            print(f"rank {self._comm.rank}: eqfuse failed in step {step}; all ranks end", flush=True)
+            print(
+                f"rank {self._comm.rank}: eqfuse failed in step {step}; all ranks end", flush=True
+            )
             self._comm.Abort(1)
 
     def _step(self, num_own: int, f):

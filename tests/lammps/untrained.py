@@ -1,0 +1,49 @@
+"""Runs of small networks with random parameters, which nothing had to train."""
+
+import jax
+import numpy as np
+
+from eqfuse import models
+from eqfuse.convert.converted import Converted
+from eqfuse.convert.write import write_run
+from eqfuse.data import Shape, collate
+
+FIELDS = {
+    "nequip": {"channels": 4, "layers": 2, "lmax": 1, "radial_hidden": 8},
+    "mace": {"channels": 4, "layers": 2, "lmax": 1, "radial_hidden": 8, "correlation": 2},
+    "allegro": {"channels": 4, "layers": 2, "lmax": 1, "latent_dim": 8, "latent_hidden": 8},
+}
+
+
+def untrained_run(folder, model: str = "nequip", numbers=(13, 29), dtype="float64"):
+    """Return the folder of a run of a network between elements, within 4 Å.
+
+    Args:
+      folder: which exists.
+      model: a key of `FIELDS`.
+      numbers: sorted atomic numbers.
+      dtype: of the run.
+    """
+    fields = FIELDS[model] | {"cutoff": 4.0, "num_species": len(numbers)}
+    fields |= {"irreps_out": "0e", "avg_num_neighbors": 12.0, "num_bessel": 4}
+    network = models.build(model, **fields)
+    with jax.enable_x64(True):
+        graph = collate([], Shape(2, 2, 1), "float64").graph
+        arguments = graph.vectors, graph.species, graph.edges
+        params = jax.jit(network.init)(jax.random.key(3), *arguments)["params"]
+    names = range(len(numbers))
+    converted = Converted(
+        program="eqfuse",
+        model=model,
+        fields=fields,
+        params=jax.tree.map(np.asarray, params),
+        scale=tuple(0.3 + 0.1 * k for k in names),
+        shift=tuple(-0.5 - 0.2 * k for k in names),
+        references={z: -1.0 * z for z in numbers},
+        dtype=dtype,
+    )
+    source = folder / "nothing"
+    source.write_text("")
+    run = folder / model
+    write_run(converted, source, run)
+    return run

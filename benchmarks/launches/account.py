@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 
-from eqfuse.train.device.hlo import Program
+from eqfuse.train.device.hlo import HloProgram
 
 KINDS = {
     "eqfuse": "kernels of eqfuse",
@@ -34,7 +34,7 @@ _MOVES = {
 }
 
 
-def kind(program: Program, instruction) -> str:
+def kind(program: HloProgram, instruction) -> str:
     """Return one of `KINDS`."""
     named = program.named(instruction)
     inner = program.computations.get(instruction.calls, ())
@@ -56,7 +56,7 @@ def account(text: str, launches: int) -> dict[str, dict[str, int]]:
       text: of the compiled program.
       launches: how many there are by the schedule of thunks.
     """
-    program, found = Program(text), collections.defaultdict(collections.Counter)
+    program, found = HloProgram(text), collections.defaultdict(collections.Counter)
     for instruction in program.entry:
         found[program.source(instruction)][kind(program, instruction)] += 1
     if difference := launches - len(program.entry):

@@ -21,7 +21,7 @@ from benchmarks.launches import account
 from benchmarks.predictions import cases, model
 from benchmarks.predictions.devices import Device
 from benchmarks.predictions.launches import launches_of
-from eqfuse.train.device.hlo import Program
+from eqfuse.train.device.hlo import HloProgram
 
 _SHAPE = re.compile(r"(pred|[a-z]+\d+)\[([\d,]*)\]")
 _DEFINED = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) [\w\-]+\(")
@@ -119,7 +119,7 @@ def items(text: str, counted, device: Device) -> list[Item]:
       text: of the program that XLA made.
       counted: name of a kernel of ours -> its `counts.Counts`.
     """
-    program, shapes = Program(text), Shapes(text)
+    program, shapes = HloProgram(text), Shapes(text)
     found = []
     for instruction in program.entry:
         kind = account.kind(program, instruction)
@@ -133,7 +133,7 @@ def items(text: str, counted, device: Device) -> list[Item]:
     return found
 
 
-def _call(program: Program, instruction):
+def _call(program: HloProgram, instruction):
     """Return the call of a kernel: the instruction, or inside one that hands slices on in place."""
     inner = program.computations.get(instruction.calls, ())
     return next((i for i in inner if i.opcode == "custom-call"), instruction)
@@ -149,7 +149,7 @@ def _schedule(name: str, size: tuple[int, int]):
     return by_name, compiled_launches.compiled(function, args).text
 
 
-def _other(program: Program, shapes: Shapes, instruction, kind: str, device: Device) -> Item:
+def _other(program: HloProgram, shapes: Shapes, instruction, kind: str, device: Device) -> Item:
     """Return a launch of XLA's own."""
     moved = sum(shapes.bytes(n) for n in (instruction.name, *instruction.operands))
     bandwidth = device.cache_bandwidth if moved < device.cache / 2 else device.bandwidth

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from eqfuse.data import Dataset, Sample, Structure
 from eqfuse.data.structures import DEFAULT_TYPE, LABELS, count_labelled, weighted_by_type
-from eqfuse.train.settings.config import Config
+from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import MoleculeData
 
@@ -28,56 +28,61 @@ def weighted(
     return structures, None if validation is None else weighted_by_type(validation, weights)
 
 
-def _trained_labels(config: Config) -> list[str]:
+def _trained_labels(training: MoleculeTraining) -> list[str]:
     """Return the labels with a weight in the loss."""
-    return [name for name in LABELS if getattr(config.training, f"{name}_weight")]
+    return [name for name in LABELS if getattr(training, f"{name}_weight")]
 
 
-def require_labels(config: Config, frames: Sequence[Structure | Sample], chosen: bool = False):
+def require_labels(
+    training: MoleculeTraining,
+    settings: MoleculeData,
+    frames: Sequence[Structure | Sample],
+    chosen: bool = False,
+):
     """Refuse labels that have a weight in the loss, and that no frame has.
 
     Args:
-      config: of the run.
+      training, settings: of the run, and of its data.
       frames: all that were read, without isolated atoms.
       chosen: whether these are only the training frames, chosen from them.
     Raises:
       ConfigError: one of them.
     """
-    for name in _trained_labels(config):
+    for name in _trained_labels(training):
         if not frames or count_labelled(frames, name):
             continue
         setting = f"training.{name}_weight"
         why = (
             f"only other frames have {name}; choose more (data.train) or others (seed)"
             if chosen
-            else config.data.missing_label(name)
+            else settings.missing_label(name)
         )
         raise ConfigError(
-            f"{setting}={getattr(config.training, f'{name}_weight')} needs {name}, of a weight "
-            f"above zero, in a training frame of {config.data.origin}: {why}; or set {setting}=0"
+            f"{setting}={getattr(training, f'{name}_weight')} needs {name}, of a weight above "
+            f"zero, in a training frame of {settings.origin}: {why}; or set {setting}=0"
         )
 
 
-def labels_not_validated(config: Config, dataset: Dataset) -> list[str]:
+def labels_not_validated(training: MoleculeTraining, dataset: Dataset) -> list[str]:
     """Return warnings of labels that are trained on and that no validation frame has.
 
     Raises:
       ConfigError: it has none of them, so that nothing tells the best network.
     """
-    trained = _trained_labels(config)
+    trained = _trained_labels(training)
     unknown = [name for name in trained if not dataset.num_labelled(name)[1]]
     if unknown == trained:
         raise ConfigError(
             f"no validation frame has a label that is trained on ({', '.join(trained)}), so that "
             "the best network is not known; choose others (data.val, data.val_path or seed)"
         )
-    criterion = config.training.best
+    criterion = training.best
     quantity = criterion.partition("_")[0]
     if criterion != "loss":
         need = f"of a label that validation frames have: none has {quantity}"
         require(dataset.num_labelled(quantity)[1] > 0, "training.best", criterion, need)
         need = "left out: the stress is predicted only with training.stress_weight above zero"
-        predicted = quantity != "stress" or config.training.stress_weight
+        predicted = quantity != "stress" or training.stress_weight
         require(predicted, "training.best", criterion, need)
     return [
         f"no validation frame has {'a ' if name == 'stress' else ''}{name}: the errors of {name} "

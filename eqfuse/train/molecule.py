@@ -53,7 +53,7 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
     """
     settings = config.data
     structures, validation = weighted(settings, settings.read(), settings.read_validation())
-    require_labels(config, [s for s in structures if not s.is_isolated_atom])
+    require_labels(config.training, settings, [s for s in structures if not s.is_isolated_atom])
     references = settings.read_reference_energies()
     if start is not None:
         start = start.for_elements(species_table([*structures, *(validation or [])]))
@@ -74,20 +74,22 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
     if config.resume is None:  # it was checked when the run began
         messages += settings.check_data(dataset, structures, validation)
     if start is not None:
-        dataset, more = _referenced(config, start, dataset, structures, validation)
+        dataset, more = _referenced(
+            settings.references_origin, start, dataset, structures, validation
+        )
         messages += more
-    require_labels(config, dataset.train, chosen=True)
-    messages += labels_not_validated(config, dataset)
+    require_labels(config.training, settings, dataset.train, chosen=True)
+    messages += labels_not_validated(config.training, dataset)
     dataset = _with_test(dataset, settings.read_test())
     for message in messages:
         print(f"warning: {message}", file=sys.stderr, flush=True)
     return dataset, start
 
 
-def _referenced(config, start: Start, dataset: Dataset, structures, validation):
+def _referenced(origin: str | None, start: Start, dataset: Dataset, structures, validation):
     """Return the dataset with the reference energies of its network, and warnings."""
     messages = []
-    if config.data.references_origin is None:
+    if origin is None:
         messages += start.other_atoms([structures[i] for i in dataset.isolated_atoms])
     if start.refits:
         references = start.refitted(dataset)
@@ -159,20 +161,21 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
         dataset, start = load_dataset(config, start)
         if start is None:
             potential, fields = build_potential(config.model, dataset, config.backend)
-            params = _initial_parameters(potential, dataset, config)
+            params = _initial_parameters(potential, dataset, config.seed, config.dtype)
         else:
             potential, fields = start.potential()
             params = start.initial_params()
-        batchers = _batchers(config, dataset, devices)
+        batchers = _batchers(config.data.batch_size, config.seed, config.dtype, dataset, devices)
     with devices.together():
         folder = RunFolder(config, writes=devices.is_main)
     with contextlib.closing(folder):
         _train(config, dataset, potential, fields, batchers, params, folder, devices, callbacks)
 
 
-def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batcher]:
+def _batchers(
+    size: int, seed: int, dtype: str, dataset: Dataset, devices: Devices
+) -> list[Batcher]:
     """Return the batchers of the training and the validation samples."""
-    size = config.data.batch_size
     if size < devices.count:
         raise ConfigError(
             f"data.batch_size={size} is too small for {devices.count} devices, which need a "
@@ -182,8 +185,8 @@ def _batchers(config: Config, dataset: Dataset, devices: Devices) -> list[Batche
         Batcher(
             samples,
             size,
-            seed=config.seed,
-            dtype=config.dtype,
+            seed=seed,
+            dtype=dtype,
             parts=devices.count,
             own=devices.own,
         )
@@ -301,15 +304,15 @@ def _fingerprint(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _initial_parameters(potential, dataset: Dataset, config: Config):
+def _initial_parameters(potential, dataset: Dataset, seed: int, dtype: str):
     sample = dataset.train[0]
     shape = data.Shape(sample.num_atoms + 1, max(sample.num_edges, 1), 2)
-    graph = data.collate([sample], shape, config.dtype).graph
+    graph = data.collate([sample], shape, dtype).graph
     # The statistics of the data are no constants of the program, which is the same for other data.
     names = "scale", "shift"
     plain = potential.clone(**{name: (0.0,) * len(dataset.species) for name in names})
-    params = initial_parameters(plain, config.seed, graph, config.dtype)
-    given = {name: jnp.array(getattr(potential, name), config.dtype) for name in names}
+    params = initial_parameters(plain, seed, graph, dtype)
+    given = {name: jnp.array(getattr(potential, name), dtype) for name in names}
     return {**params, "params": {**params["params"], **given}}
 
 

@@ -107,14 +107,14 @@ def _orthogonal_together(arrays: list, spared: float) -> list:
     """Return `_orthogonal` of each array, padded with zeros and put together where that pays."""
     shapes = [array.shape[1:] for array in arrays]
     counts = {shape: array.shape[0] for shape, array in zip(shapes, arrays, strict=True)}
-    found = {}
+    orthogonal = {}
     for stack, members in merged(counts, spared=spared).items():
         numbers = [n for n, shape in enumerate(shapes) if shape in members]
         together = jnp.concatenate([_padded(arrays[n], stack) for n in numbers])
         sizes = [arrays[n].shape[0] for n in numbers]
         for n, part in zip(numbers, jax.lax.split(_orthogonal(together), sizes), strict=True):
-            found[n] = part[:, : shapes[n][0], : shapes[n][1]]
-    return [found[n] for n in range(len(arrays))]
+            orthogonal[n] = part[:, : shapes[n][0], : shapes[n][1]]
+    return [orthogonal[n] for n in range(len(arrays))]
 
 
 def _orthogonal(stack):

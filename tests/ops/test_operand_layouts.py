@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.train.device.hlo import Program
+from eqfuse.train.device.hlo import HloProgram
 
 NODES, EDGES = 150, 3000
 X, Y = e3nn.Irreps("64x0e+64x1o+64x2e"), e3nn.Irreps("0e+1o+2e")
@@ -70,7 +70,7 @@ def copies(backend: str) -> list[dict]:
         compiled = jax.jit(function).lower(*args).compile()
         scratch = compiled.memory_analysis().temp_size_in_bytes
         alone = alone if operand else scratch
-        entry = Program(compiled.as_text()).entry
+        entry = HloProgram(compiled.as_text()).entry
         besides = [i.name for i in entry if not i.primitive.startswith("eqfuse")]
         result = {"case": name, "besides": besides, "operand_bytes": operand}
         results.append({**result, "scratch_bytes": scratch - (alone if operand else 0)})

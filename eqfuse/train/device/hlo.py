@@ -51,7 +51,7 @@ class Instruction:
             return None
         name, opcode, rest = match.groups()
         op_name, frame, calls, target = (
-            found[1] if (found := pattern.search(rest)) else ""
+            match[1] if (match := pattern.search(rest)) else ""
             for pattern in (_OP_NAME, _FRAME, _CALLS, _TARGET)
         )
         operands = tuple(re.findall(r"%([\w.\-]+)", rest.partition("), ")[0]))
@@ -63,7 +63,7 @@ class Instruction:
         return self.op_name.rpartition("/")[2]
 
 
-class Program:
+class HloProgram:
     """A compiled program.
 
     Args:
@@ -111,8 +111,8 @@ class Program:
         seen, queue = {instruction.name}, [instruction]
         for candidate in queue:
             named = self.named(candidate)
-            if found := _scopes(named.op_name) or self._frames.function(named.frame):
-                return found
+            if source := _scopes(named.op_name) or self._frames.function(named.frame):
+                return source
             users = self._users.get(candidate.name, ())
             queue += [user for user in users if user.name not in seen]
             seen |= {user.name for user in users}

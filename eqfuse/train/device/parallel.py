@@ -59,7 +59,7 @@ class Devices:
             batch = jax.tree.map(lambda a: a[0], batch)
             return jax.lax.psum(function(params, batch), _AXIS)
 
-        # Unchecked: the derivatives of fused ops are linear transposes, which do not say what
+        # Unchecked: the derivatives of fused ops are linear transposes, which do not declare what
         # varies between devices. With automatic sharding every device would do all of a graph.
         return jax.shard_map(
             of_part,
@@ -99,15 +99,15 @@ class Devices:
         """
         if not self._several:
             return elapsed, signum
-        told = multihost_utils.process_allgather(np.array([elapsed, signum or 0]))
-        return float(told[0, 0]), int(told[:, 1].max()) or None
+        gathered = multihost_utils.process_allgather(np.array([elapsed, signum or 0]))
+        return float(gathered[0, 0]), int(gathered[:, 1].max()) or None
 
     @contextlib.contextmanager
     def together(self):
         """Context that fails in every process if it does in one of them.
 
         Raises:
-          TrainingFailed: another process failed; it has said why.
+          TrainingFailed: another process failed; it has printed why.
         """
         if not self._several:
             yield
@@ -121,7 +121,7 @@ class Devices:
         if error is not None:
             raise error
         if failed.any():
-            raise TrainingFailed(f"process {int(failed.argmax())} failed; see what it says")
+            raise TrainingFailed(f"process {int(failed.argmax())} failed; see its output")
 
 
 def find_devices(setting: str) -> Devices:

@@ -1,4 +1,4 @@
-"""A trace of a few training steps, and what it says of their operations."""
+"""A trace of a few training steps, and the operations in it."""
 
 import collections
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 from jax.profiler import ProfileData
 
-from eqfuse.train.device.hlo import NOT_ATTRIBUTED, Program
+from eqfuse.train.device.hlo import NOT_ATTRIBUTED, HloProgram
 from eqfuse.train.run.stopping import TrainingFailed
 
 WARM_UP, STEPS = 3, 5
@@ -37,7 +37,7 @@ class Row:
 
 
 def profile(step, args: tuple, folder: Path, writes: bool = True) -> str:
-    """Trace a few calls of a jitted function, and say what they launched.
+    """Trace a few calls of a jitted function, and return a table of what they launched.
 
     Args:
       step: a jitted function that keeps its arguments.
@@ -66,12 +66,12 @@ def profile(step, args: tuple, folder: Path, writes: bool = True) -> str:
                 jax.block_until_ready(compiled(*args))
     if not writes:
         return ""
-    rows = summarise(folder, Program(compiled.as_text()))
+    rows = summarise(folder, HloProgram(compiled.as_text()))
     _write(folder / "operations.csv", rows)
     return table(rows, 1e3 * statistics.median(seconds), folder)
 
 
-def summarise(folder: Path, program: Program, steps: int = STEPS) -> list[Row]:
+def summarise(folder: Path, program: HloProgram, steps: int = STEPS) -> list[Row]:
     """Return the operations of a trace by kernel and source, those that take longest first.
 
     Args:
@@ -81,17 +81,17 @@ def summarise(folder: Path, program: Program, steps: int = STEPS) -> list[Row]:
     Raises:
       TrainingFailed: there are none.
     """
-    found = collections.defaultdict(list)
+    durations = collections.defaultdict(list)
     for name, operation, milliseconds in operations(folder):
         instruction = program.by_name.get(operation)
         source = NOT_ATTRIBUTED if instruction is None else program.source(instruction)
-        found[_stem(name, instruction), source].append(milliseconds)
-    if not found:
+        durations[_stem(name, instruction), source].append(milliseconds)
+    if not durations:
         raise TrainingFailed(
             f"the trace in {folder} holds no operation of the training step on "
             f"{jax.default_backend()}; open it in Perfetto, or leave profile= out"
         )
-    rows = [Row(len(times) / steps, sum(times) / steps, *key) for key, times in found.items()]
+    rows = [Row(len(times) / steps, sum(times) / steps, *key) for key, times in durations.items()]
     return sorted(rows, key=lambda row: -row.milliseconds)
 
 

@@ -12,7 +12,7 @@ KEPT_DAYS = 30
 """How long a program is kept after it was compiled."""
 
 LONG = 0.1
-"""Seconds to compile a program that is worth keeping; JAX itself says one."""
+"""Seconds to compile a program that is worth keeping; JAX's own limit is one."""
 
 _LONG = "jax_persistent_cache_min_compile_time_secs"
 _BEFORE_WRITING = "/jax/compilation_cache/cache_misses"
@@ -25,8 +25,8 @@ def keep_programs() -> pathlib.Path | None:
 
     They are kept in the cache folder, apart for each processor, number of cores and version of
     jaxlib: a program is compiled for these. It is for a process whose work is the training, since
-    JAX has one such folder for all that a process compiles; so no import does it. Where JAX was
-    told to keep them elsewhere (JAX_COMPILATION_CACHE_DIR) or not at all
+    JAX has one such folder for all that a process compiles; so no import does it. Where they
+    are to be kept elsewhere (JAX_COMPILATION_CACHE_DIR) or not at all
     (JAX_ENABLE_COMPILATION_CACHE=false), this does nothing. Programs that other users may have
     written are removed with a warning, since JAX would run them.
 
@@ -43,7 +43,7 @@ def keep_programs() -> pathlib.Path | None:
         folder = cache_folder("programs", _machine())
         remove_untrusted(folder)
         _remove_old(folder)
-    except OSError:  # a disk that is full, say: programs are compiled again
+    except OSError:  # such as a full disk: programs are compiled again
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if _LONG.upper() not in os.environ:
@@ -101,8 +101,8 @@ def _remove_unreadable(folder: pathlib.Path):
     show = warnings.showwarning
 
     def remove(message, *arguments, **more):
-        if found := _UNREADABLE.search(str(message)):
-            for path in folder.glob(f"{found[1]}-*"):
+        if match := _UNREADABLE.search(str(message)):
+            for path in folder.glob(f"{match[1]}-*"):
                 path.unlink(missing_ok=True)
         else:
             show(message, *arguments, **more)

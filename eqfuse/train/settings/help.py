@@ -32,7 +32,7 @@ Options
   start_from=FOLDER
                  start from the trained network of a run, on other data and with other training:
                  its irreps, its elements and its reference energies stay. For data of another
-                 method, say DFT after a cheaper one: data.reference_energies=fit, or a file of
+                 method, such as DFT after a cheaper one: data.reference_energies=fit, or a file of
                  atoms. Its errors on the new data are epoch 0
   profile=true   trace a few steps before the training, print what they launch and how long, and
                  keep the trace in the folder of the run, for Perfetto or TensorBoard

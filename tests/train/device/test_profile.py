@@ -14,7 +14,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.train.device import profiling
-from eqfuse.train.device.hlo import NOT_ATTRIBUTED, Program
+from eqfuse.train.device.hlo import NOT_ATTRIBUTED, HloProgram
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.run.stopping import TrainingFailed
 
@@ -45,7 +45,7 @@ def step():
 def test_every_operation_is_counted_and_attributed(step, tmp_path):
     function, args = step
     text = profiling.profile(function, args, tmp_path / "profile")
-    program = Program(function.lower(*args).compile().as_text())
+    program = HloProgram(function.lower(*args).compile().as_text())
     rows = profiling.summarise(tmp_path / "profile", program)
     found = collections.Counter()
     for row in rows:
@@ -82,7 +82,7 @@ def test_the_files_of_a_trace(step, tmp_path):
 
 def test_a_trace_without_operations_is_an_error(step, tmp_path):
     function, args = step
-    program = Program(function.lower(*args).compile().as_text())
+    program = HloProgram(function.lower(*args).compile().as_text())
     with jax.profiler.trace(tmp_path):
         pass
     with pytest.raises(TrainingFailed, match="holds no operation of the training step on cpu"):
@@ -117,7 +117,7 @@ planes { name: "/host:CPU" lines { name: "python" } }
 
 def test_the_streams_of_the_first_gpu_are_summarised(tmp_path):
     """A trace as XLA writes it for NVIDIA GPUs, for whoever has none."""
-    program = Program(
+    program = HloProgram(
         """HloModule jit_step
 
 ENTRY %main (a: f32[4]) -> f32[4] {
@@ -143,11 +143,11 @@ metadata={op_name="jit(step)/layer_1/product/eqfuse_form"}
 
 def test_no_trace_is_an_error(tmp_path):
     with pytest.raises(TrainingFailed, match="wrote no trace"):
-        profiling.summarise(tmp_path, Program("ENTRY %main () -> f32[] {\n}"))
+        profiling.summarise(tmp_path, HloProgram("ENTRY %main () -> f32[] {\n}"))
 
 
 def test_what_xla_makes_comes_from_what_uses_it():
-    program = Program(
+    program = HloProgram(
         """HloModule jit_step
 
 %pad (p: f32[3]) -> f32[4] {
@@ -173,7 +173,7 @@ ENTRY %main (x: f32[3]) -> (f32[4], f32[3]) {
 
 def test_text_that_is_no_program_is_refused():
     with pytest.raises(ValueError, match="not the text of a compiled program: 'nothing'"):
-        Program("nothing")
+        HloProgram("nothing")
 
 
 def test_a_resumed_run_has_a_trace_of_its_own(tmp_path):

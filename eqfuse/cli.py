@@ -19,7 +19,8 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse lammps RUN INPUT         run a LAMMPS input with a trained run, on MPI ranks
   eqfuse check RUN [FILE]         check forces, symmetries, smoothness and more of a trained run
   eqfuse convert mace FILE RUN    convert a network trained with mace to a run
-  eqfuse info                     print the backends, devices and versions on this machine
+  eqfuse info [RUN]               print the backends, devices and versions on this machine,
+                                  or what a run trained
   eqfuse show IRREPS IRREPS       print the form and the kernels of a tensor product
 
 eqfuse COMMAND --help describes each; eqfuse --version prints the version."""
@@ -69,8 +70,14 @@ def _convert(arguments: list[str]) -> int:
 
 
 def _info(arguments: list[str]) -> int:
-    what = "Print the backends, devices and versions of this machine."
-    argparse.ArgumentParser(prog="eqfuse info", description=what).parse_args(arguments)
+    what = "Print the backends, devices and versions of this machine, or what a run trained."
+    parser = argparse.ArgumentParser(prog="eqfuse info", description=what)
+    parser.add_argument("run", nargs="?", help="the folder of a run, or a file of its network")
+    run = parser.parse_args(arguments).run
+    if run is not None:
+        from eqfuse.inference.info import main
+
+        return main(run)
     from eqfuse.ops.info import info
 
     print(info())

@@ -30,7 +30,7 @@ def compare(program: str, path, run, *, choice=None, python: str = sys.executabl
     Raises:
       ConvertError: the program fails or is not there, with its last words.
     """
-    calculator = Calculator(run, dtype="float64")
+    calculator = Calculator(run, dtype="float64", radial="network")  # as the program computes
     structures = example_structures(calculator.species)
     theirs = original_results(program, path, structures, choice=choice, python=python)
     rows = [f"{theirs['version']} and eqfuse in float64: largest differences, relative"]

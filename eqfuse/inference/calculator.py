@@ -38,7 +38,17 @@ _DIVERGED = (
     "the structures before it look like"
 )
 
-_ARGUMENTS = ("run", "skin", "which", "dtype", "backend", "atoms", "label", "directory")
+_ARGUMENTS = (
+    "run",
+    "skin",
+    "which",
+    "dtype",
+    "backend",
+    "radial",
+    "atoms",
+    "label",
+    "directory",
+)
 _OTHER_NAMES = {  # what calculators of mace and nequip call it
     "default_dtype": "here it is called dtype",
     "model_path": "here it is called run",
@@ -73,6 +83,8 @@ class Calculator(ase.calculators.calculator.Calculator):
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
+      radial: "network", "table" or "auto", see `eqfuse.models.radial_table`; None for that of the
+        run.
       atoms, label, directory: as in ASE's calculators.
     Raises:
       CheckpointError: no readable checkpoint.
@@ -91,6 +103,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         which=None,
         dtype=None,
         backend=None,
+        radial=None,
         atoms=None,
         label=None,
         directory=".",
@@ -101,7 +114,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         if not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
         keep_programs()
-        self.network = Network(run, which=which, dtype=dtype, backend=backend)
+        self.network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
         self.skin = float(skin)
         self._begin()
         super().__init__(atoms=atoms, label=label, directory=directory)

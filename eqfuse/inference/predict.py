@@ -31,6 +31,8 @@ class Network:
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
+      radial: "network", "table" or "auto", see `eqfuse.models.radial_table`; None for that of the
+        run.
 
     Attributes:
       metadata: of the checkpoint, see `eqfuse.train.load_run`.
@@ -44,7 +46,7 @@ class Network:
       ValueError: another `which` or dtype, or a run that did not train a potential.
     """
 
-    def __init__(self, run, *, which=None, dtype=None, backend=None):
+    def __init__(self, run, *, which=None, dtype=None, backend=None, radial=None):
         if dtype not in (None, "float32", "float64"):
             raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
         self.metadata = metadata = read_metadata(run, which=which)
@@ -58,7 +60,10 @@ class Network:
         self.cutoff = float(metadata["model_fields"]["cutoff"])
         self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
         with self._precision():
-            self._potential, params, _ = load_run(run, which=which, backend=backend)
+            potential, params, _ = load_run(run, which=which, backend=backend)
+            if radial is not None:
+                potential = potential.clone(model=potential.model.clone(radial=radial))
+            self._potential = potential
             self._params = jax.tree.map(lambda p: p.astype(self.dtype), params)
         self._compiled = {}
 

@@ -14,6 +14,8 @@ from eqfuse.models.mace import MACE
 from eqfuse.models.nequip import NequIP
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.potential import Potential, Prediction, compile_predict, predict
+from eqfuse.models.radial_accuracy import accuracy_of, with_knots, with_tables
+from eqfuse.models.radial_table import choose
 from eqfuse.models.tetris_head import tetris_logits
 from eqfuse.models.tetris_net import TetrisNet
 
@@ -26,12 +28,15 @@ __all__ = [
     "Potential",
     "Prediction",
     "TetrisNet",
+    "accuracy_of",
     "build",
     "compile_predict",
     "ops_summary",
     "predict",
     "summary",
     "tetris_logits",
+    "with_knots",
+    "with_tables",
 ]
 
 MODELS = {"nequip": NequIP, "allegro": Allegro, "mace": MACE, "tetris": TetrisNet}
@@ -80,7 +85,8 @@ def ops_summary(module: nn.Module, params, graph: Graph) -> str:
     """Return a text of the number of ops of each kind in one evaluation, and their backends.
 
     Where a backend is not the best one for this machine, the line gives the reason. Derivatives run
-    on the same backend. Nothing is compiled or computed.
+    on the same backend. Nothing is compiled or computed. The last line is how radial functions are
+    computed, see `eqfuse.models.radial_table`.
 
     Args:
       module: a model, or a `Potential` around one.
@@ -100,6 +106,11 @@ def ops_summary(module: nn.Module, params, graph: Graph) -> str:
         f"  ops      {count} {op.kind} on {op.backend}{op.why and ', ' + op.why}"
         for op, count in collections.Counter(calls).items()
     ]
+    model = module.model if isinstance(module, Potential) else module
+    if hasattr(model, "radial"):
+        choice = choose(model, graph.edges.num_edges)
+        kind = "a table" if choice.table else "networks"
+        lines.append(f"  radial   {kind}: {choice.why}")
     return "\n".join(lines)
 
 

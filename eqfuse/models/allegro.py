@@ -12,11 +12,12 @@ import numpy as np
 from eqfuse import ops
 from eqfuse.models.allegro_irreps import Paths, tensor_paths
 from eqfuse.models.allegro_layers import AllegroLayer, DenseLayer, EnvironmentProduct, times
-from eqfuse.models.allegro_pairs import check_pairs, embed_pairs
+from eqfuse.models.allegro_pairs import check_pairs, pairs_of, two_body_latents
 from eqfuse.models.irreps import SCALAR, require_positive
 from eqfuse.models.mlp import MLP
 from eqfuse.models.nequip_edges import check_species_settings, network_bessel, reduced_lengths
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff, spherical_harmonics
+from eqfuse.models.radial_table import radial_basis
 from eqfuse.models.species import narrow_settings, take_species
 
 
@@ -74,6 +75,9 @@ class Allegro(nn.Module):
         `avg_num_neighbors`; None for that.
       pair_cutoffs: a cutoff for each species of receiver and sender, at most `cutoff`, Å; None for
         one cutoff.
+      radial: how functions of lengths are computed: by networks for each edge, or from a table of
+        them that every step makes anew; auto is a table for many edges.
+      radial_knots: number of knots of a table; null chooses by its error.
       backend: see `eqfuse.ops`; the parameters are the same for all.
     References: Musaelian et al. 2023, Nature Communications 14, 579; Tan et al. 2025,
       arXiv:2504.16068 (`dense`).
@@ -106,6 +110,8 @@ class Allegro(nn.Module):
     trainable_bessel: bool = False
     species_neighbors: tuple[float, ...] | None = None
     pair_cutoffs: tuple[tuple[float, ...], ...] | None = None
+    radial: Literal["auto", "network", "table"] = "auto"
+    radial_knots: int | None = None
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
@@ -115,6 +121,10 @@ class Allegro(nn.Module):
             latents = e3nn.Irreps([(self.latent_dim * (k + 1 if self.dense else 1), SCALAR)])
             inputs.append(latents + times(self.channels, paths.inputs))
         return [*inputs, e3nn.Irreps(self.irreps_out)]
+
+    def num_pairs(self) -> int:
+        """Return the number of pairs of species that have radial functions of their own."""
+        return self.num_species**2
 
     def narrow(self, params: dict, keep) -> tuple["Allegro", dict]:
         """Return this network for some of its species, with the same predictions for them.
@@ -156,12 +166,19 @@ class Allegro(nn.Module):
         self._check()
         *layers, readout = self._paths()
         lengths, directions, real = lengths_and_directions(vectors)
+        bessel = network_bessel(self, lengths.dtype)
+
+        def function(lengths, _):
+            envelope = polynomial_cutoff(lengths, self.cutoff, self.poly_power)
+            return bessel(lengths) * envelope[:, None], envelope
+
         reduced = reduced_lengths(self, lengths, species, edges)
-        envelope = jnp.where(real, polynomial_cutoff(reduced, self.cutoff, self.poly_power), 0)
-        basis = network_bessel(self, reduced) * envelope[:, None]  # [n_edges, num_bessel]
+        pairs = pairs_of(self, species, edges)
+        # [n_edges, num_bessel] or a table, [n_edges]
+        basis, envelope = radial_basis(self, reduced, real, function, (self.cutoff,), pairs)
         sh = spherical_harmonics(directions, range(self.lmax + 1))  # [n_edges, irreps_sh]
-        reduced = jnp.where(real, reduced / self.cutoff, 1)
-        x = self._two_body_latents(basis, reduced, envelope, species, edges)
+        reduced = jnp.where(real, reduced, self.cutoff)
+        x = two_body_latents(self, basis, envelope, reduced, species, edges)
         v = self._first_features(x, sh, layers[0].inputs)
         around, divisor = self._normalized(sh, species, edges)
         run = self._dense_layers if self.dense else self._layers
@@ -186,14 +203,6 @@ class Allegro(nn.Module):
         counts = jnp.asarray(self.species_neighbors, sh.dtype)
         of_nodes = jnp.sqrt(counts)[species][:, None]
         return sh * (mean / of_nodes)[edges.receivers], of_nodes
-
-    def _two_body_latents(self, basis, lengths, envelope, species, edges):
-        """Return the latents x of the two atoms of each edge, [n_edges, latent_dim]."""
-        count, hidden = self.two_body_layers, self.two_body_hidden
-        widths = [hidden or max(1, self.latent_dim >> k) for k in reversed(range(1, count))]
-        x = embed_pairs(self, basis, lengths, species, edges)
-        x = MLP((*widths, self.latent_dim), jax.nn.silu, self.backend, name="two_body")(x)
-        return envelope[:, None] * x if self.two_body == "concatenate" else x
 
     def _settings(self, k: int, layers: list[Paths]) -> dict:
         """Return the settings of a layer, of which `layers` are all and the readout."""

@@ -16,6 +16,7 @@ from eqfuse.models.message_passing import embed_species, linear, radial_networks
 from eqfuse.models.nequip_irreps import gated
 from eqfuse.models.pairs import length_transform
 from eqfuse.models.radial import edge_geometry
+from eqfuse.models.radial_table import RadialTable, kept
 from eqfuse.models.species import take, take_species
 
 
@@ -64,7 +65,7 @@ class MACELayer(nn.Module):
           weights: of the products, radial(B), [n_edges, irreps of the products]; None if nonlinear.
           species: [n_nodes] int32.
           edges: `eqfuse.ops.Edges`.
-          basis: radial basis B, [n_edges, num_bessel].
+          basis: radial basis B, [n_edges, num_bessel], or a `RadialTable` in its place.
           factor: what multiplies the densities of edges, [n_edges], or None.
         Returns:
           IrrepsArray [n_nodes, irreps].
@@ -115,7 +116,18 @@ class MACELayer(nn.Module):
         """Return the density of neighbours, [n_nodes]: the sum over edges of tanh((B w)^2)."""
         width = basis.shape[1]
         w = self.param("density", nn.initializers.normal(1.0), (width,), basis.dtype)
-        of_edges = jnp.tanh((basis @ w) ** 2 / width)
+
+        def density(basis):
+            return jnp.tanh(jnp.sum(basis * w.astype(basis.dtype), axis=1) ** 2 / width)
+
+        if isinstance(basis, RadialTable):
+
+            def make():
+                return basis.table(lambda point: density(point.basis)[:, None])
+
+            of_edges = basis.of_edges([kept(self, "density_table", make)])[0][:, 0]
+        else:
+            of_edges = density(basis)
         if factor is not None:
             of_edges *= factor
         return jax.ops.segment_sum(of_edges, edges.receivers, edges.num_nodes)
@@ -226,6 +238,9 @@ class MACE(nn.Module):
       readout_biases: the last readout has one more layer, and biases.
       nonlinear: A is that of `eqfuse.models.mace_nonlinear.NonlinearBasis`, in every layer, with a
         skip.
+      radial: how functions of lengths are computed: by networks for each edge, or from a table of
+        them that every step makes anew; auto is a table for many edges.
+      radial_knots: number of knots of a table; null chooses by its error.
       backend: see `eqfuse.ops`; the parameters are the same for all.
     References: Batatia et al. 2022, Advances in Neural Information Processing Systems 35.
     """
@@ -260,12 +275,19 @@ class MACE(nn.Module):
     last_readout_only: bool = False
     readout_biases: bool = False
     nonlinear: bool = False
+    radial: Literal["auto", "network", "table"] = "auto"
+    radial_knots: int | None = None
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
         """Return the node features from the embedding to the readout, `layers + 2` Irreps."""
         hidden = [features for _, features in self.basis_and_feature_irreps()]
         return [e3nn.Irreps([(self.channels, SCALAR)]), *hidden, e3nn.Irreps(self.irreps_out)]
+
+    def num_pairs(self) -> int:
+        """Return the number of pairs of species that have radial functions of their own."""
+        count = self.num_species
+        return 1 if self.distance_transform is None else count * (count + 1) // 2
 
     def narrow(self, params: dict, keep) -> tuple["MACE", dict]:
         """Return this network for some of its species, with the same predictions for them.
@@ -314,15 +336,18 @@ class MACE(nn.Module):
             avg_num_neighbors=self.avg_num_neighbors,
         )
         all_irreps = self.basis_and_feature_irreps()
+        transform, pairs = length_transform(self, species, edges)
         sh, basis, envelope = edge_geometry(
             vectors,
             self.lmax,
             self.cutoff,
             self.num_bessel,
             self.poly_power,
-            length_transform(self, species, edges),
+            transform,
             self.apply_cutoff,
-        )  # [n_edges, irreps_sh], [n_edges, num_bessel]
+            pairs=pairs,
+            network=self,
+        )  # [n_edges, irreps_sh], [n_edges, num_bessel] or a table
         if not (self.density_normalization or self.nonlinear):
             sh = sh / math.sqrt(self.avg_num_neighbors)
         h = embed_species(self, species, basis.dtype)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from eqfuse import ops
 
@@ -84,7 +83,8 @@ def dense(x, kernel, backend: str | None):
     """
     if len(x) <= FEW_ROWS and ops.resolve(backend, "grouped_dense") == "llvm":
         return ops.grouped_dense(x, [kernel], scale=scale(kernel), backend=backend)
-    return scale(kernel) * jnp.dot(x, kernel)
+    # not jnp.dot, whose transpose asks for its dtype by name: float64 where x64 is off
+    return scale(kernel) * jax.lax.dot_general(x, kernel, (((1,), (0,)), ((), ())))
 
 
 def scale(kernel) -> float:

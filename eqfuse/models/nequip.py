@@ -154,6 +154,9 @@ class NequIP(nn.Module):
       pair_cutoffs: a cutoff for each species of receiver and sender, at most `cutoff`, Å; None for
         one cutoff.
       solid_harmonics: spherical harmonics of vectors, which grow as d^l, and not of directions.
+      radial: how functions of lengths are computed: by networks for each edge, or from a table of
+        them that every step makes anew; auto is a table for many edges.
+      radial_knots: number of knots of a table; null chooses by its error.
       backend: see `eqfuse.ops`; the parameters are the same for all.
     References: Batzner et al. 2022, Nature Communications 13, 2453; Park et al. 2024 (SevenNet);
       Koker et al. 2025 (Nequix).
@@ -186,6 +189,8 @@ class NequIP(nn.Module):
     species_neighbors: tuple[float, ...] | None = None
     pair_cutoffs: tuple[tuple[float, ...], ...] | None = None
     solid_harmonics: bool = False
+    radial: Literal["auto", "network", "table"] = "auto"
+    radial_knots: int | None = None
     backend: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
@@ -216,6 +221,10 @@ class NequIP(nn.Module):
             )
         return kinds
 
+    def num_pairs(self) -> int:
+        """Return the number of pairs of species that have radial functions of their own."""
+        return 1
+
     def narrow(self, params: dict, keep) -> tuple["NequIP", dict]:
         """Return this network for some of its species, with the same predictions for them.
 
@@ -241,7 +250,7 @@ class NequIP(nn.Module):
         """
         self.check()
         irreps_in, *hidden, irreps_out = self.layer_irreps()
-        # [n_edges, irreps_sh], [n_edges, num_bessel]
+        # [n_edges, irreps_sh], [n_edges, num_bessel] or a table
         sh, basis = nequip_edges(self, vectors, species, edges)
         if self.species_neighbors is None:
             sh = sh / math.sqrt(self.avg_num_neighbors)

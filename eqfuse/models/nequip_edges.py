@@ -1,6 +1,7 @@
 """What NequIP knows of an edge, with the choices that published networks make differently."""
 
 import math
+from collections.abc import Callable
 
 import e3nn_jax as e3nn
 import jax
@@ -12,6 +13,7 @@ from eqfuse.models.radial import (
     polynomial_cutoff,
     spherical_harmonics,
 )
+from eqfuse.models.radial_table import RadialTable, radial_basis
 
 CUTOFF_FUNCTIONS = ("polynomial", "xplor")
 
@@ -32,7 +34,9 @@ def xplor_cutoff(lengths: jax.Array, onset: float, cutoff: float) -> jax.Array:
     return jnp.where(lengths < onset, 1, jnp.where(lengths < cutoff, tail, 0))
 
 
-def nequip_edges(network, vectors, species, edges) -> tuple[e3nn.IrrepsArray, jax.Array]:
+def nequip_edges(
+    network, vectors, species, edges
+) -> tuple[e3nn.IrrepsArray, jax.Array | RadialTable]:
     """Return spherical harmonics and the radial basis of each edge, as the settings say.
 
     Args:
@@ -42,18 +46,24 @@ def nequip_edges(network, vectors, species, edges) -> tuple[e3nn.IrrepsArray, ja
       species: [n_nodes] int32.
       edges: `eqfuse.ops.Edges`.
     Returns:
-      IrrepsArray [n_edges, 0e + 1o + ...] (even irreps with `so3`), and [n_edges, num_bessel].
+      IrrepsArray [n_edges, 0e + 1o + ...] (even irreps with `so3`), and [n_edges, num_bessel],
+      or a table in its place, see `radial_table.choose`.
     """
-    cutoff, count = network.cutoff, network.num_bessel
+    cutoff = network.cutoff
     lengths, directions, real = lengths_and_directions(vectors)
+    bessel = network_bessel(network, lengths.dtype)
+
+    def function(lengths, _):
+        if network.cutoff_function == "xplor":
+            envelope = xplor_cutoff(lengths, network.cutoff_onset, cutoff)
+        else:
+            envelope = polynomial_cutoff(lengths, cutoff, network.poly_power)
+        return bessel(lengths) * envelope[:, None], envelope
+
+    breaks = (network.cutoff_onset, cutoff) if network.cutoff_function == "xplor" else (cutoff,)
     reduced = reduced_lengths(network, lengths, species, edges)
-    basis = network_bessel(network, reduced)
-    if network.cutoff_function == "xplor":
-        envelope = xplor_cutoff(reduced, network.cutoff_onset, cutoff)
-    else:
-        envelope = polynomial_cutoff(reduced, cutoff, network.poly_power)
-    basis = basis * jnp.where(real, envelope, 0)[:, None]
-    assert basis.shape == (len(vectors), count), basis.shape
+    basis, _ = radial_basis(network, reduced, real, function, breaks)
+    assert basis.shape == (len(vectors), network.num_bessel), basis.shape
     sh = spherical_harmonics(directions, range(network.lmax + 1))
     if network.solid_harmonics:
         powers = [lengths[:, None] ** ir.l * jnp.ones(ir.dim, sh.dtype) for _, ir in sh.irreps]
@@ -77,23 +87,30 @@ def reduced_lengths(network, lengths, species, edges) -> jax.Array:
     return lengths / table[species[edges.receivers], species[edges.senders]]
 
 
-def network_bessel(network, lengths) -> jax.Array:
-    """Return Bessel functions, [n_edges, num_bessel], whose frequencies may be parameters.
+def network_bessel(network, dtype) -> Callable[[jax.Array], jax.Array]:
+    """Return the Bessel functions of a network, whose frequencies may be parameters.
 
     Args:
       network: with `cutoff`, `num_bessel` and `trainable_bessel`.
-      lengths: [n_edges] Å.
+      dtype: of the parameters.
+    Returns:
+      A function of lengths [n] Å, in any precision, to [n, num_bessel].
     """
     cutoff, count = network.cutoff, network.num_bessel
     if not network.trainable_bessel:
-        return bessel_basis(lengths, count, cutoff)
+        return lambda lengths: bessel_basis(lengths, count, cutoff)
 
     def init(_):
-        return jnp.arange(1, count + 1, dtype=lengths.dtype) * (math.pi / cutoff)
+        return jnp.arange(1, count + 1, dtype=dtype) * (math.pi / cutoff)
 
     frequencies = network.param("frequencies", init)
-    lengths = lengths[:, None]
-    return math.sqrt(2 / cutoff) * jnp.sin(frequencies * lengths) / lengths
+
+    def functions(lengths):
+        lengths = lengths[:, None]
+        waves = jnp.sin(frequencies.astype(lengths.dtype) * lengths)
+        return math.sqrt(2 / cutoff) * waves / lengths
+
+    return functions
 
 
 def check_edge_settings(network):

@@ -9,6 +9,7 @@ import numpy as np
 from ase.data import covalent_radii
 
 from eqfuse.models.radial import lengths_and_directions, polynomial_cutoff
+from eqfuse.models.radial_table import Pairs
 from eqfuse.models.species import take
 
 DECAYS = (3.2, 0.9423, 0.4028, 0.2016)
@@ -57,18 +58,21 @@ def soft_transform(lengths: jax.Array, radii: jax.Array, steepness: float) -> ja
     return lower + (lengths - lower) * (1 + weight) / 2
 
 
-def length_transform(network, species, edges):
-    """Return the transform of edge lengths that a network has, a function, or None.
+def length_transform(network, species, edges) -> tuple:
+    """Return the transform of edge lengths that a network has, and the pairs that it depends on.
 
     Args:
       network: see the settings of `eqfuse.models.MACE`.
       species: [n_nodes] int32.
       edges: `eqfuse.ops.Edges`.
+    Returns:
+      A function of lengths [n] and pairs [n], and the `Pairs` of the edges, without an order; None
+      and None without a transform.
     Raises:
       ValueError: an unknown transform, or one without radii for all species.
     """
     if network.distance_transform is None:
-        return None
+        return None, None
     kind = network.distance_transform
     if kind not in ("agnesi", "soft"):
         raise ValueError(f"distance_transform {kind!r} is unknown; give 'agnesi', 'soft' or None")
@@ -81,14 +85,18 @@ def length_transform(network, species, edges):
             f"{network.num_species} species, got {numbers} and {network.covalent_radii}"
         )
 
-    def transform(lengths):
-        of_nodes = jnp.asarray(radii, lengths.dtype)[species]
-        mean = (of_nodes[edges.senders] + of_nodes[edges.receivers]) / 2
+    first, second = np.tril_indices(network.num_species)
+    of_pairs = (np.asarray(radii)[first] + np.asarray(radii)[second]) / 2
+
+    def transform(lengths, pairs):
+        mean = jnp.asarray(of_pairs, lengths.dtype)[pairs]
         if kind == "soft":
             return soft_transform(lengths, mean, network.soft_steepness)
         return agnesi_transform(lengths, mean, tuple(network.transform_constants))
 
-    return transform
+    ends = species[edges.senders], species[edges.receivers]
+    larger, smaller = jnp.maximum(*ends), jnp.minimum(*ends)
+    return transform, Pairs(larger * (larger + 1) // 2 + smaller, len(of_pairs))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Directions and lengths of edges, and smooth functions of the length."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,6 +13,14 @@ import jax.numpy as jnp
 from eqfuse import ops
 from eqfuse.models import mlp
 from eqfuse.models.irreps import require_positive
+from eqfuse.models.radial_table import (
+    Pairs,
+    Point,
+    RadialTable,
+    kept,
+    radial_basis,
+    recorded,
+)
 
 TOGETHER = 3
 """Largest number of networks in a kernel, so that kernels do not grow with the layers."""
@@ -100,12 +109,13 @@ class EdgeGeometry(NamedTuple):
 
     Attributes:
       sh: spherical harmonics, IrrepsArray [n_edges, 0e + 1o + ...].
-      basis: Bessel functions of the length times the envelope, [n_edges, num_bessel].
+      basis: Bessel functions of the length times the envelope, [n_edges, num_bessel]; or a table
+        in their place.
       envelope: the polynomial cutoff, [n_edges]; zero for padding and beyond the cutoff.
     """
 
     sh: e3nn.IrrepsArray
-    basis: jax.Array
+    basis: jax.Array | RadialTable
     envelope: jax.Array
 
 
@@ -115,8 +125,11 @@ def edge_geometry(
     cutoff: float,
     num_bessel: int,
     poly_power: int,
-    transform: Callable[[jax.Array], jax.Array] | None = None,
+    transform: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     apply_cutoff: bool = True,
+    *,
+    pairs: Pairs | None = None,
+    network: nn.Module | None = None,
 ) -> EdgeGeometry:
     """Return harmonics of the directions, and functions of the lengths that vanish at the cutoff.
 
@@ -124,17 +137,24 @@ def edge_geometry(
       vectors: [n_edges, 3] Å, of zero length for padding.
       lmax: largest l of the spherical harmonics.
       cutoff, num_bessel, poly_power: see `polynomial_cutoff` and `bessel_basis`.
-      transform: of the lengths, positive, before the Bessel functions; None for none.
+      transform: of the lengths and pairs [n], positive, before the Bessel functions; None for none.
       apply_cutoff: False for a basis that is not multiplied by the envelope.
+      pairs: the pair of species of each edge, on which radial functions depend; None: they do not.
+      network: whose radial functions may be read from tables, see `radial_table.choose`; None for
+        the basis itself.
     Raises:
       ValueError: settings that are not positive.
     """
     require_positive(cutoff=cutoff, num_bessel=num_bessel, poly_power=poly_power)
     lengths, directions, real = lengths_and_directions(vectors)
-    envelope = jnp.where(real, polynomial_cutoff(lengths, cutoff, poly_power), 0)
-    transformed = lengths if transform is None else transform(lengths)
-    basis = bessel_basis(transformed, num_bessel, cutoff)
-    basis = basis * envelope[:, None] if apply_cutoff else basis
+
+    def function(lengths, pairs):
+        envelope = polynomial_cutoff(lengths, cutoff, poly_power)
+        transformed = lengths if transform is None else transform(lengths, pairs)
+        basis = bessel_basis(transformed, num_bessel, cutoff)
+        return basis * envelope[:, None] if apply_cutoff else basis, envelope
+
+    basis, envelope = radial_basis(network, lengths, real, function, (cutoff,), pairs)
     return EdgeGeometry(spherical_harmonics(directions, range(lmax + 1)), basis, envelope)
 
 
@@ -144,7 +164,8 @@ class RadialNetworks(nn.Module):
     Each is an `e3nn.flax.MultiLayerPerceptron` with normalised silu, without bias, so that its
     output vanishes with the basis, at the cutoff and for padding. On a GPU, and on a CPU for few
     edges, the kernels of eqfuse compute some of them side by side; XLA, which computes the others,
-    has derivatives of many edges compute the hidden layers again instead of keeping them.
+    has derivatives of many edges compute the hidden layers again instead of keeping them. From a
+    table, they are computed at its knots only.
 
     Attributes:
       hidden: widths of the hidden layers.
@@ -159,11 +180,20 @@ class RadialNetworks(nn.Module):
 
     @nn.compact
     def __call__(self, basis):
-        """Return the output of each network, [n_edges, width], for basis [n_edges, num_bessel]."""
+        """Return the output of each network, [n_edges, width].
+
+        Args:
+          basis: [n_edges, num_bessel], or a `RadialTable` of the edges.
+        """
         networks = [
             mlp.Kernels((*self.hidden, width), name=f"layer_{k}")(basis)
             for k, width in enumerate(self.outputs)
         ]
+        if isinstance(basis, RadialTable):
+            return recorded(self, _from_tables(self, basis, networks))
+        return recorded(self, self._networks(basis, networks))
+
+    def _networks(self, basis, networks):
         few = len(basis) <= mlp.FEW_ROWS
         chosen = ops.resolve(self.backend, "grouped_dense")
         if chosen not in ("xla", "e3nn", "llvm") or (chosen == "llvm" and few):
@@ -173,6 +203,25 @@ class RadialNetworks(nn.Module):
         hidden = [one(basis, kernels[:-1]) for kernels in networks]
         last = [kernels[-1] for kernels in networks]
         return [mlp.dense(h, w, self.backend) for h, w in zip(hidden, last, strict=True)]
+
+
+def _from_tables(module, table: RadialTable, networks):
+    """Return the outputs of networks by interpolation."""
+    tables = [
+        kept(module, f"table_{k}", functools.partial(_tabulated, table, kernels))
+        for k, kernels in enumerate(networks)
+    ]
+    if table.shape[0] > mlp.FEW_ROWS:  # apart, so that weights of one layer need no other's memory
+        return [out for t in tables for out in table.of_edges([t])]
+    return table.of_edges(tables)
+
+
+def _tabulated(table: RadialTable, kernels):
+    def hidden(point: Point):
+        return _hidden_layers(point.basis, [kernel.astype(point.basis.dtype) for kernel in inner])
+
+    *inner, last = kernels
+    return table.table(hidden, lambda rows: mlp.dense(rows, last, table.backend))
 
 
 def _hidden_layers(x, kernels):

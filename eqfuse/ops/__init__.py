@@ -28,6 +28,7 @@ from eqfuse.ops._functions import linear, tensor_product_linear, tensor_product_
 from eqfuse.ops._fuse import fuse
 from eqfuse.ops._graph_product import graph_tensor_product
 from eqfuse.ops._grouped_dense import grouped_dense
+from eqfuse.ops._interpolate import group_by_interval, interpolate
 from eqfuse.ops._linear_modules import Linear, LinearSum
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
 from eqfuse.ops._tensor_product import elementwise_tensor_product, tensor_product
@@ -52,7 +53,9 @@ __all__ = [
     "elementwise_tensor_product",
     "fuse",
     "graph_tensor_product",
+    "group_by_interval",
     "grouped_dense",
+    "interpolate",
     "linear",
     "recorded",
     "resolve",

@@ -38,6 +38,7 @@ OPS = (
     "tensor_product_linear",
     "tensor_product_linear_gate",
     "grouped_dense",
+    "interpolate",
 )
 """The ops that can have a backend of their own; "linear" is `Linear` and `LinearSum`."""
 

@@ -73,7 +73,7 @@ class Edges:
                     f"{name} must be in [0, {num_nodes}), got {index.min()} to {index.max()}"
                 )
         senders, receivers = (as_int32(index) for index in ends.values())
-        return cls(senders, receivers, *_orders(receivers, senders, num_nodes), num_nodes)
+        return cls(senders, receivers, *orders((receivers, senders), num_nodes), num_nodes)
 
     @property
     def num_edges(self) -> int:
@@ -123,9 +123,16 @@ def nearest(index, num_sets: int) -> jax.Array:
     return jnp.clip(jnp.where(index < 0, index + num_sets, index), 0, num_sets - 1)
 
 
-def _orders(receivers, senders, num_nodes: int) -> list:
-    """Return for each end the order that groups the edges by it, and where each group begins."""
-    count, ends = len(receivers), (receivers, senders)
+def orders(ends, num_nodes: int) -> list:
+    """Return for each end the order that groups the edges by it, and where each group begins.
+
+    Args:
+      ends: arrays [n_edges] int32.
+      num_nodes: number of groups.
+    Returns:
+      [n_edges] int32 and [num_nodes + 1] int32 for each of the ends, in one list.
+    """
+    count = len(ends[0])
     if any(isinstance(index, np.ndarray) for index in ends) or (num_nodes + 2) * count > MOST:
         return [array for index in ends for array in _grouped(index, num_nodes)]
     # XLA sorts numbers several times as fast as pairs, and both ends in the launches of one; ends
@@ -137,7 +144,7 @@ def _orders(receivers, senders, num_nodes: int) -> list:
     find = functools.partial(jnp.searchsorted, method="scan_unrolled")
     ptr = jax.vmap(find, (0, None))(keys, starts).astype(jnp.int32)
     order = keys % max(count, 1)
-    return [order[0], ptr[0], order[1], ptr[1]]
+    return [array for both in zip(order, ptr, strict=True) for array in both]
 
 
 def _grouped(index, num_nodes: int) -> list:

@@ -248,10 +248,10 @@ class Fit:
         plain = {**progress, "position": dataclasses.asdict(at)}
         with self._devices.together():
             self._checkpoints.offer(
-                "last", int(state.step), self._average_of(state), plain, state=state
+                "last", int(state.step), self.average_of(state), plain, state=state
             )
 
-    def _average_of(self, state: TrainState) -> Callable:
+    def average_of(self, state: TrainState) -> Callable:
         """Return a function that gives the averaged parameters as a tree."""
         return lambda: self._flat.unflatten(np.asarray(state.average))
 
@@ -334,7 +334,7 @@ class Fit:
             after = Position(at.epoch + 1, best=after.best, second_since=at.second_since)
         if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
-            self._checkpoints.offer("best", step, self._average_of(state), record)
+            self._checkpoints.offer("best", step, self.average_of(state), record)
         self._keep(state, after, errors)
         validating = (time.monotonic() - start) / at.batch if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))

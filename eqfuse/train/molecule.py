@@ -205,7 +205,12 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
     print(report(config, dataset, batchers, limits, folder, devices))
     print(models.summary(potential, params))
     batch = devices.part(next(batchers[0].batches(epoch=0)))
-    print(models.ops_summary(potential, params, batch.graph), flush=True)
+    largest = max(shape.n_edges for shape in batchers[0].shapes)
+    potential, accuracy = models.with_knots(potential, params, largest)
+    print(models.ops_summary(potential, params, batch.graph))
+    if accuracy is not None:
+        metadata["radial"] = accuracy._asdict()
+        print(f"  radial   {accuracy}", flush=True)
     checkpoints = Checkpoints(
         folder.checkpoints,
         metadata,
@@ -240,8 +245,12 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
             pretrained=config.start_from is not None,
             callbacks=callbacks,
         )
-        fit.run(resume)
+        state = fit.run(resume)
         ended = True
+        if accuracy is not None:
+            print(
+                f"radial     {models.accuracy_of(potential, fit.average_of(state)())}", flush=True
+            )
     except KeyboardInterrupt:  # the second Ctrl-C, which stops at once
         drawn = False
         raise

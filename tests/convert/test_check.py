@@ -57,7 +57,7 @@ def test_forces_that_are_no_slopes_are_seen(run, monkeypatch):
 def test_differences_from_the_program_are_those_that_are_printed(
     run, package, monkeypatch, factor, low, high
 ):
-    calculator = Calculator(run, dtype="float64")
+    calculator = Calculator(run, dtype="float64", radial="network")
 
     def original(program, path, structures, **_):
         result = {"version": "a program"}

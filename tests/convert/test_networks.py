@@ -71,7 +71,7 @@ def converted(request, tmp_path_factory):
 )
 def test_energies_forces_and_stress_are_those_of_the_program(name, converted):
     golden, run = converted(name)
-    calculator = Calculator(run, dtype="float64")
+    calculator = Calculator(run, dtype="float64", radial="network")
     for k, atoms in enumerate(from_arrays(golden)):
         ours = results_of(calculator, atoms)
         theirs = {quantity: golden[f"{k}_{quantity}"] for quantity in ours}
@@ -88,7 +88,7 @@ def test_energies_forces_and_stress_are_those_of_the_program(name, converted):
 def test_the_comparison_sees_each_array_of_the_network(name, converted):
     """Fail where one array is a thousandth larger."""
     golden, run = converted(name)
-    calculator, atoms = Calculator(run, dtype="float64"), from_arrays(golden)[0]
+    calculator, atoms = Calculator(run, dtype="float64", radial="network"), from_arrays(golden)[0]
     right, tree = jax.tree.flatten(jax.device_get(calculator.network._params))
     sizes = [leaf.size for leaf in right]
     for k in np.random.default_rng(0).permutation(len(right))[:6]:

@@ -159,6 +159,7 @@ def test_every_op_asks_for_its_own_backend():
     x = e3nn.normal("2x0e + 2x1o", jax.random.key(0), (3,))
     y = e3nn.normal("0e + 1o", jax.random.key(1), (3,))
     edges = ops.Edges.from_arrays([0, 1, 2], [1, 2, 0], 3)
+    intervals = ops.group_by_interval(jnp.zeros(3, jnp.int32), 2)
     key, irreps = jax.random.key(2), "2x0e + 2x1o"
     calls = {
         "tensor_product": lambda b: ops.tensor_product(x, y, backend=b),
@@ -178,6 +179,9 @@ def test_every_op_asks_for_its_own_backend():
             irreps, backend=b
         ).init_with_output(key, x, y),
         "grouped_dense": lambda b: ops.grouped_dense(x.array, [jnp.ones((8, 2))], backend=b),
+        "interpolate": lambda b: ops.interpolate(
+            [jnp.ones((2, 6, 4))], intervals, jnp.ones((3, 6)), backend=b
+        ),
     }
     assert tuple(sorted(calls)) == tuple(sorted(OPS))
     for op, call in calls.items():

@@ -167,6 +167,9 @@ def _state(path: Path, arrays: dict[str, np.ndarray], like):
 
 def module_of(metadata: dict, backend: str | None):
     """Return the network that a checkpoint is of, see `load_run`."""
-    model = models.build(metadata["model"], **metadata["model_fields"], backend=backend)
+    fields = metadata["model_fields"]
+    if fields.get("radial_knots") is None and "radial" in metadata:  # chosen for this network
+        fields = {**fields, "radial_knots": metadata["radial"]["knots"]}
+    model = models.build(metadata["model"], **fields, backend=backend)
     plain = metadata["potential"]
     return model if plain is None else models.Potential.from_plain(model, plain)

@@ -1,0 +1,340 @@
+"""Radial networks from a table: computed at some hundred lengths, interpolated for each edge.
+
+A radial network is a smooth function of the length, so that its values at the knots of a grid are
+enough: between two of them it is the polynomial of degree 5 that has its values, slopes and
+curvatures at both. That is twice continuously differentiable, as the network is, and its error
+falls with the sixth power of the distance of knots (the fifth for forces). The table is a function
+of the parameters, part of every training step: forces are exactly the derivative of the energy, and
+derivatives of every order, those of the parameters included, follow from `eqfuse.ops.interpolate`.
+
+In float32 a table is as close to float64 as the network is. Differences of values at neighbouring
+knots lose digits, so that hidden layers are computed in float64 at the knots, in any precision of
+the network; a length is measured from the middle of its interval, which is stored as the sum of two
+numbers.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse import ops
+from eqfuse.ops import Edges
+
+KINDS = ("auto", "network", "table")
+KNOTS = 128
+"""Number of knots where none is given; errors of forces are about 1e-7 with them."""
+EDGES_PER_KNOT = {"cpu": 8, "gpu": 16}
+"""Number of edges for each knot from which on a table is faster; measured on a CPU, see
+`benchmarks/results/radial_tables.md`, and predicted for a GPU."""
+NEAREST = 1e-3
+"""First knot, as a part of the cutoff; the functions of some networks are singular at zero."""
+MARGIN = 1e-12
+"""Distance from a break at which derivatives of one side are taken, as a part of the cutoff."""
+ORDER = 6
+"""Coefficients of a polynomial."""
+COLLECTION = "tables"
+"""The variables of a network that are its tables, see `with_tables`."""
+FUNCTIONS = "radial_functions"
+"""The variables of a network that are its radial functions of each edge, to be compared."""
+
+
+class Point(NamedTuple):
+    """What a radial function depends on, at n lengths.
+
+    Attributes:
+      basis: Bessel functions of the length times the envelope, [n, num_bessel].
+      envelope: the cutoff function, [n].
+      lengths: [n] Å.
+      pairs: number of the pair of species, [n] int32; None for functions of the length alone.
+    """
+
+    basis: jax.Array
+    envelope: jax.Array
+    lengths: jax.Array
+    pairs: jax.Array | None
+
+
+class Pairs(NamedTuple):
+    """The pair of species of each edge, for functions that depend on it.
+
+    Attributes:
+      index: [n_edges] int32.
+      count: number of pairs.
+    """
+
+    index: jax.Array
+    count: int
+
+
+class Choice(NamedTuple):
+    """Whether radial functions are read from a table, and why.
+
+    Attributes:
+      table: whether they are.
+      knots: of each table.
+      why: a text.
+    """
+
+    table: bool
+    knots: int
+    why: str
+
+
+def choose(network: nn.Module, num_edges: int) -> Choice:
+    """Return whether a network reads its radial functions from a table.
+
+    Args:
+      network: with `radial`, `radial_knots` and `num_pairs()`, see `eqfuse.models.NequIP`.
+      num_edges: of a batch, with its padding.
+    Raises:
+      ValueError: settings that are out of range, by their names.
+    """
+    if network.radial not in KINDS:
+        raise ValueError(f"radial must be one of {', '.join(KINDS)}, got {network.radial!r}")
+    knots = KNOTS if network.radial_knots is None else network.radial_knots
+    if knots < 4:
+        raise ValueError(f"radial_knots must be at least 4, or None, got {knots}")
+    if getattr(network, "nonlinear", False):
+        if network.radial == "table":
+            raise ValueError(
+                "radial='table' is not for nonlinear=True, whose networks read species"
+            )
+        return Choice(False, knots, "nonlinear interactions read species, too")
+    if network.radial != "auto":
+        return Choice(network.radial == "table", knots, f"radial={network.radial}")
+    platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
+    pairs, need = network.num_pairs(), EDGES_PER_KNOT[platform]
+    needed = need * knots * pairs
+    each = f"{knots} knots" if pairs == 1 else f"{knots} knots for each of {pairs} pairs of species"
+    compared = "at least" if num_edges >= needed else "fewer than"
+    why = f"{num_edges} edges, {compared} {need} for each of {each}"
+    return Choice(num_edges >= needed, knots, why)
+
+
+class Grid(NamedTuple):
+    """Intervals between knots, and the points at which functions are computed for them.
+
+    Attributes:
+      points: [n_points] Å.
+      left, right: (first, last) of the points at the ends of intervals, for each piece.
+      center, half: [intervals] Å: its middle, and half its length.
+      pieces: (first interval, intervals, start, length of each) of the pieces between breaks.
+    """
+
+    points: np.ndarray
+    left: tuple[tuple[int, int], ...]
+    right: tuple[tuple[int, int], ...]
+    center: np.ndarray
+    half: np.ndarray
+    pieces: tuple[tuple[int, int, float, float], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def grid(breaks: tuple[float, ...], knots: int) -> Grid:
+    """Return equal intervals between breaks, as many in each piece as its length asks for.
+
+    Args:
+      breaks: lengths at which derivatives jump, Å, increasing; the last is the cutoff.
+      knots: number of intervals, roughly.
+    """
+    cutoff = breaks[-1]
+    first, count, pieces, parts, left, right = 0, 0, [], [], [], []
+    ends = [NEAREST * cutoff, *breaks]
+    for start, end in itertools.pairwise(ends):
+        number = max(2, round(knots * (end - start) / cutoff))
+        lengths = np.linspace(start, end, number + 1)
+        points = lengths.copy()  # each piece has its own, on its side of the breaks
+        points[0] += MARGIN * cutoff if first else 0
+        points[-1] -= MARGIN * cutoff
+        left.append((count, count + number))
+        right.append((count + 1, count + number + 1))
+        parts.append((points, (lengths[1:] + lengths[:-1]) / 2, np.diff(lengths) / 2))
+        pieces.append((first, number, start, (end - start) / number))
+        first, count = first + number, count + number + 1
+    points, center, half = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Grid(points, tuple(left), tuple(right), center, half, tuple(pieces))
+
+
+@functools.cache
+def _from_ends() -> np.ndarray:
+    """Return the matrix from (value, slope, curvature) at -1 and at 1 to coefficients of powers."""
+    n = np.arange(ORDER)
+    rows = []
+    for t in (-1.0, 1.0):
+        for d in range(3):
+            factor = np.prod([n - k for k in range(d)], axis=0) if d else np.ones(ORDER)
+            rows.append(factor * t ** np.maximum(n - d, 0))
+    return np.linalg.inv(rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class RadialTable:
+    """The edges of a graph as places in tables of radial functions; in the place of their basis.
+
+    Attributes:
+      function: (lengths [n], pairs [n] or None) to the basis and the envelope.
+      grid: the intervals.
+      num_pairs: each has a table of its own, in the order of `Pairs`; None for one table for all.
+      num_bessel: number of functions of the basis.
+      intervals: the interval of each edge.
+      powers: [n_edges, 6], those of its place in the interval; zero beyond the cutoff and for
+        padding.
+      backend: see `eqfuse.ops`.
+    """
+
+    function: Callable
+    grid: Grid
+    num_pairs: int | None
+    num_bessel: int
+    intervals: Edges
+    powers: jax.Array
+    backend: str | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the shape that the basis of the edges would have."""
+        return len(self.powers), self.num_bessel
+
+    @property
+    def dtype(self):
+        return self.powers.dtype
+
+    def table(self, function: Callable, kernel=None) -> jax.Array:
+        """Return the coefficients of a radial function, [intervals, 6, width].
+
+        Args:
+          function: `Point` of n lengths, in float64, to [n, width_in] in float64.
+          kernel: (rows [n, width_in]) -> [n, width], linear, in the precision of the network; None
+            for nothing.
+        """
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            coefficients = self._coefficients(function).astype(self.dtype)
+        if kernel is None:
+            return coefficients
+        rows = kernel(coefficients.reshape(-1, coefficients.shape[-1]))
+        return rows.reshape(*coefficients.shape[:2], -1)
+
+    def _coefficients(self, function):
+        points = jnp.asarray(self.grid.points)
+        count = self.num_pairs or 1
+        lengths = jnp.tile(points, count)
+        pairs = None
+        if self.num_pairs is not None:
+            pairs = jnp.repeat(jnp.arange(count, dtype=jnp.int32), len(points))
+
+        def at(lengths):
+            return function(Point(*self.function(lengths, pairs), lengths, pairs))
+
+        def with_slope(lengths):
+            return jax.jvp(at, (lengths,), (ones,))
+
+        ones = jnp.ones_like(lengths)
+        (value, slope), (_, curvature) = jax.jvp(with_slope, (lengths,), (ones,))
+        jets = jnp.stack([value, slope, curvature], axis=1)  # [pairs * points, 3, width]
+        jets = jets.reshape(count, len(points), 3, -1)
+        half = self.grid.half[:, None] ** np.arange(3)  # [intervals, 3]
+        ends = [
+            jnp.concatenate([jets[:, first:last] for first, last in parts], axis=1)
+            for parts in (self.grid.left, self.grid.right)
+        ]
+        ends = jnp.concatenate([end * half[:, :, None] for end in ends], axis=2)
+        ends = ends.reshape(count * len(half), ORDER, -1)
+        # not by `@`: its transpose asks for float64 by name, which it may not get
+        return jnp.swapaxes(_dot(ends, _from_ends().T), 1, 2)
+
+    def of_edges(self, tables) -> list[jax.Array]:
+        """Return the functions of each edge, [n_edges, width] for each of the tables."""
+        return ops.interpolate(tables, self.intervals, self.powers, backend=self.backend)
+
+
+def _dot(x, matrix):
+    """Return x [n, columns, width] contracted with a matrix [columns, m], [n, width, m]."""
+    matrix = jnp.asarray(matrix, x.dtype)
+    return jax.lax.dot_general(x, matrix, (((1,), (0,)), ((), ())))
+
+
+def kept(module: nn.Module, name: str, make: Callable[[], jax.Array]) -> jax.Array:
+    """Return a table that is among the variables of a network, or else make it.
+
+    Args:
+      module: the submodule whose table it is.
+      name: of the table.
+      make: computes it.
+    """
+    keeps = module.is_mutable_collection(COLLECTION) and not module.is_initializing()
+    if keeps or module.has_variable(COLLECTION, name):
+        return module.variable(COLLECTION, name, make).value
+    return make()
+
+
+def recorded(module: nn.Module, functions):
+    """Return radial functions of edges, which become variables of the network if it is asked to."""
+    if module.is_mutable_collection(FUNCTIONS) and not module.is_initializing():
+        module.sow(FUNCTIONS, "functions", functions)
+    return functions
+
+
+def radial_basis(
+    network: nn.Module | None,
+    lengths: jax.Array,
+    real: jax.Array,
+    function: Callable,
+    breaks: tuple[float, ...],
+    pairs: Pairs | None = None,
+) -> tuple[jax.Array | RadialTable, jax.Array]:
+    """Return the radial basis of each edge, or a table in its place.
+
+    Args:
+      network: whose settings decide, see `choose`; None for no table.
+      lengths: [n_edges] Å, positive.
+      real: [n_edges] bool, False for padding.
+      function: (lengths [n], pairs [n] or None) to the basis [n, num_bessel] and the envelope [n].
+      breaks: see `grid`.
+      pairs: of the edges, for functions that depend on them.
+    Returns:
+      The basis [n_edges, num_bessel], zero for padding, or a `RadialTable`; the envelope [n_edges].
+    """
+    index = None if pairs is None else pairs.index
+    basis, envelope = function(lengths, index)
+    envelope = jnp.where(real, envelope, 0)
+    if network is None:
+        return jnp.where(real[:, None], basis, 0), envelope
+    choice = choose(network, len(lengths))
+    if not (choice.table or network.variables.get(COLLECTION)):
+        return jnp.where(real[:, None], basis, 0), envelope
+    cells = grid(tuple(float(b) for b in breaks), choice.knots)
+    interval, powers = _places(cells, lengths, real & (lengths < breaks[-1]))
+    count, num_pairs = len(cells.half), None if pairs is None else pairs.count
+    if pairs is not None:
+        interval = interval + pairs.index * count
+    intervals = ops.group_by_interval(interval, count * (num_pairs or 1))
+    width = basis.shape[1]
+    table = RadialTable(function, cells, num_pairs, width, intervals, powers, network.backend)
+    return table, envelope
+
+
+def _places(cells: Grid, lengths, inside):
+    """Return the interval of each length, [n_edges] int32, and powers of the place in it."""
+    fixed = jax.lax.stop_gradient(lengths)
+    interval = 0
+    for first, number, start, step in cells.pieces:
+        at = jnp.clip(jnp.floor((fixed - start) / step), 0, number - 1).astype(jnp.int32)
+        interval = jnp.where(fixed >= start, first + at, interval)
+    dtype = np.dtype(lengths.dtype)
+    middle = cells.center.astype(dtype)
+    # what the middle loses by rounding, which is 1e-5 of a short interval in float32
+    rest = (cells.center - middle.astype(np.float64)).astype(dtype)
+    constants = jnp.asarray(np.stack([middle, rest, 1 / cells.half], axis=1), dtype)[interval]
+    t = (lengths - constants[:, 0] - constants[:, 1]) * constants[:, 2]
+    t = jnp.where(inside, t, 0)
+    powers = [jnp.ones_like(t)]
+    for _ in range(ORDER - 1):
+        powers.append(powers[-1] * t)
+    return interval, jnp.where(inside[:, None], jnp.stack(powers, axis=1), 0)

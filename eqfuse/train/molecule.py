@@ -15,6 +15,7 @@ from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
 from eqfuse.data.samples import prepare_samples, species_table
 from eqfuse.data.structures import LABELS, UNWEIGHTED
+from eqfuse.models.radial_table import choose
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.initial import initial_parameters
 from eqfuse.train.labels import labels_not_validated, require_labels, weighted
@@ -125,6 +126,7 @@ def build_potential(
     model = models.build(settings.name, **fields, backend=backend)
     try:
         model.layer_irreps()
+        choose(model, 0)
         if isinstance(model, models.NequIP):
             model.check()
     except ValueError as error:

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.models import MACE, NequIP, predict
+from eqfuse.models import MACE, NequIP, predict, with_knots, with_tables
 from eqfuse.models.nequip_edges import xplor_cutoff
 from eqfuse.models.radial import bessel_basis, polynomial_cutoff
+from eqfuse.models.radial_accuracy import choose_knots, measure
 from eqfuse.models.radial_table import RadialTable, choose, radial_basis
 from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
@@ -255,3 +256,33 @@ def test_auto_counts_a_table_for_each_pair_of_species():
 def test_settings_out_of_range_are_refused(graph, settings, message):
     with pytest.raises(ValueError, match=message):
         variables_of(small(NequIP, **settings), graph)
+
+
+def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch):
+    potential, variables, _ = make("mace agnesi")
+    potential = with_table(potential, knots=16)
+    kept = with_tables(potential, variables)
+    run = jax.jit(functools.partial(predict, potential))
+    exact = run(variables, batch)
+    for found in (run(kept, batch), predict(with_table(potential, "network", 16), kept, batch)):
+        np.testing.assert_allclose(found.forces, exact.forces, rtol=0, atol=1e-12)
+    assert set(kept) == {"params", "tables"}
+    doubled = jax.tree.map(lambda table: 2 * table, kept["tables"])
+    assert np.abs(run(kept | {"tables": doubled}, batch).forces - exact.forces).max() > 1e-3
+
+
+def test_knots_follow_from_a_bound_on_measured_errors(make, batch):
+    """The error of forces is below the measured one, and not by much."""
+    potential, variables, exact = make("nequip xplor")
+    params = variables["params"]["model"]
+    model = potential.model
+    coarse, fine = (measure(model, params, knots) for knots in (48, 96))
+    assert 16 < coarse / fine < 64  # the fifth power of the distance of knots
+    found = errors(results(with_table(potential, knots=48), variables, batch), exact)
+    assert coarse / 100 < found["forces"] < coarse
+    knots, error = choose_knots(model, params, 2 * fine)
+    assert (knots, error <= 2 * fine) == (96, True)
+    chosen, accuracy = with_knots(with_table(potential, knots=None), variables, 1000)
+    assert accuracy.error <= 1e-6
+    assert chosen.model.radial_knots == accuracy.knots
+    assert with_knots(with_table(potential, "network"), variables, 1000)[1] is None

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from eqfuse.ops.transforms.fuse.rewrite import Entry, rewritten
+from eqfuse.ops.transforms.fuse.report import Entry, table
+from eqfuse.ops.transforms.fuse.rewrite import rewritten
 
 
 def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
@@ -17,22 +18,25 @@ def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
     The function is traced, with the shapes of its arguments, before anything differentiates it.
     Where the trace gathers node features by an index array, multiplies them with features of edges
     by `ops.tensor_product`, and sums the products to nodes by another index array, one
-    `ops.graph_tensor_product` takes their place, with all that is between: concatenation of the
-    gathered features, weights of channels or irreps, constants, masks. All else is computed as it
-    was. Nothing is replaced whose value could differ but by rounding.
+    `ops.graph_tensor_product` takes their place, and with an `ops.Linear` and a gate behind it one
+    `TensorProductLinearGate`. What is between belongs to it: features of either end beside the
+    product or in a difference, channels on an axis, other orders of components, weights of channels
+    or irreps, constants, masks, a wider dtype for the sum. All else is computed as it was. Nothing
+    is replaced whose value could differ but by rounding.
 
     What is returned is an ordinary JAX function: `jit`, `vmap`, `grad` of every order and control
     flow work on it and in it. It is traced whenever it is called, so call it under `jit`. Wrap what
     computes an energy or a layer, and differentiate what `fuse` returns: in a function that takes
-    a gradient itself, the gradient is traced already. In a method of a flax module, JAX cannot
-    trace; wrap its `apply` (Haiku: the `apply` of the transformed function), or a function that
-    calls an Equinox module. `init` stays as it is, and so do the parameters.
+    a gradient itself, the gradient is traced already and stays as it is, which the report says. In
+    a method of a flax module, JAX cannot trace; wrap its `apply` (Haiku: the `apply` of the
+    transformed function), or a function that calls an Equinox module. `init` stays as it is, and so
+    do the parameters.
 
     Args:
       function: of any arguments. Arrays in them (leaves of pytrees, such as an IrrepsArray's) are
         traced; all other leaves are passed to it as they are.
       report: print, whenever the function is traced, a table of what was replaced, by what, and
-        what was not, and why.
+        what was not, why, and what to do about it.
     Returns:
       The function. Without a `function`, a decorator.
     """
@@ -73,12 +77,3 @@ def _flattened(result):
     is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
     others = [None if a else (leaf,) for leaf, a in zip(leaves, is_array, strict=True)]
     return [leaf for leaf, a in zip(leaves, is_array, strict=True) if a], [tree, others]
-
-
-def table(entries: list[Entry]) -> str:
-    """Return the report, a line for each place in the code."""
-    lines = [("where", "pattern", "computed by", "why not")]
-    lines += [(e.where, e.pattern, e.op or "as written", e.reason) for e in entries]
-    widths = [max(len(line[n]) for line in lines) for n in range(4)]
-    rows = (" | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(row.rstrip() for row in rows)

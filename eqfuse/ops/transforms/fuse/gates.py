@@ -13,8 +13,9 @@ from eqfuse.ops.ir.linears import Linear
 from eqfuse.ops.transforms.fuse import polynomials
 from eqfuse.ops.transforms.fuse.activations import activation_values
 from eqfuse.ops.transforms.fuse.layouts import Unfit
+from eqfuse.ops.transforms.fuse.moves import ArrayFactor, row_shape
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms
-from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, row_shape
+from eqfuse.ops.transforms.fuse.rows import RowPolynomials
 from eqfuse.ops.transforms.fuse.trace import Trace
 
 ROUNDING = 1e-6

@@ -10,12 +10,14 @@ import numpy as np
 from eqfuse.ops._edges import Edges
 from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.transforms.fuse.indices import Gathered, summed
+from eqfuse.ops.transforms.fuse.indices import summed
 from eqfuse.ops.transforms.fuse.layouts import Unfit
-from eqfuse.ops.transforms.fuse.match import Match, as_rows, match_product
+from eqfuse.ops.transforms.fuse.match import Match, match_product
+from eqfuse.ops.transforms.fuse.moves import ArrayFactor
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial
-from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials
+from eqfuse.ops.transforms.fuse.rows import RowPolynomials
 from eqfuse.ops.transforms.fuse.trace import Trace
+from eqfuse.ops.transforms.fuse.weights import as_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Ends:
       gather, scatter: modes, by name.
       fill: what a row is made of that is gathered from out of range.
       masks: edges that add nothing.
-      num_nodes: of the trace.
+      num_sources, num_nodes: how many rows are gathered from, and how many are added to.
       extended: whether a node is added, which rows that are out of range are read from and added
         to. Without, edges that are added nowhere have operands of zeros.
     """
@@ -46,6 +48,7 @@ class Ends:
     scatter: str
     fill: float | None
     masks: tuple[Mask, ...]
+    num_sources: int
     num_nodes: int
     extended: bool
 
@@ -55,16 +58,16 @@ class Ends:
 
     @property
     def count(self) -> int:
-        return self.num_nodes + self.extended
+        return max(self.num_sources, self.num_nodes) + self.extended
 
     def edges(self, arrays: dict) -> tuple[Edges, object]:
         """Return the edges, and which of them are added to a node, [rows]; None for all."""
-        n = self.num_nodes
+        n, num_sources, last = self.num_nodes, self.num_sources, self.count - 1
         senders, receivers = jnp.asarray(arrays[self.senders]), jnp.asarray(arrays[self.receivers])
         if self.gather == "FILL_OR_DROP":
-            senders = jnp.where((senders >= 0) & (senders < n), senders, n)
+            senders = jnp.where((senders >= 0) & (senders < num_sources), senders, last)
         else:
-            senders = jnp.clip(senders, 0, n - 1)
+            senders = jnp.clip(senders, 0, num_sources - 1)
         valid = None
         if self.scatter == "CLIP":
             receivers = jnp.clip(receivers, 0, n - 1)
@@ -74,7 +77,7 @@ class Ends:
             added = as_rows(mask.value, arrays[mask.value.value])[:, 0] != mask.zero
             valid = added if valid is None else valid & added
         if valid is not None:  # to itself, where there is no other node: nothing spreads
-            receivers = jnp.where(valid, receivers, n if self.extended else senders)
+            receivers = jnp.where(valid, receivers, last if self.extended else senders)
         edges = Edges.from_arrays(senders, receivers, self.count)
         return edges, None if self.extended else valid
 
@@ -90,6 +93,7 @@ class GraphProduct:
 
     name = "graph_tensor_product"
     pattern = "gather, product, sum"
+    inside = frozenset()
 
     match: Match
     ends: Ends
@@ -113,10 +117,11 @@ class GraphProduct:
             shared[self.ends] = self.ends.edges(arrays)
         edges, valid = shared[self.ends]
         operands = self.match.operands(arrays, edges.num_edges)
-        for name in self.match.gathered:
-            if self.ends.extended:
-                fill = 0.0 if name.fill is None else name.fill
-                operands[name] = jnp.pad(operands[name], ((0, 1), (0, 0)), constant_values=fill)
+        for name, gather in self.match.gathered.items():
+            added = self.ends.count - operands[name].shape[0]
+            if added:
+                fill = 0.0 if gather.fill is None else gather.fill
+                operands[name] = jnp.pad(operands[name], ((0, added), (0, 0)), constant_values=fill)
         if valid is not None:
             for name in self.masked:
                 own = operands[name]
@@ -151,11 +156,12 @@ def of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks) 
     if dtype != aval.dtype:
         raise Unfit("dtypes change in the sum")
     product = match_product(trace, rows, row, Index.RECEIVER, dtype)
-    gathered = product.gathered
+    gathered = list(product.gathered.values())
     others = [g for g in gathered if g.index != scatter.index]
-    if len({(g.index, g.mode, g.fill) for g in others}) > 1:
+    counts = {g: trace.avals[g.value].shape[0] for g in gathered}
+    if len({(g.index, g.mode, g.fill, counts[g]) for g in others}) > 1:
         raise Unfit("node features are gathered by several index arrays")
-    if any(trace.avals[g.value].shape[0] != aval.shape[0] for g in gathered):
+    if any(counts[g] != aval.shape[0] for g in gathered if g not in others):
         raise Unfit("rows are gathered from one number of nodes and added to another")
     if not gathered:
         raise Unfit("no operand of the product is gathered from nodes")
@@ -182,6 +188,7 @@ def of_row(trace: Trace, rows: RowPolynomials, scatter, row: Polynomial, masks) 
         scatter.mode,
         others[0].fill,
         tuple(masks),
+        counts[others[0]],
         aval.shape[0],
         extended,
     )
@@ -204,10 +211,11 @@ def _stopped(product: Match, masked: tuple) -> bool:
 
 def _with_receivers(product: Match, receivers: int) -> Match:
     """Return the form with those operands read from the receivers that are gathered by them."""
+    gathered = product.gathered
     changed = {
         n: Index.RECEIVER
         for n, name in enumerate(product.names)
-        if isinstance(name, Gathered) and name.index == receivers
+        if name in gathered and gathered[name].index == receivers
     }
     if not changed:
         return product

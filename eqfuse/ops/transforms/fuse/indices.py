@@ -37,7 +37,7 @@ def _row_indices(trace: Trace, value: int) -> int | None:
         return None
     if node.name == "broadcast_in_dim" and tuple(node.params["broadcast_dimensions"]) != (0,):
         return None
-    return inner
+    return trace.first_equal(inner)  # indices that are made twice of one array are the same
 
 
 def gathered(trace: Trace, number: int) -> Gathered | None:

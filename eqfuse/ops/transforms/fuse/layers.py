@@ -19,10 +19,11 @@ from eqfuse.ops.transforms.fuse.gates import GateMatch, gate_behind
 from eqfuse.ops.transforms.fuse.graphs import GraphProduct
 from eqfuse.ops.transforms.fuse.indices import summed
 from eqfuse.ops.transforms.fuse.layouts import Unfit
-from eqfuse.ops.transforms.fuse.match import Match, as_rows, match_product
+from eqfuse.ops.transforms.fuse.match import Joined, Match, match_product
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms, merged
 from eqfuse.ops.transforms.fuse.rows import RowPolynomials, SumFactor
 from eqfuse.ops.transforms.fuse.trace import Trace
+from eqfuse.ops.transforms.fuse.weights import as_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Layer:
       parameters: values of the trace.
       index: which set of weights a row takes; None if there is one.
       num_rows: of the result.
+      inside: values of the trace that it computes and keeps to itself: sum and pre-activation.
       gated: the gate behind it, with what is added before it; None if there is none.
     """
 
@@ -42,6 +44,7 @@ class Layer:
     parameters: tuple[int, ...]
     index: int | None
     num_rows: int
+    inside: frozenset[int]
     gated: GateMatch | None
 
     @property
@@ -130,7 +133,7 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
     else:
         product = match_product(trace, rows, row, Index.ROW, dtypes.pop(), on_graph=False)
         form, backend = product.form, product.backend
-        if product.groups or product.one:
+        if product.groups or any(isinstance(n, Joined) and n.one for n in product.names):
             raise Unfit("weights, or other rows, are with the product")
     if backend != node.params["backend"]:
         raise Unfit("the Linear has another backend")
@@ -138,13 +141,14 @@ def layers(trace: Trace, rows: RowPolynomials, number: int) -> list[tuple[int, L
     index = node.inputs[-1] if linear_form.needs_integers else None
     parameters = node.inputs[1 : len(linear_form.inputs)]
     z, count = node.outputs[0], node.params["num_rows"]
-    alone = Layer(product, linear, tuple(parameters), index, count, None)
+    inside = frozenset(trace.nodes[name.node].outputs[0] for name in sums)
+    alone = Layer(product, linear, tuple(parameters), index, count, inside, None)
     gated = gate_behind(trace, z, linear)
     if gated is None:
         return [(z, alone)]
     if gated.skip is not None and trace.avals[gated.skip.value].dtype != trace.avals[z].dtype:
         return [(z, alone)]
-    return [(z, alone), (gated.value, dataclasses.replace(alone, gated=gated))]
+    return [(z, alone), (gated.value, dataclasses.replace(alone, gated=gated, inside=inside | {z}))]
 
 
 def _linear(linear_form: LinearForm) -> Linear:

@@ -1,17 +1,17 @@
-"""From polynomials of rows back to a form: channels and components of segments, from numbers.
+"""From polynomials of rows to paths of a form: the elements of all factors, channel by channel.
 
-A path of the form that a trace evaluates over rows becomes one or several paths of the new form,
-each of channels that are evenly spaced in all operands.
+A path of the form that a trace evaluates over rows becomes one or several paths.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
-from eqfuse.ops.ir.products import filled
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
+from eqfuse.ops.transforms.fuse.indices import Gathered
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms
 
 
@@ -78,27 +78,28 @@ def drafts(row: Polynomial, product, form: Form, operands: list[Polynomial]) -> 
     return paths
 
 
-def _monomials(operand: Polynomial) -> list[tuple | None]:
-    """Return of each element of an operand (factors, scale, elements); None of one that is zero.
+def _monomials(operand: Polynomial) -> dict[tuple, list]:
+    """Return, by factors, of each element of an operand (scale, elements); None of one without.
 
     Raises:
-      Unfit: an element that is a sum.
+      Unfit: an element that is a sum of several of the same factors.
     """
-    monomials: list[tuple | None] = [None] * operand.size
+    monomials: dict[tuple, list] = {}
     for key, terms in operand.terms.items():
-        if not key:
-            raise Unfit("an operand of the product is constant in part")
+        of_key = monomials.setdefault(key, [None] * operand.size)
         for place, scale, index in zip(terms.place, terms.scale, terms.index, strict=True):
-            if monomials[place] is not None:
+            if of_key[place] is not None:
                 raise Unfit("an operand of the product is a sum of others")
-            monomials[place] = key, float(scale), tuple(int(i) for i in index)
+            of_key[place] = float(scale), tuple(int(i) for i in index)
     return monomials
 
 
-def _elements(operand: Operand, segment: Segment) -> np.ndarray:
-    channels = segment.offset + segment.channel_stride * np.arange(segment.mul)
-    elements = channels[:, None] + segment.component_stride * np.arange(segment.dim)
-    return elements if operand.channels else elements[:1]
+def _elements(operand: Operand, segment: Segment, mul: int, group: int) -> np.ndarray:
+    """Return the elements of `group` rows of a segment as those of one, [mul * group, dim]."""
+    channel = segment.channel_stride if operand.channels else 0
+    apart = 0 if operand.index is Index.SHARED else operand.size
+    rows = np.arange(mul)[:, None] * channel + np.arange(group) * apart
+    return segment.offset + rows.reshape(-1, 1) + segment.component_stride * np.arange(segment.dim)
 
 
 def _of_product(key, terms: Terms, product, form: Form, inputs) -> list[Draft]:
@@ -108,58 +109,90 @@ def _of_product(key, terms: Terms, product, form: Form, inputs) -> list[Draft]:
     order = np.argsort(terms.index[:, at], kind="stable")
     element = terms.index[order, at]
     [out] = form.outputs
-    first = np.searchsorted(element, np.arange(out.size))
-    count = np.searchsorted(element, np.arange(out.size), side="right") - first
+    size = out.size * product.group
+    first = np.searchsorted(element, np.arange(size))
+    count = np.searchsorted(element, np.arange(size), side="right") - first
     drafts = []
     for path in form.paths:
-        elements = _elements(out, out.segments[path.output.segment])  # [channels, components]
+        segment = out.segments[path.output.segment]
+        elements = _elements(out, segment, segment.mul, product.group)  # [channels, components]
         if (count[elements] != count[elements][:, :1]).any():
             raise Unfit("components of one irrep are treated differently")
+        factors = _factors(form, path, inputs, product.group)
         for copy in range(int(count[elements].max(initial=0))):
-            channels = np.flatnonzero(count[elements][:, 0] > copy)
-            rows = order[first[elements[channels]] + copy]
-            slots, components, values = _factors(form, path, inputs, channels)
-            index = np.array([c[-1] for c, _ in path.terms])
-            values = values * terms.scale[rows][:, index]
-            for n in others:
-                slots.append(Slot(key[n], terms.index[rows, n]))
-                components.append(index)
-            slots.append(Slot(None, terms.place[rows]))
-            components.append(index)
-            drafts.append(_simplified(slots, components, values))
+            read = count[elements][:, 0] > copy
+            for channels, slots, components, values in factors:
+                kept = read[channels]
+                if not kept.any():
+                    continue
+                rows = order[first[elements[channels[kept]]] + copy]
+                index = np.array([c[-1] for c, _ in path.terms])
+                slots = [Slot(s.name, s.elements[kept]) for s in slots]
+                slots += [Slot(key[n], terms.index[rows, n]) for n in others]
+                slots.append(Slot(None, terms.place[rows]))
+                components = [*components, *[index] * (len(others) + 1)]
+                scaled = values[kept] * terms.scale[rows][:, index]
+                drafts.append(_simplified(slots, components, scaled))
     return drafts
 
 
-def _factors(form: Form, path: Path, inputs, channels):
-    """Return the slots of a path's factors, in what the operands are made of."""
+def _factors(form: Form, path: Path, inputs, group: int) -> list[tuple]:
+    """Return (channels, slots, components, values) of a path's factors, in what they are made of.
+
+    Where an operand is a sum, each of its parts is multiplied for itself.
+
+    Raises:
+      Unfit: a block that is zero, or of other arrays, in some of its components.
+    """
+    [out] = form.outputs
+    mul = out.segments[path.output.segment].mul
+    blocks = []  # of each factor, by what it is made of: [(key, {channel: [(scale, elements)]})]
+    for ref in path.factors:
+        operand = form.inputs[ref.operand]
+        elements = _elements(operand, operand.segments[ref.segment], mul, group).tolist()
+        parts = []
+        for key, monomials in inputs[ref.operand].items():
+            lines = [[monomials[e] for e in line] for line in elements]
+            if any(None in line and any(line) for line in lines):
+                raise Unfit("a block of an operand is made of several arrays, or of zeros")
+            if not key and operand.channels and any(any(line) for line in lines):
+                raise Unfit("an operand of the product is constant in part")
+            parts.append((key, {n: line for n, line in enumerate(lines) if any(line)}))
+        if any(not any(n in part for _, part in parts) for n in range(mul * group)):
+            raise Unfit("a block of an operand is made of several arrays, or of zeros")
+        blocks.append(parts)
+    found = []
+    for parts in itertools.product(*blocks):
+        channels = sorted(set.intersection(*(set(part) for _, part in parts)))
+        if channels:
+            found.append((np.array(channels), *_slots(path, parts, channels)))
+    return found
+
+
+def _slots(path: Path, parts, channels):
+    """Return slots, components and values of one part of each factor of a path."""
     slots, components = [], []
     values = np.tile([v for _, v in path.terms], (len(channels), 1))
-    for number, ref in enumerate(path.factors):
-        operand = form.inputs[ref.operand]
-        elements = _elements(operand, operand.segments[ref.segment])
-        if operand.channels:
-            elements = elements[channels]
-        monomials = [[inputs[ref.operand][e] for e in line] for line in elements]
-        keys = {m[0] for line in monomials for m in line if m is not None}
-        if len(keys) != 1 or any(m is None for line in monomials for m in line):
-            raise Unfit("a block of an operand is made of several arrays, or of zeros")
-        [key] = keys
+    for number, (key, lines) in enumerate(parts):
         index = np.array([c[number] for c, _ in path.terms])
-        scales = np.array([[m[1] for m in line] for line in monomials])[:, index]
-        values = values * scales
+        values = values * np.array([[m[0] for m in lines[n]] for n in channels])[:, index]
         for n, name in enumerate(key):
-            places = np.array([[m[2][n] for m in line] for line in monomials])
-            slots.append(Slot(name, np.broadcast_to(places, (len(channels), places.shape[1]))))
+            slots.append(Slot(name, np.array([[m[1][n] for m in lines[c]] for c in channels])))
             components.append(index)
+        if not key:
+            slots.append(Slot(ONE, np.zeros((len(channels), 1), int)))
+            components.append(np.zeros_like(index))
     return slots, components, values
 
 
 def _simplified(slots, components, values) -> Draft:
-    """Return a draft; a slot that is the same for all components has one."""
+    """Return a draft; a slot that is the same for all components has one, others are in order."""
     kept, columns = [], []
     for slot, index in zip(slots, components, strict=True):
         if slot.name is not None and (slot.elements == slot.elements[:, :1]).all():
             slot, index = Slot(slot.name, slot.elements[:, :1]), np.zeros_like(index)
+        order = np.argsort(slot.elements[0], kind="stable")
+        slot, index = Slot(slot.name, slot.elements[:, order]), np.argsort(order)[index]
         kept.append(slot)
         columns.append(index)
     return Draft(tuple(kept), np.column_stack(columns), values)
@@ -167,7 +200,7 @@ def _simplified(slots, components, values) -> Draft:
 
 def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
     """Return drafts of what is added beside a product: blocks of an operand of it, as they are."""
-    nodes = [n for n, name in enumerate(key) if name in wide]
+    nodes = [n for n, name in enumerate(key) if name in wide or isinstance(name, Gathered)]
     if len(nodes) != 1:
         raise Unfit("rows without the product are added to it")
     [at] = nodes
@@ -179,10 +212,11 @@ def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
     element = terms.index[:, at]
     if len(np.unique(element)) < len(element):
         raise Unfit("an operand of the product is added beside it more than once")
-    row_of = np.full(1 + max(element.max(), max(b.max() for b in blocks.values())), -1)
+    blocks = [*blocks.values(), *_blocks_of_equal_weights(terms, at)]
+    row_of = np.full(1 + max(b.max() for b in blocks), -1)
     row_of[element] = np.arange(len(element))
     drafts = []
-    for elements in blocks.values():
+    for elements in blocks:
         rows = row_of[elements]
         channels = np.flatnonzero((rows >= 0).all(axis=1))
         if not len(channels):
@@ -194,101 +228,26 @@ def _beside(key, terms: Terms, known: list[Draft], wide: set) -> list[Draft]:
         slots += [Slot(ONE, np.zeros((len(channels), 1), int)), Slot(None, terms.place[rows])]
         components = [dim] * len(key) + [np.zeros_like(dim), dim]
         drafts.append(_simplified(slots, components, terms.scale[rows]))
-    if (row_of[element] >= 0).any():
-        raise Unfit("rows are added beside the product that it does not read")
     return drafts
 
 
-# channels
+def _blocks_of_equal_weights(terms: Terms, at: int) -> list[np.ndarray]:
+    """Return the elements of a factor, [channels, components], of blocks that no path reads.
 
-
-def _runs(draft: Draft) -> list[Draft]:
-    """Return the draft as several, of evenly spaced channels each."""
-    lines = np.column_stack([s.elements - s.elements[:, :1] for s in draft.slots] + [draft.values])
-    starts = np.column_stack([s.elements[:, 0] for s in draft.slots])
-    same = (lines[1:] == lines[:-1]).all(axis=1)
-    steps = np.diff(starts, axis=0)
-    runs, first, count = [], 0, len(lines)
-    while first < count:
-        last = first + 1
-        if last < count and same[first]:
-            step = steps[first]
-            while last < count and same[last - 1] and (steps[last - 1] == step).all():
-                last += 1
-        slots = tuple(Slot(s.name, s.elements[first:last]) for s in draft.slots)
-        runs.append(Draft(slots, draft.components, draft.values[first:last]))
-        first = last
-    return runs
-
-
-def form_of(drafts: list[Draft], operands: dict, output: tuple[int, Index]) -> Form:
-    """Return the form of some drafts.
-
-    Args:
-      operands: by the name of the slots (size of the row, index, role, name), in order.
-      output: size and index of the output.
-    Raises:
-      Unfit: channels that are not evenly spaced, or blocks that overlap.
+    What lies side by side and has the same weight is a channel. Where there are no weights, each
+    element is one.
     """
-    paths = [run for draft in drafts for run in _runs(draft)]
-    if len(paths) > 2 * len(drafts) + 8:
-        raise Unfit("channels are not evenly spaced")
-    names = (*operands, None)
-    channels = {name: _has_channels(paths, name) for name in names}
-    if not any(channels[name] for name in operands):  # one channel: that of the left operand
-        channels[names[0]] = True
-    paths.sort(key=lambda path: int(path.slots[-1].elements[0, 0]))
-    lines = [[_segment(slot, channels[slot.name]) for slot in path.slots] for path in paths]
-    segments: dict = {name: [] for name in names}
-    for path, line in zip(paths, lines, strict=True):
-        for slot, segment in zip(path.slots, line, strict=True):
-            segments[slot.name].append(segment)
-    segments = {n: sorted(set(s), key=lambda s: s.offset) for n, s in segments.items()}
-    numbers = {name: n for n, name in enumerate(operands)} | {None: 0}
-    refs = []
-    for path, line in zip(paths, lines, strict=True):
-        *factors, out = (
-            SegmentRef(numbers[slot.name], segments[slot.name].index(segment))
-            for slot, segment in zip(path.slots, line, strict=True)
-        )
-        terms: dict = {}
-        for components, value in zip(path.components, path.values[0], strict=True):
-            key = tuple(int(c) for c in components)
-            terms[key] = terms.get(key, 0.0) + float(value)
-        refs.append(Path(tuple(factors), out, tuple(sorted(terms.items()))))
-    try:
-        inputs = tuple(
-            Operand(
-                label, size, filled(segments[name], size, channels[name]), channels[name], i, role
-            )
-            for name, (size, i, role, label) in operands.items()
-        )
-        size, index = output
-        out = Operand("out", size, filled(segments[None], size, True), True, index, Role.OUTPUT)
-        return Form(inputs, (out,), tuple(refs)).merged()
-    except ValueError as error:
-        raise Unfit(f"no form has these channels: {error}") from error
+    order = np.argsort(terms.place)
+    element, others = terms.index[order, at], np.delete(terms.index[order], at, axis=1)
+    if not others.shape[1]:
+        return [element[:, None]]
+    alike = np.column_stack([others, element - np.arange(len(element)), terms.scale[order]])
+    starts = np.flatnonzero((np.diff(alike, axis=0, prepend=np.nan) != 0).any(axis=1))
+    sizes = np.diff(starts, append=len(element))
+    return [element[starts[sizes == d, None] + np.arange(d)] for d in np.unique(sizes)]
 
 
-def _has_channels(paths: list[Draft], name) -> bool:
-    """Return whether the channels of a path are in an operand, or the same for all of them."""
-    differ = set()
-    for path in paths:
-        for slot in path.slots:
-            if slot.name == name and len(slot.elements) > 1:
-                differ.add(bool((slot.elements != slot.elements[:1]).any()))
-    if len(differ) > 1:
-        raise Unfit("an operand has channels in one path and none in another")
-    return name is None or differ == {True}
-
-
-def _segment(slot: Slot, channels: bool) -> Segment:
-    elements = slot.elements if channels else slot.elements[:1]
-    mul, dim = elements.shape
-    component = int(elements[0, 1] - elements[0, 0]) if dim > 1 else 1
-    channel = int(elements[1, 0] - elements[0, 0]) if mul > 1 else dim
-    segment = Segment(int(elements[0, 0]), mul, dim, channel, component)
-    expected = segment.offset + channel * np.arange(mul)[:, None] + component * np.arange(dim)
-    if (expected != elements).any() or min(channel, component) < 1:
-        raise Unfit("components of an irrep are not evenly spaced")
-    return segment
+def names_beside(drafts: list[Draft]) -> list:
+    """Return what is gathered of nodes and added beside a product."""
+    of_one = [d for d in drafts if any(s.name == ONE for s in d.slots)]
+    return [s.name for d in of_one for s in d.slots if isinstance(s.name, Gathered)]

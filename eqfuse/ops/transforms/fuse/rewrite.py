@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 
 import jax
@@ -11,29 +10,21 @@ from jax.extend.core import ClosedJaxpr
 from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import graphs, layers
 from eqfuse.ops.transforms.fuse.layouts import Unfit
+from eqfuse.ops.transforms.fuse.moves import MOVES
 from eqfuse.ops.transforms.fuse.polynomials import TooLargeError
-from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, MOVES, RowPolynomials
-from eqfuse.ops.transforms.fuse.trace import Node, Replacement, Trace, evaluate, needed_values
+from eqfuse.ops.transforms.fuse.report import Entry
+from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, RowPolynomials
+from eqfuse.ops.transforms.fuse.trace import (
+    Needed,
+    Node,
+    Replacement,
+    Trace,
+    evaluate,
+    needed_values,
+)
 
 OPS = pathlib.Path(__file__).parents[2]
 """The folder whose lines are not those of the user."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A line of the report.
-
-    Attributes:
-      where: file and line of the code.
-      pattern: what stands there.
-      op: what computes it now; "" if it is as it was.
-      reason: why nothing took its place.
-    """
-
-    where: str
-    pattern: str
-    op: str
-    reason: str
 
 
 def rewritten(closed: ClosedJaxpr, arrays, entries: list[Entry], known=None) -> list:
@@ -59,8 +50,7 @@ def _replacements(trace: Trace, entries: list[Entry]) -> dict[int, Replacement]:
     if not products:
         return {}
     shared: dict = {}
-    replaced: dict[int, Replacement] = {}
-    lines: dict[int, Entry] = {}
+    ops: dict[int, object] = {}
     reasons: dict[int, str] = {}
     fused: set[int] = set()
     for number, node in enumerate(trace.nodes):
@@ -68,21 +58,56 @@ def _replacements(trace: Trace, entries: list[Entry]) -> dict[int, Replacement]:
             continue
         behind = _products_behind(trace, rows, number)
         try:
-            matches = MATCHERS[node.name](trace, rows, number)
+            ops |= dict(MATCHERS[node.name](trace, rows, number))
         except (Unfit, TooLargeError) as error:
             reasons |= dict.fromkeys(behind, f"{error}{_between(trace, rows, number)}")
             continue
-        for value, op in matches:
-            replaced[value] = _replacement(op, shared)
-            lines[value] = Entry(_where(trace.node(value)), op.pattern, op.name, "")
         fused |= behind
-    needed = needed_values(trace, replaced)
-    entries += [entry for value, entry in lines.items() if value in needed]
+    replaced = {value: _replacement(op, shared) for value, op in ops.items()}
+    needed = _without_twice(trace, ops, replaced)
+    for value, op in ops.items():
+        if value in replaced and value in needed:
+            reason = "no Linear of ops is behind the sum" if _goes_into_matmul(trace, value) else ""
+            entries.append(Entry(_where(trace.node(value)), op.pattern, op.name, reason))
     for number in products:
-        if number not in fused:
+        if number not in fused and needed.intersection(trace.nodes[number].outputs):
             reason = reasons.get(number, "its rows go neither to nodes nor to a Linear")
             entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", reason))
+    gradients = [n for n in sorted(needed.nodes) if rows.is_gradient(n)]
+    if gradients:
+        where, many = _where(trace.nodes[gradients[0]]), len(gradients)
+        pattern = f"{many} product{'s' * (many > 1)} of a gradient"
+        entries.append(Entry(where, pattern, "", "the gradient is taken inside of the function"))
     return replaced
+
+
+def _without_twice(trace: Trace, ops: dict, replaced: dict[int, Replacement]) -> Needed:
+    """Drop ops that compute what another one computes as well, and return which values are needed.
+
+    Rows of a product that are read elsewhere too are computed twice: on a CPU that takes less time
+    than to read them again.
+    """
+    needed = needed_values(trace, replaced)
+    for value in sorted(ops, reverse=True):
+        if value in needed and needed.intersection(ops[value].inside).intersection(replaced):
+            del replaced[value]
+            needed = needed_values(trace, replaced)
+    return needed
+
+
+def _goes_into_matmul(trace: Trace, value: int) -> bool:
+    """Return whether a sum over edges goes into a Linear that JAX computes."""
+    if trace.node(value).name != "scatter-add":
+        return False
+    seen = {value}
+    for node in trace.nodes:
+        if not seen.intersection(node.inputs):
+            continue
+        if node.name == "dot_general" and all(trace.constant(v) is None for v in node.inputs):
+            return True
+        if node.name in MOVES | {"mul", "div"}:
+            seen.update(node.outputs)
+    return False
 
 
 MATCHERS = {"scatter-add": graphs.graph_products, "eqfuse_linear_form": layers.layers}

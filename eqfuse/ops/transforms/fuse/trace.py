@@ -53,6 +53,7 @@ class Trace:
         self.given: dict[int, object] = {}
         self._literals: dict = {}
         self._known: dict = {}
+        self._equal: dict[tuple, int] = {}
         self.inputs = [self._new(v.aval) for v in closed.jaxpr.invars]
         self._folded: dict[int, np.ndarray | None] = {self.inputs[n]: a for n, a in known.items()}
         self.outputs = self._inline(closed, self.inputs)
@@ -111,6 +112,13 @@ class Trace:
         if value not in self._folded:
             self._folded[value] = self._fold(value)
         return self._folded[value]
+
+    def first_equal(self, value: int) -> int:
+        """Return the first value that was asked for and is the same constant; itself if none."""
+        known = self.constant(value)
+        if known is None:
+            return value
+        return self._equal.setdefault((known.shape, str(known.dtype), known.tobytes()), value)
 
     def _fold(self, value: int) -> np.ndarray | None:
         if not hasattr(self.avals[value], "size") or self.avals[value].size > LARGEST_CONSTANT:

@@ -1,0 +1,258 @@
+"""`ops.fuse` on message passing as public clients of e3nn-jax write it, against e3nn-jax."""
+
+from __future__ import annotations
+
+import types
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqfuse import ops
+
+NODES, EDGES = 4, 7
+SENDERS = np.array([0, 1, 2, 0, 3, 3, 1], np.int32)
+RECEIVERS = np.array([1, 2, 0, 0, 1, 2, 2], np.int32)
+X, Y = e3nn.Irreps("4x0e+4x1o"), e3nn.Irreps("0e+1o")
+LINEAR = e3nn.flax.Linear("4x0e+4x1o")
+WEIGHTS = {f"w[{n},{n}] 4x{ir},4x{ir}": (4, 4) for n, ir in enumerate(("0e", "1o"))}
+
+
+def summed(m, dst=RECEIVERS, size=NODES, **options):
+    size = {} if size is None else {"output_size": size}
+    return e3nn.scatter_sum(m, dst=jnp.asarray(dst), **size, **options)
+
+
+def weighted(m, w):
+    """Return messages with a weight for each irrep."""
+    return m * w[:, : m.irreps.num_irreps]
+
+
+def chunks(x, y, w, product):
+    """Match a Linear of e3nn, whose result is in chunks, and a filter of the gathered rows."""
+    parameters = {name: w[:4, n * 4 : n * 4 + 4] for n, name in enumerate(WEIGHTS)}
+    x = LINEAR.apply({"params": parameters}, x)
+    rows = x[SENDERS]
+    m = product(rows, y, filter_ir_out="0e+1o")
+    return summed(weighted(e3nn.concatenate([rows.filter("0e+1o"), m]).regroup(), w))
+
+
+def filtered_before(x, y, w, product):
+    """Match gathers of parts of x."""
+    m = product(x[SENDERS], y)
+    return summed(weighted(e3nn.concatenate([x.filter("1o")[SENDERS], m]).regroup(), w))
+
+
+def sliced_before(x, y, w, product):
+    """Match gathers of parts of x, joined."""
+    rows = e3nn.concatenate([x.filter("0e")[SENDERS], x.filter("1o")[SENDERS]])
+    return summed(product(rows, y))
+
+
+def scalars_only(x, y, w, product):
+    """Match the last layer: the product reads the vectors alone, and scalars are beside it."""
+    rows = x[SENDERS]
+    m = product(rows, y.filter("1o"), filter_ir_out="0e")
+    return summed(weighted(e3nn.concatenate([rows.filter("0e"), m]).regroup(), w))
+
+
+def constant_in_y(x, y, w, product):
+    """Match a one before the spherical harmonics."""
+    y = e3nn.concatenate([e3nn.IrrepsArray("0e", jnp.ones((EDGES, 1), y.dtype)), y.filter("1o")])
+    return summed(weighted(product(x[SENDERS], y, filter_ir_out="0e"), w))
+
+
+def channels_on_an_axis(x, y, w, product):
+    """Match channels on an axis of their own."""
+    x = x.mul_to_axis(4, axis=-2)
+    m = product(x[SENDERS], y[:, None], filter_ir_out="0e+1o")
+    return summed(weighted(m.axis_to_mul(axis=-2), w))
+
+
+def channels_weighted_on_an_axis(x, y, w, product):
+    """Match channels on an axis, with a weight for each of them and each path."""
+    m = product(x.mul_to_axis(4)[SENDERS], y[:, None])
+    return summed(m * w[:, : 4 * m.irreps.num_irreps].reshape(EDGES, 4, -1)).axis_to_mul()
+
+
+def permuted(x, y, w, product):
+    """Match components in another order: those of libraries with vectors y, z, x."""
+    order = [0, 1, 2, 3, *(4 + 3 * u + i for u in range(4) for i in (1, 2, 0))]
+    rows = e3nn.IrrepsArray(X, x.array[SENDERS][:, jnp.array(order)])
+    return summed(weighted(product(rows, y), w))
+
+
+def difference(x, y, w, product):
+    """Match features of both ends, as in x[s] - x[r]."""
+    return summed(weighted(product(x[SENDERS] - 2.0 * x[RECEIVERS], y), w))
+
+
+def mapped_back(x, y, w, product):
+    """Match sums that each edge of a node gets."""
+    m = weighted(product(x[SENDERS], y), w)
+    return summed(m, size=None, map_back=True)
+
+
+def other_count(x, y, w, product):
+    """Match sums to more rows than are gathered from."""
+    return summed(weighted(product(x[SENDERS], y), w), size=NODES + 2)
+
+
+PATTERNS = [
+    chunks,
+    filtered_before,
+    sliced_before,
+    scalars_only,
+    constant_in_y,
+    channels_on_an_axis,
+    channels_weighted_on_an_axis,
+    permuted,
+    difference,
+    mapped_back,
+    other_count,
+]
+
+
+def inputs():
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape) for shape in ((NODES, X.dim), (EDGES, Y.dim), (EDGES, 40))]
+
+
+def function_of(pattern, product):
+    """Return the pattern as a function of arrays, with values of an array."""
+
+    def function(x, y, w):
+        return pattern(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y), w, product).array
+
+    return function
+
+
+def results(function, operands):
+    """Return values and gradients of all operands."""
+    value, pull = jax.vjp(function, *operands)
+    cotangent = np.cos(np.arange(value.size)).reshape(value.shape)
+    return value, pull(jnp.asarray(cotangent, value.dtype))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_of_clients_are_fused(pattern, capsys):
+    """Against e3nn-jax to rounding in float64."""
+    with jax.enable_x64(True):
+        operands = [jnp.asarray(a) for a in inputs()]
+        fused = ops.fuse(function_of(pattern, ops.tensor_product), report=True)
+        found = jax.jit(lambda *a: results(fused, a))(*operands)
+        report = capsys.readouterr().out
+        assert report.count("graph_tensor_product") == 1, report
+        assert "as written" not in report
+        expected = jax.jit(lambda *a: results(function_of(pattern, e3nn.tensor_product), a))
+        assert_equal(found, expected(*operands))
+
+
+def assert_equal(found, expected):
+    """Assert that arrays of float64 differ by their last digits."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == jnp.float64
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-14 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("pattern", [chunks, scalars_only, difference])
+def test_the_linear_behind_them_is_part_of_the_op(pattern, capsys):
+    def function(lib):
+        def layer(x, y, w):
+            nodes = pattern(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y), w, lib.tensor_product)
+            irreps = nodes.irreps.simplify()
+            names = [f"w[{n},0] {m},1x{m.ir}" for n, m in enumerate(irreps) if m.ir == "0e"]
+            [name] = names
+            parameters = {name: w[0, : irreps[0].mul, None]}
+            return lib.linear(nodes, parameters).array
+
+        return layer
+
+    def linear(x, parameters):
+        return e3nn.flax.Linear("0e").apply({"params": parameters}, x)
+
+    own = types.SimpleNamespace(
+        tensor_product=ops.tensor_product, linear=lambda x, p: ops.linear(x, p, "0e")
+    )
+    theirs = types.SimpleNamespace(tensor_product=e3nn.tensor_product, linear=linear)
+    with jax.enable_x64(True):
+        operands = [jnp.asarray(a) for a in inputs()]
+        fused = ops.fuse(function(own), report=True)
+        found = jax.jit(lambda *a: results(fused, a))(*operands)
+        assert capsys.readouterr().out.count("| TensorProductLinear") == 1
+        assert_equal(found, jax.jit(lambda *a: results(function(theirs), a))(*operands))
+
+
+def test_a_product_of_bfloat16_that_is_summed_in_float32(capsys):
+    """Its rows are not rounded any more: closer to the exact sum than what was written."""
+
+    def function(product):
+        def summed_wide(x, y, w):
+            m = product(e3nn.IrrepsArray(X, x)[SENDERS], e3nn.IrrepsArray(Y, y))
+            return summed(m.astype(jnp.float32)).array
+
+        return summed_wide
+
+    x, y, w = (jnp.asarray(a, jnp.bfloat16) for a in inputs())
+    fused = ops.fuse(function(ops.tensor_product), report=True)
+    found = results(fused, (x, y, w))
+    assert capsys.readouterr().out.count("graph_tensor_product") == 1
+    with jax.enable_x64(True):
+        exact = [jnp.asarray(a, jnp.float64) for a in (x, y, w)]
+        expected = results(function(e3nn.tensor_product), exact)
+    written = results(function(ops.tensor_product), (x, y, w))
+    assert found[0].dtype == jnp.float32
+    assert [g.dtype for g in found[1]] == [jnp.bfloat16] * 3
+    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-6)
+    assert np.abs(written[0] - expected[0]).max() > 1e-3
+    for a, b in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("read", ["sum", "pre-activation"])
+def test_what_is_read_elsewhere_too_is_computed_once(read):
+    def function(x, y, w):
+        nodes = scalars_only(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y), w, ops.tensor_product)
+        z = ops.linear(nodes, {"w[0,0] 8x0e,4x0e": w[:4, :8].T}, "4x0e")
+        gated = e3nn.scalar_activation(z, [jax.nn.silu])
+        other = nodes.array if read == "sum" else z.array
+        return jnp.concatenate([gated.array, other], axis=1)
+
+    operands = [jnp.asarray(a, jnp.float32) for a in inputs()]
+    jaxpr = str(jax.make_jaxpr(ops.fuse(function))(*operands))
+    assert jaxpr.count("= eqfuse_fused[") == (read == "pre-activation")
+    assert jaxpr.count("= eqfuse_form[") == jaxpr.count("= eqfuse_linear_form[") == (read == "sum")
+    found, expected = ops.fuse(function)(*operands), function(*operands)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_the_report_of_a_function_that_takes_a_gradient_says_to_wrap_the_energy(capsys):
+    def energy(x, y, w):
+        nodes = difference(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y), w, ops.tensor_product)
+        return jnp.sum(nodes.array**2)
+
+    operands = [jnp.asarray(a, jnp.float32) for a in inputs()]
+    jax.make_jaxpr(ops.fuse(jax.value_and_grad(energy), report=True))(*operands)
+    _, *lines = capsys.readouterr().out.splitlines()
+    [line] = [line for line in lines if "product of a gradient" in line]
+    assert "wrap the energy by ops.fuse" in line
+    jax.make_jaxpr(jax.grad(ops.fuse(energy, report=True)))(*operands)
+    assert "gradient" not in capsys.readouterr().out
+
+
+def test_the_report_says_what_to_do_about_a_linear_of_e3nn(capsys):
+    def function(x, y, w):
+        nodes = scalars_only(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y), w, ops.tensor_product)
+        parameters = {"params": {"w[0,0] 8x0e,4x0e": w[:4, :8].T}}
+        return e3nn.flax.Linear("4x0e").apply(parameters, nodes).array
+
+    operands = [jnp.asarray(a, jnp.float32) for a in inputs()]
+    jax.make_jaxpr(ops.fuse(function, report=True))(*operands)
+    assert "take the Linear behind the sum from ops" in capsys.readouterr().out
+
+
+def test_the_report_of_a_function_without_products_says_so(capsys):
+    ops.fuse(jnp.sin, report=True)(jnp.ones(3))
+    assert "no product of ops.tensor_product" in capsys.readouterr().out

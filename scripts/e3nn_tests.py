@@ -16,59 +16,11 @@ import tarfile
 import tempfile
 
 import e3nn_jax as e3nn
-import haiku as hk
 import pytest
 
 from eqfuse import ops
 
 FILES = ["tensor_products", "linear_flax", "linear_haiku", "linear_equinox", "gate", "grad"]
-
-
-def haiku_linear(backend: str):
-    """`e3nn.haiku.Linear`, whose parameters Haiku keeps."""
-
-    def make(irreps_out, channel_out=None, *, parameter_initializer=None, name=None, **options):
-        initializer = None
-        if parameter_initializer is not None:  # Haiku's take the key from Haiku
-            initializer = lambda: lambda key, *shape: parameter_initializer()(*shape)  # noqa: E731
-        options |= {"channel_out": channel_out, "backend": backend}
-        first = ops.Linear(irreps_out, parameter_initializer=initializer, **options)
-        module = ops.Linear(irreps_out, **options)
-
-        def apply(*arguments):
-            key = hk.maybe_next_rng_key()
-            variables = hk.lift(first.init, name=name or "linear")(key, *arguments)
-            return module.apply(variables, *arguments)
-
-        return apply
-
-    return make
-
-
-def equinox_linear(backend: str):
-    """`e3nn.equinox.Linear`, which keeps the parameters and calls `ops.linear`."""
-
-    class Linear(e3nn.equinox.Linear):
-        def __call__(self, first, x=None):
-            first, x = (None, first) if x is None else (first, x)
-            result = ops.linear(
-                x,
-                self._weights,
-                (self.channel_out or 1) * self.irreps_out,
-                index=first if self.linear_type == "indexed" else None,
-                weights=first if self.linear_type.startswith("mixed") else None,
-                biases=self.biases,
-                path_normalization=self.path_normalization,
-                gradient_normalization=self.gradient_normalization,
-                num_indexed_weights=self.num_indexed_weights,
-                weights_per_channel=self.weights_per_channel,
-                force_irreps_out=self.force_irreps_out,
-                irreps_in=self.irreps_in,
-                backend=backend,
-            )
-            return result if self.channel_out is None else result.mul_to_axis(self.channel_out)
-
-    return Linear
 
 
 class Swapped:
@@ -79,8 +31,8 @@ class Swapped:
         for name in ("tensor_product", "elementwise_tensor_product", "tensor_square"):
             setattr(e3nn, name, functools.partial(getattr(ops, name), backend=backend))
         e3nn.flax.Linear = functools.partial(ops.Linear, backend=backend)
-        e3nn.haiku.Linear = haiku_linear(backend)
-        e3nn.equinox.Linear = equinox_linear(backend)
+        e3nn.haiku.Linear = functools.partial(ops.haiku.Linear, backend=backend)
+        e3nn.equinox.Linear = functools.partial(ops.equinox.Linear, backend=backend)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self):

@@ -52,27 +52,28 @@ def _replacements(trace: Trace, entries: list[Entry]) -> dict[int, Replacement]:
     shared: dict = {}
     ops: dict[int, object] = {}
     reasons: dict[int, str] = {}
-    fused: set[int] = set()
+    behind_of: dict[int, set[int]] = {}
     for number, node in enumerate(trace.nodes):
         if node.name not in MATCHERS:
             continue
         behind = _products_behind(trace, rows, number)
+        behind_of[node.outputs[0]] = behind
         try:
             ops |= dict(MATCHERS[node.name](trace, rows, number))
         except (Unfit, TooLargeError) as error:
             reasons |= dict.fromkeys(behind, f"{error}{_between(trace, rows, number)}")
-            continue
-        fused |= behind
     replaced = {value: _replacement(op, shared) for value, op in ops.items()}
     needed = _without_twice(trace, ops, replaced)
+    fused: set[int] = set()
     for value, op in ops.items():
         if value in replaced and value in needed:
             reason = "no Linear of ops is behind the sum" if _goes_into_matmul(trace, value) else ""
             entries.append(Entry(_where(trace.node(value)), op.pattern, op.name, reason))
-    for number in products:
-        if number not in fused and needed.intersection(trace.nodes[number].outputs):
-            reason = reasons.get(number, "its rows go neither to nodes nor to a Linear")
-            entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", reason))
+            fused = fused.union(*(behind_of.get(v, ()) for v in (value, *op.inside)))
+    for number in sorted(needed.nodes.intersection(products)):
+        reason = reasons.get(number, "its rows go neither to nodes nor to a Linear")
+        reason = "its rows are read elsewhere too" if number in fused else reason
+        entries.append(Entry(_where(trace.nodes[number]), "product of rows", "", reason))
     gradients = [n for n in sorted(needed.nodes) if rows.is_gradient(n)]
     if gradients:
         where, many = _where(trace.nodes[gradients[0]]), len(gradients)

@@ -228,6 +228,18 @@ def test_what_is_read_elsewhere_too_is_computed_once(read):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+def test_the_report_lists_products_whose_rows_are_read_elsewhere_too(capsys):
+    def function(x, y, w):
+        m = ops.tensor_product(e3nn.IrrepsArray(X, x)[SENDERS], e3nn.IrrepsArray(Y, y))
+        return summed(m * w[:, :1]).array, m.array
+
+    operands = [jnp.asarray(a, jnp.float32) for a in inputs()]
+    jax.make_jaxpr(ops.fuse(function, report=True))(*operands)
+    assert "its rows are read elsewhere too" in capsys.readouterr().out
+    jax.make_jaxpr(ops.fuse(lambda *a: function(*a)[1], report=True))(*operands)
+    assert "its rows go neither to nodes nor to a Linear" in capsys.readouterr().out
+
+
 def test_the_report_of_a_function_that_takes_a_gradient_says_to_wrap_the_energy(capsys):
     def energy(x, y, w):
         nodes = difference(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y), w, ops.tensor_product)

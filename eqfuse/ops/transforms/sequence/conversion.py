@@ -13,6 +13,7 @@ from eqfuse.ops.ir.form import INDEX_ARRAYS, Index
 from eqfuse.ops.ir.linear_form import Weights
 from eqfuse.ops.ir.steps import Copy, Elementwise, Multilinear, Number, Reduce
 from eqfuse.ops.transforms.fuse.trace import Node
+from eqfuse.ops.transforms.sequence.matmul import dot_general
 from eqfuse.ops.transforms.sequence.values import VIEWS, NoStepError, Values, dtype_of, strides_of
 
 FORM, LINEAR_FORM = "eqfuse_form", "eqfuse_linear_form"
@@ -313,4 +314,5 @@ RULES = {
     "pad": Converter._pad,
     "gather": Converter._gather,
     "scatter-add": Converter._scatter_add,
+    "dot_general": dot_general,
 }

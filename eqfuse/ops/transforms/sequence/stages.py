@@ -73,13 +73,18 @@ class Stages:
 
         Each node gets a level, an odd one if it is a step, at least that of what it reads.
         """
-        outside = self._behind_indices()
+        reasons = {
+            node: self._reason(node) if self.dtype else "no product and no Linear"
+            for node in self._nodes
+        }
+        for node in self._behind_indices():
+            reasons[node] = reasons[node] or "indices of edges"
+        for node in self._before_kernels(reasons):
+            reasons[node] = reasons[node] or "read by what has no step, before any kernel"
         levels: dict[int, int] = {}
         parts: dict[int, list[Node]] = collections.defaultdict(list)
         for node in self._nodes:
-            reason = "" if self.dtype else "no product and no Linear"
-            reason = reason or ("indices of edges" if node in outside else "")
-            reason = reason or self._reason(node)
+            reason = reasons[node]
             self.reasons[reason] += 1
             level = max((levels.get(v, 0) for v in node.inputs), default=0)
             level += level % 2 != (not reason)
@@ -97,6 +102,24 @@ class Stages:
             if node.name in KERNELS:
                 what = node.params.get("form") or node.params["linear_form"]
                 todo += node.inputs[len(what.inputs) :]
+        return self._behind(todo)
+
+    def _before_kernels(self, reasons: dict[Node, str]) -> set[Node]:
+        """Return what nodes without a step are computed by, if no kernel is among it.
+
+        XLA computes it before the first kernel, which it would cut in two.
+        """
+        of_kernels: set[int] = set()
+        todo: list[int] = []
+        for node in self._nodes:
+            if node.name in KERNELS or of_kernels.intersection(node.inputs):
+                of_kernels.update(node.outputs)
+            elif reasons[node]:
+                todo += node.inputs
+        return self._behind(todo)
+
+    def _behind(self, todo: list[int]) -> set[Node]:
+        """Return the nodes that values are computed by."""
         result: set[Node] = set()
         while todo:
             node = self.trace.node(todo.pop())

@@ -168,13 +168,38 @@ SQUARE = jnp.asarray(np.random.default_rng(3).normal(size=(4, 4)), jnp.float32)
 
 
 def test_what_is_no_step_is_computed_between_two_native_calls(capsys):
-    def function(x):
-        return small(jnp.cumsum(small(x), axis=0))
+    def function(x):  # of a sine of arguments whose last digit is less than the tolerance
+        return small(0.1 * jnp.cumsum(small(x), axis=0))
 
     assert difference(ops.sequence(function, report=True)(SQUARE), function(SQUARE)) <= 1e-5
     report = capsys.readouterr().out
     assert report.count("a native call of") == 2
     assert re.search(r"^1 +\| XLA +\| cumsum has no step$", report, re.MULTILINE)
+
+
+def test_segments_and_a_readout_as_with_jraph_are_one_native_call():
+    """Segments by `repeat`, whose cumsum and scatter have no step, matmuls, labels of a loss."""
+
+    def loss(x, sizes, weights, labels):
+        segments = jnp.repeat(jnp.arange(2), sizes, total_repeat_length=4)
+        z = jax.ops.segment_sum(small(x), segments, 2) @ weights
+        chosen = jax.nn.log_softmax(z)[jnp.arange(2), labels]
+        return -chosen.mean()
+
+    args = SQUARE, jnp.array([1, 3]), SQUARE[:, :3], jnp.array([2, 0])
+    step = jax.value_and_grad(loss, (0, 2))
+    assert native_calls(ops.sequence(step), args) == 1
+    assert difference(ops.sequence(step)(*args), step(*args)) <= 1e-5
+
+
+def test_large_matmuls_are_those_of_xla(capsys):
+    def function(x):
+        wide = jnp.broadcast_to(small(x)[:, :1], (4, 3000))
+        return wide.T @ wide[:, :8]
+
+    found = ops.sequence(function, report=True)(SQUARE)
+    assert "matmuls so large that they are XLA's" in capsys.readouterr().out
+    assert difference(found, function(SQUARE)) <= 1e-6
 
 
 @pytest.mark.parametrize(

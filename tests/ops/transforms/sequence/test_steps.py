@@ -136,6 +136,27 @@ def test_changes_of_shape(name):
     assert are_same(computed(SHAPES[name], X), jax.jit(SHAPES[name])(X))
 
 
+MATMULS = {
+    "matrices": lambda x: x[:7] @ x[7:20].T,
+    "contracted rows": lambda x: jnp.einsum("zi,zj->ij", x, x[:, :2]),
+    "batches": lambda x: jnp.einsum("zij,zkj->kzi", x.reshape(5, 10, 3), x[:20].reshape(5, 4, 3)),
+    "two axes": lambda x: jnp.tensordot(x.reshape(5, 10, 3), x[:40].reshape(10, 3, 4), 2),
+    "vectors": lambda x: x[0] @ x[1],
+    "outer": lambda x: lax.dot_general(x[:, 0], x[0], (([], []), ([], []))),
+    "by a number": lambda x: x @ jnp.full((3, 2), 0.5, x.dtype),
+}
+
+
+@pytest.mark.parametrize("name", MATMULS)
+def test_small_matmuls(name):
+    found = computed(MATMULS[name], X)
+    with jax.enable_x64(True):
+        exact = MATMULS[name](jnp.asarray(X, jnp.float64))
+    assert (found.dtype, exact.dtype) == (jnp.float32, jnp.float64)
+    # as many roundings as there are terms, of terms under ten
+    np.testing.assert_allclose(found, exact, rtol=0, atol=ROWS * 10 * 2.0**-24)
+
+
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1), (2,), (0, 2), (1, 2)])
 def test_sums_and_extremes_over_axes(axes):
     x = RNG.integers(-9, 9, (7, 18, 20)).astype(np.float32)  # sums are exact

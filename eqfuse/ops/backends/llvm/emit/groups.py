@@ -74,10 +74,10 @@ class Groups:
     def write(self, group: list[Path], count: str):
         """Write one group, over the rows of the block and the channels.
 
-        A pass that writes long rows goes from one end of a row to the other: lines of memory are
-        read and written in order then. In others, sums of a node stay in registers from row to row.
+        Long rows are taken from one end to the other: lines of memory are read and written in order
+        then. With short ones, sums of a node stay in registers from row to row.
         """
-        if self.plan.writes_rows and self.plan.is_long(self._mul(group[0])):
+        if self.plan.is_long(self._mul(group[0])):
             self._write_by_row(group, count)
         else:
             self._write_by_channel(group, count)

@@ -8,6 +8,7 @@ import numpy as np
 
 from eqfuse.data.errors import DataError
 from eqfuse.data.labels import Labels, labels_of, padded
+from eqfuse.data.lazy import Lazy
 from eqfuse.data.shapes import Shape, Waste, choose_shapes
 from eqfuse.data.structures import UNWEIGHTED, Weights
 from eqfuse.graph import Graph
@@ -166,11 +167,11 @@ class Batcher:
         ):
             if value < least:
                 raise DataError(f"{name} must be at least {least}, got {value}")
-        self.samples = tuple(samples)
+        self.samples = samples if isinstance(samples, Lazy) else tuple(samples)
         self.batch_size = min(batch_size, len(samples))
         self.seed = seed
         self.dtype = np.dtype(dtype)
-        self._sizes = np.array([(s.num_atoms, s.num_edges) for s in samples], np.int64)
+        self._sizes = sizes_of(samples)
         self._parts = parts
         self._own = range(parts) if own is None else own
         # decided for all batches: one program is compiled for each shape
@@ -246,6 +247,14 @@ class Batcher:
         """Return where the parts of `count` samples begin and end, [parts + 1]."""
         lengths = [len(part) for part in np.array_split(np.arange(count), self._parts)]
         return np.cumsum([0, *lengths])
+
+
+def sizes_of(samples: Sequence[Sample]) -> np.ndarray:
+    """Return numbers of atoms and edges, [n_samples, 2] int64."""
+    stored = getattr(samples, "sizes", None)
+    if stored is not None:
+        return stored
+    return np.array([(s.num_atoms, s.num_edges) for s in samples], np.int64)
 
 
 def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:

@@ -11,11 +11,14 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.batching import Sample
 from eqfuse.data.errors import DataError
+from eqfuse.data.lazy import Joined, Lazy, chosen
 from eqfuse.data.references import energies_of_atoms, fit_reference_energies, subtract
-from eqfuse.data.samples import prepare_samples, species_table
+from eqfuse.data.samples import species_table
 from eqfuse.data.splits import split_indices
+from eqfuse.data.store import StoredSamples, samples_of
 from eqfuse.data.structures import Structure, count_labelled, names_of
 
+_SAMPLED = 10_000  # of stored frames
 _OUTLIER, _NO_FORCE = 20.0, 1e-3
 """An outlier is this many times the usual forces, which are above that, eV/Å."""
 
@@ -95,10 +98,10 @@ class Dataset:
             if not len(val_indices):
                 raise DataError("there is no validation structure; give at least one")
         train_indices = frames[train_indices]
-        train_structures = [structures[i] for i in train_indices]
-        val_structures = [val_from[i] for i in val_indices]
+        train_structures = chosen(structures, train_indices)
+        val_structures = chosen(val_from, val_indices)
         if species is None:
-            species = species_table([structures[i] for i in frames] + val_structures)
+            species = species_table(Joined(chosen(structures, frames), val_structures))
         species = tuple(sorted(species))
         names = names_of(structures)
         val_names = names if validation is None else names_of(validation, "validation structure")
@@ -113,9 +116,9 @@ class Dataset:
             references = energies_of_atoms(isolated)
         references = dict(references)
         common = cutoff, species, references
-        train = prepare_samples(train_structures, *common, train_names)
-        val = prepare_samples(val_structures, *common, val_names)
-        _warn_of_atoms_without_neighbors((*train, *val), cutoff)
+        train = samples_of(train_structures, *common, train_names)
+        val = samples_of(val_structures, *common, val_names)
+        _warn_of_atoms_without_neighbors(Joined(train, val), cutoff)
         _warn_of_unseen_elements(train_structures, val_structures)
         return cls(
             train=train,
@@ -145,6 +148,8 @@ class Dataset:
         """
 
         def moved(samples, indices, frames):
+            if isinstance(samples, StoredSamples):
+                return samples.with_references(references)
             return tuple(
                 dataclasses.replace(sample, energy=subtract(frames[i], references))
                 for sample, i in zip(samples, indices, strict=True)
@@ -161,11 +166,15 @@ class Dataset:
 
         Frames of `force_outliers` are left out. 1 if all are zero, or none is known.
         """
-        left_out = {id(sample) for sample, *_ in self.force_outliers}
-        forces = [s.forces for s in self.train if s.forces is not None and id(s) not in left_out]
-        return float(np.sqrt(np.mean(np.concatenate(forces) ** 2))) or 1.0 if forces else 1.0
+        left_out = set(self._outlier_numbers)
+        total = count = 0
+        for number, sample in enumerate(self.train):
+            if sample.forces is not None and number not in left_out:
+                total += float(np.sum(sample.forces**2))
+                count += sample.forces.size
+        return float(np.sqrt(total / count)) or 1.0 if count else 1.0
 
-    @functools.cached_property
+    @property
     def force_outliers(self) -> list[tuple[Sample, int, float]]:
         """Training samples with a force component beyond 20 times the 95th percentile of all.
 
@@ -173,20 +182,27 @@ class Dataset:
           for each, the sample, the number of the atom in its structure and the component, eV/Å; []
           where nearly all forces are zero.
         """
-        known = [sample for sample in self.train if sample.forces is not None]
-        if not known:
-            return []
-        sizes = np.abs(np.concatenate([sample.forces for sample in known]))
-        usual = np.quantile(sizes, 0.95)
-        if usual < _NO_FORCE or sizes.max() <= _OUTLIER * usual:
-            return []
         outliers = []
-        for sample in known:
-            forces = sample.in_structure(sample.forces)
-            largest = np.abs(forces).max(axis=1)
-            if largest.max() > _OUTLIER * usual:
-                outliers.append((sample, int(largest.argmax()), float(largest.max())))
+        for number in self._outlier_numbers:
+            sample = self.train[number]
+            largest = np.abs(sample.in_structure(sample.forces)).max(axis=1)
+            outliers.append((sample, int(largest.argmax()), float(largest.max())))
         return outliers
+
+    @functools.cached_property
+    def _outlier_numbers(self) -> list[int]:
+        """Numbers of the training samples of `force_outliers`."""
+        # The percentile of stored frames is that of some, evenly spaced.
+        step = max(1, len(self.train) // _SAMPLED) if isinstance(self.train, Lazy) else 1
+        some = [s.forces for s in self.train[::step] if s.forces is not None]
+        usual = np.quantile(np.abs(np.concatenate(some)), 0.95) if some else 0.0
+        if usual < _NO_FORCE:
+            return []
+        return [
+            number
+            for number, sample in enumerate(self.train)
+            if sample.forces is not None and np.abs(sample.forces).max() > _OUTLIER * usual
+        ]
 
     @property
     def mean_neighbors(self) -> float:
@@ -206,9 +222,9 @@ class Dataset:
         It is about zero after a fit, and the binding energy with isolated-atom references. Samples
         without an energy are left out; 0 if none has one.
         """
-        samples = [sample for sample in self.train if sample.energy is not None]
-        energy = sum(sample.energy for sample in samples)
-        return energy / sum(sample.num_atoms for sample in samples) if samples else 0.0
+        known = [(s.energy, s.num_atoms) for s in self.train if s.energy is not None]
+        energy = sum(energy for energy, _ in known)
+        return energy / sum(num_atoms for _, num_atoms in known) if known else 0.0
 
     def num_labelled(self, name: str) -> tuple[int, int]:
         """Return how many training and validation samples have a label: energy, forces, stress."""
@@ -238,7 +254,7 @@ def _fitted(train, train_names, val, val_names, species) -> dict[int, float]:
     Raises:
       DataError: an element that none of these has, with the first structure that has it.
     """
-    with_energy = [structure for structure in train if structure.energy is not None]
+    with_energy = chosen(train, [k for k, s in enumerate(train) if s.energy is not None])
     if not with_energy:
         return dict.fromkeys(species, 0.0)
     references = fit_reference_energies(with_energy)

@@ -117,7 +117,23 @@ def subtract(structure: Structure, references: Mapping[int, float]) -> float | N
     Raises:
       DataError: an element without a reference energy.
     """
-    missing = sorted(set(structure.numbers.tolist()) - set(references))
+    require_references(structure.numbers, references)
+    if structure.energy is None:
+        return None
+    per_atom = np.array([references[z] for z in structure.numbers.tolist()], np.float64)
+    return structure.energy - float(per_atom.sum())
+
+
+def require_references(numbers: np.ndarray, references: Mapping[int, float]) -> None:
+    """Refuse an element without a reference energy.
+
+    Args:
+      numbers: atomic numbers.
+      references: atomic number -> eV.
+    Raises:
+      DataError: there is one.
+    """
+    missing = sorted(set(numbers.tolist()) - set(references))
     if missing:
         raise DataError(
             f"no reference energy for {', '.join(chemical_symbols[z] for z in missing)}; there are "
@@ -125,7 +141,3 @@ def subtract(structure: Structure, references: Mapping[int, float]) -> float | N
             "for each element (data.reference_energies, or frames with config_type=IsolatedAtom), "
             "or none, and they are fitted to the training structures"
         )
-    if structure.energy is None:
-        return None
-    per_atom = np.array([references[z] for z in structure.numbers.tolist()], np.float64)
-    return structure.energy - float(per_atom.sum())

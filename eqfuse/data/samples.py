@@ -70,19 +70,14 @@ def _sample(structure: Structure, name, cutoff, species, references) -> Sample:
     if references is not None:
         energy = subtract(structure, references)
         forces, stress = structure.forces, structure.stress
-    positions, cell = structure.positions, structure.cell
-    senders, receivers, shifts = neighbor_list(positions, cell, structure.pbc, cutoff)
-    order = spatial_order(positions, cell, structure.pbc, cutoff)
-    positions = positions[order]
-    senders, receivers, shifts = renumbered(order, senders, receivers, shifts)
-    offsets, shifts = gathering_offsets(positions, senders, receivers, shifts)
+    order, positions, senders, receivers, shifts = arranged(structure, cutoff)
     return Sample(
-        positions=positions - offsets,
+        positions=positions,
         species=species_index(structure.numbers[order], species),
         senders=senders,
         receivers=receivers,
         shifts=shifts,
-        cell=cell,
+        cell=structure.cell,
         energy=energy,
         forces=None if forces is None else forces[order],
         stress=stress,
@@ -91,3 +86,23 @@ def _sample(structure: Structure, name, cutoff, species, references) -> Sample:
         weights=structure.weights,
         config_type=structure.config_type,
     )
+
+
+def arranged(structure: Structure, cutoff: float):
+    """Return the order of the atoms, their positions, and the neighbour list, as samples have them.
+
+    Args:
+      structure: whose labels are not used.
+      cutoff: Å.
+    Returns:
+      order [n_atoms], positions [n_atoms, 3], senders, receivers [n_edges], shifts [n_edges, 3].
+    Raises:
+      DataError: see `eqfuse.data.neighbor_list`.
+    """
+    positions, cell = structure.positions, structure.cell
+    senders, receivers, shifts = neighbor_list(positions, cell, structure.pbc, cutoff)
+    order = spatial_order(positions, cell, structure.pbc, cutoff)
+    positions = positions[order]
+    senders, receivers, shifts = renumbered(order, senders, receivers, shifts)
+    offsets, shifts = gathering_offsets(positions, senders, receivers, shifts)
+    return order, positions - offsets, senders, receivers, shifts

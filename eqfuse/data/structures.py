@@ -114,6 +114,13 @@ class Structure:
             if weight == 0 and not self.is_isolated_atom:
                 self._store(name, None)
 
+    @classmethod
+    def unchecked(cls, **fields) -> "Structure":
+        """Return a structure of fields that are those of one that was checked."""
+        structure = object.__new__(cls)
+        structure.__dict__.update(fields)  # the dataclass is frozen
+        return structure
+
     def _store(self, name: str, value) -> None:
         object.__setattr__(self, name, value)  # the dataclass is frozen
 
@@ -152,7 +159,7 @@ def names_of(structures: Sequence[Structure], name: str = "structure") -> list[s
 
 def weighted_by_type(
     structures: Sequence[Structure], by_type: Mapping[str, float]
-) -> list[Structure]:
+) -> Sequence[Structure]:
     """Return the structures with weights that depend on their config_type.
 
     Args:
@@ -160,6 +167,8 @@ def weighted_by_type(
       by_type: weight of each config_type; "Default" for structures without one, as in mace. 1 for
         those that are not named.
     """
+    if not by_type:
+        return structures
 
     def weighted(structure: Structure) -> Structure:
         factor = by_type.get(structure.config_type or DEFAULT_TYPE, 1.0)

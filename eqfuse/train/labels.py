@@ -18,6 +18,8 @@ def weighted(
       ConfigError: a weight of a config_type that no structure has.
     """
     weights = settings.type_weights()
+    if not weights:
+        return structures, validation
     types = {s.config_type or DEFAULT_TYPE for s in (*structures, *(validation or []))}
     if unknown := sorted(set(weights) - types - {DEFAULT_TYPE}):
         raise ConfigError(

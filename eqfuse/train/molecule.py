@@ -13,7 +13,9 @@ import numpy as np
 
 from eqfuse import data, models
 from eqfuse.data import Batcher, Dataset
-from eqfuse.data.samples import prepare_samples, species_table
+from eqfuse.data.lazy import Joined, without_isolated_atoms
+from eqfuse.data.samples import species_table
+from eqfuse.data.store import samples_of
 from eqfuse.data.structures import LABELS, UNWEIGHTED
 from eqfuse.models.radial_table import choose
 from eqfuse.train.device.parallel import Devices
@@ -54,10 +56,10 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
     """
     settings = config.data
     structures, validation = weighted(settings, settings.read(), settings.read_validation())
-    require_labels(config.training, settings, [s for s in structures if not s.is_isolated_atom])
+    require_labels(config.training, settings, without_isolated_atoms(structures))
     references = settings.read_reference_energies()
     if start is not None:
-        start = start.for_elements(species_table([*structures, *(validation or [])]))
+        start = start.for_elements(species_table(Joined(structures, validation or [])))
         references = start.references(references)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -102,11 +104,11 @@ def _referenced(origin: str | None, start: Start, dataset: Dataset, structures, 
 
 def _with_test(dataset: Dataset, structures) -> Dataset:
     """Return the dataset with test samples of structures that are no isolated atoms, if any."""
-    frames = [s for s in structures or () if not s.is_isolated_atom]
+    frames = without_isolated_atoms(structures or ())
     if structures is not None and not frames:
         raise data.DataError("data.test has no frame of several atoms")
     references = dataset.references
-    test = prepare_samples(frames, dataset.cutoff, dataset.species, references)
+    test = samples_of(frames, dataset.cutoff, dataset.species, references)
     return dataclasses.replace(dataset, test=test)
 
 
@@ -301,7 +303,7 @@ def _interrupted(config, params, metadata: dict, folder: RunFolder, writes: bool
 def _fingerprint(dataset: Dataset) -> str:
     """Return the SHA-256 of the structures and labels that are trained on and validated with."""
     digest = hashlib.sha256()
-    for sample in (*dataset.train, *dataset.val):
+    for sample in Joined(dataset.train, dataset.val):
         labels = sample.forces, sample.stress
         arrays = [sample.positions, sample.species, sample.cell]
         for array in (*arrays, *(label for label in labels if label is not None)):

@@ -14,6 +14,7 @@ from eqfuse.train.settings.schema import POSITIVE, Range, check_ranges, one_of, 
 
 FIT, AVERAGE = "fit", "average"
 """Values of `data.reference_energies`: see its help."""
+_LARGE = 64e6  # bytes of files
 _SIZE = Range(
     lambda value: 0 < value < 1 or (value >= 1 and value == int(value)),
     "a fraction between 0 and 1 or a whole number",
@@ -246,6 +247,12 @@ class FileData(MoleculeData):
         path="read",
     )
 
+    store: str = setting(
+        "auto",
+        "where frames and their neighbour lists are kept: on (on disk, in "
+        "~/.cache/eqfuse/store, made once by worker processes), off (in memory), or auto (on disk "
+        "for more than 64 MB of files)",
+    )
     test: str | None = setting(
         None,
         "a file or pattern, of the same format, whose errors of the best network are evaluated "
@@ -254,6 +261,7 @@ class FileData(MoleculeData):
     )
 
     def __post_init__(self):
+        one_of("data.store", self.store, ("auto", "on", "off"))
         unset = self.val == MoleculeData.val
         need = "left out: all frames of data.val_path validate"
         require(self.val_path is None or unset, "data.val", self.val, need)
@@ -286,8 +294,19 @@ class FileData(MoleculeData):
     def read_test(self) -> list | None:
         return None if self.test is None else self._read_all(self.test)
 
-    def _read_all(self, path: str) -> list:
-        return [structure for file in matching(path) for structure in self._read_file(file)]
+    def _read_all(self, path: str):
+        files = matching(path)
+        if self._stores(files):
+            from eqfuse.data.store import store_structures
+
+            return store_structures(files, format=self.format, keys=self._keys())
+        return [structure for file in files for structure in self._read_file(file)]
+
+    def _stores(self, files: list[str]) -> bool:
+        """Return whether the frames of files are kept on disk instead of in memory."""
+        if self.store != "auto":
+            return self.store == "on"
+        return sum(os.path.getsize(file) for file in files if os.path.exists(file)) > _LARGE
 
     def _read_file(self, file) -> list:
         return _data().read_structures(

@@ -12,6 +12,7 @@ from eqfuse.data.checks.labels import energy_outliers, force_outliers, net_force
 from eqfuse.data.checks.springs import springs
 from eqfuse.data.checks.undetermined import total_energies_in_hartree, undetermined_references
 from eqfuse.data.dataset import Dataset
+from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.structures import Structure
 
 
@@ -25,8 +26,8 @@ def find_problems(
       structures: in the order of the file, whose neighbours may be frames of a trajectory.
       validation: those that were given for validation, if any.
     """
-    frames = [s for s in (*structures, *(validation or ())) if not s.is_isolated_atom]
-    samples = (*dataset.train, *dataset.val)
+    frames = without_isolated_atoms(Joined(structures, validation or ()))
+    samples = Joined(dataset.train, dataset.val)
     return [
         *zero_labels(samples),
         *close_pairs(samples),

@@ -76,16 +76,16 @@ def _explained(ratio: float, atoms: list[int]) -> str:
 def _groups(structures: Sequence[Structure]) -> list[list[Structure]]:
     """Return the largest groups of frames of the same atoms in the same cell, sampled."""
     groups = defaultdict(list)
-    for s in structures:
+    for k, s in enumerate(structures):
         small = s.pbc.any() or 1 < s.num_atoms <= _MOST_ATOMS
         if small and s.energy is not None and s.forces is not None:
-            groups[s.numbers.tobytes(), s.cell.round(5).tobytes()].append(s)
+            groups[s.numbers.tobytes(), s.cell.round(5).tobytes()].append(k)
     largest = sorted(groups.values(), key=len, reverse=True)[:_LARGEST_GROUPS]
-    return [_sampled(group) for group in largest if len(group) >= 3]
+    return [[structures[k] for k in _sampled(group)] for group in largest if len(group) >= 3]
 
 
-def _sampled(group: list[Structure]) -> list[Structure]:
-    """Return pieces of consecutive frames, which are similar in a trajectory."""
+def _sampled(group: list[int]) -> list[int]:
+    """Return numbers of pieces of consecutive frames, which are similar in a trajectory."""
     if len(group) <= _FRAMES:
         return group
     length = _FRAMES // _RUNS

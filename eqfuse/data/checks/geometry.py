@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from eqfuse.data.batching import Sample
+from eqfuse.data.lazy import Joined, Subset
 
 NEAREST = 0.5
 """Å; no two nuclei are nearer in data to learn from: H2 has 0.74, and 0.5 costs 5 eV."""
@@ -57,8 +58,9 @@ def duplicates(train: Sequence[Sample], val: Sequence[Sample], cutoff: float) ->
       train, val: training and validation samples.
       cutoff: Å.
     """
-    samples = [s for s in (*train, *val) if s.num_edges]
-    num_train = sum(s.num_edges > 0 for s in train)
+    samples = Joined(train, val)
+    kept = np.flatnonzero([s.num_edges > 0 for s in samples])
+    num_train, samples = int((kept < len(train)).sum()), Subset(samples, kept)
     pairs = _same(samples, cutoff)
     within = [p for p in pairs if (p[0] < num_train) == (p[1] < num_train)]
     across = [p for p in pairs if (p[0] < num_train) != (p[1] < num_train)]

@@ -6,6 +6,7 @@ import numpy as np
 
 from eqfuse.data.batching import Sample
 from eqfuse.data.checks.geometry import number_of, vectors
+from eqfuse.data.lazy import chosen
 
 _FEW = 0.01
 """Outliers are at most this fraction of the frames; more of them are a kind of structure."""
@@ -21,7 +22,7 @@ def zero_labels(samples: Sequence[Sample]) -> Iterator[str]:
     Energies are relative to reference energies here; forces are zero by symmetry where the
     directions to the neighbours cancel.
     """
-    forces = [s for s in samples if _is_zero(s.forces) and s.num_atoms > 1 and _is_asymmetric(s)]
+    forces = [s for s in samples if s.num_atoms > 1 and _is_zero(s.forces) and _is_asymmetric(s)]
     stress = [s for s in samples if _is_zero(s.stress)]
     for name, zero in (("forces", forces), ("stress", stress)):
         labelled = sum(getattr(s, name) is not None for s in samples)
@@ -52,7 +53,7 @@ def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
     Logarithms of the lengths of the forces have a median and, for their spread, the median of the
     deviations from it, which outliers do not move.
     """
-    labelled = [s for s in samples if s.forces is not None]
+    labelled = chosen(samples, [k for k, s in enumerate(samples) if s.forces is not None])
     if not labelled:
         return
     lengths = [np.linalg.norm(s.forces, axis=1) for s in labelled]
@@ -75,7 +76,7 @@ def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
 
 def energy_outliers(samples: Sequence[Sample]) -> Iterator[str]:
     """Yield how many frames have energies far from all others, per atom, and the farthest."""
-    labelled = [s for s in samples if s.energy is not None]
+    labelled = chosen(samples, [k for k, s in enumerate(samples) if s.energy is not None])
     if len(labelled) < 10:
         return
     energies = np.array([s.energy / s.num_atoms for s in labelled])
@@ -95,7 +96,9 @@ def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
 
     Independent errors e of the components of the forces of n atoms add up to about e sqrt(n).
     """
-    labelled = [s for s in samples if s.forces is not None and s.num_atoms > 1]
+    labelled = chosen(
+        samples, [k for k, s in enumerate(samples) if s.forces is not None and s.num_atoms > 1]
+    )
     if not labelled:
         return
     errors = np.array([np.abs(s.forces.sum(axis=0)).max() / np.sqrt(s.num_atoms) for s in labelled])

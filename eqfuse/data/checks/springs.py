@@ -43,7 +43,7 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
     Forces are fitted by springs between bonded atoms, one stiffness for each pair of elements. A
     bond that is longer than usual pulls, whatever the method that gave the forces.
     """
-    chosen = _sample([s for s in structures if s.forces is not None and np.any(s.forces)])
+    chosen = _sample(structures)
     bonds = [_bonds(structure) for structure in chosen]
     kinds = np.unique(np.concatenate([kind for *_, kind in bonds])) if bonds else np.array([])
     if not len(kinds):
@@ -89,12 +89,11 @@ def _elements(kind: int) -> tuple[int, int]:
 
 
 def _sample(structures: Sequence[Structure]) -> list[Structure]:
-    """Return structures from all of the list, evenly spaced."""
-    steps = (
-        np.unique(np.linspace(0, len(structures) - 1, _FRAMES).astype(int)) if structures else []
-    )
+    """Return structures with forces, evenly spaced."""
+    forces = [k for k, s in enumerate(structures) if s.forces is not None and np.any(s.forces)]
+    steps = np.unique(np.linspace(0, len(forces) - 1, _FRAMES).astype(int)) if forces else []
     chosen, atoms = [], 0
-    for k in steps:
+    for k in (forces[step] for step in steps):
         if chosen and atoms + structures[k].num_atoms > _MOST_ATOMS:
             break
         chosen.append(structures[k])

@@ -7,6 +7,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.dataset import Dataset
+from eqfuse.data.lazy import chosen
 from eqfuse.data.structures import Structure
 
 _FEW_FRAMES = 3
@@ -21,8 +22,8 @@ def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -
       dataset: made of the structures.
       structures: all that were read.
     """
-    train = [structures[i] for i in dataset.train_indices]
-    train = [structure for structure in train if structure.energy is not None]
+    labelled = [i for i in dataset.train_indices if structures[i].energy is not None]
+    train = chosen(structures, labelled)
     if not (dataset.references_fitted and train):
         return
     species = np.array(dataset.species)
@@ -61,7 +62,7 @@ def total_energies_in_hartree(structures: Sequence[Structure]) -> Iterator[str]:
     References: Englert and Schwinger 1984, doi:10.1103/PhysRevA.29.2353 (energies of neutral atoms
       of Z electrons in Hartree, -0.768745 Z^(7/3) + Z^2 / 2 - 0.2699 Z^(5/3), 1% from Z = 6 on).
     """
-    labelled = [s for s in structures if s.energy is not None]
+    labelled = chosen(structures, [k for k, s in enumerate(structures) if s.energy is not None])
     if not labelled:
         return
     ratios = [s.energy / _atoms_in_hartree(s.numbers) for s in labelled]

@@ -1,0 +1,116 @@
+"""Structures on disk."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from eqfuse.data.errors import DataError
+from eqfuse.data.lazy import Lazy
+from eqfuse.data.structures import LABELS, Structure, Weights
+
+_FRAME = np.dtype(
+    [
+        ("start", np.int64),  # of its atoms in the other files
+        ("num_atoms", np.int64),
+        ("number", np.int64),  # in its file
+        ("file", np.int32),
+        ("config_type", np.int32),  # -1 for None
+        ("known", bool, 3),  # the labels
+        ("pbc", bool, 3),
+        ("cell", np.float64, (3, 3)),
+        ("energy", np.float64),
+        ("stress", np.float64, (3, 3)),
+        ("weights", np.float64, 3),
+    ]
+)
+_ATOMS = {"numbers": (np.int32, ()), "positions": (np.float64, (3,)), "forces": (np.float64, (3,))}
+
+
+def write_frames(folder: Path, files: dict[str, Iterable[Structure]]) -> int:
+    """Write the structures of files to a folder, while they are read.
+
+    Args:
+      folder: that exists.
+      files: structures by the name of their file.
+    Returns:
+      how many there are.
+    Raises:
+      DataError: a file without structures; what reading them raises.
+    """
+    types: dict[str, int] = {}
+    start = count = 0
+    outputs = {name: open(folder / name, "wb") for name in ("frames", *_ATOMS)}  # noqa: SIM115
+    try:
+        for file, (path, structures) in enumerate(files.items()):
+            number = -1
+            for number, s in enumerate(structures):
+                record = np.zeros((), _FRAME)
+                record["start"], record["num_atoms"] = start, s.num_atoms
+                record["file"], record["number"] = file, number
+                kind = s.config_type
+                record["config_type"] = -1 if kind is None else types.setdefault(kind, len(types))
+                record["known"] = [getattr(s, name) is not None for name in LABELS]
+                record["pbc"], record["cell"], record["weights"] = s.pbc, s.cell, s.weights
+                record["energy"] = 0.0 if s.energy is None else s.energy
+                record["stress"] = 0.0 if s.stress is None else s.stress
+                outputs["frames"].write(record.tobytes())
+                forces = np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces
+                arrays = {"numbers": s.numbers, "positions": s.positions, "forces": forces}
+                for name, (dtype, _) in _ATOMS.items():
+                    outputs[name].write(np.ascontiguousarray(arrays[name], dtype).tobytes())
+                start += s.num_atoms
+            if number < 0:
+                raise DataError(f"{path} has no frames; give a file with structures in it")
+            count += number + 1
+    finally:
+        for output in outputs.values():
+            output.close()
+    names = {"files": list(files), "config_types": list(types)}
+    (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
+    return count
+
+
+def mapped(path: Path, dtype, shape: tuple[int, ...] = ()) -> np.ndarray:
+    """Return the array in a file, which is read when it is used, [n, *shape]."""
+    if not path.stat().st_size:  # nothing can be mapped
+        return np.zeros((0, *shape), dtype)
+    # views of an array are made faster than those of its subclass
+    return np.asarray(np.memmap(path, dtype, "r")).reshape(-1, *shape)
+
+
+class StoredStructures(Lazy):
+    """The structures that `write_frames` wrote; each is a few views of files.
+
+    Args:
+      folder: where they are.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+        names = json.loads((self.folder / "names.json").read_text("utf-8"))
+        self._files, self._types = names["files"], names["config_types"]
+        self.frames = mapped(self.folder / "frames", _FRAME)
+        self._atoms = {name: mapped(self.folder / name, *kind) for name, kind in _ATOMS.items()}
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def item(self, k: int) -> Structure:
+        frame = self.frames[k]
+        atoms = slice(int(frame["start"]), int(frame["start"] + frame["num_atoms"]))
+        energy, forces, stress = frame["known"].tolist()
+        kind = int(frame["config_type"])
+        return Structure.unchecked(
+            numbers=self._atoms["numbers"][atoms],
+            positions=self._atoms["positions"][atoms],
+            cell=frame["cell"],
+            pbc=frame["pbc"],
+            energy=float(frame["energy"]) if energy else None,
+            forces=self._atoms["forces"][atoms] if forces else None,
+            stress=frame["stress"] if stress else None,
+            config_type=None if kind < 0 else self._types[kind],
+            origin=f"{self._files[frame['file']]}, frame {frame['number']}",
+            weights=Weights(*frame["weights"].tolist()),
+        )

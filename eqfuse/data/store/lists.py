@@ -1,0 +1,203 @@
+"""Neighbour lists on disk, made by worker processes."""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from eqfuse.data.batching import Sample
+from eqfuse.data.errors import DataError
+from eqfuse.data.lazy import Lazy
+from eqfuse.data.progress import reported
+from eqfuse.data.references import require_references
+from eqfuse.data.samples import arranged, species_index
+from eqfuse.data.store.frames import StoredStructures, mapped
+
+_LIST = np.dtype(
+    [
+        ("start", np.int64),  # of its edges
+        ("num_edges", np.int64),
+        ("shifts", np.int64),  # start of its shifts; -1 where all are zero
+    ]
+)
+_ARRAYS = {
+    "order": (np.int32, ()),
+    "moved": (np.float64, (3,)),
+    "senders": (np.int32, ()),
+    "receivers": (np.int32, ()),
+    "shifts": (np.float64, (3,)),
+}
+_CHUNK = 500  # frames that a worker makes lists of at once
+_FEWEST = 4000  # frames that workers are started for: they import for seconds
+_MOST_WORKERS = 16
+
+
+def write_lists(folder: Path, structures: StoredStructures, cutoff: float, workers=None) -> None:
+    """Write the neighbour lists of structures to a folder.
+
+    Args:
+      folder: that exists.
+      structures: of which lists are made.
+      cutoff: Å.
+      workers: number of processes; None for one for each core, or none for few structures.
+    Raises:
+      DataError: see `eqfuse.data.neighbor_list`; names the structure.
+    """
+    count = len(structures)
+    if workers is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        workers = min(_MOST_WORKERS, cores) if count >= _FEWEST else 1
+    edges = shifts = 0
+    with (
+        open(folder / "lists", "wb") as lists,
+        _Files(folder) as files,
+    ):
+        chunks = _chunks(structures, cutoff, workers)
+        for sizes, arrays in reported(chunks, f"times {_CHUNK} neighbour lists made"):
+            records = np.zeros(len(sizes), _LIST)
+            records["num_edges"] = sizes[:, 0]
+            records["start"] = edges + np.cumsum(sizes[:, 0]) - sizes[:, 0]
+            records["shifts"] = shifts + np.cumsum(sizes[:, 1]) - sizes[:, 1]
+            records["shifts"][sizes[:, 1] == 0] = -1
+            edges, shifts = edges + int(sizes[:, 0].sum()), shifts + int(sizes[:, 1].sum())
+            lists.write(records.tobytes())
+            for name, array in arrays.items():
+                files[name].write(array.tobytes())
+
+
+class _Files(dict):
+    """The files of `_ARRAYS`, open for writing."""
+
+    def __init__(self, folder: Path):
+        super().__init__({name: open(folder / name, "wb") for name in _ARRAYS})  # noqa: SIM115
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for file in self.values():
+            file.close()
+
+
+def _chunks(structures: StoredStructures, cutoff: float, workers: int) -> Iterator:
+    """Yield what `_lists` returns for the structures, in order."""
+    starts = range(0, len(structures), _CHUNK)
+    if workers == 1:
+        for start in starts:
+            yield _lists(structures.folder, cutoff, start)
+        return
+    # Forked processes would have the threads' locks of JAX without the threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        waiting = []
+        for start in starts:
+            waiting.append(pool.submit(_lists, structures.folder, cutoff, start))
+            if len(waiting) > 2 * workers:
+                yield waiting.pop(0).result()
+        for future in waiting:
+            yield future.result()
+
+
+def _lists(folder: Path, cutoff: float, start: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return numbers of edges and shifts, [n, 2], and the arrays of a chunk of structures."""
+    structures = StoredStructures(folder)
+    parts = {name: [np.zeros((0, *shape), dtype)] for name, (dtype, shape) in _ARRAYS.items()}
+    sizes = []
+    for k in range(start, min(start + _CHUNK, len(structures))):
+        structure = structures[k]
+        try:
+            order, positions, senders, receivers, shifts = arranged(structure, cutoff)
+        except DataError as err:
+            raise DataError(f"{structure.origin}: {err}") from err
+        kept = shifts if shifts.any() else shifts[:0]
+        sizes.append((len(senders), len(kept)))
+        made = {"order": order, "moved": positions, "senders": senders, "receivers": receivers}
+        for name, array in (made | {"shifts": kept}).items():
+            parts[name].append(np.asarray(array, _ARRAYS[name][0]))
+    arrays = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    return np.array(sizes, np.int64).reshape(-1, 2), arrays
+
+
+class StoredSamples(Lazy):
+    """Samples of stored structures with stored neighbour lists; each is a few views of files.
+
+    Args:
+      structures: all that are stored.
+      folder: of their neighbour lists.
+      indices: numbers of the structures that are samples, in their order.
+      species: sorted atomic numbers of the model.
+      references: atomic number -> eV; None to leave out all labels.
+    Raises:
+      DataError: an element that is not among the species or has no reference energy.
+    """
+
+    def __init__(
+        self,
+        structures: StoredStructures,
+        folder: Path,
+        indices: Sequence[int],
+        species: Sequence[int],
+        references: Mapping[int, float] | None,
+    ):
+        self.structures, self.folder = structures, folder
+        self.indices = np.asarray(indices, np.int64)
+        self.species = tuple(species)
+        self._lists = mapped(folder / "lists", _LIST)
+        self._arrays = {name: mapped(folder / name, *kind) for name, kind in _ARRAYS.items()}
+        for k in range(len(self)):  # of all elements, before the first batch
+            numbers = structures[int(self.indices[k])].numbers
+            species_index(numbers, self.species)
+            if references is not None:
+                require_references(numbers, references)
+        self._references = None
+        if references is not None:
+            self._references = np.zeros(max(references) + 1)
+            self._references[list(references)] = list(references.values())
+
+    def with_references(self, references: Mapping[int, float]) -> "StoredSamples":
+        """Return these samples with energies relative to other reference energies."""
+        given = self.structures, self.folder, self.indices, self.species
+        return StoredSamples(*given, references)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Numbers of atoms and edges, [n_samples, 2] int64."""
+        atoms = self.structures.frames["num_atoms"][self.indices]
+        return np.stack([atoms, self._lists["num_edges"][self.indices]], axis=1)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def item(self, k: int) -> Sample:
+        number = int(self.indices[k])
+        structure, frame = self.structures[number], self.structures.frames[number]
+        entry, start = self._lists[number], int(frame["start"])
+        atoms = slice(start, start + structure.num_atoms)
+        edges = slice(int(entry["start"]), int(entry["start"] + entry["num_edges"]))
+        count, first = int(entry["num_edges"]), int(entry["shifts"])
+        order = self._arrays["order"][atoms]
+        energy = forces = stress = None
+        if self._references is not None:
+            if structure.energy is not None:
+                energy = structure.energy - float(self._references[structure.numbers].sum())
+            forces, stress = structure.forces, structure.stress
+        return Sample(
+            positions=self._arrays["moved"][atoms],
+            species=np.searchsorted(self.species, structure.numbers[order]).astype(np.int32),
+            senders=self._arrays["senders"][edges],
+            receivers=self._arrays["receivers"][edges],
+            shifts=np.broadcast_to(0.0, (count, 3))
+            if first < 0
+            else self._arrays["shifts"][first : first + count],
+            cell=structure.cell,
+            energy=energy,
+            forces=None if forces is None else forces[order],
+            stress=stress,
+            name=structure.origin,
+            order=order,
+            weights=structure.weights,
+            config_type=structure.config_type,
+        )

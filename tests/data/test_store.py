@@ -1,0 +1,194 @@
+"""Structures and neighbour lists on disk: the same frames, samples and runs as in memory."""
+
+import csv
+import dataclasses
+
+import ase.build
+import ase.io
+import jax
+import numpy as np
+import pytest
+
+from eqfuse.data import Batcher, DataError, Dataset, read_embedded, read_structures
+from eqfuse.data.checks import find_problems
+from eqfuse.data.lazy import Joined, Subset, chosen
+from eqfuse.data.samples import prepare_samples
+from eqfuse.data.store import StoredSamples, cache, samples_of, store_structures
+from eqfuse.data.store.lists import write_lists
+from eqfuse.train.main import main
+from tests.small_runs import TINY, labelled
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Paths of molecules, some without labels, and of crystals with stress and an isolated atom."""
+    rng = np.random.default_rng(3)
+    molecules, crystals = [], []
+    for k in range(8):
+        atoms = ase.build.molecule("CH3OH" if k % 2 else "H2O")
+        atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
+        atoms = labelled(atoms)
+        atoms.info |= {"config_energy_weight": 2.0, "config_type": "wet"} if k == 1 else {}
+        for name in {3: ("energy",), 4: ("forces",), 5: ("energy", "forces")}.get(k, ()):
+            del atoms.calc.results[name]
+        molecules.append(atoms)
+        cell = ase.build.bulk("Cu", cubic=True)
+        cell.positions += rng.normal(scale=0.05, size=(4, 3))
+        crystals.append(labelled(cell, ("energy", "forces", "stress")))
+    crystals.append(ase.Atoms("Cu", info={"config_type": "IsolatedAtom", "energy": 3.0}))
+    crystals.append(labelled(ase.build.bulk("Cu", cubic=True) * (5, 5, 6)))  # sorted in space
+    folder = tmp_path_factory.mktemp("frames")
+    paths = [folder / "molecules.xyz", folder / "crystals.xyz"]
+    for path, frames in zip(paths, (molecules, crystals), strict=True):
+        ase.io.write(path, frames, format="extxyz")
+    return paths
+
+
+@pytest.fixture
+def in_memory(files):
+    return [s for file in files for s in read_structures(file, require_labels=False)]
+
+
+def assert_same(one, other):
+    """Compare the fields of two structures or samples, values and dtypes."""
+    assert type(one) is type(other)
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(a, np.ndarray):
+            np.testing.assert_array_equal(a, b, err_msg=field.name)
+            if field.name != "order":
+                assert a.dtype == b.dtype, field.name
+        else:
+            assert a == b, field.name
+
+
+def test_structures_and_samples_are_those_in_memory(files, in_memory, tmp_path):
+    stored = store_structures(files, folder=tmp_path)
+    assert len(stored) == len(in_memory) == 18
+    for one, other in zip(stored, in_memory, strict=True):
+        assert_same(one, other)
+    references = {1: -1.0, 6: -2.0, 8: -3.0, 29: -4.0}
+    for given in (references, None):
+        common = 4.0, (1, 6, 8, 29), given
+        samples = samples_of(stored, *common)
+        assert isinstance(samples, StoredSamples)
+        for one, other in zip(samples, prepare_samples(in_memory, *common), strict=True):
+            assert_same(one, other)
+    numbers = [3, 17, 0]
+    some = samples_of(chosen(stored, numbers), *common)
+    expected = prepare_samples([in_memory[k] for k in numbers], *common)
+    for one, other in zip(some, expected, strict=True):
+        assert_same(one, other)
+    assert not np.array_equal(expected[1].order, np.arange(600))
+
+
+def test_batches_and_statistics_are_those_in_memory(files, in_memory, tmp_path):
+    stored = store_structures(files, folder=tmp_path)
+    references = {1: -1.0, 6: -2.0, 8: -3.0, 29: -4.0}
+    sets = [
+        Dataset.build(frames, cutoff=4.0, val_size=3, references=references)
+        for frames in (stored, in_memory)
+    ]
+    ours, theirs = sets
+    for name in ("force_rms", "mean_neighbors", "energy_per_atom", "species", "references"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    np.testing.assert_array_equal(ours.train_indices, theirs.train_indices)
+    for one, other in zip(
+        Batcher(ours.train, 4).batches(epoch=2),
+        Batcher(theirs.train, 4).batches(epoch=2),
+        strict=True,
+    ):
+        for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert find_problems(ours, stored) == find_problems(theirs, in_memory)
+    moved = {z: energy + 1 for z, energy in references.items()}
+    ours, theirs = ours.with_references(moved, stored), theirs.with_references(moved, in_memory)
+    for one, other in zip(ours.val, theirs.val, strict=True):
+        assert_same(one, other)
+
+
+def test_files_are_read_once_and_again_when_they_change(files, tmp_path, monkeypatch):
+    path = tmp_path / "frames.xyz"
+    path.write_bytes(files[0].read_bytes())
+    first = store_structures([path], folder=tmp_path / "store")
+    samples_of(first, 4.0, (1, 6, 8), None)
+    with monkeypatch.context() as patch:
+        for name in ("iterate_structures", "write_lists"):
+            patch.setattr(cache, name, None)
+        again = store_structures([path], folder=tmp_path / "store")
+        samples_of(again, 4.0, (1, 6, 8), None)
+        with pytest.raises(TypeError):  # another cutoff
+            samples_of(again, 5.0, (1, 6, 8), None)
+        path.write_bytes(path.read_bytes().replace(b"0.1", b"0.2", 1))
+        with pytest.raises(TypeError):
+            store_structures([path], folder=tmp_path / "store")
+    changed = store_structures([path], folder=tmp_path / "store")
+    assert changed.folder != first.folder
+    assert len(list((tmp_path / "store").iterdir())) == 2
+
+
+def test_nothing_is_kept_of_files_that_are_refused(files, tmp_path):
+    bad = tmp_path / "bad.xyz"
+    for text, message in (
+        (files[0].read_text() + "nonsense", r"bad\.xyz, frame 8"),
+        ("", r"bad\.xyz has no frames"),
+    ):
+        bad.write_text(text)
+        with pytest.raises(DataError, match=message):
+            store_structures([files[1], bad], folder=tmp_path / "store")
+    with pytest.raises(DataError, match="no such file"):
+        store_structures([tmp_path / "none.xyz"], folder=tmp_path / "store")
+    assert not list((tmp_path / "store").iterdir())
+    frames = ase.io.read(files[0], ":")
+    frames[2].positions[1] = frames[2].positions[0]
+    ase.io.write(bad, frames, format="extxyz")
+    stored = store_structures([bad], folder=tmp_path / "store")
+    with pytest.raises(DataError, match=r"bad\.xyz, frame 2: atoms 0 and 1 are at the same place"):
+        samples_of(stored, 4.0, (1, 6, 8), None)
+    assert not list(stored.folder.glob("*lists*"))
+    assert not list(stored.folder.glob("partial*"))
+    with pytest.raises(DataError, match="C not among the model's species"):
+        samples_of(store_structures(files, folder=tmp_path), 4.0, (1, 8, 29), None)
+
+
+@pytest.mark.slow
+def test_worker_processes_make_the_same_lists(tmp_path, files):
+    """Of more structures than one piece of work has, in their order."""
+    frames = read_embedded("ethanol")
+    path = tmp_path / "ethanol.xyz"
+    ase.io.write(path, [ase.Atoms(s.numbers, s.positions) for s in frames], format="extxyz")
+    stored = store_structures([path], folder=tmp_path / "store")
+    for workers in (1, 2):
+        (tmp_path / str(workers)).mkdir()
+        write_lists(tmp_path / str(workers), stored, 5.0, workers)
+    for file in (tmp_path / "1").iterdir():
+        assert file.read_bytes() == (tmp_path / "2" / file.name).read_bytes()
+    assert (tmp_path / "1" / "senders").stat().st_size > 1e5
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_with_frames_on_disk(copper, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = {}
+    for store in ("on", "off"):
+        run = tmp_path / store
+        settings = ["data=extxyz", f"data.path={copper}", *TINY, "cutoff=3", "epochs=2"]
+        assert main([*settings, f"data.store={store}", f"run={run}"]) == 0
+        with open(run / "metrics.csv", newline="", encoding="utf-8") as file:
+            rows[store] = [
+                {k: v for k, v in row.items() if k not in ("ms_per_step", "elapsed_s")}
+                for row in csv.DictReader(file)
+            ]
+    assert rows["on"] == rows["off"]
+    assert len(list((tmp_path / "cache" / "eqfuse" / "store").iterdir())) == 1
+
+
+def test_lazy_sequences():
+    items = Joined([1, 2], [], [3])
+    assert list(items) == [items[0], items[1], items[-1]] == [1, 2, 3]
+    assert list(items[1:]) == [2, 3]
+    assert isinstance(items[1:], Subset)
+    for k in (3, -4):
+        with pytest.raises(IndexError):
+            items[k]
+    assert chosen([1, 2, 3], [2, 0]) == [3, 1]

@@ -7,7 +7,7 @@ and distributions of forces have tails. Frames are sampled where all of them wou
 from collections.abc import Sequence
 
 from eqfuse.data.checks.differences import energy_differences
-from eqfuse.data.checks.geometry import close_pairs, duplicates
+from eqfuse.data.checks.geometry import Distances, close_pairs, duplicates
 from eqfuse.data.checks.labels import energy_outliers, force_outliers, net_forces, zero_labels
 from eqfuse.data.checks.springs import springs
 from eqfuse.data.checks.undetermined import total_energies_in_hartree, undetermined_references
@@ -28,10 +28,11 @@ def find_problems(
     """
     frames = without_isolated_atoms(Joined(structures, validation or ()))
     samples = Joined(dataset.train, dataset.val)
+    distances = Distances.of(samples, dataset.cutoff)
     return [
         *zero_labels(samples),
-        *close_pairs(samples),
-        *duplicates(dataset.train, dataset.val, dataset.cutoff),
+        *close_pairs(samples, distances),
+        *duplicates(samples, len(dataset.train), distances),
         *springs(frames),
         *energy_differences(frames),
         *total_energies_in_hartree(frames),

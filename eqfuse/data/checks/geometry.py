@@ -1,16 +1,17 @@
 """Atoms that are too near, and structures that occur twice."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from eqfuse.data.batching import Sample
-from eqfuse.data.lazy import Joined, Subset
 
 NEAREST = 0.5
 """Å; no two nuclei are nearer in data to learn from: H2 has 0.74, and 0.5 costs 5 eV."""
 _SAME = 1e-4  # Å: more than what files round, less than what a step of dynamics moves
 _SAME_ENERGY = 1e-3  # eV/atom
+_SAME_SUMS = 1e-4  # relative
 _FOLLOWING = 3  # frames, next to each other by a sum over pairs, that are compared
 
 
@@ -26,42 +27,61 @@ def number_of(sample: Sample, atom: int) -> int:
     return int(atom if sample.order is None else sample.order[atom])
 
 
-def close_pairs(samples: Sequence[Sample]) -> Iterator[str]:
+@dataclasses.dataclass(frozen=True)
+class Distances:
+    """What the checks need of the distances of all samples.
+
+    Attributes:
+      nearest: [n_samples] Å, inf where no atoms are within the cutoff.
+      sums: [n_samples, 3], sums over atoms and pairs, which do not depend on the atoms' order.
+    """
+
+    nearest: np.ndarray
+    sums: np.ndarray
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], cutoff: float) -> "Distances":
+        """Return the distances of samples, looking at each once."""
+        nearest, sums = np.full(len(samples), np.inf), np.zeros((len(samples), 3))
+        for k, sample in enumerate(samples):
+            if sample.num_edges:
+                lengths = vectors(sample)[1]
+                nearest[k] = lengths.min()
+                weight = (1 - lengths / cutoff) ** 2
+                species = sample.species + 1.3
+                product = species[sample.senders] * species[sample.receivers]
+                # The one that is sorted by comes last.
+                sums[k] = weight.sum(), species.sum(), weight @ product
+        return cls(nearest, sums)
+
+
+def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str]:
     """Yield how many structures have two atoms nearer than `NEAREST`, and the nearest of all."""
-    count, nearest, where = 0, np.inf, ""
-    for sample in samples:
-        if not sample.num_edges:
-            continue
-        lengths = vectors(sample)[1]
-        edge = int(np.argmin(lengths))
-        count += lengths[edge] < NEAREST
-        if lengths[edge] < nearest:
-            nearest = lengths[edge]
-            pair = sorted(
-                number_of(sample, atoms[edge]) for atoms in (sample.senders, sample.receivers)
-            )
-            where = f"{sample.name}, atoms {pair[0]} and {pair[1]}"
+    count = int((distances.nearest < NEAREST).sum())
     if count:
+        sample = samples[int(np.argmin(distances.nearest))]
+        edge = int(np.argmin(vectors(sample)[1]))
+        ends = sample.senders[edge], sample.receivers[edge]
+        pair = sorted(number_of(sample, atom) for atom in ends)
         yield (
-            f"{count} frames have atoms nearer than {NEAREST} Å; the nearest are {nearest:.3f} Å "
-            f"apart ({where}): are positions in Å, and the cell that of the frame?"
+            f"{count} frames have atoms nearer than {NEAREST} Å; the nearest are "
+            f"{distances.nearest.min():.3f} Å apart ({sample.name}, atoms {pair[0]} and {pair[1]})"
+            ": are positions in Å?"
         )
 
 
-def duplicates(train: Sequence[Sample], val: Sequence[Sample], cutoff: float) -> Iterator[str]:
+def duplicates(samples: Sequence[Sample], num_train: int, distances: Distances) -> Iterator[str]:
     """Yield how many structures occur twice, also rotated, mirrored or with atoms in another order.
 
     Structures are the same here if they have the same elements and the same distances up to the
     cutoff.
 
     Args:
-      train, val: training and validation samples.
-      cutoff: Å.
+      samples: training samples, then validation samples.
+      num_train: how many are training samples.
+      distances: of the samples.
     """
-    samples = Joined(train, val)
-    kept = np.flatnonzero([s.num_edges > 0 for s in samples])
-    num_train, samples = int((kept < len(train)).sum()), Subset(samples, kept)
-    pairs = _same(samples, cutoff)
+    pairs = _same(samples, distances)
     within = [p for p in pairs if (p[0] < num_train) == (p[1] < num_train)]
     across = [p for p in pairs if (p[0] < num_train) != (p[1] < num_train)]
     if within:
@@ -98,25 +118,18 @@ def _energy_difference(samples, pair) -> float:
     return 0.0 if a is None or b is None else abs(a - b) / samples[pair[0]].num_atoms
 
 
-def _same(samples: Sequence[Sample], cutoff: float) -> list[tuple[int, int]]:
+def _same(samples: Sequence[Sample], distances: Distances) -> list[tuple[int, int]]:
     """Return pairs of samples with the same elements and distances."""
-    sums = np.array([_sums(sample, cutoff) for sample in samples]).reshape(len(samples), 3)
-    order = np.lexsort(sums.T)
+    kept = np.flatnonzero(np.isfinite(distances.nearest))
+    order = kept[np.lexsort(distances.sums[kept].T)]
     found = []
     for step in range(1, _FOLLOWING + 1):
         first, second = order[:-step], order[step:]
-        near = np.isclose(sums[first], sums[second], rtol=1e-4, atol=1e-4).all(axis=1)
+        sums = distances.sums[first], distances.sums[second]
+        near = np.isclose(*sums, rtol=_SAME_SUMS, atol=_SAME_SUMS).all(axis=1)
         pairs = zip(first[near].tolist(), second[near].tolist(), strict=True)
         found += [(min(p), max(p)) for p in pairs if _same_distances(samples[p[0]], samples[p[1]])]
     return found
-
-
-def _sums(sample: Sample, cutoff: float) -> tuple[float, float, float]:
-    """Return sums over atoms and pairs, which do not depend on the order of the atoms."""
-    weight = (1 - vectors(sample)[1] / cutoff) ** 2
-    product = (sample.species[sample.senders] + 1.3) * (sample.species[sample.receivers] + 1.3)
-    # The one that is sorted by comes last.
-    return float(weight.sum()), float(np.sum(sample.species + 1.3)), float(weight @ product)
 
 
 def _same_distances(a: Sample, b: Sample) -> bool:

@@ -15,6 +15,7 @@ from eqfuse.data.progress import reported
 from eqfuse.data.references import require_references
 from eqfuse.data.samples import arranged, species_index
 from eqfuse.data.store.frames import StoredStructures, mapped
+from eqfuse.data.structures import MAX_ATOMIC_NUMBER, Weights
 
 _LIST = np.dtype(
     [
@@ -30,6 +31,7 @@ _ARRAYS = {
     "receivers": (np.int32, ()),
     "shifts": (np.float64, (3,)),
 }
+_NO_SHIFTS = np.broadcast_to(0.0, (2**40, 3))  # one number
 _CHUNK = 500  # frames that a worker makes lists of at once
 _FEWEST = 4000  # frames that workers are started for: they import for seconds
 _MOST_WORKERS = 16
@@ -147,15 +149,30 @@ class StoredSamples(Lazy):
         self.species = tuple(species)
         self._lists = mapped(folder / "lists", _LIST)
         self._arrays = {name: mapped(folder / name, *kind) for name, kind in _ARRAYS.items()}
-        for k in range(len(self)):  # of all elements, before the first batch
-            numbers = structures[int(self.indices[k])].numbers
-            species_index(numbers, self.species)
-            if references is not None:
-                require_references(numbers, references)
-        self._references = None
-        if references is not None:
-            self._references = np.zeros(max(references) + 1)
-            self._references[list(references)] = list(references.values())
+        self._species_of = np.full(MAX_ATOMIC_NUMBER + 1, -1, np.int32)
+        self._species_of[list(self.species)] = np.arange(len(self.species))
+        self._labels = references is not None
+        if self._labels:
+            self._energies = self._relative_energies(references)
+        elif not set(np.unique(structures.numbers).tolist()) <= set(self.species):
+            self._require_species()
+
+    def _require_species(self) -> None:
+        for number in self.indices.tolist():
+            species_index(self.structures[number].numbers, self.species)
+
+    def _relative_energies(self, references: Mapping[int, float]) -> np.ndarray:
+        """Return the energies [n_samples] relative to references, NaN where they are unknown."""
+        energies = np.full(len(self), np.nan)
+        self._require_species()
+        of_element = np.zeros(max(references) + 1)
+        of_element[list(references)] = list(references.values())
+        for k, number in enumerate(self.indices.tolist()):
+            structure = self.structures[number]
+            require_references(structure.numbers, references)
+            if structure.energy is not None:
+                energies[k] = structure.energy - float(of_element[structure.numbers].sum())
+        return energies
 
     def with_references(self, references: Mapping[int, float]) -> "StoredSamples":
         """Return these samples with energies relative to other reference energies."""
@@ -172,32 +189,24 @@ class StoredSamples(Lazy):
         return len(self.indices)
 
     def item(self, k: int) -> Sample:
-        number = int(self.indices[k])
-        structure, frame = self.structures[number], self.structures.frames[number]
-        entry, start = self._lists[number], int(frame["start"])
-        atoms = slice(start, start + structure.num_atoms)
-        edges = slice(int(entry["start"]), int(entry["start"] + entry["num_edges"]))
-        count, first = int(entry["num_edges"]), int(entry["shifts"])
-        order = self._arrays["order"][atoms]
-        energy = forces = stress = None
-        if self._references is not None:
-            if structure.energy is not None:
-                energy = structure.energy - float(self._references[structure.numbers].sum())
-            forces, stress = structure.forces, structure.stress
+        frames, arrays, number = self.structures, self._arrays, int(self.indices[k])
+        fields = frames.record(number)
+        _, _, number_in_file, file, kind, known, _, cell, _, stress, weights, atoms = fields
+        start, count, first = self._lists[number].item()
+        edges, order = slice(start, start + count), arrays["order"][atoms]
+        has_energy, has_forces, has_stress = known.tolist() if self._labels else [False] * 3
         return Sample(
-            positions=self._arrays["moved"][atoms],
-            species=np.searchsorted(self.species, structure.numbers[order]).astype(np.int32),
-            senders=self._arrays["senders"][edges],
-            receivers=self._arrays["receivers"][edges],
-            shifts=np.broadcast_to(0.0, (count, 3))
-            if first < 0
-            else self._arrays["shifts"][first : first + count],
-            cell=structure.cell,
-            energy=energy,
-            forces=None if forces is None else forces[order],
-            stress=stress,
-            name=structure.origin,
+            positions=arrays["moved"][atoms],
+            species=self._species_of[frames.numbers[atoms][order]],
+            senders=arrays["senders"][edges],
+            receivers=arrays["receivers"][edges],
+            shifts=_NO_SHIFTS[:count] if first < 0 else arrays["shifts"][first : first + count],
+            cell=cell,
+            energy=float(self._energies[k]) if has_energy else None,
+            forces=frames.forces[atoms][order] if has_forces else None,
+            stress=stress if has_stress else None,
+            name=frames.origin(file, number_in_file),
             order=order,
-            weights=structure.weights,
-            config_type=structure.config_type,
+            weights=Weights(*weights.tolist()),
+            config_type=frames.config_type(kind),
         )

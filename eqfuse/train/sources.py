@@ -97,15 +97,8 @@ class MoleculeData:
         "Default for frames without one; they multiply config_weight of a frame",
     )
 
-    check: str = setting(
-        "warn",
-        "what becomes of data that are probably wrong (units, signs, duplicates, outliers, ...): "
-        "warn, strict (refuse them) or off",
-    )
-
     def __post_init__(self):
         check_ranges(self, "data.")
-        one_of("data.check", self.check, ("warn", "strict", "off"))
         self.type_weights()
         self._typed_references()
 
@@ -140,25 +133,14 @@ class MoleculeData:
         return {str(name): float(weight) for name, weight in weights.items()}
 
     def check_data(self, dataset, structures, validation) -> list[str]:
-        """Return what is probably wrong with the data, for warnings.
+        """Return what is probably wrong with the data, for warnings; nothing with embedded ones.
 
         Args:
           dataset, structures, validation: see `eqfuse.data.checks.find_problems`.
         Raises:
           data.DataError: `data.check=strict`, and something is; it is printed.
         """
-        if self.check == "off":
-            return []
-        from eqfuse.data.checks import find_problems
-
-        problems = find_problems(dataset, structures, validation)
-        if problems and self.check == "strict":
-            for problem in problems:
-                print(f"problem: {problem}", file=sys.stderr, flush=True)
-            raise _data().DataError(
-                f"data.check=strict refuses data with problems, of which there are {len(problems)}"
-            )
-        return problems
+        return []
 
     def missing_label(self, name: str) -> str:
         """Return what to do about a label (energy, forces or stress) that no frame has."""
@@ -247,6 +229,11 @@ class FileData(MoleculeData):
         path="read",
     )
 
+    check: str = setting(
+        "warn",
+        "what becomes of data that are probably wrong (units, signs, duplicates, outliers, ...): "
+        "warn, strict (refuse them) or off",
+    )
     store: str = setting(
         "auto",
         "where frames and their neighbour lists are kept: on (on disk, in "
@@ -261,6 +248,7 @@ class FileData(MoleculeData):
     )
 
     def __post_init__(self):
+        one_of("data.check", self.check, ("warn", "strict", "off"))
         one_of("data.store", self.store, ("auto", "on", "off"))
         unset = self.val == MoleculeData.val
         need = "left out: all frames of data.val_path validate"
@@ -274,6 +262,20 @@ class FileData(MoleculeData):
     @property
     def validation_origin(self) -> str | None:
         return self.val_path
+
+    def check_data(self, dataset, structures, validation) -> list[str]:
+        if self.check == "off":
+            return []
+        from eqfuse.data.checks import find_problems
+
+        problems = find_problems(dataset, structures, validation)
+        if problems and self.check == "strict":
+            for problem in problems:
+                print(f"problem: {problem}", file=sys.stderr, flush=True)
+            raise _data().DataError(
+                f"data.check=strict refuses data with problems, of which there are {len(problems)}"
+            )
+        return problems
 
     def missing_label(self, name: str) -> str:
         from eqfuse.data.readers import missing_label

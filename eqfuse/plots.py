@@ -111,19 +111,21 @@ def parity(energies, forces, target: Path, stress=(), title: str = ""):
     _save(figure, target)
 
 
-def dynamics(table: Path, target: Path):
-    """Draw the energies, the temperature and the drift of the total energy of a simulation.
+def dynamics(table: Path, distances: Path, target: Path):
+    """Draw energies, temperature, drift and radial distribution of a simulation.
+
+    Where nothing is known to be conserved, at constant pressure, the volume is in place of the
+    drift.
 
     Args:
       table: its thermo.csv.
+      distances: its distances.csv.
       target: the PNG file to write.
     """
-    with open(table, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    columns = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
-    times, total = columns["time_fs"] / 1000, columns["total_ev"]
-    figure = _figure(3)
-    energy, temperature, drift = figure.axes
+    columns, radial = _columns(table), _columns(distances)
+    times, conserved = columns["time_fs"] / 1000, columns["conserved_ev"]
+    figure = _figure(4)
+    energy, temperature, drift, pairs = figure.axes
     for name, colour in zip(("potential", "kinetic"), _COLOURS, strict=True):
         values = columns[f"{name}_ev"]
         change = values - values[0]
@@ -133,14 +135,32 @@ def dynamics(table: Path, target: Path):
     kelvin = columns["temperature_k"]
     temperature.plot(times, kelvin, color=_COLOURS[0])
     temperature.set(ylabel="temperature (K)", title=f"mean {kelvin.mean():.1f} K")
-    drift.plot(times, 1000 * (total - total[0]), color=_COLOURS[0])
-    last = 1000 * (total[-1] - total[0])
-    drift.set(ylabel="change of total energy (meV)", title=f"{last:.3g} meV at the end")
-    for axes in figure.axes:
+    if np.isnan(conserved).all():
+        volume, pressure = columns["volume_a3"], columns["pressure_gpa"]
+        drift.plot(times, volume, color=_COLOURS[0])
+        title = f"mean {volume.mean():.1f} Å³, {pressure.mean():.3g} GPa"
+        drift.set(ylabel="volume (Å³)", title=title)
+    else:
+        drift.plot(times, 1000 * (conserved - conserved[0]), color=_COLOURS[0])
+        last = 1000 * (conserved[-1] - conserved[0])
+        drift.set(ylabel="change of conserved energy (meV)", title=f"{last:.3g} meV at the end")
+    for axes in (energy, temperature, drift):
         axes.set_xlabel("time (ps)")
+    distance, density = radial
+    pairs.plot(radial[distance], radial[density], color=_COLOURS[0])
+    labels = {"g": "radial distribution", "pairs_by_a": "pairs of an atom (1/Å)"}
+    pairs.set(xlabel="distance (Å)", ylabel=labels[density], xlim=(0, None), ylim=(0, None))
+    for axes in figure.axes:
         axes.grid(alpha=0.3, linewidth=0.5)
     figure.suptitle(f"{table.parent.name}, {times[-1]:.4g} ps")
     _save(figure, target)
+
+
+def _columns(table: Path) -> dict[str, np.ndarray]:
+    """Return the columns of a CSV file of numbers."""
+    with open(table, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
 def _figure(columns: int) -> matplotlib.figure.Figure:

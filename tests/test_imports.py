@@ -26,6 +26,7 @@ ALLOWED = {
     "md": {"ops", "data", "models", "train", "inference", "plots", "md"},
     "lammps": {"data", "models", "train", "inference", "lammps"},
     "cli": {"ops", "train", "inference", "convert", "md", "lammps"},
+    "jax_md": {"ops", "data", "inference"},
     "_startup": {"_jax_compat"},
     "_jax_compat": set(),
 }

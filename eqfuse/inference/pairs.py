@@ -141,16 +141,9 @@ def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
       the edges, their images, and whether each is near.
     """
     edges, count = pairs.edges, near.shape[0]
-    until = jnp.cumsum(near, dtype=jnp.int32)
-    near &= until <= size
-    until = jnp.minimum(until, size)
-    others = jnp.arange(1, count + 1, dtype=jnp.int32) - until
-    # how many of the first pairs that are not near are kept: evenly up to what is left
-    due = others.astype(jnp.float64) * (size - until[-1]) / jnp.maximum(others[-1], 1)
-    due = jnp.floor(due + 1e-9).astype(jnp.int32)
-    keep = near | (due > jnp.append(0, due[:-1]))
-    number, kept = _numbered(keep, size)  # [n_pairs + 1], [size]
-    of_sender, kept_by_sender = _numbered(keep[edges.sender_order], size)
+    keep = chosen_evenly(near, size)
+    number, kept = numbered(keep, size)  # [n_pairs + 1], [size]
+    of_sender, kept_by_sender = numbered(keep[edges.sender_order], size)
     chosen = Edges(
         senders=edges.senders[kept],
         receivers=edges.receivers[kept],
@@ -165,7 +158,28 @@ def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
     return chosen, pairs.images[kept], near[kept]
 
 
-def _numbered(keep, size: int):
+def chosen_evenly(near, size: int) -> jax.Array:
+    """Return the near ones and others, spread evenly, that are `size` together.
+
+    If more are near, the first are kept.
+
+    Args:
+      near: [count] bool.
+      size: at most count, static.
+    Returns:
+      [count] bool, `size` of which are true.
+    """
+    until = jnp.cumsum(near, dtype=jnp.int32)
+    near &= until <= size
+    until = jnp.minimum(until, size)
+    others = jnp.arange(1, len(near) + 1, dtype=jnp.int32) - until
+    # how many of the first others are kept: evenly up to what is left
+    due = others.astype(jnp.float64) * (size - until[-1]) / jnp.maximum(others[-1], 1)
+    due = jnp.floor(due + 1e-9).astype(jnp.int32)
+    return near | (due > jnp.append(0, due[:-1]))
+
+
+def numbered(keep, size: int):
     """Return for each place how many kept ones are before it, and the places of the kept ones."""
     count = keep.shape[0]
     until = jnp.cumsum(keep.astype(jnp.int32), dtype=jnp.int32)

@@ -1,22 +1,29 @@
 """Files of a simulation: frames, a table, a picture, and the checkpoint that it goes on from."""
 
 import dataclasses
+import gzip
+import io
 import time
 from pathlib import Path
 
 import ase
 import ase.io
 import numpy as np
+from ase import units
 
+from eqfuse.md.distances import Distances
 from eqfuse.md.settings import Settings
 from eqfuse.plots import dynamics
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.files import encode, read_file, write_whole
 from eqfuse.train.settings.schema import ConfigError
 
-TRAJECTORY, TABLE, PICTURE = "trajectory.xyz", "thermo.csv", "thermo.png"
-_CHECKPOINT = "checkpoint.safetensors"
-_HEAD = "step,time_fs,potential_ev,kinetic_ev,total_ev,temperature_k\n"
+TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
+_CHECKPOINT, _FORMAT = "checkpoint.safetensors", 2
+_HEAD = (
+    "step,time_fs,potential_ev,kinetic_ev,total_ev,temperature_k,conserved_ev,pressure_gpa,"
+    "volume_a3\n"
+)
 
 
 def read_checkpoint(folder: Path) -> tuple[dict, dict]:
@@ -29,6 +36,11 @@ def read_checkpoint(folder: Path) -> tuple[dict, dict]:
     arrays, metadata = read_file(path)
     if metadata.get("kind") != "md":
         raise CheckpointError(f"checkpoint {path} is not of a simulation")
+    if metadata.get("simulation_format") != _FORMAT:
+        raise CheckpointError(
+            f"checkpoint {path} was written by another version of eqfuse; start a new simulation "
+            "from the last frame of its trajectory, which has the velocities"
+        )
     return arrays, metadata
 
 
@@ -40,11 +52,18 @@ class Folder:
       path: of the folder.
       settings: of the simulation.
       sizes: bytes of the trajectory and the table, so far.
+      distances: between the atoms in the frames so far.
     """
 
     path: Path
     settings: Settings
     sizes: dict[str, int]
+    distances: Distances
+
+    @property
+    def trajectory(self) -> str:
+        """Name of the file of the trajectory."""
+        return f"trajectory.{self.settings.trajectory}"
 
     @classmethod
     def create(cls, settings: Settings, network: str) -> "Folder":
@@ -62,12 +81,13 @@ class Folder:
         values = {"network": network, **dataclasses.asdict(settings)}
         text = "".join(f"{name}={value}\n" for name, value in values.items())
         write_whole(path / "settings.txt", text)
-        folder = cls(path, settings, {TRAJECTORY: 0, TABLE: 0})
+        folder = cls(path, settings, {}, Distances())
+        folder.sizes[folder.trajectory] = 0
         folder._append(TABLE, _HEAD)
         return folder
 
     @classmethod
-    def reopen(cls, settings: Settings, sizes: dict[str, int]) -> "Folder":
+    def reopen(cls, settings: Settings, sizes: dict[str, int], counts) -> "Folder":
         """Open the folder of a checkpoint, and cut off what was written after it.
 
         Raises:
@@ -80,31 +100,52 @@ class Folder:
         for name, size in sizes.items():
             with open(path / name, "r+b") as file:
                 file.truncate(size)
-        return cls(path, settings, dict(sizes))
+        return cls(path, settings, dict(sizes), Distances(counts))
 
-    def add_row(self, step: int, row):
-        """Add potential and kinetic energy (eV) and temperature (K) of a step to the table."""
-        potential, kinetic, temperature = map(float, row)
-        values = (step * self.settings.timestep, potential, kinetic, potential + kinetic)
-        self._append(TABLE, ",".join(map(repr, (step, *values, temperature))) + "\n")
+    def add_row(self, step: int, row: dict):
+        """Add a step to the table: energies (eV), temperature (K), pressure and volume."""
+        total = row["potential"] + row["kinetic"]
+        values = (
+            step * self.settings.timestep,
+            row["potential"],
+            row["kinetic"],
+            total,
+            row["temperature"],
+            row["conserved"],
+            row["pressure"] / units.GPa,
+            row["volume"],
+        )
+        self._append(TABLE, ",".join(map(repr, (step, *map(float, values)))) + "\n")
 
     def add_frame(self, atoms: ase.Atoms, step: int):
         """Add a frame to the trajectory: positions, not wrapped, momenta, energy and forces."""
         atoms.info |= {"step": step, "time_fs": step * self.settings.timestep}
-        path = self.path / TRAJECTORY
-        ase.io.write(path, atoms, format="extxyz", append=True)
-        self.sizes[TRAJECTORY] = path.stat().st_size
+        text = io.StringIO()
+        ase.io.write(text, atoms, format="extxyz")
+        data = text.getvalue().encode()
+        if self.settings.trajectory == "xyz.gz":  # one member for each frame, of the same bytes
+            data = gzip.compress(data, mtime=0)
+        with open(self.path / self.trajectory, "ab") as file:
+            file.write(data)
+            self.sizes[self.trajectory] = file.tell()
+        self.distances.add(atoms)
 
     def write_checkpoint(self, arrays: dict[str, np.ndarray], **metadata):
         """Write what `read_checkpoint` reads."""
         settings = dataclasses.asdict(self.settings) | {"run": None}
-        metadata |= {"kind": "md", "settings": settings, "sizes": self.sizes}
+        metadata |= {
+            "kind": "md",
+            "simulation_format": _FORMAT,
+            "settings": settings,
+            "sizes": self.sizes,
+        }
         arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         write_whole(self.path / _CHECKPOINT, encode(arrays, metadata))
 
-    def draw(self):
-        """Draw the picture of the table."""
-        dynamics(self.path / TABLE, self.path / PICTURE)
+    def draw(self, periodic: bool):
+        """Write the radial distribution, and draw the picture of it and the table."""
+        self.distances.write(self.path / DISTANCES, periodic)
+        dynamics(self.path / TABLE, self.path / DISTANCES, self.path / PICTURE)
 
     def _append(self, name: str, text: str):
         with open(self.path / name, "a", encoding="utf-8") as file:

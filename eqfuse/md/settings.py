@@ -1,6 +1,7 @@
 """The settings of dynamics: names, defaults, checks and help."""
 
 import dataclasses
+import math
 from typing import Literal
 
 from eqfuse.train.settings.schema import (
@@ -26,6 +27,7 @@ temperature, with no total momentum. resume=FOLDER continues a simulation, up to
 Examples
   eqfuse md first start.xyz temperature=300 steps=20000 timestep=0.5 run=nve
   eqfuse md first start.xyz ensemble=langevin friction=5 temperature=600 run=hot
+  eqfuse md first start.xyz ensemble=npt temperature=300 pressure=1 run=squeezed
   eqfuse md resume=hot steps=40000
 
 Settings (default in brackets)
@@ -36,13 +38,22 @@ Settings (default in brackets)
 class Settings:
     """The settings of one simulation."""
 
-    ensemble: Literal["nve", "langevin"] = setting("nve", "what is simulated")
-    temperature: float = setting(300.0, "K, of drawn velocities and of langevin", NOT_NEGATIVE)
+    ensemble: Literal["nve", "langevin", "nose-hoover", "npt"] = setting(
+        "nve", "what is simulated; npt: langevin with a periodic cell that changes its volume"
+    )
+    temperature: float = setting(300.0, "K, of drawn velocities and of thermostats", NOT_NEGATIVE)
     steps: int = setting(1000, "number of steps in all", POSITIVE)
     timestep: float = setting(0.5, "fs", POSITIVE)
-    friction: float = setting(1.0, "1/ps, of langevin", POSITIVE)
-    seed: int = setting(0, "of drawn velocities and of the noise of langevin", NOT_NEGATIVE)
+    friction: float = setting(1.0, "1/ps, of langevin and npt", POSITIVE)
+    thermostat_time: float = setting(100.0, "fs, of the chain of nose-hoover", POSITIVE)
+    pressure: float = setting(0.0, "GPa, of npt")
+    pressure_time: float = setting(1000.0, "fs, in which npt approaches its pressure", POSITIVE)
+    compressibility: float = setting(
+        0.01, "1/GPa, roughly that of the material: 0.01 of silicon, 0.45 of water", POSITIVE
+    )
+    seed: int = setting(0, "of drawn velocities and of noise", NOT_NEGATIVE)
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
+    trajectory: Literal["xyz", "xyz.gz"] = setting("xyz", "plain or compressed; ASE reads either")
     log_every: int = setting(10, "steps between rows of thermo.csv", POSITIVE)
     skin: float = setting(0.5, "Å, by which the neighbour list goes beyond the cutoff", POSITIVE)
     max_force: float = setting(100.0, "eV/Å, on an atom; a larger one stops", POSITIVE)
@@ -57,6 +68,10 @@ class Settings:
 
     def __post_init__(self):
         check_ranges(self, "")
+        if not math.isfinite(self.pressure):
+            raise ConfigError(f"pressure={self.pressure} is impossible: it must be finite")
+        if self.ensemble in ("nose-hoover", "npt") and self.temperature == 0:
+            raise ConfigError(f"ensemble={self.ensemble} needs a temperature above zero")
         for name, most in (("steps", 2**31), ("seed", 2**32)):
             value = getattr(self, name)
             if value >= most:
@@ -91,6 +106,6 @@ def help_text() -> str:
         default = "null" if field.default is None else field.default
         text = field.metadata["help"]
         if field.name == "ensemble":
-            text = f"nve or langevin; {text}"
+            text = f"nve, langevin, nose-hoover or npt; {text}"
         lines.append(f"  {field.name:<16} {text} [{default}]")
     return _HELP + "\n".join(lines)

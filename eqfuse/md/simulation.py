@@ -1,7 +1,6 @@
-"""A simulation: the host makes neighbour lists and writes, the device takes the steps."""
+"""A simulation: the device takes the steps, and the host writes."""
 
 import dataclasses
-import math
 import time
 from pathlib import Path
 
@@ -12,27 +11,20 @@ from ase import units
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse import ops
-from eqfuse.data import DataError, Structure, neighbor_list
+from eqfuse.data import DataError, Structure
 from eqfuse.data.samples import species_index
 from eqfuse.inference.predict import Network
+from eqfuse.md.integrators import State
+from eqfuse.md.neighbors import Grid
 from eqfuse.md.output import Folder, read_checkpoint
 from eqfuse.md.settings import Settings
 from eqfuse.md.start import initial_velocities, read_start, require_apart
-from eqfuse.md.steps import (
-    LIMIT,
-    MOST_STEPS,
-    NEW_LIST,
-    Listing,
-    State,
-    compile_steps,
-    total_energy,
-)
-from eqfuse.ops import Edges
+from eqfuse.md.stepper import Stepper
+from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Room
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
 
-_HEADROOM, _EDGE_MULTIPLE = 1.1, 64
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_CHECKPOINTS = 2, 10
 
 
@@ -82,7 +74,10 @@ def resume(folder, steps: int | None = None) -> ase.Atoms:
             f"steps={settings.steps}: {folder} is already at step {metadata['step']}; give more"
         )
     atoms = ase.Atoms(
-        arrays["numbers"], arrays["positions"], cell=arrays["cell"], pbc=arrays["pbc"].tolist()
+        arrays["numbers"],
+        arrays["state.positions"],
+        cell=arrays["state.cell"],
+        pbc=arrays["pbc"].tolist(),
     )
     atoms.set_masses(arrays["masses"])
     simulation = _Simulation(metadata["network"], atoms, settings)
@@ -122,18 +117,26 @@ class _Simulation:
         self._masses = np.asarray(atoms.get_masses(), np.float64)
         if not (np.isfinite(self._masses) & (self._masses > 0)).all():
             raise DataError("masses must be finite and greater than zero")
-        self._capacity, self._listing, self._advance = 0, None, None
+        if settings.ensemble == "npt" and not all(atoms.pbc):
+            raise DataError(
+                "ensemble=npt needs a cell with three periodic directions, and "
+                f"pbc={atoms.pbc.tolist()}; choose another ensemble, or make the atoms periodic"
+            )
+        self._stepper = Stepper(
+            self._network, self._species, self._masses, self._atoms.pbc, settings
+        )
         self.state, self._last = None, None
 
     def begin(self, velocities):
         """Compute the first forces, and write the first frame of a new folder."""
         positions = self._atoms.positions
         require_apart(positions, self._cell, self._atoms.pbc)
-        self._list(positions)
-        zero = np.zeros(positions.shape)
-        self.state = State(positions.copy(), np.array(velocities), zero, np.int32(0))
+        stepper = self._stepper
+        stepper.begin(positions, self._cell)
         # a step of no length computes the forces with the program of all steps
-        done = self._take(1, 0.0)
+        done = stepper.take(stepper.state(positions, velocities, self._cell), 1, 0.0)
+        while not done.state.step and done.reason != LIMIT:
+            done = stepper.take(done.state, 1, 0.0)
         if done.reason == LIMIT:
             raise DataError(f"no step can be taken from this structure: {self._excess(done, 0)}")
         self.state = done.state._replace(step=np.int32(0))
@@ -142,12 +145,15 @@ class _Simulation:
 
     def go_on(self, arrays: dict, metadata: dict):
         """Take up the state of a checkpoint."""
-        self._capacity = metadata["capacity"]
-        self._list(arrays["listed"])
-        names = ("positions", "velocities", "forces")
-        self.state = State(*(arrays[name] for name in names), np.int32(metadata["step"]))
+        grid = Grid(*(tuple(v) if isinstance(v, list) else v for v in metadata["grid"]))
+        grid = grid._replace(axes=tuple(map(tuple, grid.axes)))
+        room = Room(grid, metadata["pairs"], metadata["edges"])
+        self._stepper.go_on(room, (arrays["listed"], arrays["listed_cell"]))
+        scalars = {name: arrays[f"state.{name}"].reshape(()) for name in ("heat", "step")}
+        others = {n: arrays[f"state.{n}"] for n in State._fields if n not in scalars}
+        self.state = State(**others, **scalars)
         self._last = metadata["step"], metadata["row"]
-        self._folder = Folder.reopen(self._settings, metadata["sizes"])
+        self._folder = Folder.reopen(self._settings, metadata["sizes"], arrays["distances"])
 
     def proceed(self) -> ase.Atoms:
         """Take all steps, and return the last frame."""
@@ -157,14 +163,12 @@ class _Simulation:
             while (step := int(self.state.step)) < self._settings.steps:
                 every = self._settings.save_every
                 wanted = min(every - step % every, MOST_STEPS, self._settings.steps - step)
-                done = self._take(wanted, self._settings.timestep * units.fs)
+                done = self._stepper.take(self.state, wanted, self._settings.timestep * units.fs)
                 self.state = done.state
                 taken = int(done.state.step) - step
                 self._record(done.rows, step + 1, taken)
                 if done.reason == LIMIT:
                     self._stop(self._excess(done, taken))
-                if done.reason == NEW_LIST:
-                    self._renew(done, taken)
                 now = time.perf_counter()
                 if first == step:  # that compiled
                     began, first = now, step + taken
@@ -183,53 +187,8 @@ class _Simulation:
         self._print(int(self.state.step) - first, time.perf_counter() - began)
         return self._frame()
 
-    def _take(self, steps: int, timestep: float):
-        """Return what some steps on the device did, on the host."""
-        if self._advance is None:
-            network = self._network
-            energy = total_energy(
-                network._potential, network._params, network.cutoff, network.dtype
-            )
-            # noise acts on the total momentum too; without it the momentum is conserved
-            count = 3 * len(self._species)
-            free = count - 3 if self._settings.ensemble == "nve" and count > 3 else count
-            self._advance = compile_steps(energy, self._species, self._masses, self._settings, free)
-        return jax.device_get(
-            self._advance(self.state, self._listing, np.int32(steps), np.float64(timestep))
-        )
-
-    def _list(self, positions):
-        """Make the neighbour list of positions, padded to the capacity, which grows if needed."""
-        reach = self._network.cutoff + self._settings.skin
-        senders, receivers, shifts = neighbor_list(positions, self._cell, self._atoms.pbc, reach)
-        count, atoms = len(senders), len(positions)
-        if count > self._capacity or not self._capacity:
-            room = math.ceil((_HEADROOM * count + 1) / _EDGE_MULTIPLE)
-            self._capacity = room * _EDGE_MULTIPLE
-        padding = self._capacity - count
-        # spread over the atoms: the edges of one are summed one after the other
-        loops = np.arange(padding) * atoms // max(padding, 1)
-        senders, receivers = np.append(senders, loops), np.append(receivers, loops)
-        order = np.lexsort((senders, receivers))
-        shifts = np.concatenate([shifts, np.zeros((padding, 3))])[order]
-        edges = Edges.from_arrays(senders[order], receivers[order], atoms)
-        self._listing = jax.device_put(Listing(edges, shifts, np.array(positions)))
-
-    def _renew(self, done, taken: int):
-        """Make a new neighbour list, unless the old one is new: then a step was too long."""
-        fresh = np.array_equal(self._listing.positions, done.state.positions)
-        if fresh and not taken:
-            self._stop(
-                f"an atom moved by {done.moved:.3g} Å in one step, more than half the skin of "
-                f"{self._settings.skin} Å"
-            )
-        try:
-            self._list(done.state.positions)
-        except DataError as error:
-            self._stop(str(error))
-
     def _excess(self, done, row: int) -> str:
-        potential, _, temperature, force = done.rows[row]
+        potential, _, temperature, force = done.rows[row][:4]
         if not np.isfinite([potential, temperature, force]).all():
             return "energy or forces are not finite"
         if force > self._settings.max_force:
@@ -251,11 +210,11 @@ class _Simulation:
     def _record(self, rows, first: int, count: int):
         """Write the rows of steps from number `first` on, and a frame if one is due."""
         rows = np.array(rows[:count])
-        rows[:, 0] += self._reference
+        rows[:, [COLUMNS.index("potential"), COLUMNS.index("conserved")]] += self._reference
         last = self._settings.steps
         for step, row in enumerate(rows, first):
             if step % self._settings.log_every == 0 or step == last:
-                self._folder.add_row(step, row[:3])
+                self._folder.add_row(step, dict(zip(COLUMNS, row, strict=True)))
         step = first + count - 1
         if count:
             self._last = step, rows[-1]
@@ -265,6 +224,8 @@ class _Simulation:
     def _frame(self) -> ase.Atoms:
         atoms = self._atoms.copy()
         atoms.positions = self.state.positions
+        if atoms.pbc.any():
+            atoms.cell = self.state.cell
         atoms.set_masses(self._masses)
         atoms.set_velocities(self.state.velocities)
         results = {"energy": float(self._last[1][0]), "forces": np.array(self.state.forces)}
@@ -275,26 +236,29 @@ class _Simulation:
         arrays = {
             "numbers": self._atoms.numbers,
             "masses": self._masses,
-            "cell": self._atoms.cell.array,
             "pbc": self._atoms.pbc,
-            "listed": np.asarray(self._listing.positions),
-            **{name: np.asarray(getattr(self.state, name)) for name in self.state._fields[:3]},
+            "distances": self._folder.distances.counts,
+            **{f"state.{name}": np.asarray(value) for name, value in self.state._asdict().items()},
         }
+        arrays["listed"], arrays["listed_cell"] = self._stepper.listed
+        room = self._stepper.room
         self._folder.write_checkpoint(
             arrays,
             network=self._path,
             digest=self.digest,
             step=int(self.state.step),
-            capacity=self._capacity,
+            grid=room.grid,
+            pairs=room.pairs,
+            edges=room.edges,
             row=[float(value) for value in self._last[1]],
         )
 
     def _finish(self):
         self._checkpoint()
-        self._folder.draw()
+        self._folder.draw(all(self._atoms.pbc))
 
     def _print(self, steps: int, seconds: float):
-        step, (potential, kinetic, temperature, _) = self._last
+        step, (potential, kinetic, temperature, *_) = self._last
         femtoseconds = step * self._settings.timestep
         speed = steps * self._settings.timestep * 1e-6 / max(seconds, 1e-9) * 86400
         rate = f"{speed:.3g} ns/day" if steps else ""

@@ -1,46 +1,50 @@
-"""Steps of dynamics on the device, for as long as a neighbour list is valid."""
+"""Steps of dynamics on the device, with neighbour lists that are made there when they are due."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ase import units
 
+from eqfuse.inference.pairs import Pairs, evaluate, strain_derivative
+from eqfuse.md.integrators import Integrator, State, volume
+from eqfuse.md.neighbors import Grid, Needed, make_pairs
 from eqfuse.models.potential import Potential
-from eqfuse.ops import Edges
 
 MOST_STEPS = 100
 """Steps that one call can take."""
-RUNNING, NEW_LIST, LIMIT = range(3)
-"""Why a call returned: all steps are done, the next needs a new neighbour list, or a limit."""
+RUNNING, LIMIT, OVERFLOW = range(3)
+"""Why a call returned: all steps are done, a limit was passed, or arrays are too small."""
+COLUMNS = ("potential", "kinetic", "temperature", "force", "conserved", "pressure", "volume")
+"""Of the rows of a call, in eV, K, eV/Å, eV/Å^3 and Å^3."""
 
 
-class State(NamedTuple):
-    """Atoms between two steps, float64 in ASE's units (Å, eV, atomic mass units).
+class Room(NamedTuple):
+    """The sizes that a program is compiled for: grid of boxes, pairs, edges within the cutoff."""
 
-    Attributes:
-      positions, velocities, forces: [n_atoms, 3].
-      step: int32, the number of steps that led here.
-    """
-
-    positions: jax.Array
-    velocities: jax.Array
-    forces: jax.Array
-    step: jax.Array
+    grid: Grid
+    pairs: int
+    edges: int
 
 
 class Listing(NamedTuple):
-    """A padded neighbour list.
+    """A neighbour list, and the positions and the cell for which it was made.
 
-    Attributes:
-      edges: pairs within cutoff and skin; padding joins an atom to itself.
-      shifts: [n_edges, 3] Å, of the senders; zero for padding.
-      positions: [n_atoms, 3] Å, for which it was made.
+    Positions that are infinite say that a list has still to be made.
     """
 
-    edges: Edges
-    shifts: jax.Array
+    pairs: Pairs
     positions: jax.Array
+    cell: jax.Array
+
+
+class Most(NamedTuple):
+    """What was needed at most: see `Needed`; edges within the cutoff; and how many lists."""
+
+    needed: Needed
+    edges: jax.Array
+    lists: jax.Array
 
 
 class Advanced(NamedTuple):
@@ -48,110 +52,120 @@ class Advanced(NamedTuple):
 
     Attributes:
       state: the last good state.
-      reason: RUNNING, NEW_LIST or LIMIT.
-      rows: [MOST_STEPS, 4], after each step: potential energy (eV, without reference energies),
-        kinetic energy (eV), temperature (K), largest force (eV/Å). The row of a step that a limit
-        refused comes last.
-      moved: Å, the largest distance of an atom from where the list was made.
+      listing: the last list, to be passed to the next call.
+      reason: RUNNING, LIMIT or OVERFLOW.
+      rows: [MOST_STEPS, len(COLUMNS)], after each step. The row of a step that a limit refused
+        comes last. The potential energy is without reference energies.
+      most: what was needed in this call.
     """
 
     state: State
+    listing: Listing
     reason: jax.Array
     rows: jax.Array
-    moved: jax.Array
+    most: Most
 
 
-def total_energy(potential: Potential, params, cutoff: float, dtype):
-    """Return the function of (positions, species, listing) that is the relative energy in eV.
+def energy_and_forces(potential: Potential, cutoff: float, dtype: str, edges: int):
+    """Return the function of (params, pairs, positions, cell, species) that evaluates a network.
 
-    Pairs beyond the cutoff get a vector of zero, as padding has, so that they contribute nothing,
-    whatever the model does there. Vectors are differences in float64, then of `dtype`.
+    It returns the relative energy (eV), forces, the derivative by the strain, and the number of
+    edges within the cutoff; see `eqfuse.inference.pairs.evaluate`.
     """
 
-    def energy(positions, species, listing: Listing):
-        edges = listing.edges
-        vectors = positions[edges.senders] + listing.shifts - positions[edges.receivers]
-        near = jnp.sum(vectors**2, axis=1) < cutoff**2
-        vectors = jnp.where(near[:, None], vectors, 0).astype(dtype)
-        return jnp.sum(potential.apply(params, vectors, species, edges).astype(jnp.float64))
+    def function(params, pairs, positions, cell, species):
+        index = jnp.zeros(len(species), jnp.int32)
+        structure = positions, cell[None], index, species, len(species)
+        done = evaluate(potential, cutoff, dtype, params, pairs, *structure, size=edges)
+        return jnp.sum(done.node_energy), done.forces, strain_derivative(done), done.num_edges
 
-    return energy
+    return function
 
 
-def compile_steps(energy, species, masses, settings, freedoms: int):
-    """Return the compiled function (state, listing, steps, timestep) -> `Advanced`.
+def no_listing(room: Room, num_atoms: int) -> Listing:
+    """Return a listing that says that a list has to be made."""
+    arrays = np.zeros((num_atoms, 3)), np.zeros((3, 3))
+    shapes = jax.eval_shape(lambda *a: make_pairs(room.grid, room.pairs, *a)[0], *arrays)
+    pairs = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    return Listing(pairs, np.full((num_atoms, 3), np.inf), np.eye(3))
 
-    `nve` is velocity Verlet (Swope et al. 1982). `langevin` is BAOAB: half a kick, half a drift,
-    friction and noise, half a drift, half a kick (Leimkuhler and Matthews 2013, Appl. Math. Res.
-    Express 2013, 34, https://doi.org/10.1093/amrx/abs010). The noise of a step depends on the seed
-    and the number of the step only.
 
-    No forces are computed with a list that is too short: before them, the function returns the
-    state of the step before if an atom has moved by more than half the skin.
+def compile_steps(energy, integrator: Integrator, room: Room, settings, cutoff: float):
+    """Return a compiled function: params, species, state, listing, steps, timestep -> `Advanced`.
+
+    No forces are computed with a list that is too short: before them, a new one is made if atoms,
+    with the cell, have moved too far. A step for which the arrays are too small is not taken; the
+    caller enlarges them, and takes it then.
 
     Args:
-      energy: see `total_energy`.
-      species: [n_atoms] int32.
-      masses: [n_atoms] atomic mass units.
+      energy: see `energy_and_forces`.
+      integrator: of the ensemble.
+      room: the sizes; of edges, those of `energy`.
       settings: see `eqfuse.md.Settings`.
-      freedoms: the degrees of freedom, of the temperature.
+      cutoff: Å.
     """
-    masses = jnp.asarray(masses, jnp.float64)[:, None]
-    key = jax.random.key(settings.seed)
-    thermal = jnp.sqrt(units.kB * settings.temperature / masses)
-    friction = settings.friction / (1000 * units.fs)
+    periodic = all(room.grid.pbc)
 
-    def drift(state, timestep):
-        velocities = state.velocities + timestep / 2 * state.forces / masses
-        if settings.ensemble == "nve":
-            return state.positions + timestep * velocities, velocities
-        positions = state.positions + timestep / 2 * velocities
-        kept = jnp.exp(-friction * timestep)
-        noise = jax.random.normal(jax.random.fold_in(key, state.step), positions.shape, jnp.float64)
-        velocities = kept * velocities + jnp.sqrt(1 - kept**2) * thermal * noise
-        return positions + timestep / 2 * velocities, velocities
+    def is_valid(listing: Listing, state: State):
+        """See `eqfuse.inference.pairs.is_valid`; not where it is NaN."""
+        stretch = 1.0
+        if settings.ensemble == "npt":
+            stretch = jnp.cbrt(volume(state.cell) / volume(listing.cell))
+        moved = state.positions - stretch * listing.positions
+        most = jnp.sqrt(jnp.max(jnp.sum(moved**2, axis=1)))
+        return 2 * most <= (cutoff + settings.skin) * stretch - cutoff
 
-    def advance(state: State, listing: Listing, steps, timestep) -> Advanced:
-        def finish(positions, velocities, before: State):
-            potential, gradient = jax.value_and_grad(energy)(positions, species, listing)
-            velocities = velocities - timestep / 2 * gradient / masses
-            kinetic = jnp.sum(masses * velocities**2) / 2
-            temperature = 2 * kinetic / (freedoms * units.kB)
-            force = jnp.sqrt(jnp.max(jnp.sum(gradient**2, axis=1)))
-            good = (force <= settings.max_force) & (temperature <= settings.max_temperature)
-            good &= jnp.isfinite(potential)
-            after = State(positions, velocities, -gradient, before.step + 1)
-            state = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, before)
-            row = jnp.stack([potential, kinetic, temperature, force])
-            return state, jnp.where(good, RUNNING, LIMIT).astype(jnp.int32), row
+    def listed(listing: Listing, state: State) -> tuple[Listing, Needed]:
+        pairs, needed = make_pairs(room.grid, room.pairs, state.positions, state.cell)
+        return Listing(pairs, state.positions, state.cell), needed
 
+    def take(params, species, before: State, listing: Listing, timestep):
+        state = integrator.begin(before, timestep)
+        valid = is_valid(listing, state)
+        none = Needed(jnp.int32(0), jnp.int32(0), jnp.bool_(True))
+        listing, needed = jax.lax.cond(
+            valid, lambda: (listing, none), lambda: listed(listing, state)
+        )
+        potential, forces, strain, edges = energy(
+            params, listing.pairs, state.positions, state.cell, species
+        )
+        state = integrator.finish(state._replace(forces=forces, strain=strain), timestep)
+        kinetic = integrator.kinetic(state.velocities)
+        temperature = 2 * kinetic / (integrator.freedoms * units.kB)
+        force = jnp.sqrt(jnp.max(jnp.sum(forces**2, axis=1)))
+        good = (force <= settings.max_force) & (temperature <= settings.max_temperature)
+        good &= jnp.isfinite(potential)
+        fits = (needed.pairs <= room.pairs) & (needed.occupancy <= room.grid.occupancy)
+        fits &= needed.is_wide & (edges <= room.edges)
+        reason = jnp.where(fits, jnp.where(good, RUNNING, LIMIT), OVERFLOW).astype(jnp.int32)
+        now = [integrator.conserved(state, potential), jnp.nan, jnp.nan]
+        if periodic:
+            now[1:] = integrator.pressure(state), volume(state.cell)
+        row = jnp.stack([potential, kinetic, temperature, force, *now])
+        state = jax.tree.map(lambda new, old: jnp.where(fits & good, new, old), state, before)
+        return state, listing, reason, row, Most(needed, edges, (~valid).astype(jnp.int32))
+
+    def advance(params, species, state: State, listing: Listing, steps, timestep) -> Advanced:
         def body(carry):
-            state, done, _, rows, _ = carry
-            positions, velocities = drift(state, timestep)
-            moved = _largest(positions - listing.positions)
-            valid = moved <= settings.skin / 2  # not where it is NaN
-            state, reason, row = jax.lax.cond(
-                valid,
-                lambda: finish(positions, velocities, state),
-                lambda: (state, jnp.int32(NEW_LIST), rows[done]),
+            state, listing, done, _, rows, most = carry
+            state, listing, reason, row, now = take(params, species, state, listing, timestep)
+            needed = Needed(
+                jnp.maximum(most.needed.pairs, now.needed.pairs),
+                jnp.maximum(most.needed.occupancy, now.needed.occupancy),
+                most.needed.is_wide & now.needed.is_wide,
             )
-            return state, done + 1, reason, rows.at[done].set(row), moved
+            edges = jnp.maximum(most.edges, now.edges)
+            most = Most(needed, edges, most.lists + now.lists)
+            return state, listing, done + 1, reason, rows.at[done].set(row), most
 
         def goes_on(carry):
-            return (carry[1] < steps) & (carry[2] == RUNNING)
+            return (carry[2] < steps) & (carry[3] == RUNNING)
 
-        start = (
-            state,
-            jnp.int32(0),
-            jnp.int32(RUNNING),
-            jnp.zeros((MOST_STEPS, 4), jnp.float64),
-            jnp.float64(0),
-        )
-        state, _, reason, rows, moved = jax.lax.while_loop(goes_on, body, start)
-        return Advanced(state, reason, rows, moved)
+        zero = jnp.int32(0)
+        most = Most(Needed(zero, zero, jnp.bool_(True)), zero, zero)
+        rows = jnp.zeros((MOST_STEPS, len(COLUMNS)), jnp.float64)
+        start = state, listing, zero, jnp.int32(RUNNING), rows, most
+        state, listing, _, reason, rows, most = jax.lax.while_loop(goes_on, body, start)
+        return Advanced(state, listing, reason, rows, most)
 
-    return jax.jit(advance)
-
-
-def _largest(vectors):
-    return jnp.sqrt(jnp.max(jnp.sum(vectors**2, axis=1)))
+    return jax.jit(advance, donate_argnums=(2, 3))

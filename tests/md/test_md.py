@@ -14,11 +14,12 @@ from ase.md.verlet import VelocityVerlet
 
 import eqfuse
 from eqfuse import cli, md
-from eqfuse.data import DataError, neighbor_list
-from eqfuse.md import simulation
+from eqfuse.data import DataError
+from eqfuse.inference.pairs import evaluate, list_pairs, padded_pairs
+from eqfuse.md import simulation, stepper
 from eqfuse.md.output import read_checkpoint
-from eqfuse.md.steps import Listing, total_energy
-from eqfuse.ops import Edges
+from eqfuse.md.stepper import Stepper
+from eqfuse.md.steps import Room
 from eqfuse.train import CheckpointError
 from eqfuse.train.main import main
 from eqfuse.train.run.stopping import Interrupted, TrainingFailed
@@ -50,15 +51,15 @@ def molecule():
 
 
 @pytest.fixture
-def lists(monkeypatch):
-    """Return the positions for which neighbour lists were made, as they are made."""
-    made, make = [], simulation._Simulation._list
+def steppers(monkeypatch):
+    """Return what takes the steps of the simulations, as they are begun."""
+    made, begin = [], Stepper.__init__
 
-    def noted(self, positions):
-        made.append(positions)
-        make(self, positions)
+    def noted(self, *args):
+        made.append(self)
+        begin(self, *args)
 
-    monkeypatch.setattr(simulation._Simulation, "_list", noted)
+    monkeypatch.setattr(Stepper, "__init__", noted)
     return made
 
 
@@ -68,9 +69,20 @@ def table(folder):
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
-@pytest.mark.parametrize("kind", ["crystal", "molecule"])
-def test_every_step_is_that_of_ase(kind, run, tmp_path, request, lists):
-    """200 hot steps with a thin skin, so that many lists are made."""
+@pytest.mark.parametrize(
+    ("kind", "small"), [("crystal", False), ("crystal", True), ("molecule", False)]
+)
+def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers, monkeypatch):
+    """200 hot steps with a thin skin, so that many lists are made; also in too small arrays."""
+    if small:
+        begin = Stepper.begin
+
+        def shrunk(self, *args):
+            begin(self, *args)
+            grid = self.room.grid._replace(occupancy=1)
+            self._use(Room(grid, self.room.pairs // 2, self.room.edges // 2))
+
+        monkeypatch.setattr(Stepper, "begin", shrunk)
     atoms = request.getfixturevalue(kind)
     rng = np.random.default_rng(0)
     atoms.set_velocities(rng.normal(scale=0.02, size=(4, 3)))
@@ -88,8 +100,10 @@ def test_every_step_is_that_of_ase(kind, run, tmp_path, request, lists):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulation.Folder, "add_frame", kept)
         md.run(run, atoms, steps=200, run=str(tmp_path / "md"), **settings)
-    assert len(lists) > 5
+    assert steppers[0].num_lists > 5
+    assert (steppers[0].num_programs > 2) == small
     rows = table(tmp_path / "md")
+    assert rows["step"].tolist() == list(range(201))
     for step in range(201):
         assert rows["total_ev"][step] == pytest.approx(reference.get_total_energy(), abs=1e-9)
         if step % 10 == 0:
@@ -103,7 +117,9 @@ def test_every_step_is_that_of_ase(kind, run, tmp_path, request, lists):
     assert np.abs(frames[200].positions - atoms.positions).max() > 0.2
 
 
-@pytest.mark.parametrize("ensemble", ["nve", "langevin"])
+@pytest.mark.parametrize(
+    "ensemble", ["langevin", "npt", pytest.param("nose-hoover", marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_has_the_same_numbers(ensemble, run, crystal, tmp_path):
     settings = {"ensemble": ensemble, "skin": 0.1, "temperature": 600, "save_every": 7}
     md.run(run, crystal, steps=60, run=str(tmp_path / "whole"), **settings)
@@ -112,30 +128,68 @@ def test_a_resumed_run_has_the_same_numbers(ensemble, run, crystal, tmp_path):
         file.write("a line after the checkpoint\n")
     shutil.move(tmp_path / "parts", tmp_path / "moved")
     assert cli.main(["md", f"resume={tmp_path / 'moved'}", "steps=60"]) == 0
-    names = ("positions", "velocities", "forces", "listed")
     whole, parts = (simulation.read_checkpoint(tmp_path / n)[0] for n in ("whole", "moved"))
-    for name in names:
-        np.testing.assert_array_equal(whole[name], parts[name])
+    assert whole.keys() == parts.keys()
+    for name in whole.keys() - {"distances"}:  # the moved one has a frame more
+        np.testing.assert_array_equal(whole[name], parts[name], err_msg=name)
     before, after = (table(tmp_path / name) for name in ("whole", "moved"))
     kept = np.isin(after["step"], before["step"])
     np.testing.assert_array_equal(after["total_ev"][kept], before["total_ev"])
     frames = ase.io.read(tmp_path / "moved" / "trajectory.xyz", ":")
     assert [frame.info["step"] for frame in frames] == [0, 7, 14, 21, 28, 33, 35, 42, 49, 56, 60]
     moving = frames[-1].get_velocities()
-    np.testing.assert_allclose(moving, whole["velocities"], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(moving, whole["state.velocities"], rtol=0, atol=1e-7)
+
+
+def test_a_resumed_run_has_the_sizes_of_the_arrays(run, crystal, tmp_path, steppers, monkeypatch):
+    """They are larger here than a new simulation would choose."""
+    chosen = ("grid", "pairs", "edges")
+    settings = {"save_every": 5, "run": str(tmp_path / "md")}
+    with monkeypatch.context() as patch:
+        patch.setattr(stepper, "room_for_edges", lambda count: count + 96)
+        patch.setattr(stepper, "room_for_pairs", lambda count: count + 160)
+        patch.setattr("eqfuse.md.neighbors.room_in_boxes", lambda most, atoms: most + 3)
+        md.run(run, crystal, steps=5, **settings)
+    before = read_checkpoint(tmp_path / "md")[1]
+    md.resume(tmp_path / "md", 10)
+    after = read_checkpoint(tmp_path / "md")[1]
+    assert after["step"] == 10
+    assert [after[name] for name in chosen] == [before[name] for name in chosen]
+    fresh, resumed = steppers
+    assert resumed.room == fresh.room
+    assert resumed.num_programs == 1
+    md.run(run, crystal, steps=5, run=str(tmp_path / "other"))
+    other = read_checkpoint(tmp_path / "other")[1]
+    assert all(other[name] != before[name] for name in chosen)
+
+
+def test_a_compressed_trajectory_holds_the_same_frames(run, crystal, tmp_path):
+    settings = {"skin": 0.1, "temperature": 600, "save_every": 4}
+    md.run(run, crystal, steps=12, run=str(tmp_path / "plain"), **settings)
+    md.run(run, crystal, steps=6, run=str(tmp_path / "gz"), trajectory="xyz.gz", **settings)
+    with open(tmp_path / "gz" / "trajectory.xyz.gz", "ab") as file:
+        file.write(b"a killed process")
+    md.resume(tmp_path / "gz", 12)
+    plain = ase.io.read(tmp_path / "plain" / "trajectory.xyz", ":")
+    packed = ase.io.read(tmp_path / "gz" / "trajectory.xyz.gz", ":")
+    assert [frame.info["step"] for frame in packed] == [0, 4, 6, 8, 12]
+    del packed[2]
+    for one, other in zip(plain, packed, strict=True):
+        np.testing.assert_array_equal(one.positions, other.positions)
+        np.testing.assert_array_equal(one.get_velocities(), other.get_velocities())
 
 
 def test_edges_beyond_the_cutoff_contribute_nothing(run, crystal):
     states = []
     for skin in (0.01, 1.5):
-        job = simulation._Simulation(run, crystal, md.Settings(skin=skin))
+        job = simulation._Simulation(run, crystal, md.Settings(skin=skin))._stepper
         with jax.enable_x64(True):
-            job._list(crystal.positions)
-            zero = np.zeros((4, 3))
-            job.state = simulation.State(crystal.positions, zero, zero, np.int32(0))
-            states.append((job._take(1, 0.0), job._capacity))
+            job.begin(crystal.positions, crystal.cell.array)
+            start = job.state(crystal.positions, np.zeros((4, 3)), crystal.cell.array)
+            states.append((job.take(start, 1, 0.0), job.room))
     (near, few), (far, many) = states
-    assert many > 1.5 * few
+    assert many.pairs > 1.5 * few.pairs
+    assert many.edges == few.edges
     np.testing.assert_allclose(near.state.forces, far.state.forces, rtol=0, atol=1e-12)
     assert near.rows[0, 0] == pytest.approx(far.rows[0, 0], abs=1e-12)
 
@@ -177,21 +231,35 @@ def test_pairs_beyond_the_cutoff_are_padding_for_any_model(crystal):
         def apply(self, params, vectors, species, edges):
             real = (vectors != 0).any(axis=1)
             lengths = jax.numpy.linalg.norm(jax.numpy.where(real[:, None], vectors, 1), axis=1)
-            return jax.numpy.where(real, lengths, 0)
+            lengths = jax.numpy.where(real, lengths, 0)
+            return jax.ops.segment_sum(lengths, edges.receivers, 4)
 
-    senders, receivers, shifts = neighbor_list(crystal.positions, crystal.cell, crystal.pbc, 5.0)
+    cell = crystal.cell.array
+    senders, receivers, images = list_pairs(crystal.positions, cell, crystal.pbc, 5.0)
+    species = np.zeros(4, np.int32)
     with jax.enable_x64(True):
-        edges = Edges.from_arrays(senders, receivers, 4)
-        listing = Listing(edges, jax.numpy.asarray(shifts), crystal.positions)
-        energy = total_energy(Lengths(), {}, 3.6, "float64")
-        positions = jax.numpy.asarray(crystal.positions)
-        sum_of_lengths = float(energy(positions, np.zeros(4, int), listing))
-        gradient = jax.grad(energy)(positions, np.zeros(4, int), listing)
-    vectors = crystal.positions[senders] + shifts - crystal.positions[receivers]
+        pairs = padded_pairs(senders, receivers, images, 4, len(senders) + 9)
+        evaluated = evaluate(
+            Lengths(),
+            3.6,
+            "float64",
+            {},
+            pairs,
+            jax.numpy.asarray(crystal.positions),
+            cell[None],
+            species,
+            species,
+            4,
+            size=len(senders) + 9,
+        )
+    vectors = crystal.positions[senders] + images @ cell - crystal.positions[receivers]
     lengths = np.linalg.norm(vectors, axis=1)
-    assert (lengths > 3.6).any()
-    assert sum_of_lengths == pytest.approx(lengths[lengths < 3.6].sum(), rel=1e-12)
-    assert np.isfinite(gradient).all()
+    near = lengths < 3.6
+    assert not near.all()
+    assert evaluated.num_edges == near.sum()
+    sum_of_lengths = float(evaluated.node_energy.sum())
+    assert sum_of_lengths == pytest.approx(lengths[near].sum(), rel=1e-12)
+    assert np.isfinite(evaluated.forces).all()
 
 
 def test_energy_is_conserved_and_float32_follows(run, crystal, tmp_path):
@@ -222,7 +290,7 @@ def test_a_limit_stops_with_the_last_good_frame(run, crystal, tmp_path):
     start = crystal.get_temperature() * 4 / 3
     for name, limits, message in (
         ("hot", {"max_temperature": start / 4}, "no step can be taken"),
-        ("far", {"timestep": 100.0, "skin": 0.1}, "more than half the skin"),
+        ("far", {"timestep": 1000.0, "max_force": 10.0}, "above max_|not finite"),
     ):
         error = DataError if name == "hot" else TrainingFailed
         with pytest.raises(error, match=message):
@@ -240,6 +308,55 @@ def test_a_limit_stops_with_the_last_good_frame(run, crystal, tmp_path):
     np.testing.assert_allclose(last.get_forces(), forces, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_a_chain_of_thermostats_conserves_its_energy_and_reaches_the_temperature(
+    run, crystal, tmp_path
+):
+    """From half of the temperature; the energy of the atoms itself moves a hundred times as far."""
+    atoms = crystal * (2, 1, 1)
+    atoms.set_velocities(np.random.default_rng(0).normal(scale=0.02, size=(8, 3)))
+    settings = {"ensemble": "nose-hoover", "thermostat_time": 40.0, "temperature": 500.0}
+    md.run(run, atoms, steps=4000, save_every=1000, run=str(tmp_path / "md"), **settings)
+    rows = table(tmp_path / "md")
+    assert np.ptp(rows["total_ev"]) > 100 * np.ptp(rows["conserved_ev"])
+    kelvin = rows["temperature_k"][40:]
+    assert kelvin.mean() == pytest.approx(500, rel=0.1)
+    assert kelvin.std() == pytest.approx(500 * np.sqrt(2 / 21), rel=0.3)
+
+
+@pytest.mark.slow
+def test_pressure_is_reached_at_constant_pressure(run, crystal, tmp_path):
+    """Its mean over 3,000 steps, within a tenth of what the volume of the start has."""
+    settings = {"temperature": 300.0, "timestep": 2.0, "friction": 20.0, "save_every": 500}
+    atoms = crystal * (2, 1, 1)
+    means = []
+    for pressure in (0.0, 5.0):
+        folder = tmp_path / str(pressure)
+        own = {"pressure": pressure, "pressure_time": 100.0, "compressibility": 0.02}
+        md.run(run, atoms, ensemble="npt", steps=3000, run=str(folder), **settings, **own)
+        rows = table(folder)
+        assert np.isnan(rows["conserved_ev"]).all()
+        means.append((rows["pressure_gpa"][50:].mean(), rows["volume_a3"][50:].mean()))
+        last = ase.io.read(folder / "trajectory.xyz")
+        assert last.get_volume() == pytest.approx(rows["volume_a3"][-1], rel=1e-6)
+    (free, large), (pressed, small) = means
+    assert free == pytest.approx(0.0, abs=0.5)
+    assert pressed == pytest.approx(5.0, abs=0.5)
+    assert small < large
+
+
+def test_the_picture_has_the_radial_distribution(run, crystal, tmp_path):
+    """Of the perfect crystal: 12 neighbours in the first shell, and none nearer."""
+    atoms = ase.build.bulk("Cu", cubic=True)
+    md.run(run, atoms, temperature=0, steps=1, run=str(tmp_path / "md"))
+    radius, g = np.loadtxt(tmp_path / "md" / "distances.csv", delimiter=",", skiprows=1).T
+    shells = 4 / 3 * np.pi * ((radius + 0.025) ** 3 - (radius - 0.025) ** 3)
+    neighbours = np.cumsum(g * shells) * len(atoms) / atoms.get_volume()
+    assert neighbours[radius < 2.5][-1] == 0
+    assert neighbours[radius < 3.0][-1] == pytest.approx(12, rel=1e-3)
+    assert neighbours[radius < 4.0][-1] == pytest.approx(18, rel=1e-3)
+
+
 def test_bad_structures_are_refused_before_anything_is_written(run, crystal, tmp_path):
     folder = tmp_path / "md"
     for change, message in (
@@ -248,11 +365,12 @@ def test_bad_structures_are_refused_before_anything_is_written(run, crystal, tmp
         (lambda a: a.set_atomic_numbers([29, 29, 29, 79]), "element|Au"),
         (lambda a: a.set_cell(None), "lattice"),
         (lambda a: a.set_constraint(FixAtoms([0])), "constraints"),
+        (lambda a: a.set_pbc((True, True, False)), "npt needs a cell"),
     ):
         atoms = crystal.copy()
         change(atoms)
         with pytest.raises(DataError, match=message):
-            md.run(run, atoms, run=str(folder))
+            md.run(run, atoms, run=str(folder), ensemble="npt")
         assert not folder.exists()
 
 
@@ -261,7 +379,9 @@ def test_settings_are_checked(run, crystal, tmp_path, capsys):
         (["temprature=300"], "nearest: temperature"),
         (["steps=0"], "steps=0 is impossible"),
         (["steps=many"], "a whole number"),
-        (["ensemble=npt"], "ensemble=npt is unknown"),
+        (["ensemble=npe"], "ensemble=npe is unknown"),
+        (["ensemble=npt", "temperature=0"], "above zero"),
+        (["pressure=inf"], "pressure=inf is impossible"),
         (["steps"], "name=value"),
     ):
         assert cli.main(["md", "nothing", "nowhere", *arguments]) == 2

@@ -1,0 +1,102 @@
+import ase.build
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ase import units
+
+import eqfuse
+from eqfuse.data import DataError
+from eqfuse.jax_md import neighbor_list
+from eqfuse.train.main import main
+from tests.small_runs import TINY
+
+# of jax-md 0.2.29 itself
+pytestmark = pytest.mark.filterwarnings("ignore:scatter inputs have incompatible:FutureWarning")
+space = pytest.importorskip("jax_md.space")
+simulate = pytest.importorskip("jax_md.simulate")
+
+
+@pytest.fixture(scope="module")
+def run(copper, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "copper"
+    settings = ["data=extxyz", f"data.path={copper}", *TINY, "dtype=float64", "epochs=3"]
+    assert main([*settings, "cutoff=3.6", f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def atoms():
+    atoms = ase.build.bulk("Cu", cubic=True).repeat((2, 2, 3))
+    atoms.rattle(0.05, seed=0)
+    return atoms
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("kind", ["periodic", "general", "free"])
+def test_energies_and_forces_are_those_of_the_calculator(kind, run, atoms):
+    if kind == "general":
+        atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.05 * np.eye(3)[[1, 2, 0]]), True)
+        displacement, _ = space.periodic_general(atoms.cell.array.T, fractional_coordinates=True)
+        box, positions = atoms.cell.array.T, atoms.get_scaled_positions()
+    else:
+        displacement, _ = space.free() if kind == "free" else space.periodic(atoms.cell.lengths())
+        box, positions = atoms.cell.lengths(), atoms.get_positions(wrap=True)
+        atoms.positions = positions
+    atoms.pbc = kind != "free"
+    atoms.calc = eqfuse.Calculator(run)
+    given = {"fractional_coordinates": kind == "general", "numbers": atoms.numbers}
+    neighbor_fn, energy_fn = neighbor_list(displacement, box, run, reference_energies=True, **given)
+    neighbors = neighbor_fn.allocate(positions)
+    energy, gradient = jax.jit(jax.value_and_grad(energy_fn))(positions, neighbors)
+    if kind == "general":
+        gradient = gradient @ jnp.linalg.inv(box)
+    assert float(energy) == pytest.approx(atoms.get_potential_energy(), rel=1e-9)
+    np.testing.assert_allclose(-gradient, atoms.get_forces(), rtol=0, atol=1e-9)
+    assert np.abs(gradient).max() > 1e-3
+    _, each_fn = neighbor_list(displacement, box, run, per_particle=True, **given)
+    references = atoms.calc.network.references.item()
+    each = np.asarray(each_fn(positions, neighbors)) + references
+    np.testing.assert_allclose(each, atoms.get_potential_energies(), rtol=0, atol=1e-9)
+
+
+def test_a_simulation_of_jax_md_conserves_the_energy(run, atoms):
+    box = atoms.cell.lengths()
+    displacement, shift = space.periodic(box)
+    neighbor_fn, energy_fn = neighbor_list(displacement, box, run)
+    positions = jnp.asarray(atoms.get_positions(wrap=True))
+    neighbors = neighbor_fn.allocate(positions)
+    begin, step = simulate.nve(energy_fn, shift, 2 * units.fs)
+    state = begin(jax.random.key(0), positions, 600 * units.kB, mass=63.5, neighbor=neighbors)
+
+    def body(carry, _):
+        state, neighbors = carry
+        neighbors = neighbors.update(state.position)
+        state = step(state, neighbor=neighbors)
+        kinetic = jnp.sum(state.momentum**2 / state.mass) / 2
+        energy = energy_fn(state.position, neighbors)
+        return (state, neighbors), jnp.stack([kinetic, kinetic + energy])
+
+    (_, neighbors), rows = jax.jit(lambda carry: jax.lax.scan(body, carry, None, length=100))(
+        (state, neighbors)
+    )
+    assert not neighbors.did_buffer_overflow
+    kinetic, total = np.asarray(rows).T
+    assert np.ptp(kinetic) > 0.05
+    assert np.ptp(total) < 0.01 * np.ptp(kinetic)
+
+
+def test_what_would_be_wrong_is_refused(run, atoms):
+    displacement, _ = space.periodic(np.array([7.0, 7.0, 20.0]))
+    with pytest.raises(ValueError, match="is 7 Å wide along direction 0, less than twice the"):
+        neighbor_list(displacement, np.array([7.0, 7.0, 20.0]), run)
+    displacement, _ = space.periodic(10.0)
+    with pytest.raises(DataError, match="H not among"):
+        neighbor_list(displacement, 10.0, run, numbers=[1, 29])
+    with jax.enable_x64(False), pytest.raises(ValueError, match="JAX has disabled"):
+        neighbor_list(displacement, 10.0, run)

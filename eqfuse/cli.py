@@ -18,6 +18,7 @@ Equivariant interatomic potentials in JAX with fused tensor products.
                                   run molecular dynamics with a trained run
   eqfuse lammps RUN INPUT         run a LAMMPS input with a trained run, on MPI ranks
   eqfuse check RUN [FILE]         check forces, symmetries, smoothness and more of a trained run
+  eqfuse relax RUN FILE [OUT]     relax structures, several at once
   eqfuse convert mace FILE RUN    convert a network trained with mace to a run
   eqfuse info [RUN]               print the backends, devices and versions on this machine,
                                   or what a run trained
@@ -63,6 +64,12 @@ def _check(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _relax(arguments: list[str]) -> int:
+    from eqfuse.md.relax_command import main
+
+    return main(arguments)
+
+
 def _convert(arguments: list[str]) -> int:
     from eqfuse.convert.command import main
 
@@ -97,6 +104,7 @@ COMMANDS = {
     "evaluate": _evaluate,
     "md": _md,
     "lammps": _lammps,
+    "relax": _relax,
     "check": _check,
     "convert": _convert,
     "info": _info,

@@ -35,8 +35,9 @@ def neighbor_list(
 ):
     """Return a neighbour function and an energy function, as those of `jax_md.energy`.
 
-    Lengths are in Å, energies in eV and forces, `-jax.grad(energy_fn)`, in eV/Å. Each evaluation
-    sorts the edges; `eqfuse.md` does so only where a list is new, and is faster.
+    Lengths are in Å, energies in eV and forces, `-jax.grad(energy_fn)`, in eV/Å, also with
+    fractional coordinates (jax-md differentiates by the positions in space). Each evaluation sorts
+    the edges; `eqfuse.md` does so only where a list is new, and is faster.
 
     Args:
       displacement: of `jax_md.space`; further arguments of the energy, such as `box`, are passed

@@ -1,6 +1,7 @@
-"""Molecular dynamics of a trained network, on the device: NVE and Langevin."""
+"""Molecular dynamics and relaxation with a trained network, on the device."""
 
-from eqfuse.md.settings import Settings
+from eqfuse.md.relax import Outcome, relax
+from eqfuse.md.settings import RelaxSettings, Settings
 from eqfuse.md.simulation import resume, run
 
-__all__ = ["Settings", "resume", "run"]
+__all__ = ["Outcome", "RelaxSettings", "Settings", "relax", "resume", "run"]

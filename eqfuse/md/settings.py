@@ -30,8 +30,7 @@ Examples
   eqfuse md first start.xyz ensemble=npt temperature=300 pressure=1 run=squeezed
   eqfuse md resume=hot steps=40000
 
-Settings (default in brackets)
-"""
+Settings (default in brackets)"""
 
 
 @dataclasses.dataclass
@@ -78,34 +77,56 @@ class Settings:
                 raise ConfigError(f"{name}={value} is impossible: it must be less than {most}")
 
 
-def parse(arguments: list[str], known=None) -> dict:
+@dataclasses.dataclass
+class RelaxSettings:
+    """The settings of a relaxation."""
+
+    fmax: float = setting(0.01, "eV/Å, below which the largest force has to be", POSITIVE)
+    steps: int = setting(500, "number of steps at most", POSITIVE)
+    cell: bool = setting(False, "whether cells relax too")
+    pressure: float = setting(0.0, "GPa, on cells that relax")
+    skin: float = setting(0.5, "Å, by which neighbour lists go beyond the cutoff", POSITIVE)
+    batch_atoms: int = setting(1000, "atoms of structures that are relaxed together", POSITIVE)
+    dtype: Literal["float32", "float64"] | None = setting(
+        None, "of the network; null: that of the run. Positions are float64"
+    )
+    backend: str | None = setting(None, "of the ops: triton, llvm, xla or e3nn; null: by device")
+
+    def __post_init__(self):
+        check_ranges(self, "")
+        if not math.isfinite(self.pressure):
+            raise ConfigError(f"pressure={self.pressure} is impossible: it must be finite")
+
+
+def parse(arguments: list[str], known=None, kind=Settings) -> dict:
     """Return the settings of arguments such as "steps=100" by their names, in their types.
 
     Args:
       arguments: the later of two overrides the earlier.
       known: names that are allowed; None for all.
+      kind: the class of the settings.
     Raises:
       ConfigError: an argument that is misspelt, unknown or ill-typed, with the nearest names.
     """
-    fields = {f.name: f for f in dataclasses.fields(Settings) if known is None or f.name in known}
+    fields = {f.name: f for f in dataclasses.fields(kind) if known is None or f.name in known}
     given = {}
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if not equals or not name or name.startswith("-"):
             raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
         if name not in fields:
-            raise ConfigError(f"{name} is not a setting of md here; {nearest(name, fields)}")
+            raise ConfigError(f"{name} is not a setting here; {nearest(name, fields)}")
         given[name] = typed(name, fields[name], value)
     return given
 
 
-def help_text() -> str:
-    """Return the help: examples, and every setting with its default."""
-    lines = []
-    for field in dataclasses.fields(Settings):
+def help_text(text: str = _HELP, kind=Settings) -> str:
+    """Return the help: a text, and every setting with its default."""
+    lines = [text]
+    for field in dataclasses.fields(kind):
         default = "null" if field.default is None else field.default
         text = field.metadata["help"]
         if field.name == "ensemble":
             text = f"nve, langevin, nose-hoover or npt; {text}"
         lines.append(f"  {field.name:<16} {text} [{default}]")
-    return _HELP + "\n".join(lines)
+    return "\n".join(lines)

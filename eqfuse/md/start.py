@@ -17,10 +17,22 @@ def read_start(path) -> ase.Atoms:
     Raises:
       DataError: a file that cannot be read, or without atoms.
     """
+    return read_frames(path, -1)
+
+
+def read_frames(path, index=":"):
+    """Return the frames of a file, or one by its number.
+
+    Raises:
+      DataError: a file that cannot be read, or without atoms.
+    """
     try:
-        return ase.io.read(path, index=-1)
+        frames = ase.io.read(path, index=index)
     except Exception as error:  # ASE raises what it likes
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    if not len(frames):
+        raise DataError(f"{path} has no atoms")
+    return frames
 
 
 def require_apart(positions, cell, pbc):

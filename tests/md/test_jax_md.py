@@ -54,8 +54,6 @@ def test_energies_and_forces_are_those_of_the_calculator(kind, run, atoms):
     neighbor_fn, energy_fn = neighbor_list(displacement, box, run, reference_energies=True, **given)
     neighbors = neighbor_fn.allocate(positions)
     energy, gradient = jax.jit(jax.value_and_grad(energy_fn))(positions, neighbors)
-    if kind == "general":
-        gradient = gradient @ jnp.linalg.inv(box)
     assert float(energy) == pytest.approx(atoms.get_potential_energy(), rel=1e-9)
     np.testing.assert_allclose(-gradient, atoms.get_forces(), rtol=0, atol=1e-9)
     assert np.abs(gradient).max() > 1e-3
@@ -68,7 +66,7 @@ def test_energies_and_forces_are_those_of_the_calculator(kind, run, atoms):
 def test_a_simulation_of_jax_md_conserves_the_energy(run, atoms):
     box = atoms.cell.lengths()
     displacement, shift = space.periodic(box)
-    neighbor_fn, energy_fn = neighbor_list(displacement, box, run)
+    neighbor_fn, energy_fn = neighbor_list(displacement, box, run, capacity_multiplier=2.0)
     positions = jnp.asarray(atoms.get_positions(wrap=True))
     neighbors = neighbor_fn.allocate(positions)
     begin, step = simulate.nve(energy_fn, shift, 2 * units.fs)

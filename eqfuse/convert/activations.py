@@ -3,6 +3,7 @@
 import math
 
 import e3nn_jax as e3nn
+import jax
 
 from eqfuse.models.irreps import SCALAR
 
@@ -28,3 +29,10 @@ def e3nn_dense(weights, first: float = 1.0) -> list:
       first: what the input is multiplied with.
     """
     return [w * ((first if k == 0 else SILU) / math.sqrt(len(w))) for k, w in enumerate(weights)]
+
+
+def normalized_by(name: str) -> float:
+    """Return by what e3nn-jax multiplies an activation of `jax.nn`, to normalise it."""
+    act = getattr(jax.nn, name)
+    with jax.enable_x64(True):
+        return float(e3nn.normalize_function(act)(1.0) / act(1.0))

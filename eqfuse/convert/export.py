@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from eqfuse import models
+from eqfuse.convert.activations import normalized_by
 from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.mace_linears import activation_ratio
 from eqfuse.convert.product_basis import our_maps, symmetric_components
 from eqfuse.train.run.checkpoint import read_checkpoint
 
@@ -50,7 +50,7 @@ def export_mace(run, path) -> None:
         **{name: getattr(model, name) for name in names},  # older runs lack newer ones
         "elements": metadata["species"],
         "scale": float(scale[0]),
-        "silu": activation_ratio(1.0),
+        "silu": 1 / normalized_by("silu"),
         "repulsion": None if zbl is None else metadata["potential"]["repulsion"],
         "dtype": metadata["config"]["dtype"],
     }

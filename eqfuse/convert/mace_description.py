@@ -6,8 +6,8 @@ import math
 import e3nn_jax as e3nn
 import numpy as np
 
+from eqfuse.convert.e3nn_records import irreps_of
 from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.mace_linears import irreps
 from eqfuse.convert.mace_nonlinear import layers_of
 from eqfuse.convert.pickled import Record, value
 from eqfuse.models import ZBL
@@ -192,7 +192,7 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
     if len(set(density)) > 1 or len({kind == _NONLINEAR for kind in kinds}) > 1:
         _refuse(f"interactions of kinds that do not go together ({', '.join(kinds)})")
     [neighbors] = _same("avg_num_neighbors", {float(b.get("avg_num_neighbors")) for b in blocks})
-    hidden = irreps(network.get("products.0.linear.irreps_out"))
+    hidden = irreps_of(network.get("products.0.linear.irreps_out"))
     channels = hidden[0].mul
     natural = [(channels, (l, (-1) ** l)) for l in range(len(hidden))]
     if len(blocks) > 1 and hidden != e3nn.Irreps(natural):
@@ -205,9 +205,9 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
     [correlation] = _same("correlation", {_correlation(part) for part in contractions})
     radial = network.get("radial_embedding")
     [widths] = _same("radial_MLP", {_radial_widths(network, k) for k in range(len(blocks))})
-    sh = irreps(blocks[0].get("conv_tp.irreps_in2"))
+    sh = irreps_of(blocks[0].get("conv_tp.irreps_in2"))
     last = network.get("readouts").children()[-1]
-    readout = irreps(last.get("linear_1.irreps_out")).dim
+    readout = irreps_of(last.get("linear_1.irreps_out")).dim
     return {
         "irreps_out": "0e",
         "num_species": len(species),
@@ -252,7 +252,7 @@ def _correlation(part: Record) -> int:
 
 def _edge_irreps(blocks: list[Record], channels: int, hidden: e3nn.Irreps) -> dict:
     """Return the settings of what is sent along edges."""
-    first, *others = (irreps(block.get("conv_tp.irreps_in1")) for block in blocks)
+    first, *others = (irreps_of(block.get("conv_tp.irreps_in1")) for block in blocks)
     [rest] = _same("edge_irreps", set(others)) if others else [None]
     own = first != e3nn.Irreps([(channels, SCALAR)])
     if rest == hidden and not own:

@@ -2,16 +2,17 @@
 
 import numpy as np
 
+from eqfuse.convert.activations import normalized_by
+from eqfuse.convert.e3nn_records import irreps_of, linear_of
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.irreps_matrices import Matrices, named, scaled
-from eqfuse.convert.mace_linears import by_path, irreps, matrices_of, normalised
-from eqfuse.convert.nequip_layers import gate_columns
+from eqfuse.convert.nequip_layers import Path, after_convolution, gate_columns
 from eqfuse.convert.pickled import Record
 from eqfuse.models.irreps import SCALAR
 from eqfuse.models.nequip_irreps import gated
 
 
-def interaction(block: Record, paths: list[dict], irreps_basis, order) -> dict:
+def interaction(block: Record, paths: list[Path], irreps_basis, order) -> dict:
     """Return the parameters of `eqfuse.models.mace_nonlinear.NonlinearBasis`.
 
     Args:
@@ -20,40 +21,29 @@ def interaction(block: Record, paths: list[dict], irreps_basis, order) -> dict:
       irreps_basis: of A here.
       order: places of the file's elements.
     """
-    gate, whole = gated(irreps_basis), irreps(block.get("irreps_out"))
+    gate, whole = gated(irreps_basis), irreps_of(block.get("irreps_out"))
     columns = gate_columns(whole, irreps_basis)
 
     def narrowed(matrices: Matrices) -> Matrices:
         return {ir: w[:, columns] if ir == SCALAR else w for ir, w in matrices.items()}
 
-    blocks = by_path(block, "linear_1")
-    down = {
-        ir: np.concatenate([blocks[p["out"]] * p["scale"] for p in paths if p["ir"] == ir])
-        for _, ir in irreps_basis
-    }
-    mid = [(path["mul"], path["ir"]) for path in paths]
     scalars, gates = _gate_ratios(block.get("equivariant_nonlin"))
     ratios = {ir: scalars if ir == SCALAR else gates for _, ir in irreps_basis}
-    after = scaled(matrices_of(block.get("linear_2")), ratios)
+    after = scaled(linear_of(block.get("linear_2")), ratios)
     tables = {
-        name: matrices_of(block.get(f"{name}_embedding"))[SCALAR][order]
+        name: linear_of(block.get(f"{name}_embedding"))[SCALAR][order]
         for name in ("source", "target")
     }
-    sent = irreps(block.get("linear_res.irreps_in"))
+    sent = irreps_of(block.get("linear_res.irreps_in"))
     return tables | {
-        "weights": _pair_mlp(block.get("conv_tp_weights"), columns_of(paths)),
-        "density": _pair_mlp(block.get("density_fn"), slice(None)),
+        "weights": _pair_mlp(block.get("conv_tp_weights"), paths),
+        "density": _pair_mlp(block.get("density_fn")),
         "alpha": np.asarray(block.get("alpha"), np.float64).reshape(()),
         "beta": np.asarray(block.get("beta"), np.float64).reshape(()),
-        "linear_basis": named(narrowed(down), mid, gate),
-        "linear_residual": named(narrowed(matrices_of(block.get("linear_res"))), sent, gate),
+        "linear_basis": after_convolution(narrowed(linear_of(block.get("linear_1"))), paths, gate),
+        "linear_residual": named(narrowed(linear_of(block.get("linear_res"))), sent, gate),
         "linear_gated": named(after, irreps_basis, irreps_basis),
     }
-
-
-def columns_of(paths: list[dict]) -> np.ndarray:
-    """Return the places of the weights of paths in the output of a radial network."""
-    return np.concatenate([p["start"] + np.arange(p["mul"]) for p in paths])
 
 
 def layers_of(network: Record) -> list[Record]:
@@ -70,13 +60,19 @@ def layers_of(network: Record) -> list[Record]:
     return parts[::3]
 
 
-def _pair_mlp(network: Record, columns) -> dict:
-    """Return the parameters of `eqfuse.models.mace_nonlinear.PairMLP`."""
-    layers, result = layers_of(network), {}
-    for k, layer in enumerate(layers):
-        kernel, bias = (np.asarray(layer.get(n), np.float64) for n in ("weight", "bias"))
-        last = columns if k == len(layers) - 1 else slice(None)
-        dense = {"kernel": kernel.T[:, last], "bias": bias[last]}
+def _pair_mlp(network: Record, paths: list[Path] | None = None) -> dict:
+    """Return the parameters of a `PairMLP`, whose output may be for some paths."""
+    layers = [
+        [np.asarray(layer.get(name), np.float64).T for name in ("weight", "bias")]
+        for layer in layers_of(network)
+    ]
+    if paths is not None:
+        columns = np.concatenate([p.start + np.arange(p.mul) for p in paths])
+        factors = np.concatenate([np.full(p.mul, p.factor) for p in paths])
+        layers[-1] = [array[..., columns] * factors for array in layers[-1]]
+    result = {}
+    for k, (kernel, bias) in enumerate(layers):
+        dense = {"kernel": kernel, "bias": bias}
         result |= {f"Dense_{k}": dense} if k else dense
     norms = [part for part in network.get("net").children() if part.name == "LayerNorm"]
     for k, norm in enumerate(norms):
@@ -97,6 +93,6 @@ def _gate_ratios(gate: Record) -> tuple[float, float]:
     if names not in (["silu", "sigmoid"], ["silu", "none"]):
         raise ConvertError(f"the network has a gate of {' and '.join(names)}, not silu and sigmoid")
     return tuple(
-        float(constant) / normalised(name)
+        float(constant) / normalized_by(name)
         for name, constant in zip(("silu", "sigmoid"), constants, strict=True)
     )

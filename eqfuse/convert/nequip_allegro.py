@@ -5,9 +5,10 @@ import math
 import numpy as np
 
 from eqfuse.convert.converted import Converted
+from eqfuse.convert.e3nn_records import irreps_of
 from eqfuse.convert.nequip_layers import coupling_factor, dense_layers
 from eqfuse.convert.nequip_package import NequIPPackage, neighbors_of, scalar_matrices
-from eqfuse.convert.nequip_records import irreps_of, refuse
+from eqfuse.convert.nequip_records import refuse
 from eqfuse.convert.pickled import Record
 from eqfuse.models.allegro_irreps import Paths, tensor_paths
 from eqfuse.models.irreps import harmonics

@@ -9,9 +9,9 @@ import dataclasses
 import math
 
 import e3nn_jax as e3nn
-import jax
 import numpy as np
 
+from eqfuse.convert.activations import normalized_by
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.irreps_matrices import Matrices, named, named_biases
 from eqfuse.models.irreps import SCALAR
@@ -155,12 +155,6 @@ def hidden_setting(features: list[e3nn.Irreps]) -> str:
     return str(e3nn.Irreps([(union[ir], ir) for ir in sorted(union)]))
 
 
-def silu_constant() -> float:
-    """Return what e3nn-jax multiplies silu with, to normalise it."""
-    with jax.enable_x64(True):
-        return float(e3nn.normalize_function(jax.nn.silu)(1.0) / jax.nn.silu(1.0))
-
-
 def layer_parameters(layer: Layer, before: e3nn.Irreps, after: e3nn.Irreps) -> tuple[dict, dict]:
     """Return the parameters of an interaction, and of its radial network.
 
@@ -170,23 +164,13 @@ def layer_parameters(layer: Layer, before: e3nn.Irreps, after: e3nn.Irreps) -> t
     """
     gate = gated(after)
     columns = gate_columns(layer.after, after)
-    reads = {ir for _, ir in before}
 
     def narrowed(matrices):
         """Take the irreps and gates that are here."""
         return {ir: w[..., columns] if ir == SCALAR else w for ir, w in matrices.items()}
 
-    paths = [path for path in layer.paths if path.ir in {ir for _, ir in gate}]
-    paths = [path for path in paths if path.ir_in in reads]
-    # ours are sorted by the product, then by the features, then by the harmonic
-    paths.sort(key=lambda p: (p.ir, p.ir_in, p.l))
-    mid = e3nn.Irreps([(path.mul, path.ir) for path in paths])
-    rows = {
-        ir: np.concatenate([p.row + np.arange(p.mul) for p in paths if p.ir == ir])
-        for ir in {path.ir for path in paths}
-    }
-    down = {ir: w[rows[ir]] for ir, w in narrowed(layer.down).items() if ir in rows}
-    result = {"linear_down": named(down, mid, gate)}
+    paths = our_paths(layer.paths, before, gate)
+    result = {"linear_down": after_convolution(narrowed(layer.down), paths, gate)}
     if layer.up is not None:
         result["linear_up"] = named(layer.up, before, before)
         if layer.up_bias is not None:
@@ -202,7 +186,31 @@ def layer_parameters(layer: Layer, before: e3nn.Irreps, after: e3nn.Irreps) -> t
     if layer.norm is not None:
         norm = narrowed(layer.norm)
         result["norm"] = {"weight": np.concatenate([norm[ir] for _, ir in gate.regroup()])}
-    return result, _radial(layer.radial, paths)
+    return result, radial_layers(layer.radial, paths)
+
+
+def our_paths(paths: list[Path], before, after) -> list[Path]:
+    """Return the paths between irreps that are here: sorted by product, features and harmonic."""
+    reads, keeps = ({ir for _, ir in irreps} for irreps in (before, after))
+    kept = [path for path in paths if path.ir in keeps and path.ir_in in reads]
+    return sorted(kept, key=lambda p: (p.ir, p.ir_in, p.l))
+
+
+def after_convolution(matrices: Matrices, paths: list[Path], irreps_out) -> dict[str, np.ndarray]:
+    """Return the parameters of the Linear after a convolution, of whose matrices all rows are.
+
+    Args:
+      matrices: of the program's Linear.
+      paths: in our order.
+      irreps_out: of the Linear here.
+    """
+    mid = e3nn.Irreps([(path.mul, path.ir) for path in paths])
+    rows = {
+        ir: np.concatenate([p.row + np.arange(p.mul) for p in paths if p.ir == ir])
+        for ir in {path.ir for path in paths}
+    }
+    down = {ir: w[rows[ir]] for ir, w in matrices.items() if ir in rows}
+    return named(down, mid, irreps_out)
 
 
 def gate_columns(theirs: e3nn.Irreps, ours: e3nn.Irreps) -> np.ndarray:
@@ -217,7 +225,7 @@ def gate_columns(theirs: e3nn.Irreps, ours: e3nn.Irreps) -> np.ndarray:
     return np.concatenate([*columns, *(gates[ir] for ir in wanted)])
 
 
-def _radial(matrices: list[np.ndarray], paths: list[Path]) -> dict:
+def radial_layers(matrices: list[np.ndarray], paths: list[Path]) -> dict:
     """Return the dense layers of a radial network, its output in the order of the paths."""
     columns = np.concatenate([p.start + np.arange(p.mul) for p in paths])
     factors = np.concatenate([np.full(p.mul, p.factor) for p in paths])
@@ -230,6 +238,6 @@ def dense_layers(matrices: list[np.ndarray]) -> dict:
     Ours divide by the square root of their rows, and normalise silu.
     """
     return {
-        f"Dense_{k}": {"kernel": w * math.sqrt(len(w)) / (silu_constant() if k else 1.0)}
+        f"Dense_{k}": {"kernel": w * math.sqrt(len(w)) / (normalized_by("silu") if k else 1.0)}
         for k, w in enumerate(matrices)
     }

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from eqfuse.convert.nequip_records import NequIPRecords, irreps_of, refuse
+from eqfuse.convert.e3nn_records import irreps_of, product_of
+from eqfuse.convert.nequip_records import NequIPRecords, refuse
 from eqfuse.convert.pickled import Record
 from eqfuse.models import ZBL
 from eqfuse.models.pairs import radii_of
@@ -117,7 +118,7 @@ class NequIPPackage(NequIPRecords):
     def skip(self, conv):
         """Return the matrices of a self-connection with the embedding of the species."""
         embedding = self.embedding()
-        matrices = self.full_product(conv.get("sc"))
+        matrices = product_of(conv.get("sc"))
         return {ir: np.einsum("sf,fuv->suv", embedding, w) for ir, w in matrices.items()}
 
     def readout(self):

@@ -8,22 +8,10 @@ import numpy as np
 from ase.data import atomic_numbers
 
 from eqfuse.convert.converted import Converted
+from eqfuse.convert.e3nn_records import irreps_of, linear_of, paths_of
 from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.irreps_matrices import (
-    Matrices,
-    linear_matrices,
-    named,
-    one_hot_matrices,
-    scaled,
-)
-from eqfuse.convert.nequip_layers import (
-    Layer,
-    Path,
-    coupling_factor,
-    hidden_setting,
-    layer_parameters,
-    skip_setting,
-)
+from eqfuse.convert.irreps_matrices import Matrices, named, scaled
+from eqfuse.convert.nequip_layers import Layer, hidden_setting, layer_parameters, skip_setting
 from eqfuse.convert.pickled import Record
 from eqfuse.models import ZBL, NequIP
 from eqfuse.models.irreps import SCALAR
@@ -32,18 +20,6 @@ from eqfuse.models.irreps import SCALAR
 def refuse(what: str):
     """Refuse a network, by name."""
     raise ConvertError(f"the network has {what}, which eqfuse's NequIP cannot represent")
-
-
-def irreps_of(item) -> e3nn.Irreps:
-    """Return irreps of a record of e3nn's, or of pairs of a multiplicity and (l, p)."""
-
-    def plain(part):
-        return plain_tuple(part.args[0]) if isinstance(part, Record) else plain_tuple(part)
-
-    def plain_tuple(parts):
-        return tuple(plain(p) if isinstance(p, Record | tuple | list) else p for p in parts)
-
-    return e3nn.Irreps(list(plain(item)))
 
 
 class NequIPRecords:
@@ -152,18 +128,10 @@ class NequIPRecords:
         return constant
 
     def linear(self, linear: Record) -> Matrices:
-        """Return the matrices of an `e3nn.o3.Linear`."""
+        """Return the matrices of an `e3nn.o3.Linear`; refuse biases."""
         if np.asarray(linear.get("bias", ())).size:
             refuse("Linears with biases")
-        irreps = (irreps_of(linear.get(f"irreps_{side}")) for side in ("in", "out"))
-        return linear_matrices(linear.get("weight"), *irreps)[0]
-
-    def full_product(self, product: Record) -> Matrices:
-        """Return the matrices of a product with scalars, [scalars, rows, columns]."""
-        before, scalars, after = (
-            irreps_of(product.get(f"irreps_{name}")) for name in ("in1", "in2", "out")
-        )
-        return one_hot_matrices(product.get("weight"), before, scalars.dim, after)
+        return linear_of(linear)
 
     def converted(self) -> Converted:
         """Return the network."""
@@ -276,33 +244,8 @@ class NequIPRecords:
             before=before,
             after=self.features[k + 1],
             up=scaled(self.linear(conv.get("linear_1")), factors),
-            paths=_paths(self.product(conv)),
+            paths=paths_of(self.product(conv)),
             radial=self.radial(conv, first),
             down=self.linear(conv.get("linear_2")),
             skip=skip,
         )
-
-
-def _paths(product: Record) -> list[Path]:
-    """Return the paths of a convolution, of which the file has a list."""
-    factors, harmonics, outputs = (
-        irreps_of(product.get(f"irreps_{name}")) for name in ("in1", "in2", "out")
-    )
-    rows, used = [], {}
-    for mul, ir in outputs:
-        rows.append(used.get(ir, 0))
-        used[ir] = used.get(ir, 0) + mul
-    paths, start = [], 0
-    for instruction in product.get("instructions"):
-        parts = instruction.args if isinstance(instruction, Record) else instruction
-        i1, i2, o, mode, _, weight, _ = parts
-        mul, ir_in = factors[i1]
-        ir, l = outputs[o].ir, harmonics[i2].ir.l
-        if mode != "uvu":
-            refuse(f"a convolution of the mode {mode}")
-        degrees = (ir_in.l, l, ir.l)
-        stored = product.get("_compiled_main_left_right._w3j_{}_{}_{}".format(*degrees))
-        factor = coupling_factor(stored, degrees) * float(weight) / math.sqrt(ir.dim)
-        paths.append(Path(ir_in, l, ir, start, rows[o], mul, factor))
-        start += mul
-    return paths

@@ -1,12 +1,12 @@
 """Deployed networks of nequip 0.5 and 0.6 (TorchScript), of whose code nothing is executed."""
 
-import math
 import re
 
 import numpy as np
 
 from eqfuse.convert.archives import Compiled
-from eqfuse.convert.nequip_records import NequIPRecords, irreps_of, refuse
+from eqfuse.convert.e3nn_records import irreps_of, network_of, product_of
+from eqfuse.convert.nequip_records import NequIPRecords, refuse
 from eqfuse.convert.pickled import Record
 from eqfuse.models.irreps import SCALAR
 
@@ -66,21 +66,13 @@ class NequIPScript(NequIPRecords):
 
     def radial(self, conv, first):
         """Return the matrices of a radial network, between which is plain silu."""
-        network, matrices = conv.get("fc"), []
-        count = len(network.get("hs")) - 1
-        for j in range(count):
-            layer = network.get(f"layer{j}")
-            weight = np.asarray(layer.get("weight"), np.float64) * first
-            matrices.append(weight / math.sqrt(layer.get("h_in") * layer.get("var_in")))
-            first = math.sqrt(layer.get("var_out"))
-            if j < count - 1:
-                first *= self.factor(layer, "act", "silu")
-        matrices[-1] = matrices[-1] * first
-        return matrices
+        network = conv.get("fc")
+        layers = [network.get(f"layer{j}") for j in range(len(network.get("hs")) - 1)]
+        return network_of(layers, lambda layer: self.factor(layer, "act", "silu"), first)
 
     def skip(self, conv):
         """Return the matrices of a self-connection with the one-hot of the species."""
-        matrices = self.full_product(conv.get("sc"))
+        matrices = product_of(conv.get("sc"))
         if any(len(w) != len(self.species) for w in matrices.values()):
             refuse("a self-connection with something else than the element")
         return matrices

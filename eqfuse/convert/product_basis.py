@@ -11,8 +11,8 @@ import e3nn_jax as e3nn
 import jax
 import numpy as np
 
+from eqfuse.convert.e3nn_records import irreps_of
 from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.mace_linears import irreps
 from eqfuse.convert.pickled import Record
 from eqfuse.ops.ir.contraction import symmetric_basis
 
@@ -30,7 +30,7 @@ def projected(module: Record, irreps_basis: e3nn.Irreps, irreps_out: e3nn.Irreps
     Raises:
       ConvertError: maps that are not of this basis.
     """
-    theirs = irreps(module.get("irreps_in"))
+    theirs = irreps_of(module.get("irreps_in"))
     kept = [ir for _, ir in irreps_basis]
     components = np.concatenate(
         [
@@ -39,7 +39,7 @@ def projected(module: Record, irreps_basis: e3nn.Irreps, irreps_out: e3nn.Irreps
         ]
     )
     parts = module.get("contractions").children()
-    outputs = irreps(module.get("irreps_out"))
+    outputs = irreps_of(module.get("irreps_out"))
     by_ir = {ir: part for part, (_, ir) in zip(parts, outputs, strict=True)}
     rows = [
         row

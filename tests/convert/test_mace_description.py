@@ -2,15 +2,14 @@
 
 import itertools
 
-import e3nn_jax as e3nn
 import jax
 import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError
+from eqfuse.convert.e3nn_records import irreps_of
 from eqfuse.convert.mace_description import described
-from eqfuse.convert.mace_linears import irreps
-from eqfuse.convert.mace_parameters import _of_outputs, parameters
+from eqfuse.convert.mace_parameters import parameters
 from eqfuse.convert.pickled import Record
 
 
@@ -152,7 +151,7 @@ def test_files_of_old_versions_lack_newer_attributes(network):
 
 def simplified(linear):
     """Merge what lies side by side in the irreps that a Linear reads, as mace up to 0.3.8 does."""
-    before = irreps(linear.get("irreps_in"))
+    before = irreps_of(linear.get("irreps_in"))
     starts = [k for k in range(len(before)) if k == 0 or before[k].ir != before[k - 1].ir]
     groups = [range(a, b) for a, b in itertools.pairwise([*starts, len(before)])]
     instructions = {i.args[0]: i.args for i in linear.get("instructions")}
@@ -170,10 +169,10 @@ def simplified(linear):
 
 def test_simplified_irreps_of_a_linear_change_nothing(network):
     found, simple = network("medium"), network("medium")
-    count = len(irreps(simple.get("interactions.1.linear.irreps_in")))
+    count = len(irreps_of(simple.get("interactions.1.linear.irreps_in")))
     for block in simple.get("interactions").children():
         simplified(block.get("linear"))
-    assert len(irreps(simple.get("interactions.1.linear.irreps_in"))) < count
+    assert len(irreps_of(simple.get("interactions.1.linear.irreps_in"))) < count
     description = described(found)
     assert described(simple) == description
     expected, result = (parameters(n, description) for n in (found, simple))
@@ -184,12 +183,6 @@ def test_simplified_irreps_of_a_linear_change_nothing(network):
     wrong = parameters(simple, description)["layer_1"]["linear_basis"]
     right = expected["layer_1"]["linear_basis"]
     assert any((wrong[name] != right[name]).any() for name in right)
-
-
-def test_what_nobody_reads_of_the_last_layer_is_left_out():
-    """Keep it, as mace does with `keep_last_layer_irreps`."""
-    matrices = {"w[0,0] 4x0e,4x0e": 1, "w[1,1] 4x1o,4x1o": 2}
-    assert _of_outputs(matrices, e3nn.Irreps("4x0e")) == {"w[0,0] 4x0e,4x0e": 1}
 
 
 def test_files_of_2022_have_lists_of_numbers_and_no_number_of_layers(network):

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from tests.ops import tiers
+from tests.ops.parity import NEEDS_TRITON
 
 NODES, EDGES = 4, 7
 SENDERS = np.array([0, 1, 2, 0, 3, 3, 1], np.int32)
@@ -136,7 +138,18 @@ def results(function, operands):
     return value, pull(jnp.asarray(cotangent, value.dtype))
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+QUICK = [
+    chunks,
+    sliced_before,
+    scalars_only,
+    channels_on_an_axis,
+    permuted,
+    difference,
+    mapped_back,
+]
+
+
+@pytest.mark.parametrize("pattern", tiers.slow_unless(QUICK, *PATTERNS))
 def test_patterns_of_clients_are_fused(pattern, capsys):
     """Against e3nn-jax to rounding in float64."""
     with jax.enable_x64(True):
@@ -148,6 +161,26 @@ def test_patterns_of_clients_are_fused(pattern, capsys):
         assert "as written" not in report
         expected = jax.jit(lambda *a: results(function_of(pattern, e3nn.tensor_product), a))
         assert_equal(found, expected(*operands))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("backend", ["xla", pytest.param("triton-interpret", marks=NEEDS_TRITON)])
+def test_patterns_on_other_backends(pattern, backend, monkeypatch):
+    monkeypatch.setenv("EQFUSE_BACKEND", backend)
+    fused = ops.fuse(function_of(pattern, ops.tensor_product))
+    operands = [jnp.asarray(a, jnp.float32) for a in inputs()]
+    jaxpr = str(jax.make_jaxpr(fused)(*operands))
+    assert jaxpr.count("outputs out[receiver") == 1
+    assert f"backend={backend}" in jaxpr
+    found = results(fused, operands)
+    with jax.enable_x64(True):
+        expected = results(
+            function_of(pattern, e3nn.tensor_product), [jnp.asarray(a) for a in inputs()]
+        )
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        # sums of some ten products of three factors, each rounded
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max())
 
 
 def assert_equal(found, expected):
@@ -163,9 +196,8 @@ def test_the_linear_behind_them_is_part_of_the_op(pattern, capsys):
         def layer(x, y, w):
             nodes = pattern(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y), w, lib.tensor_product)
             irreps = nodes.irreps.simplify()
-            names = [f"w[{n},0] {m},1x{m.ir}" for n, m in enumerate(irreps) if m.ir == "0e"]
-            [name] = names
-            parameters = {name: w[0, : irreps[0].mul, None]}
+            [(n, m)] = [(n, m) for n, m in enumerate(irreps) if m.ir == "0e"]
+            parameters = {f"w[{n},0] {m},1x0e": w[0, : m.mul, None]}
             return lib.linear(nodes, parameters).array
 
         return layer

@@ -13,6 +13,7 @@ import ase
 import jax
 import numpy as np
 
+from eqfuse import models
 from eqfuse.data import Batcher, DataError, Sample, Structure, prefetched, read_structures
 from eqfuse.data.samples import prepare_samples
 from eqfuse.graph import Graph
@@ -32,7 +33,8 @@ class Network:
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
       radial: "network", "table" or "auto", see `eqfuse.models.radial_table`; None for that of the
-        run.
+        run. A table is computed here, once, and not in every call; auto is one for a run that was
+        trained with tables, and for others depends on the number of edges.
 
     Attributes:
       metadata: of the checkpoint, see `eqfuse.train.load_run`.
@@ -65,6 +67,9 @@ class Network:
                 potential = potential.clone(model=potential.model.clone(radial=radial))
             self._potential = potential
             self._params = jax.tree.map(lambda p: p.astype(self.dtype), params)
+            radial = potential.model.radial
+            if radial == "table" or (radial == "auto" and "radial" in metadata):
+                self._params = models.with_tables(potential, self._params)
         self._compiled = {}
 
     def __getstate__(self):

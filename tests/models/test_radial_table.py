@@ -286,3 +286,30 @@ def test_knots_follow_from_a_bound_on_measured_errors(make, batch):
     assert accuracy.error <= 1e-6
     assert chosen.model.radial_knots == accuracy.knots
     assert with_knots(with_table(potential, "network"), variables, 1000)[1] is None
+
+
+@pytest.mark.slow
+def test_energy_is_conserved_as_with_the_network(make, make_graph, molecule):
+    """Atoms cross knots and the cutoff; few knots conserve the energy of their own functions."""
+    potential, variables, _ = make("nequip xplor")
+    graph = make_graph([molecule(0)], 3 * CUTOFF)  # the edges stay those within the cutoff
+
+    def worst(radial, knots):
+        forces = functools.partial(predict, with_table(potential, radial, knots), variables)
+
+        def step(state, _):
+            x, v, out = state
+            v = v + dt / 2 * out.forces
+            x = x + dt * v
+            out = forces(dataclasses.replace(graph, positions=x))
+            v = v + dt / 2 * out.forces
+            return (x, v, out), out.energy[0] + jnp.sum(v**2) / 2
+
+        start = graph.positions, 0.1 * velocities, forces(graph)
+        energies = jax.jit(lambda s: jax.lax.scan(step, s, length=1000)[1])(start)
+        return np.abs(energies - energies[0]).max()
+
+    dt, velocities = 2e-3, np.random.default_rng(0).normal(size=graph.positions.shape)
+    network, table = worst("network", None), worst("table", 16)
+    assert 0 < network < 1e-3  # of the order of dt^2
+    assert table < 1.5 * network

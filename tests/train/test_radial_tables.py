@@ -5,7 +5,8 @@ import re
 import numpy as np
 
 from eqfuse.cli import main as command
-from eqfuse.inference.predict import Network
+from eqfuse.data.readers import read_structures
+from eqfuse.inference.predict import Network, predict
 from eqfuse.train.main import main
 from tests.small_runs import TINY
 
@@ -21,8 +22,14 @@ def test_knots_are_chosen_reported_and_kept(copper, tmp_path, capsys):
     assert knots == same
     assert 0 < float(at_start) <= 1e-6
     assert 0 < float(at_end) < 2e-6  # after three steps
-    assert Network(run)._potential.model.radial_knots == int(knots)
-    assert Network(run, radial="network")._potential.model.radial == "network"
+
+    [frame] = read_structures(copper)[:1]
+    table, network = Network(run, dtype="float64"), Network(run, dtype="float64", radial="network")
+    assert table._potential.model.radial_knots == int(knots)
+    assert ("tables" in table._params, "tables" in network._params) == (True, False)
+    [found], [exact] = predict(table, [frame]), predict(network, [frame])
+    difference = np.abs(found.forces - exact.forces).max() / np.abs(exact.forces).max()
+    assert 1e-13 < difference < 2e-6
 
     assert command(["info", str(run)]) == 0
     text = capsys.readouterr().out

@@ -104,7 +104,8 @@ def potential_on(graph: Graph, name: str, **fields):
     def potential(backend):
         neighbours = graph.edges.num_edges / graph.positions.shape[0]
         common = {"irreps_out": "0e", "num_species": 4, "avg_num_neighbors": neighbours}
-        model = models.build(name, **common, **fields, backend=backend)
+        common["radial"] = "network" if backend == "e3nn" else "auto"  # e3nn-jax has no tables
+        model = models.build(name, **common | fields, backend=backend)
         return models.Potential(model=model, scale=(1.0,) * 4, shift=(0.0,) * 4)
 
     arguments = (graph.vectors, graph.species, graph.edges)

@@ -31,8 +31,8 @@ KINDS = ("auto", "network", "table")
 KNOTS = 128
 """Number of knots where none is given; errors of forces are about 1e-7 with them."""
 EDGES_PER_KNOT = {"cpu": 8, "gpu": 16}
-"""Number of edges for each knot from which on a table is faster; measured on a CPU, see
-`benchmarks/results/radial_tables.md`, and predicted for a GPU."""
+"""Number of edges for each knot from which on a table is taken: measured on a CPU, see
+`benchmarks/results/radial_tables.md`; an estimate for a GPU."""
 NEAREST = 1e-3
 """First knot, as a part of the cutoff; the functions of some networks are singular at zero."""
 MARGIN = 1e-12
@@ -40,7 +40,8 @@ MARGIN = 1e-12
 ORDER = 6
 """Coefficients of a polynomial."""
 COLLECTION = "tables"
-"""The variables of a network that are its tables, see `with_tables`."""
+"""The variables of a network that are its tables, see
+`radial_accuracy.with_tables`."""
 FUNCTIONS = "radial_functions"
 """The variables of a network that are its radial functions of each edge, to be compared."""
 

@@ -83,8 +83,7 @@ class Calculator(ase.calculators.calculator.Calculator):
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
-      radial: "network", "table" or "auto", see `eqfuse.models.radial_table`; None for that of the
-        run.
+      radial: "network", "table" or "auto", see `Network`; None for that of the run.
       atoms, label, directory: as in ASE's calculators.
     Raises:
       CheckpointError: no readable checkpoint.

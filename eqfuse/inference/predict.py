@@ -19,6 +19,7 @@ from eqfuse.data.samples import prepare_samples
 from eqfuse.graph import Graph
 from eqfuse.inference.predicted import Predicted, mean_of
 from eqfuse.models import compile_predict
+from eqfuse.models.radial_table import choose
 from eqfuse.train import CheckpointError, load_run, read_metadata
 
 _ATOMS_AT_ONCE = 4096  # of a batch; memory of a network is kilobytes for each of their pairs
@@ -33,8 +34,8 @@ class Network:
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
       radial: "network", "table" or "auto", see `eqfuse.models.radial_table`; None for that of the
-        run. A table is computed here, once, and not in every call; auto is one for a run that was
-        trained with tables, and for others depends on the number of edges.
+        run. Tables are computed here, once, and not in every call; auto has them for a run that was
+        trained with them.
 
     Attributes:
       metadata: of the checkpoint, see `eqfuse.train.load_run`.
@@ -45,7 +46,7 @@ class Network:
 
     Raises:
       CheckpointError: no readable checkpoint.
-      ValueError: another `which` or dtype, or a run that did not train a potential.
+      ValueError: another `which`, dtype or `radial`, or a run that did not train a potential.
     """
 
     def __init__(self, run, *, which=None, dtype=None, backend=None, radial=None):
@@ -63,13 +64,14 @@ class Network:
         self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
         with self._precision():
             potential, params, _ = load_run(run, which=which, backend=backend)
-            if radial is not None:
-                potential = potential.clone(model=potential.model.clone(radial=radial))
-            self._potential = potential
+            radial = radial or potential.model.radial
+            if radial == "auto":  # not by the number of edges, which differs from call to call
+                radial = "table" if "radial" in metadata else "network"
+            self._potential = potential.clone(model=potential.model.clone(radial=radial))
+            choose(self._potential.model, 0)  # refuses what is none
             self._params = jax.tree.map(lambda p: p.astype(self.dtype), params)
-            radial = potential.model.radial
-            if radial == "table" or (radial == "auto" and "radial" in metadata):
-                self._params = models.with_tables(potential, self._params)
+            if radial == "table":
+                self._params = models.with_tables(self._potential, self._params)
         self._compiled = {}
 
     def __getstate__(self):

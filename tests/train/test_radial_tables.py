@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from eqfuse.cli import main as command
 from eqfuse.data.readers import read_structures
@@ -30,6 +31,8 @@ def test_knots_are_chosen_reported_and_kept(copper, tmp_path, capsys):
     [found], [exact] = predict(table, [frame]), predict(network, [frame])
     difference = np.abs(found.forces - exact.forces).max() / np.abs(exact.forces).max()
     assert 1e-13 < difference < 2e-6
+    with pytest.raises(ValueError, match="radial must be one of auto, network, table, got 'none'"):
+        Network(run, radial="none")
 
     assert command(["info", str(run)]) == 0
     text = capsys.readouterr().out

@@ -16,6 +16,7 @@ from eqfuse.train.device.profiling import profile
 from eqfuse.train.device.sequences import compiled_step
 from eqfuse.train.metrics import Errors, Loss, best_of, error_sums
 from eqfuse.train.optimizer import flat_training
+from eqfuse.train.position import Position
 from eqfuse.train.run.callbacks import Callback
 from eqfuse.train.run.progress import Progress, duration, waiting
 from eqfuse.train.run.runs import RunFolder
@@ -25,30 +26,6 @@ from eqfuse.train.schedule import LearningRate, Limits, MoleculeTraining, averag
 from eqfuse.train.step import TrainState, init_state, train_step
 
 _ALL_STEPS = "all steps done"
-
-
-@dataclasses.dataclass
-class Position:
-    """How far a run is, besides the state of its training; an interrupted run continues there.
-
-    Attributes:
-      epoch: the current one, from 1; 0 is the validation of a network that was trained before.
-      batch: how many of its batches are done.
-      error_sums, loss_sum: of these batches; see `Errors`.
-      best: lowest validation error so far, by the criterion of `training.best`.
-      second_since: the first step of the second stage, or None.
-      elapsed: s.
-      learning_rate: see `LearningRate.to_plain`.
-    """
-
-    epoch: int = 1
-    batch: int = 0
-    error_sums: dict = dataclasses.field(default_factory=dict)
-    loss_sum: float = 0.0
-    best: float = math.inf
-    second_since: int | None = None
-    elapsed: float = 0.0
-    learning_rate: dict = dataclasses.field(default_factory=dict)
 
 
 class Fit:

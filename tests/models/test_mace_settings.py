@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.models import MACE
+from eqfuse.models import MACE, radial_table
 from tests.models.networks import idle_parameters, small, variables_of
 from tests.models.test_nequip_settings import values_and_gradients
 from tests.ops import tiers
@@ -104,3 +104,15 @@ def test_padding_and_edges_beyond_the_cutoff_change_nothing(graph, name):
     np.testing.assert_array_equal(out[0], out[1])
     np.testing.assert_array_equal(out[0], out[2])
     assert np.abs(out[0] - out[3]).max() > 1e-6
+
+
+def test_nonlinear_interactions_have_no_tables(graph, monkeypatch):
+    """Compute them by networks for any number of edges, for which others have tables."""
+    variables = variables_of(network("nonlinear"), graph)
+    arguments = variables, graph.vectors, graph.species, graph.edges
+    expected = network("nonlinear", radial="network").apply(*arguments).array
+    monkeypatch.setitem(radial_table.EDGES_PER_KNOT, "cpu", 0)
+    assert not radial_table.choose(network("nonlinear"), 10**6).table
+    np.testing.assert_array_equal(network("nonlinear").apply(*arguments).array, expected)
+    with pytest.raises(ValueError, match="is not for nonlinear=True"):
+        network("nonlinear", radial="table").apply(*arguments)

@@ -1,0 +1,176 @@
+"""Layers and the last readout of MACE."""
+
+import math
+
+import e3nn_jax as e3nn
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse import ops
+from eqfuse.models.irreps import SCALAR
+from eqfuse.models.mace_nonlinear import NonlinearBasis
+from eqfuse.models.message_passing import linear
+from eqfuse.models.nequip_irreps import gated
+from eqfuse.models.radial_table import RadialTable, kept
+
+
+class MACELayer(nn.Module):
+    """One layer: the atomic basis A of each node, its symmetric products B, and the update.
+
+        A_i = Linear(sum_j TP(Linear(h)_j, Y_ij; radial(B_ij))) / sqrt(n)
+        h_i <- Linear(sum over correlations and paths of W_z(i) (A_i x ... x A_i)) + skip_z(h_i)
+
+    Attributes:
+      irreps_basis, irreps: of A, and of the node features after the layer.
+      correlation: largest number of factors A.
+      num_species: number of species, each with its own weights W and its own skip.
+      skip: whether there is a skip (a residual connection).
+      species_linear: whether A is mixed once more, by a Linear for each species.
+      density_normalization: whether A is divided by 1 + density, see `density`, and not sqrt(n).
+      edge_irreps: after the first Linear; None for those of the features before.
+      agnostic: whether all species share the weights W.
+      nonlinear: None, or the widths inside the network of weights of a
+        `eqfuse.models.mace_nonlinear.NonlinearBasis`, which A is then, with a skip that all species
+        share.
+      backend: see `eqfuse.ops`.
+    References: Batatia et al. 2022, eqs. 8 to 12.
+    """
+
+    irreps_basis: str
+    irreps: str
+    correlation: int
+    num_species: int
+    skip: bool
+    species_linear: bool
+    density_normalization: bool
+    edge_irreps: str | None
+    agnostic: bool
+    nonlinear: tuple[int, ...] | None
+    backend: str | None
+
+    @nn.compact
+    def __call__(self, h, sh, weights, species, edges, basis, factor):
+        """Return the node features after the layer.
+
+        Args:
+          h: node features, IrrepsArray [n_nodes, irreps_in].
+          sh: spherical harmonics, divided by sqrt(n) if that normalises A, IrrepsArray [n_edges,
+            irreps_sh].
+          weights: of the products, radial(B), [n_edges, irreps of the products]; None if nonlinear.
+          species: [n_nodes] int32.
+          edges: `eqfuse.ops.Edges`.
+          basis: radial basis B, [n_edges, num_bessel], or a `RadialTable` in its place.
+          factor: what multiplies the densities of edges, [n_edges], or None.
+        Returns:
+          IrrepsArray [n_nodes, irreps].
+        """
+        irreps_basis, irreps = e3nn.Irreps(self.irreps_basis), e3nn.Irreps(self.irreps)
+        x = linear(self, self.edge_irreps or h.irreps, "linear_up")(h)
+        if self.nonlinear is None:
+            a = self._basis(x, sh, weights, edges, basis, factor)
+        else:
+            of_species = h.irreps.count(SCALAR), self.num_species, self.nonlinear
+            a = NonlinearBasis(self.irreps_basis, *of_species, self.backend, name="interaction")(
+                x, sh, basis, factor, species, edges
+            )
+        if self.species_linear:
+            a = linear(self, irreps_basis, "species_linear", by_species=True)(species, a)
+        b = ops.symmetric_contraction(
+            a,
+            self._contraction_weights(irreps_basis, irreps, h.dtype),
+            jnp.zeros_like(species) if self.agnostic else species,
+            irreps_out=irreps,
+            correlation=self.correlation,
+            backend=self.backend,
+        )  # [n_nodes, irreps]
+        out = linear(self, irreps, "linear_down")(b)
+        if self.skip and self.nonlinear is not None:
+            out += linear(self, irreps, "skip_linear")(h)
+        elif self.skip:
+            out += linear(self, irreps, "skip", by_species=True)(species, h)
+        assert out.irreps == irreps, (out.irreps, irreps)
+        return out
+
+    def _basis(self, x, sh, weights, edges, basis, factor):
+        """Return A, IrrepsArray [n_nodes, irreps_basis]."""
+        irreps_basis = e3nn.Irreps(self.irreps_basis)
+        a = ops.TensorProductLinear(
+            irreps_basis,
+            force_irreps_out=True,
+            # those that have weights; parameters are numbered by them
+            filter_ir_out=sorted({ir for _, ir in irreps_basis}),
+            backend=self.backend,
+            name="linear_basis",
+        )(x, sh, weights, edges)  # [n_nodes, irreps_basis]
+        if self.density_normalization:
+            a = a / (1 + self._density(basis, edges, factor))[:, None]
+        return a
+
+    def _density(self, basis, edges, factor):
+        """Return the density of neighbours, [n_nodes]: the sum over edges of tanh((B w)^2)."""
+        width = basis.shape[1]
+        w = self.param("density", nn.initializers.normal(1.0), (width,), basis.dtype)
+
+        def density(basis):
+            return jnp.tanh(jnp.sum(basis * w.astype(basis.dtype), axis=1) ** 2 / width)
+
+        if isinstance(basis, RadialTable):
+
+            def make():
+                return basis.table(lambda point: density(point.basis)[:, None])
+
+            of_edges = basis.of_edges([kept(self, "density_table", make)])[0][:, 0]
+        else:
+            of_edges = density(basis)
+        if factor is not None:
+            of_edges *= factor
+        return jax.ops.segment_sum(of_edges, edges.receivers, edges.num_nodes)
+
+    def _contraction_weights(self, irreps_basis, irreps, dtype):
+        """Return the weights W of the contraction, [num_species or 1, paths, channels].
+
+        A product of nu factors of variance 1 has a variance of the order of nu!.
+        """
+        paths = ops.symmetric_contraction_paths(irreps_basis, irreps, self.correlation)
+        variances = [
+            1 / (math.factorial(nu) * count) for _, nu, count in paths for _ in range(count)
+        ]
+
+        def init(key, shape):
+            std = jnp.sqrt(jnp.asarray(variances, dtype))
+            return std[:, None] * jax.random.normal(key, shape, dtype)
+
+        shape = (1 if self.agnostic else self.num_species, len(variances), irreps[0].mul)
+        return self.param("contraction", init, shape)
+
+
+class Readout(nn.Module):
+    """The last readout: a linear layer, a gate, a linear layer.
+
+        out = Linear(Gate(Linear(h)))
+
+    Attributes:
+      irreps_out: what is predicted.
+      hidden: multiplicity of each irrep in the gate.
+      biases: whether there are one more Linear and gate, and biases after the first Linear.
+      backend: see `eqfuse.ops`.
+    References: Batatia et al. 2022, eq. 13.
+    """
+
+    irreps_out: str
+    hidden: int
+    biases: bool
+    backend: str | None
+
+    @nn.compact
+    def __call__(self, h):
+        """Return IrrepsArray [n_nodes, irreps_out] for h, IrrepsArray [n_nodes, irreps]."""
+        irreps_out = e3nn.Irreps(self.irreps_out)
+        hidden = gated([(self.hidden, ir) for ir in {ir for _, ir in irreps_out}])
+        acts = {"even_act": jax.nn.silu, "odd_act": jax.nn.tanh, "even_gate_act": jax.nn.silu}
+        # [n_nodes, hidden x each irrep]
+        h = e3nn.gate(linear(self, hidden, "linear_in")(h), **acts)
+        if self.biases:
+            h = e3nn.gate(linear(self, hidden, "linear_mid", biases=True)(h), **acts)
+        return linear(self, irreps_out, "linear_out", biases=self.biases)(h)

@@ -59,8 +59,10 @@ def test_arguments_and_exit_codes_are_those_of_the_program(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("4x0e (x) 1o -> 4x1o\n")
     assert main(["info"]) == 0
     assert capsys.readouterr().out.startswith("python ")
+    assert main(["info", str(tmp_path)]) == 2  # no run
+    assert "has no checkpoint" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
-        main(["info", "all"])
+        main(["info", str(tmp_path), "all"])
     assert ended.value.code == 2
 
 

@@ -73,8 +73,7 @@ def two_body_latents(network, basis, envelope, lengths, species, edges) -> jax.A
 
     def make():
         return basis.table(
-            lambda point: with_envelope(before_last(point, "xla"), point.envelope),
-            lambda rows: dense(rows, last, network.backend),
+            lambda point: with_envelope(before_last(point, "xla"), point.envelope), last
         )
 
     return recorded(network, *basis.of_edges([kept(network, "two_body_table", make)]))

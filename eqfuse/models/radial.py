@@ -221,7 +221,7 @@ def _tabulated(table: RadialTable, kernels):
         return _hidden_layers(point.basis, [kernel.astype(point.basis.dtype) for kernel in inner])
 
     *inner, last = kernels
-    return table.table(hidden, lambda rows: mlp.dense(rows, last, table.backend))
+    return table.table(hidden, last)
 
 
 def _hidden_layers(x, kernels):

@@ -25,12 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
+from eqfuse.models import mlp
 from eqfuse.ops import Edges
 
 KINDS = ("auto", "network", "table")
 KNOTS = 128
 """Number of knots where none is given; errors of forces are about 1e-7 with them."""
-EDGES_PER_KNOT = {"cpu": 8, "gpu": 16}
+EDGES_PER_KNOT = {"cpu": 8, "gpu": 64}
 """Number of edges for each knot from which on a table is taken: measured on a CPU, see
 `benchmarks/results/radial_tables.md`; an estimate for a GPU."""
 NEAREST = 1e-3
@@ -212,14 +213,20 @@ class RadialTable:
 
         Args:
           function: `Point` of n lengths, in float64, to [n, width_in] in float64.
-          kernel: (rows [n, width_in]) -> [n, width], linear, in the precision of the network; None
-            for nothing.
+          kernel: matrix [width_in, width] of the last dense layer, in the precision of the network;
+            None for nothing.
         """
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             coefficients = self._coefficients(function).astype(self.dtype)
         if kernel is None:
             return coefficients
-        rows = kernel(coefficients.reshape(-1, coefficients.shape[-1]))
+        rows = coefficients.reshape(-1, coefficients.shape[-1])
+        if ops.resolve(self.backend, "grouped_dense").startswith("triton"):
+            # XLA finds no tiles for this matmul on a GPU, fused with the conversion before it
+            scale = mlp.scale(kernel)
+            rows = ops.grouped_dense(rows, [kernel], scale=scale, backend=self.backend)
+        else:
+            rows = mlp.dense(rows, kernel, self.backend)
         return rows.reshape(*coefficients.shape[:2], -1)
 
     def _coefficients(self, function):

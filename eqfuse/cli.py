@@ -19,6 +19,7 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse lammps RUN INPUT         run a LAMMPS input with a trained run, on MPI ranks
   eqfuse check RUN [FILE]         check forces, symmetries, smoothness and more of a trained run
   eqfuse relax RUN FILE [OUT]     relax structures, several at once
+  eqfuse export RUN FILE          write a trained run as one program (StableHLO) with its weights
   eqfuse convert mace FILE RUN    convert a network trained with mace to a run
   eqfuse info [RUN]               print the backends, devices and versions on this machine,
                                   or what a run trained
@@ -70,6 +71,12 @@ def _relax(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _export(arguments: list[str]) -> int:
+    from eqfuse.export.command import main
+
+    return main(arguments)
+
+
 def _convert(arguments: list[str]) -> int:
     from eqfuse.convert.command import main
 
@@ -106,6 +113,7 @@ COMMANDS = {
     "lammps": _lammps,
     "relax": _relax,
     "check": _check,
+    "export": _export,
     "convert": _convert,
     "info": _info,
     "show": _show,

@@ -39,7 +39,7 @@ def test_what_is_no_command_is_one_line(arguments, message, capsys):
 def test_each_command_has_help_of_its_own(capsys):
     assert main(["train", "--help"]) == 0
     assert "\n  eqfuse train [name=value ...]\n" in capsys.readouterr().out
-    for name in ("predict", "evaluate", "check", "convert", "info", "show"):
+    for name in ("predict", "evaluate", "check", "export", "convert", "info", "show"):
         with pytest.raises(SystemExit) as ended:
             main([name, "--help"])
         assert ended.value.code == 0

@@ -4,7 +4,8 @@ eqfuse convert mace FILE.model RUN      # a network of mace-torch as a run
 eqfuse convert sevennet FILE.pth RUN    # a checkpoint of sevenn, or its name, such as 7net-0
 eqfuse convert nequix FILE.nqx RUN      # a network of nequix
 eqfuse convert nequip FILE RUN          # a package of nequip, or a deployed network of 0.5 or 0.6
-eqfuse convert export RUN FILE.npz      # a run, for scripts/mace_load.py
+eqfuse convert export RUN FILE.npz      # a run of MACE, for mace-torch by scripts/mace_load.py;
+                                        # as a program that runs without eqfuse: eqfuse export
 eqfuse convert run OLD NEW              # a run of an earlier version
 """
 
@@ -97,7 +98,10 @@ def _parser() -> argparse.ArgumentParser:
         program.set_defaults(choice=None)
         if choice:
             program.add_argument(choice, dest="choice", help=f"which one, of a network with {of}")
-    export = programs.add_parser("export", help="a run of MACE, for mace-torch")
+    export = programs.add_parser(
+        "export",
+        help="a run of MACE, for mace-torch (to run without eqfuse: eqfuse export)",
+    )
     export.add_argument("run", metavar="RUN", help="the folder of the run")
     export.add_argument("file", type=Path, metavar="FILE.npz", help="the file to write")
     run = programs.add_parser("run", help="a run of an earlier version (needs orbax-checkpoint)")

@@ -267,4 +267,4 @@ class Allegro(nn.Module):
                 scalars = scalars[:, mul:]
             else:
                 ordered.append(chunks.pop(0))
-        return e3nn.from_chunks(irreps_out, ordered, (len(x),), x.dtype)
+        return e3nn.from_chunks(irreps_out, ordered, (x.shape[0],), x.dtype)

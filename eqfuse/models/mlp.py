@@ -81,10 +81,16 @@ def dense(x, kernel, backend: str | None):
     Returns:
       [rows, width].
     """
-    if len(x) <= FEW_ROWS and ops.resolve(backend, "grouped_dense") == "llvm":
+    if has_few_rows(x) and ops.resolve(backend, "grouped_dense") == "llvm":
         return ops.grouped_dense(x, [kernel], scale=scale(kernel), backend=backend)
     # not jnp.dot, whose transpose asks for its dtype by name: float64 where x64 is off
     return scale(kernel) * jax.lax.dot_general(x, kernel, (((1,), (0,)), ((), ())))
+
+
+def has_few_rows(x) -> bool:
+    """Return whether an array has at most `FEW_ROWS` rows; False for a symbolic number of rows."""
+    rows = x.shape[0]
+    return isinstance(rows, int) and rows <= FEW_ROWS
 
 
 def scale(kernel) -> float:

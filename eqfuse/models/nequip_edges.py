@@ -63,7 +63,7 @@ def nequip_edges(
     breaks = (network.cutoff_onset, cutoff) if network.cutoff_function == "xplor" else (cutoff,)
     reduced = reduced_lengths(network, lengths, species, edges)
     basis, _ = radial_basis(network, reduced, real, function, breaks)
-    assert basis.shape == (len(vectors), network.num_bessel), basis.shape
+    assert basis.shape == (vectors.shape[0], network.num_bessel), basis.shape
     sh = spherical_harmonics(directions, range(network.lmax + 1))
     if network.solid_harmonics:
         powers = [lengths[:, None] ** ir.l * jnp.ones(ir.dim, sh.dtype) for _, ir in sh.irreps]

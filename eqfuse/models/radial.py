@@ -194,7 +194,7 @@ class RadialNetworks(nn.Module):
         return recorded(self, self._networks(basis, networks))
 
     def _networks(self, basis, networks):
-        few = len(basis) <= mlp.FEW_ROWS
+        few = mlp.has_few_rows(basis)
         chosen = ops.resolve(self.backend, "grouped_dense")
         if chosen not in ("xla", "e3nn", "llvm") or (chosen == "llvm" and few):
             groups = [networks[k : k + TOGETHER] for k in range(0, len(networks), TOGETHER)]

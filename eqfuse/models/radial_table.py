@@ -314,7 +314,7 @@ def radial_basis(
     envelope = jnp.where(real, envelope, 0)
     if network is None:
         return jnp.where(real[:, None], basis, 0), envelope
-    choice = choose(network, len(lengths))
+    choice = choose(network, lengths.shape[0])
     if not (choice.table or network.variables.get(COLLECTION)):
         return jnp.where(real[:, None], basis, 0), envelope
     cells = grid(tuple(float(b) for b in breaks), choice.knots)

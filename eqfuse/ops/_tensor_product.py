@@ -211,12 +211,12 @@ def taken(array, chosen: tuple[products.Columns, ...]):
         first = int(c.columns.flat[0]) if c.columns.size else 0
         whole = np.array_equal(c.columns.ravel(), np.arange(first, first + mul * dim))
         columns = slice(first, first + mul * dim) if whole else c.columns.ravel()
-        part = array[:, columns].reshape(len(array), mul, dim)
+        part = array[:, columns].reshape(array.shape[0], mul, dim)
         if c.times != 1:
             ones = jnp.ones(c.times, array.dtype)
             subscripts = ("zmd,n->znmd", "zmd,n->zmnd")[c.axis]
             part = jnp.einsum(subscripts, part, ones, precision=jax.lax.Precision.HIGHEST)
-        parts.append(part.reshape(len(array), c.size))
+        parts.append(part.reshape(array.shape[0], c.size))
     return jnp.concatenate(parts, axis=1)
 
 
@@ -225,7 +225,7 @@ def sharing(form: Form, arrays, num_rows: int) -> Form:
     if num_rows == 1:
         return form
     operands = zip(form.inputs, arrays, strict=True)
-    shared = (len(a) == 1 and o.index is Index.ROW for o, a in operands)
+    shared = (a.shape[0] == 1 and o.index is Index.ROW for o, a in operands)
     return _indexed(form, tuple(n for n, is_shared in enumerate(shared) if is_shared))
 
 

@@ -15,7 +15,7 @@ from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.xla import gates
 from eqfuse.ops.ir import channelwise as _channelwise
 from eqfuse.ops.ir import linears, products
-from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.fused import Fused, together
 from eqfuse.ops.primitives.fused import second_op
 from eqfuse.ops.show import derivatives
 
@@ -169,7 +169,7 @@ def _backward(fused: Fused, wanted, dtype: str) -> list[KernelSpec]:
     given, gated = (True,) * len(fused.sizes), fused.gate is not None
     return [
         fused_backward.backward(fused, some, given, dtype, gated and not n).spec
-        for n, some in enumerate(fused_backward.together(fused.form, tuple(wanted)))
+        for n, some in enumerate(together(fused.form, tuple(wanted)))
     ]
 
 

@@ -104,6 +104,7 @@ def ops_summary(module: nn.Module, params, graph: Graph) -> str:
         )
     lines = [
         f"  ops      {count} {op.kind} on {op.backend}{op.why and ', ' + op.why}"
+        f"{op.fused and '; ' + op.fused}"
         for op, count in collections.Counter(calls).items()
     ]
     model = module.model if isinstance(module, Potential) else module

@@ -36,6 +36,7 @@ from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProduct
 from eqfuse.ops._tensor_square import tensor_square
 from eqfuse.ops._weighted_channels import weighted_channels
 from eqfuse.ops.primitives.ahead import compile_ahead
+from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 from eqfuse.ops.transforms.sequence.sequence import sequence
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "compile_ahead",
     "elementwise_tensor_product",
     "fuse",
+    "fused_table",
     "graph_tensor_product",
     "group_by_interval",
     "grouped_dense",
@@ -60,6 +62,7 @@ __all__ = [
     "recorded",
     "resolve",
     "resolve_apart",
+    "resolve_fused",
     "resolve_here",
     "sequence",
     "symmetric_contraction",

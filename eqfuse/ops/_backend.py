@@ -58,11 +58,19 @@ COMPLEX = "complex operands are computed by backend 'e3nn' alone"
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op that was called: its name, what runs it, and why not what is best here, or ""."""
+    """An op that was called.
+
+    Attributes:
+      kind: its name, one of `OPS`.
+      backend: what runs it.
+      why: why not what is best here, or "".
+      fused: of one that may be one kernel or several, which, and why; else "".
+    """
 
     kind: str
     backend: str
     why: str
+    fused: str = ""
 
 
 _recorded: contextvars.ContextVar[list[Op] | None] = contextvars.ContextVar("ops", default=None)
@@ -80,6 +88,12 @@ def recorded():
         yield ops
     finally:
         _recorded.reset(token)
+
+
+def record_fused(text: str) -> None:
+    """Record of the op that was called last whether it is one kernel, and why."""
+    if ops := _recorded.get():
+        ops[-1] = dataclasses.replace(ops[-1], fused=text)
 
 
 def matmul_precision(name: str | None = None) -> str:

@@ -17,6 +17,7 @@ from eqfuse.ops._tensor_product import (
 )
 from eqfuse.ops.ir import products
 from eqfuse.ops.primitives import forms
+from eqfuse.ops.primitives.choice import graph_product_refusal, refuse, resolve_fused
 
 
 def graph_tensor_product(
@@ -29,6 +30,7 @@ def graph_tensor_product(
     irrep_normalization: str | None = None,
     regroup_output: bool = True,
     backend: str | None = None,
+    fused: str | None = None,
 ):
     """Multiply node and edge features, weight the products and sum them to the receivers.
 
@@ -47,6 +49,9 @@ def graph_tensor_product(
       edges: who sends to whom.
       filter_ir_out, irrep_normalization, regroup_output: as in `tensor_product`.
       backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
+      fused: "auto" and "always" are the above, and "always" refuses what is more than one kernel
+        forward or backward. "never" gathers, multiplies, weights and sums one after the other. See
+        `eqfuse.ops.resolve_fused`.
     Returns:
       IrrepsArray [num_nodes, irreps_out] of the promoted dtype, accumulated in float32 or better;
       the Irreps of the output if irreps were given.
@@ -57,6 +62,7 @@ def graph_tensor_product(
     """
     check_edges(edges, weights)
     backend = resolve(backend, "" if are_irreps(x, y) else "graph_tensor_product", x, y, weights)
+    mode = resolve_fused(fused)
     options = {
         "filter_ir_out": irreps_filter(filter_ir_out),
         "irrep_normalization": normalization(irrep_normalization),
@@ -66,6 +72,7 @@ def graph_tensor_product(
         return tensor_product(x, y, backend="xla", **options)
     x, y, weights = check(x, y, weights, edges, options)
     if backend == "e3nn":
+        refuse(mode, "backend 'e3nn' computes op by op")
         return _reference.graph_tensor_product(x, y, weights, edges, **options)
 
     product = products.tensor_product(
@@ -80,7 +87,8 @@ def graph_tensor_product(
         on_graph=True,
         unroll=backend == "llvm",
     )
-    if product.channel_columns:  # multiplicities on both sides: no one kernel serves
+    refuse(mode, graph_product_refusal(product, backend, x.dtype))
+    if product.channel_columns or mode == "never":  # multiplicities on both sides: no one kernel
         messages = tensor_product(x[edges.senders], y, backend=backend, **options)
         if weights is not None:
             messages = elementwise_tensor_product(messages, weights, backend=backend)

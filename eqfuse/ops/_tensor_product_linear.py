@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops import _reference
-from eqfuse.ops._backend import matmul_precision, resolve
+from eqfuse.ops._backend import matmul_precision, record_fused, resolve
 from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges, check_edges, nearest
 from eqfuse.ops._graph_product import check as check_graph
@@ -32,16 +32,15 @@ from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.batch_axes import BatchAxes
+from eqfuse.ops.primitives.choice import choose, refuse, resolve_fused
 
 
 class TensorProductLinear(nn.Module):
     """`e3nn.flax.Linear` of a tensor product.
 
-    On a GPU product and Linear are a kernel each, forward and backward, and the product is kept for
-    the backward: [rows, size], or [num_nodes, size] on a graph. Over rows with a product of 4 GB
-    and more they are one kernel, which does not write it. On a CPU they are one over rows, whose
-    product is never in memory. On a graph where x and y both have several channels, the products of
-    edges are in memory on both.
+    `fused` decides whether product and Linear are one kernel forward and one backward, or a kernel
+    each, which keep the product for the backward: [rows, size], or [num_nodes, size] on a graph. On
+    a graph where x and y both have several channels, the products of edges are in memory.
 
     Over rows: Linear(x (x) y). On a graph, with `edges`: Linear(sum over the edges of a node of
     weights * (x[senders] (x) y)). The parameters are those of `e3nn.flax.Linear` in its place.
@@ -62,6 +61,7 @@ class TensorProductLinear(nn.Module):
       input_precision: of the channel matmul on a GPU: "ieee" is float32, "tf32x3" close to it,
         "tf32" fast; None as in `Linear`.
       backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     Raises:
       TypeError: other arguments than `irreps_out` by position; options that `Linear` alone has.
     References: Batzner et al. 2022, figure 1; e3nn-jax 0.21.
@@ -80,6 +80,7 @@ class TensorProductLinear(nn.Module):
     split: tuple[e3nn.Irreps | str, ...] | None = None
     input_precision: str | None = None
     backend: str | None = None
+    fused: str | None = None
 
     def __new__(cls, *args, **kwargs):
         check_positional(cls, args, kwargs, OF_LINEAR_ALONE)
@@ -111,6 +112,7 @@ class TensorProductLinear(nn.Module):
     def _apply(self, x, y, weights, edges, index, skip, make_gate, gate):
         check_edges(edges, weights)
         parameters = jax.tree.leaves(self.variables)
+        mode = resolve_fused(self.fused)
         is_gated = isinstance(self, TensorProductLinearGate)
         op = "tensor_product_linear_gate" if is_gated else "tensor_product_linear"
         backend = resolve(self.backend, op, x, y, weights, skip, *parameters)
@@ -128,12 +130,14 @@ class TensorProductLinear(nn.Module):
         if self.split is not None and (skip is not None or is_gated):
             raise ValueError("split is for a TensorProductLinear without a gate and without a skip")
         if backend == "e3nn":
+            refuse(mode, "backend 'e3nn' computes op by op")
             out = self._reference(x, y, weights, edges, index, skip, gate, options)
             return out if self.split is None else _split(out, self._parts(out.irreps))
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         irreps = self._linear_irreps_in(x, y, edges)
         if product.channel_columns and edges is not None:  # channels on both sides: no one kernel
+            refuse(mode, "x and y both have several channels, and their products are summed")
             x, y = self._summed(x, y, weights, edges, options, backend)
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
@@ -154,8 +158,11 @@ class TensorProductLinear(nn.Module):
             linear, columns = linears.cut(linear, sizes or (0,))
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
         fused_gate = make_gate(linear)
+        if is_gated and fused_gate is None:
+            refuse(mode, "the kernels do not know an activation; see the argument even_act")
+        kernels = backend, mode
         out = self._fused(
-            product, linear, fused_gate, backend, x, y, weights, parameters, edges, index, skip
+            product, linear, fused_gate, kernels, x, y, weights, parameters, edges, index, skip
         )
         return gate(out) if fused_gate is None else out
 
@@ -213,7 +220,7 @@ class TensorProductLinear(nn.Module):
         keep = irreps_filter(self.filter_ir_out)
         return products.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
 
-    def _fused(self, product, linear, gate, backend, x, y, weights, parameters, edges, index, skip):
+    def _fused(self, product, linear, gate, kernels, x, y, weights, parameters, edges, index, skip):
         if edges is not None:
             batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
             arrays = [x.array, y.array] + ([] if weights is None else [weights])
@@ -236,7 +243,10 @@ class TensorProductLinear(nn.Module):
         fused = Fused.build(product.form, linear, gate, skip is not None)
         num_rows = batch_axes.count if edges is None else edges.num_edges
         num_nodes = 0 if edges is None else edges.num_nodes
-        call = definitions.Call(fused, num_rows, num_nodes, backend)
+        backend, mode = kernels
+        chosen = choose(mode, fused, num_rows, backend, dtype)
+        record_fused(chosen.text)
+        call = definitions.Call(fused, num_rows, num_nodes, backend, chosen.fuses)
         outputs = _fused.evaluate(call, arrays, integers)
         outputs = [batch_axes.apart(out) for out in outputs]
         if self.split is not None:

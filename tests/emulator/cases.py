@@ -14,7 +14,7 @@ from benchmarks import interpreted
 from benchmarks.cases import CASES
 from benchmarks.fused_cases import SPECS
 from eqfuse import ops
-from eqfuse.ops.primitives import fused
+from eqfuse.ops.primitives import choice
 from tests.emulator.functions import emulate
 
 LINEARS = {"linear 64-l2": "64x0e+64x1o+64x2e", "linear 16-l1": "16x0e+16x1o"}
@@ -56,7 +56,7 @@ def check(name: str, order: str, dtype: str, target: str, mend=None) -> float:
             )
             function, reference = backward(function), backward(reference)
             args = [cotangents, *args]
-        with mock.patch.object(fused, "LARGE", 0):  # the fused kernels, where there are any
+        with mock.patch.object(choice, "LARGE", 0):  # the fused kernels, where there are any
             found = emulate(function, *args, target=target, mend=mend)
         wide = jax.tree.map(lambda a: a.astype("float64"), args)
         expected = jax.jit(reference)(*wide)

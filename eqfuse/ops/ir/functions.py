@@ -162,3 +162,52 @@ ACTIVATIONS: dict[str, Callable[[Expression, Let], tuple[Expression, Expression]
 
 Where a function has no derivative, and in what cancels, they are as JAX has them.
 """
+
+
+def _gelu_curvature(x: Expression, let: Let):
+    c = math.sqrt(2 / math.pi)
+    s = let("s", tanh(let("a", c * (x + 0.044715 * x * x * x)), let))
+    slope = let("d", (1.0 + s) * (1.0 - s))
+    inner = let("i", c * (1.0 + 3 * 0.044715 * x * x))
+    return slope * (inner + 3 * 0.044715 * c * x * x - x * s * inner * inner)
+
+
+def _silu_curvature(x: Expression, let: Let):
+    s = let("s", logistic(x))
+    return s * (1.0 - s) * (2.0 + x * (1.0 - 2.0 * s))
+
+
+def _sigmoid_curvature(x: Expression, let: Let):
+    s = let("s", logistic(x))
+    return s * (1.0 - s) * (1.0 - 2.0 * s)
+
+
+def _tanh_curvature(x: Expression, let: Let):
+    s = let("s", tanh(x, let))
+    return -2.0 * s * ((1.0 + s) * (1.0 - s))
+
+
+def _soft_odd_curvature(x: Expression, let: Let):
+    return let("s", exp(-x * x)) * x * (6.0 - 4.0 * (x * x))
+
+
+def _no_curvature(x: Expression, let: Let):
+    return x * 0.0
+
+
+CURVATURES: dict[str, Callable[[Expression, Let], Expression]] = {
+    "identity": _no_curvature,
+    "silu": _silu_curvature,
+    "gelu": _gelu_curvature,
+    "sigmoid": _sigmoid_curvature,
+    "tanh": _tanh_curvature,
+    "relu": _no_curvature,
+    "soft_odd": _soft_odd_curvature,
+    "abs": _no_curvature,
+}
+"""The second derivative of each of `ACTIVATIONS`."""
+
+
+def derivative(name: str, order: int, x: Expression, let: Let) -> Expression:
+    """Return an activation, its slope or its curvature: the derivative of order 0, 1 or 2."""
+    return CURVATURES[name](x, let) if order == 2 else ACTIVATIONS[name](x, let)[order]

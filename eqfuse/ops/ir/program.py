@@ -6,7 +6,8 @@ There are two ways to run one.
   features and its Linear lies an array with all paths of the product, the largest of a model;
   between the derivatives of both lie its tangents and cotangents. Such a kernel keeps them in the
   cache. `primitives.tracing` makes these programs of what JAX makes of a definition and its
-  derivatives, so that no derivative is written by hand. Their steps are forms and linear forms.
+  derivatives, so that no derivative is written by hand. Their steps are forms, linear forms and
+  activations.
 - Whole: each step for all rows. Where a network is small, what it takes to begin each operation is
   more than the operation itself. `transforms.sequence` makes these programs, of all kinds of step.
 """
@@ -22,6 +23,7 @@ import math
 from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.linear_form import LinearForm, Rows
 from eqfuse.ops.ir.steps import (
+    Activate,
     Array,
     Copy,
     Elementwise,
@@ -64,6 +66,11 @@ class Program:
         return [s for s in self.steps if isinstance(s, Multilinear)]
 
     @property
+    def over_rows(self) -> list[Activate | Multilinear]:
+        """Return the steps that a program by rows can have."""
+        return [s for s in self.steps if isinstance(s, Activate | Multilinear)]
+
+    @property
     def forms(self) -> list[Form]:
         return [s.form for s in self.multilinear if isinstance(s.form, Form)]
 
@@ -77,7 +84,7 @@ class Program:
     def operands(self) -> dict[int, object]:
         """Return what the arrays of forms and linear forms are there; of both, the latter's."""
         result = {}
-        for step in self.multilinear:
+        for step in self.over_rows:
             numbers = (*step.operands, *step.writes)
             for n, operand in zip(numbers, step.form.operands, strict=True):
                 if n not in result or isinstance(operand, Rows):

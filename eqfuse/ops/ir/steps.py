@@ -10,6 +10,7 @@ import enum
 import functools
 import math
 
+from eqfuse.ops.ir.activated import Activated
 from eqfuse.ops.ir.form import Form, Index, Operand
 from eqfuse.ops.ir.linear_form import LinearForm, Rows, Weights
 
@@ -213,7 +214,26 @@ class Multilinear:
         return (*self.operands, *(n for _, n in self.indices))
 
 
-Step = ElementwiseLoop | Elementwise | Copy | Reduce | Gather | ScatterAdd | Multilinear
+@dataclasses.dataclass(frozen=True)
+class Activate:
+    """Activations of scalars of rows: one array read, one written for each order.
+
+    Attributes:
+      num_rows: as in `Multilinear`.
+    """
+
+    form: Activated
+    operands: tuple[int]
+    writes: tuple[int, ...]
+    num_rows: int = 0
+    num_nodes = 0
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.operands
+
+
+Step = Activate | ElementwiseLoop | Elementwise | Copy | Reduce | Gather | ScatterAdd | Multilinear
 
 
 def merged_axes(*axes: tuple[int, ...]) -> list[tuple[int, ...]]:

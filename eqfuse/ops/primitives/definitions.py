@@ -13,17 +13,23 @@ import jax.numpy as jnp
 from eqfuse.ops.backends.xla import gates
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.primitives import forms, linear_forms, rules
+from eqfuse.ops.ir.gate_forms import forms_of
+from eqfuse.ops.primitives import activation, forms, linear_forms, rules
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """The static arguments of one call."""
+    """The static arguments of one call.
+
+    Attributes:
+      fuses: whether one kernel each way is to compute it, see `choice`.
+    """
 
     fused: Fused
     num_rows: int
     num_nodes: int
     backend: str
+    fuses: bool = False
 
     @property
     def num_output_rows(self) -> int:
@@ -32,10 +38,8 @@ class Call:
 
     @property
     def is_native(self) -> bool:
-        """Return whether a native kernel may run it: each row by itself, without a gate."""
-        fused = self.fused
-        plain = not fused.summed and fused.gate is None and not fused.num_sets
-        return self.backend == "llvm" and plain
+        """Return whether native kernels of the whole op run it."""
+        return self.backend == "llvm" and self.fuses
 
 
 def product(call: Call, form: Form, inputs, integers):
@@ -51,8 +55,18 @@ def product(call: Call, form: Form, inputs, integers):
     )
 
 
-def _apply_gate(fused: Fused, z):
-    return z if fused.gate is None else gates.apply_gate(fused.gate, fused.linear, z)
+def _apply_gate(call: Call, z):
+    fused = call.fused
+    if call.is_native:
+        return activation.gated(forms_of(fused.gate, fused.linear), z, call.backend)
+    return gates.apply_gate(fused.gate, fused.linear, z)
+
+
+def _gate_tangent(call: Call, z, t_z):
+    fused = call.fused
+    if call.is_native:
+        return activation.gated_tangent(forms_of(fused.gate, fused.linear), z, t_z, call.backend)
+    return jax.jvp(functools.partial(_apply_gate, call), (z,), (t_z,))[1]
 
 
 def forward(call: Call, floats, integers):
@@ -66,7 +80,7 @@ def forward(call: Call, floats, integers):
     )
     if skip is not None:
         arrays = [arrays[0] + skip]
-    return arrays if fused.gate is None else [_apply_gate(fused, arrays[0]), *arrays]
+    return arrays if fused.gate is None else [_apply_gate(call, arrays[0]), *arrays]
 
 
 def _zeros(rows: int, size: int, like):
@@ -110,22 +124,18 @@ def forward_tangent(call: Call, active, floats, z, tangents, integers):
     ]
     if fused.gate is None:
         return results
-    return [jax.jvp(functools.partial(_apply_gate, fused), (z,), tuple(results))[1], *results]
+    return [_gate_tangent(call, z, *results), *results]
 
 
 def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     """Return cotangents of the wanted operands, from the `given` ones of the outputs."""
-    cotangents = iter(cotangents)
-    cotangents = [
-        next(cotangents) if is_given else _zeros(call.num_output_rows, size, z)
-        for is_given, size in zip(given, call.fused.sizes, strict=True)
-    ]
 
     def tangent(*tangents):
-        return forward_tangent(call, wanted, floats, z, tangents, integers)
+        outputs = forward_tangent(call, wanted, floats, z, tangents, integers)
+        return [t for t, is_given in zip(outputs, given, strict=True) if is_given]
 
     avals = [rules.abstract(f) for f, w in zip(floats, wanted, strict=True) if w]
-    return list(jax.linear_transpose(tangent, *avals)(cotangents))
+    return list(jax.linear_transpose(tangent, *avals)(list(cotangents)))
 
 
 def backward_tangent(call: Call, wanted, given, active, operands, tangents, integers):

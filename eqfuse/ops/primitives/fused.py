@@ -2,13 +2,12 @@
 
 Five primitives, each a derivative of the one before: the op; its tangent, linear in the tangents;
 its backward, the transpose of the tangent; the tangent of the backward; and the transpose of that.
-Over rows, without a gate, all but the tangents are one kernel each on a CPU. On a GPU, over rows
-whose product would fill the memory, the op and its backward are fused kernels, and so are, without
-a gate, the derivatives of the backward. Everything else is composed by JAX itself from
-`definitions`, so that no derivative is missing at any order.
+On a CPU all but the tangents are one native kernel each. On a GPU the op and its backward are fused
+kernels, and so are, without a gate, the derivatives of the backward. Everything else is composed by
+JAX itself from `definitions`, so that no derivative is missing at any order.
 
-Any other op on a GPU is its definition from the start, kernels of the product and of the Linear,
-which take less time: JAX keeps the product for the backward.
+Where `choice` decides against them, an op is its definition from the start, kernels of the product
+and of the Linear: JAX keeps the product for the backward.
 """
 
 import dataclasses
@@ -28,14 +27,6 @@ from eqfuse.ops.primitives.definitions import (
 )
 from eqfuse.ops.primitives.rules import split
 
-LARGE = 2**32
-"""Bytes of a product over rows from which on it is not written to the memory of a GPU."""
-
-
-def _is_large(call: Call, dtype) -> bool:
-    [product] = call.fused.form.outputs
-    return not call.fused.summed and call.num_rows * product.size * dtype.itemsize >= LARGE
-
 
 def evaluate(call: Call, floats, integers):
     """Return the output of a fused op: the gated row, or the pre-activation's arrays.
@@ -46,7 +37,7 @@ def evaluate(call: Call, floats, integers):
 
     def bound(*arrays):
         arrays = rules.vary_alike(arrays)
-        if call.backend.startswith("triton") and not _is_large(call, arrays[0].dtype):
+        if not call.fuses or not call.num_rows:
             return _fused(*arrays, call=call)
         return fused_p.bind(*arrays, call=call)
 
@@ -186,8 +177,9 @@ def _backward_jvp(primals, tangents, *, call, wanted, given):
         return rules.jvp_of(_backward)(primals, tangents, **params)
     outputs = backward_p.bind(*primals, **params)
     n, m = call.fused.num_floats, call.fused.num_floats + 1 + sum(given)
-    # without a gate, the backward does not depend on z
-    active = tuple(k != n and type(t) is not ad.Zero for k, t in enumerate(tangents[:m]))
+    active = [type(t) is not ad.Zero for t in tangents[:m]]
+    active[n] &= call.fused.gate is not None  # without a gate, the backward does not depend on z
+    active = tuple(active)
     if not any(active):
         return outputs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outputs]
     changed = [t for t, a in zip(tangents, active, strict=False) if a]

@@ -9,7 +9,7 @@ import functools
 from eqfuse.ops.backends.triton.emit import fused_backward, fused_forward
 from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.fused import Fused, backward_form, together
 from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives.definitions import Call, product
 
@@ -78,10 +78,10 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     named = _arrays(fused, floats, integers)
     named |= {"z": z} | dict(zip(fused.cotangents(given), cotangents, strict=True))
     dinputs, dz = [], [] if writes_dz else cotangents
-    for some in fused_backward.together(fused.form, tuple(of_inputs)):
+    for some in together(fused.form, tuple(of_inputs)):
         writes_now = writes_dz and not dz
         kernel = backward_kernel(fused, some, given, floats[0].dtype.name, writes_now)
-        outputs = fused_backward.backward_form(fused.form, some).outputs
+        outputs = backward_form(fused.form, some).outputs
         sizes = [o.size for o in outputs] + [fused.linear.size_out] * writes_now
         results = _launch(call, kernel, named, sizes)
         pairs = zip(outputs, results, strict=False)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from eqfuse.ops.backends.llvm.emit import activation, row_arrays, row_program
 from eqfuse.ops.backends.llvm.emit import linear_form as native_linear
-from eqfuse.ops.backends.llvm.emit import row_arrays, row_program
 from eqfuse.ops.backends.llvm.emit.form import generate
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide, transposed, width_of
 from eqfuse.ops.backends.llvm.runtime import machine
@@ -14,7 +14,7 @@ from eqfuse.ops.backends.xla import linear_forms
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm, Rows, Weights
 from eqfuse.ops.ir.program import Program
-from eqfuse.ops.ir.steps import Extent
+from eqfuse.ops.ir.steps import Activate, Extent
 
 native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True
@@ -95,7 +95,7 @@ def by_rows(
       None where its steps are faster alone.
     """
     parts = row_arrays.num_parts(program, num_rows, num_nodes)
-    if not parts or arrays[0].dtype.name not in ("float32", "float64"):
+    if not parts or not has_steps(program) or arrays[0].dtype.name not in ("float32", "float64"):
         return None
     module = row_program.generate(program, machine.machine(), parts)
     counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
@@ -108,6 +108,12 @@ def by_rows(
     results = native_p.bind(*inputs, module=module, shapes=tuple(results))
     outputs = zip((program.operands[n] for n in program.outputs), results, strict=False)
     return [r.reshape(o.shape) if isinstance(o, Weights) else r for o, r in outputs]
+
+
+def has_steps(program: Program) -> bool:
+    """Return whether native kernels have all steps of a program."""
+    functions = (s.form for s in program.steps if isinstance(s, Activate))
+    return all(map(activation.is_written, functions))
 
 
 @native_p.def_abstract_eval

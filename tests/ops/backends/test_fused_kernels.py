@@ -8,7 +8,7 @@ import pytest
 from eqfuse.ops import TensorProductLinear
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
-from eqfuse.ops.primitives import fused
+from eqfuse.ops.primitives import choice
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, Case, Problem
 from tests.ops.parity import only
@@ -32,7 +32,7 @@ ROWS["rows-shared"] = SHARED
 
 @pytest.fixture(autouse=True)
 def any_product_is_large(monkeypatch):
-    monkeypatch.setattr(fused, "LARGE", 0)
+    monkeypatch.setattr(choice, "LARGE", 0)
 
 
 @pytest.mark.parametrize("name", tiers.slow_unless(CORE, *ROWS))
@@ -104,7 +104,7 @@ def test_where_fused_kernels_begin(monkeypatch):
     problem = Problem(ROWS["rows-linear"], np.float32)
     bytes_of_product = 4 * problem.arrays["x"].shape[0] * 55
     for large, expected in ((bytes_of_product, 1), (bytes_of_product + 1, 2)):
-        monkeypatch.setattr(fused, "LARGE", large)
+        monkeypatch.setattr(choice, "LARGE", large)
         before = interpret_count()
         problem.apply("triton-interpret", problem.params, problem.arrays).array.block_until_ready()
         assert interpret_count() - before == expected

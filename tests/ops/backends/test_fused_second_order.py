@@ -9,7 +9,7 @@ import pytest
 from eqfuse import ops
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
-from eqfuse.ops.primitives import fused
+from eqfuse.ops.primitives import choice
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, EDGES, NODES, Case, Problem
 from tests.ops.parity import PORTABLE, only
@@ -36,7 +36,7 @@ OTHERS = {
 @pytest.fixture(autouse=True)
 def any_product_is_large(monkeypatch):
     """Where products are small, a GPU has them in memory."""
-    monkeypatch.setattr(fused, "LARGE", 0)
+    monkeypatch.setattr(choice, "LARGE", 0)
 
 
 @pytest.mark.parametrize("name", FUSED)

@@ -13,6 +13,7 @@ from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.linear_form import LinearForm, Rows
 from eqfuse.ops.ir.linears import Linear, Parameter
 from eqfuse.ops.primitives import fused as _fused
+from eqfuse.ops.primitives.choice import choose, resolve_fused
 from eqfuse.ops.primitives.definitions import Call
 from eqfuse.ops.transforms.fuse import graphs
 from eqfuse.ops.transforms.fuse.gates import GateMatch, gate_behind
@@ -86,7 +87,9 @@ class Layer:
         added = [] if self.gated is None else _skip(self.gated, arrays, count)
         gate = None if self.gated is None else self.gated.gate
         fused = Fused.build(form, self.linear, gate, bool(added))
-        call = Call(fused, num_rows, num_nodes, product.backend)
+        mode, dtype = resolve_fused(None), operands[0].dtype
+        chosen = choose(mode, fused, num_rows, product.backend, dtype)
+        call = Call(fused, num_rows, num_nodes, product.backend, chosen.fuses)
         floats = [*operands, *(arrays[p] for p in self.parameters), *added]
         return _fused.evaluate(call, floats, integers)[0][: self.num_rows]
 

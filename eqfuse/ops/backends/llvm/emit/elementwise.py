@@ -184,6 +184,11 @@ class FunctionEmitter:
         values = [self._evaluate(operand, dtype) for operand in expression.operands]
         return self.apply(expression.function, values, dtype, dtype)
 
+    def activated(self, name: str, order: int, x: str, scale: float, dtype: str) -> str:
+        """Return a derivative of an activation of x, times a number."""
+        value = functions.derivative(name, order, variable(x), self._let(dtype))
+        return self._evaluate(value if scale == 1.0 else scale * value, dtype)
+
     def _let(self, dtype: str) -> functions.Let:
         return lambda name, expression: variable(self._evaluate(expression, dtype))
 

@@ -89,6 +89,7 @@ class KernelPasses:
       functions: the texts of functions that they call, by name.
       passes: in the order in which they run.
       index_arrays, copies: see `Module`.
+      declared: the declarations of the functions that they call, besides `ir.declarations`.
     """
 
     arguments: Arguments
@@ -96,6 +97,7 @@ class KernelPasses:
     passes: list[Pass]
     index_arrays: tuple[str, ...]
     copies: tuple[int, ...]
+    declared: frozenset[str] = frozenset()
 
     def module(self, dtype: str) -> Module:
         """Return the kernel."""

@@ -9,8 +9,8 @@ import dataclasses
 import functools
 import hashlib
 
+from eqfuse.ops.backends.llvm.emit import activation, ir, movement
 from eqfuse.ops.backends.llvm.emit import form as native_form
-from eqfuse.ops.backends.llvm.emit import ir, movement
 from eqfuse.ops.backends.llvm.emit import linear_form as native_linear
 from eqfuse.ops.backends.llvm.emit.arguments import DATA, DTYPES, Arguments, Entry
 from eqfuse.ops.backends.llvm.emit.ir import Function
@@ -25,10 +25,11 @@ from eqfuse.ops.backends.llvm.emit.module import (
     assemble,
 )
 from eqfuse.ops.backends.llvm.emit.plan import Machine
+from eqfuse.ops.ir.activated import Activated
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
 from eqfuse.ops.ir.program import Program
-from eqfuse.ops.ir.steps import BYTES, Array, Copy, Multilinear, Step
+from eqfuse.ops.ir.steps import BYTES, Activate, Array, Copy, Multilinear, Step
 
 WORK_OF_A_THREAD = 300_000
 """Vector operations of a pass from which on it is shared out: about a tenth of a millisecond.
@@ -41,13 +42,16 @@ LONGEST = 256
 
 
 @functools.lru_cache(maxsize=64)
-def generate(program: Program, dtype: str, machine: Machine) -> Module:
+def generate(program: Program, dtype: str, machine: Machine, work: int = 0) -> Module:
     """Return the module that computes a program whose forms are of one dtype.
 
     Arguments: the inputs, [1, size], index arrays [size]. Results: the outputs, [1, size], and
     scratch memory.
+
+    Args:
+      work: vector operations of a pass from which on it is shared out; 0 is `WORK_OF_A_THREAD`.
     """
-    return _ProgramEmitter(program, dtype, machine).module()
+    return _ProgramEmitter(program, dtype, machine, work or WORK_OF_A_THREAD).module()
 
 
 def cost(program: Program, dtype: str, machine: Machine) -> int:
@@ -59,9 +63,9 @@ def cost(program: Program, dtype: str, machine: Machine) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _written(form: Form | LinearForm, dtype: str, machine: Machine) -> KernelPasses:
-    module = native_form if isinstance(form, Form) else native_linear
-    return module.write(form, dtype, machine)
+def _written(form: Form | LinearForm | Activated, dtype: str, machine: Machine) -> KernelPasses:
+    modules = {Form: native_form, LinearForm: native_linear, Activated: activation}
+    return modules[type(form)].write(form, dtype, machine)
 
 
 def prepared(program: Program, dtype: str, machine: Machine) -> Program:
@@ -103,14 +107,14 @@ def prepared(program: Program, dtype: str, machine: Machine) -> Program:
 
 
 class _ProgramEmitter:
-    def __init__(self, program: Program, dtype: str, machine: Machine):
-        self.dtype, self.machine = dtype, machine
+    def __init__(self, program: Program, dtype: str, machine: Machine, work: int):
+        self.dtype, self.machine, self.work = dtype, machine, work
         self.program = prepared(program, dtype, machine).in_loops
         self.arrays = self.program.arrays
         self.widest = machine.vector_bytes // ir.BYTES[dtype]
         self.declared: set[str] = set()
         self.texts: dict[str, str] = {}  # by name
-        self.kernels: dict[Form | LinearForm, str] = {}
+        self.kernels: dict[Form | LinearForm | Activated, str] = {}
         self.passes: list[Pass] = []
         self.places, self.scratch = self.program.places()
         self.arguments = self._arguments()
@@ -122,7 +126,7 @@ class _ProgramEmitter:
             if k and k % LONGEST == 0:
                 self._end()
                 self._begin()
-            if isinstance(step, Multilinear):
+            if isinstance(step, Activate | Multilinear):
                 self._multilinear(step)
             else:
                 self._step(step)
@@ -198,8 +202,8 @@ class _ProgramEmitter:
         arguments = ", ".join(f"ptr {pointer}" for pointer in pointers.values())
         self.main.do(f"call void @{name}({arguments})")
 
-    def _multilinear(self, step: Multilinear):
-        """Call the passes of a form or a linear form, with a table of its arrays."""
+    def _multilinear(self, step: Activate | Multilinear):
+        """Call the passes of a form, a linear form or activations, with a table of its arrays."""
         form, main = step.form, self.main
         written = _written(form, self.dtype, self.machine)
         if form not in self.kernels:
@@ -208,6 +212,7 @@ class _ProgramEmitter:
             for p in written.passes:
                 name = f"{self.kernels[form]}_{p.name}"
                 self.texts[name] = p.text.replace(f"@{p.name}(", f"@{name}(")
+            self.declared |= written.declared
         numbers = (*step.operands, *step.writes)
         place, self.scratch = self.scratch, self.scratch + 8 * len(numbers)
         table = main.at(self.memory, place)
@@ -216,7 +221,7 @@ class _ProgramEmitter:
         for p in written.passes:
             name = f"{self.kernels[form]}_{p.name}"
             units, work = p.units.number(step.num_rows, step.num_nodes), _cost(p, step)
-            if work < WORK_OF_A_THREAD:
+            if work < self.work:
                 self.most = max(self.most, p.scratch)
                 table = self.main.at(self.memory, place)
                 values = f"i64 0, i64 {units}, i64 {step.num_rows}"
@@ -233,6 +238,6 @@ class _ProgramEmitter:
             self._begin()
 
 
-def _cost(p: Pass, step: Multilinear) -> int:
+def _cost(p: Pass, step: Activate | Multilinear) -> int:
     """Return about how many vector operations a pass is."""
     return p.row_cost * step.num_rows + p.node_cost * step.num_nodes

@@ -9,9 +9,6 @@ from eqfuse.ops.ir.steps import Extent
 MOST_ROWS, FEWEST_TOGETHER, CACHE = 32, 8, 1 << 20
 """Rows that go through a program together, and the bytes of all that lies between the steps."""
 
-FEWEST_ROWS = 256
-"""Rows from which on a program is one kernel."""
-
 ORDER, PTR, NODE = "receiver_order", "receiver_ptr", "receivers"
 
 
@@ -64,7 +61,7 @@ class Arrays:
 
 def num_parts(program: Program, num_rows: int, num_nodes: int) -> int:
     """Return how many parts the rows or nodes are cut into; 0 where one kernel does not pay."""
-    if num_rows < FEWEST_ROWS or any(map(is_wide, program.linear_forms)):
+    if any(map(is_wide, program.linear_forms)):
         return 0
     parts = 16 if num_rows < 8192 else 64
     return min(parts, num_nodes) if program.on_graph else parts

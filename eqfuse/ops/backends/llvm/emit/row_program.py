@@ -13,7 +13,7 @@ gradients are added up part by part, in order.
 import dataclasses
 import functools
 
-from eqfuse.ops.backends.llvm.emit import ir, linear_rows, linear_weights
+from eqfuse.ops.backends.llvm.emit import activation, ir, linear_rows, linear_weights
 from eqfuse.ops.backends.llvm.emit.groups import Groups
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.kernel import write_block
@@ -26,6 +26,7 @@ from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.linear_form import Rows
 from eqfuse.ops.ir.program import Program
+from eqfuse.ops.ir.steps import Activate
 
 FIRST, LAST = ("word", "first"), ("word", "last")
 """Words of the table of pointers: the positions of the block."""
@@ -53,6 +54,7 @@ class _RowProgramEmitter:
         self.arguments = self.arrays.arguments
         self.texts: list[str] = []
         self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes
+        self.declared: set[str] = set()
         self.cost = 0
 
     def module(self) -> Module:
@@ -61,13 +63,17 @@ class _RowProgramEmitter:
         for key in (FIRST, LAST) if self.program.on_graph else ():
             self.arguments.add_word(key)
         for s, step in enumerate(self.program.steps):
-            if isinstance(step.form, Form):
+            if isinstance(step, Activate):
+                self._activate(s, step)
+            elif isinstance(step.form, Form):
                 self._form(s, step)
             else:
                 self._linear_form(s, step)
         passes = [self._main()]
         passes += [self._sum(n) for n in self.arrays.sums]
-        texts = [ir.declarations(self.dtype), *self.copies.functions.values()]
+        own = ir.declarations(self.dtype)
+        declared = sorted(d for d in self.declared if d not in own.splitlines())
+        texts = [own, *declared, *self.copies.functions.values()]
         texts += [*self.texts, *(p.text for p in passes)]
         text, name = assemble(texts, self.arguments, passes)
         widths = tuple(self.program.arrays[n].size for n in self.arrays.sums)
@@ -132,6 +138,24 @@ class _RowProgramEmitter:
                         operands[k] = side_by_side(operands[k], self.program.operands[n])
             sides.append(tuple(operands))
         return Form(*sides, step.form.paths), local
+
+    def _activate(self, s: int, step: Activate):
+        """Write the function of activations; the rows of local arrays are by position."""
+        name = f"activate_{s}"
+        f = self._function(name)
+        f.widest = self.copies.widest
+        order = self._pointer(f, "index", ORDER) if self.program.on_graph else None
+        arrays = {n: self._pointer(f, "array", n) for n in (*step.operands, *step.writes)}
+        with f.loop("%end", start="%begin") as rows:
+            row = f.load_index(order, rows.index) if order else rows.index
+            places = [
+                f.at(array, rows.index if n in self.program.local else row, array_bytes)
+                for n, array in arrays.items()
+                for array_bytes in [self.program.arrays[n].bytes]
+            ]
+            cost = activation.write_row(f, step.form, self.dtype, places[0], places[1:])
+        self.declared |= f.declared
+        self._add_function(f, name, 0, cost)
 
     def _linear_form(self, s: int, step):
         """Write the functions of a linear form: copies of operands, results by row, gradients."""

@@ -9,10 +9,10 @@ the product and the cotangent of the pre-activation, which this kernel writes if
 from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
 from eqfuse.ops.backends.triton.emit.elementwise import activated
 from eqfuse.ops.backends.triton.emit.emitter import SLICE
-from eqfuse.ops.backends.triton.emit.fused_emitter import COMPONENTS, FusedEmitter
+from eqfuse.ops.backends.triton.emit.fused_emitter import FusedEmitter
 from eqfuse.ops.backends.triton.emit.fused_forward import FusedKernel, gate_value
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.fused import Fused, backward_form
 from eqfuse.ops.ir.gates import Part
 from eqfuse.ops.ir.schedule import ordered_groups
 
@@ -26,24 +26,6 @@ def backward(fused: Fused, wanted, given, dtype: str, writes_dz: bool = False) -
       writes_dz: write the cotangent of the pre-activation too, which has one array then.
     """
     return _Backward(fused, wanted, given, dtype, writes_dz).kernel()
-
-
-def together(form: Form, wanted: tuple[bool, ...]) -> list[tuple[bool, ...]]:
-    """Return the inputs whose cotangents each kernel sums.
-
-    One kernel sums all, unless a thread would have more than `COMPONENTS`; then each has one.
-    """
-    outputs = backward_form(form, wanted).outputs
-    if sum(s.dim for o in outputs for s in o.segments) <= COMPONENTS:
-        return [wanted]
-    each = [n for n, is_wanted in enumerate(wanted) if is_wanted]
-    return [tuple(n == one for n in range(len(wanted))) for one in each]
-
-
-def backward_form(form: Form, wanted: tuple[bool, ...]) -> Form:
-    """Return the form of the cotangents of the wanted inputs; its last input is dout."""
-    linear = (False,) * len(form.inputs) + (True,) * sum(wanted)
-    return form.jvp(wanted).transpose(linear, (True,))
 
 
 class _Backward(FusedEmitter):

@@ -11,11 +11,9 @@ from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, compon
 from eqfuse.ops.backends.triton.emit.emitter import SLICE, power_of_two
 from eqfuse.ops.backends.triton.emit.preactivation import THREADS, PreactivationEmitter
 from eqfuse.ops.ir.form import Form, Index, Operand
-from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.fused import COMPONENTS, Fused
 from eqfuse.ops.ir.schedule import ordered_groups
 
-COMPONENTS = 40
-"""Components that a thread sums at a time, at most: of a product, or of cotangents."""
 LANES = 32
 """Channels at a time of a kernel with several threads for each: few, so that it has many rows."""
 

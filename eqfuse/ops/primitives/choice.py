@@ -1,0 +1,199 @@
+"""Whether a fused op is one kernel each way, or its product and its Linear are a kernel each.
+
+The one place where that is decided, for the argument `fused` and EQFUSE_FUSED.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide
+from eqfuse.ops.backends.triton.emit import plan
+from eqfuse.ops.ir.form import Index
+from eqfuse.ops.ir.fused import COMPONENTS, Fused, together
+from eqfuse.ops.ir.products import Product
+
+MODES = ("auto", "always", "never")
+_VARIABLE = "EQFUSE_FUSED"
+
+LARGE = 2**32
+FEWEST_ROWS = 256
+
+
+def resolve_fused(fused: str | None) -> str:
+    """Return "auto", "always" or "never", given what was asked for.
+
+    Args:
+      fused: "always" is one kernel forward and one backward, of the product, the Linear, the skip
+        and the gate, or an error that says why there is none. On a GPU two more compute the
+        gradients of parameters. "never" is a kernel for each of them. "auto" is what is measured
+        or predicted to be faster, see `fused_table`. None is what the environment variable
+        EQFUSE_FUSED says, or "auto".
+    Raises:
+      ValueError: an unknown name.
+    """
+    asked = "fused"
+    if fused is None:
+        asked, fused = _VARIABLE, os.environ.get(_VARIABLE) or "auto"
+    if fused not in MODES:
+        raise ValueError(f"{asked} {fused!r} is unknown; choose one of {', '.join(MODES)}")
+    return fused
+
+
+def refuse(mode: str, reason: str) -> None:
+    """Refuse "always" where there is a reason against it.
+
+    Raises:
+      ValueError: giving it.
+    """
+    if mode == "always" and reason:
+        raise ValueError(f"fused='always' cannot be done here: {reason}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A line of the table that "auto" follows.
+
+    Attributes:
+      backend, where: what it is for: "rows", or "graph" for sums over the edges of nodes.
+      fuses: whether one kernel is chosen, from the bound on.
+      why: what the bound is, and where it comes from.
+    """
+
+    backend: str
+    where: str
+    fuses: bool
+    why: str
+
+
+TABLE = (
+    Bound(
+        "llvm",
+        "rows",
+        True,
+        f"from {FEWEST_ROWS} rows on, one native call each way is faster (measured, "
+        "benchmarks/results/fused.md)",
+    ),
+    Bound(
+        "llvm",
+        "graph",
+        False,
+        "the sums of a node's edges are few: one native call each way computes them twice "
+        "(measured, benchmarks/results/fused.md)",
+    ),
+    Bound(
+        "triton",
+        "rows",
+        True,
+        f"from products of {LARGE >> 30} GiB on, which need not fit into memory; for smaller ones "
+        "two kernels are faster (predicted, benchmarks/predictions)",
+    ),
+    Bound(
+        "triton",
+        "graph",
+        False,
+        "two kernels: on large graphs fusing saves 18 of 516 us (predicted, "
+        "benchmarks/predictions)",
+    ),
+)
+"""What "auto" chooses. Backends "xla" and "e3nn" compute op by op."""
+
+
+def fused_table() -> list[str]:
+    """Return a line for each case of "auto": what it chooses, and the source of the bound."""
+    return [f"{b.backend}, {b.where}: {'fused' if b.fuses else 'apart'}: {b.why}" for b in TABLE]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Whether an op is fused, and a line that says so and why."""
+
+    fuses: bool
+    text: str
+
+
+def choose(mode: str, fused: Fused, num_rows: int, backend: str, dtype) -> Choice:
+    """Return what runs a fused op.
+
+    Args:
+      mode: one of `MODES`.
+      num_rows: rows, or edges of the graph.
+      dtype: of its operands.
+    Raises:
+      ValueError: "always" where there is no kernel of the whole op, saying why.
+    """
+    if mode == "never":
+        return Choice(False, "apart: fused='never' was asked for")
+    reason = refusal(fused, backend, dtype)
+    refuse(mode, reason)
+    if mode == "always":
+        return Choice(True, "fused: 'always' was asked for")
+    if reason:
+        return Choice(False, f"apart: {reason}")
+    where = "graph" if fused.summed else "rows"
+    [bound] = [b for b in TABLE if (b.backend, b.where) == (backend.split("-")[0], where)]
+    [product] = fused.form.outputs
+    beyond = {
+        "llvm": num_rows >= FEWEST_ROWS,
+        "triton": num_rows * product.size * dtype.itemsize >= LARGE,
+    }
+    fuses = bound.fuses and beyond[bound.backend]
+    return Choice(fuses, f"{'fused' if fuses else 'apart'}: {bound.why}")
+
+
+def refusal(fused: Fused, backend: str, dtype) -> str:
+    """Return why there is no kernel of a whole op, forward and backward, or ""."""
+    if not fused.form.paths or not any(t.x is not None for t in fused.linear.linear_form.terms):
+        return "no path of the product leads to the Linear's output"
+    if backend == "llvm":
+        return _refusal_of_llvm(fused, dtype)
+    if backend.startswith("triton"):
+        return _refusal_of_triton(fused)
+    return f"backend {backend!r} computes op by op, and has no fused kernels"
+
+
+def graph_product_refusal(product: Product, backend: str, dtype) -> str:
+    """Return why a product on a graph is not one kernel forward and one backward, or ""."""
+    if product.channel_columns:
+        return "x and y both have several channels, and products of edges are written to memory"
+    if backend == "xla":
+        return "backend 'xla' computes op by op, and has no fused kernels"
+    if backend == "llvm" or not product.form.paths:
+        return ""
+    form, inputs = product.form, len(product.form.inputs)
+    linear = (False,) * inputs + (True,) * inputs
+    backward = form.jvp((True,) * inputs).transpose(linear, (True,))
+    counts = [len(plan.kernels(f, dtype.name)) for f in (form, backward)]
+    if max(counts) == 1:
+        return ""
+    return (
+        f"its registers and its code are {counts[0]} kernels forward, {counts[1]} backward: one "
+        "would spill"
+    )
+
+
+def _refusal_of_llvm(fused: Fused, dtype) -> str:
+    if dtype.name not in ("float32", "float64"):
+        return f"native kernels of whole ops are of float32 and float64, and this is {dtype.name}"
+    if fused.num_sets:
+        return "rows choose their weights by an index, which native kernels of whole ops do not"
+    if is_wide(fused.linear.linear_form):
+        return "its matrices are so large that XLA's matmuls, which it is composed with, are faster"
+    return ""
+
+
+def _refusal_of_triton(fused: Fused) -> str:
+    if fused.summed or Index.SENDER in {o.index for o in fused.form.inputs}:
+        return (
+            "on a GPU there are fused kernels over rows alone, none that sums over the edges of a "
+            "node; the product is one kernel each way, and so is the Linear"
+        )
+    wanted = (True,) * len(fused.form.inputs)
+    if len(together(fused.form, wanted)) > 1:
+        return (
+            f"a thread of its backward would sum more than {COMPONENTS} components "
+            "of cotangents: there is a kernel for each operand; fused='auto' has them where the "
+            "product is too large for memory"
+        )
+    return ""

@@ -79,6 +79,7 @@ class Allegro(nn.Module):
         them that every step makes anew; auto is a table for many edges.
       radial_knots: number of knots of a table; null chooses by its error.
       backend: see `eqfuse.ops`; the parameters are the same for all.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Musaelian et al. 2023, Nature Communications 14, 579; Tan et al. 2025,
       arXiv:2504.16068 (`dense`).
     """
@@ -113,6 +114,7 @@ class Allegro(nn.Module):
     radial: Literal["auto", "network", "table"] = "auto"
     radial_knots: int | None = None
     backend: str | None = None
+    fused: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
         """Return latents and features of an edge before and after each layer, and the readout."""
@@ -220,7 +222,8 @@ class Allegro(nn.Module):
 
     def _layers(self, x, v, sh, envelope, edges, layers):
         for k in range(self.layers):
-            x, v = AllegroLayer(**self._settings(k, layers))(x, v, sh, envelope, edges)
+            layer = AllegroLayer(**self._settings(k, layers), fused=self.fused)
+            x, v = layer(x, v, sh, envelope, edges)
         return x, v
 
     def _dense_layers(self, x, v, sh, envelope, edges, layers):
@@ -257,6 +260,7 @@ class Allegro(nn.Module):
                 self.channels,
                 self.avg_num_neighbors,
                 self.backend,
+                self.fused,
                 name="tensor_readout",
             )(x, v, sh, edges)
             chunks = list(out.chunks)

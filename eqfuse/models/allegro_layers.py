@@ -34,6 +34,7 @@ class EnvironmentProduct(nn.Module):
       channels: multiplicity of each irrep of V and env.
       avg_num_neighbors: n.
       backend: see `eqfuse.ops`.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Musaelian et al. 2023, Nature Communications 14, 579.
     """
 
@@ -42,6 +43,7 @@ class EnvironmentProduct(nn.Module):
     channels: int
     avg_num_neighbors: float
     backend: str | None
+    fused: str | None = None
 
     @nn.compact
     def __call__(self, x, v, sh, edges):
@@ -65,6 +67,7 @@ class EnvironmentProduct(nn.Module):
             channelwise=True,
             split=self.parts,
             backend=self.backend,
+            fused=self.fused,
             name="linear",
         )(v, environment, edges=edges)
 
@@ -106,6 +109,7 @@ class AllegroLayer(nn.Module):
       latent_activation: silu between them, or nothing.
       avg_num_neighbors: n of `EnvironmentProduct`.
       backend: see `eqfuse.ops`.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Musaelian et al. 2023, Nature Communications 14, 579.
     """
 
@@ -116,6 +120,7 @@ class AllegroLayer(nn.Module):
     latent_activation: bool
     avg_num_neighbors: float
     backend: str | None
+    fused: str | None = None
 
     @nn.compact
     def __call__(self, x, v, sh, envelope, edges):
@@ -135,6 +140,7 @@ class AllegroLayer(nn.Module):
             self.channels,
             self.avg_num_neighbors,
             self.backend,
+            self.fused,
             name="product",
         )(x, v, sh, edges)  # [n_edges, latents], [n_edges, features]
         new = self._latents(x, scalars.array)

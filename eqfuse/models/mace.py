@@ -78,6 +78,7 @@ class MACE(nn.Module):
         them that every step makes anew; auto is a table for many edges.
       radial_knots: number of knots of a table; null chooses by its error.
       backend: see `eqfuse.ops`; the parameters are the same for all.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batatia et al. 2022, Advances in Neural Information Processing Systems 35.
     """
 
@@ -114,6 +115,7 @@ class MACE(nn.Module):
     radial: Literal["auto", "network", "table"] = "auto"
     radial_knots: int | None = None
     backend: str | None = None
+    fused: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
         """Return the node features from the embedding to the readout, `layers + 2` Irreps."""
@@ -211,6 +213,7 @@ class MACE(nn.Module):
                 self.agnostic_product,
                 hidden if self.nonlinear else None,
                 self.backend,
+                self.fused,
                 name=f"layer_{k}",
             )(h, sh, radial[k], species, edges, basis, factor)  # [n_nodes, irreps]
             if k == self.layers - 1:

@@ -34,6 +34,7 @@ class MACELayer(nn.Module):
         `eqfuse.models.mace_nonlinear.NonlinearBasis`, which A is then, with a skip that all species
         share.
       backend: see `eqfuse.ops`.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batatia et al. 2022, eqs. 8 to 12.
     """
 
@@ -48,6 +49,7 @@ class MACELayer(nn.Module):
     agnostic: bool
     nonlinear: tuple[int, ...] | None
     backend: str | None
+    fused: str | None = None
 
     @nn.compact
     def __call__(self, h, sh, weights, species, edges, basis, factor):
@@ -71,7 +73,8 @@ class MACELayer(nn.Module):
             a = self._basis(x, sh, weights, edges, basis, factor)
         else:
             of_species = h.irreps.count(SCALAR), self.num_species, self.nonlinear
-            a = NonlinearBasis(self.irreps_basis, *of_species, self.backend, name="interaction")(
+            kernels = self.backend, self.fused
+            a = NonlinearBasis(self.irreps_basis, *of_species, *kernels, name="interaction")(
                 x, sh, basis, factor, species, edges
             )
         if self.species_linear:
@@ -101,6 +104,7 @@ class MACELayer(nn.Module):
             # those that have weights; parameters are numbered by them
             filter_ir_out=sorted({ir for _, ir in irreps_basis}),
             backend=self.backend,
+            fused=self.fused,
             name="linear_basis",
         )(x, sh, weights, edges)  # [n_nodes, irreps_basis]
         if self.density_normalization:

@@ -65,6 +65,7 @@ class NonlinearBasis(nn.Module):
       num_species: number of species.
       hidden: widths inside the network of weights.
       backend: see `eqfuse.ops`.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: mace-torch 0.3.16 (`RealAgnosticResidualNonLinearInteractionBlock`).
     """
 
@@ -73,6 +74,7 @@ class NonlinearBasis(nn.Module):
     num_species: int
     hidden: tuple[int, ...]
     backend: str | None
+    fused: str | None = None
 
     @nn.compact
     def __call__(self, x, sh, basis, factor, species, edges):
@@ -98,6 +100,7 @@ class NonlinearBasis(nn.Module):
             force_irreps_out=True,
             filter_ir_out=keep,
             backend=self.backend,
+            fused=self.fused,
             name="linear_basis",
         )(x, sh, weights * factor[:, None], edges)
         dense = PairMLP((DENSITY_HIDDEN, 1), name="density")(basis, *tables, *ends)[:, 0]

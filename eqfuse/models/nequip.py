@@ -41,6 +41,7 @@ class Interaction(nn.Module):
       biases: whether the Linears add biases to even scalars.
       normalize_activation: whether the gate's activations are normalised.
       backend: see `eqfuse.ops`.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batzner et al. 2022, eq. 9 and figure 1.
     """
 
@@ -52,6 +53,7 @@ class Interaction(nn.Module):
     biases: bool
     normalize_activation: bool
     backend: str | None
+    fused: str | None = None
 
     @nn.compact
     def __call__(self, h, sh, weights, species, edges):
@@ -76,6 +78,7 @@ class Interaction(nn.Module):
             "filter_ir_out": sorted({ir for _, ir in irreps_gate}),
             "biases": self.biases,
             "backend": self.backend,
+            "fused": self.fused,
             "name": "linear_down",
         }
         act = {"even_act": jax.nn.silu, "odd_act": jax.nn.tanh, "even_gate_act": jax.nn.silu}
@@ -158,6 +161,7 @@ class NequIP(nn.Module):
         them that every step makes anew; auto is a table for many edges.
       radial_knots: number of knots of a table; null chooses by its error.
       backend: see `eqfuse.ops`; the parameters are the same for all.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batzner et al. 2022, Nature Communications 13, 2453; Park et al. 2024 (SevenNet);
       Koker et al. 2025 (Nequix).
     """
@@ -192,6 +196,7 @@ class NequIP(nn.Module):
     radial: Literal["auto", "network", "table"] = "auto"
     radial_knots: int | None = None
     backend: str | None = None
+    fused: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
         """Return the node features from the embedding to the readout, `layers + 2` Irreps."""
@@ -273,6 +278,7 @@ class NequIP(nn.Module):
                 self.biases,
                 self.normalize_activation,
                 self.backend,
+                self.fused,
                 name=f"layer_{k}",
             )(h, sh, radial[k], species, edges)  # [n_nodes, irreps]
         return linear(self, irreps_out, "readout")(h)

@@ -23,10 +23,12 @@ class TetrisLayer(nn.Module):
     Attributes:
       target: node features after the layer.
       backend: see `eqfuse.ops`.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     """
 
     target: str
     backend: str | None
+    fused: str | None = None
 
     @nn.compact
     def __call__(self, x, y, edges):
@@ -40,7 +42,12 @@ class TetrisLayer(nn.Module):
           IrrepsArray [n_nodes, irreps].
         """
         m = ops.TensorProductLinearGate(
-            self.target, gated=False, scalar_first=True, backend=self.backend, name="linear_pre"
+            self.target,
+            gated=False,
+            scalar_first=True,
+            backend=self.backend,
+            fused=self.fused,
+            name="linear_pre",
         )(x, y, edges=edges)
         last = ops.LinearSum(self.target, ("linear_post", "shortcut"), backend=self.backend)
         nn.share_scope(self, last)
@@ -56,11 +63,13 @@ class TetrisNet(nn.Module):
     Attributes:
       irreps_out: node features of the last layer.
       backend: see `eqfuse.ops`; the parameters are the same for all.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: e3nn-jax, examples/tetris_point_jraph.py.
     """
 
     irreps_out: str = "0o + 7x0e"
     backend: str | None = None
+    fused: str | None = None
 
     def layer_irreps(self) -> list[e3nn.Irreps]:
         """Return the irreps of the input and of the node features after each layer."""
@@ -91,5 +100,6 @@ class TetrisNet(nn.Module):
         irreps_in, *targets = self.layer_irreps()
         x = e3nn.IrrepsArray(irreps_in, jnp.ones((edges.num_nodes, 1), vectors.dtype))
         for k, target in enumerate(targets):
-            x = TetrisLayer(str(target), self.backend, name=f"layer_{k}")(x, y, edges)
+            layer = TetrisLayer(str(target), self.backend, self.fused, name=f"layer_{k}")
+            x = layer(x, y, edges)
         return x

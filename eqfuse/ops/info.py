@@ -13,6 +13,7 @@ import jax
 from eqfuse.ops._backend import availability, resolve, resolve_apart
 from eqfuse.ops._cache import cache_folder
 from eqfuse.ops.backends.triton.runtime import handover, launch, ptxas
+from eqfuse.ops.primitives.choice import fused_table, resolve_fused
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
 
@@ -27,6 +28,8 @@ def info() -> str:
     lines += [f"  {op} on {name}" for op, name in resolve_apart(None).items()]
     for name, (available, reason) in availability().items():
         lines.append(f"  {name:<17} {'yes' if available else 'no'}: {reason}")
+    lines.append(f"fused       None is {resolve_fused(None)!r}")
+    lines += [f"  auto: {line}" for line in fused_table()]
     return "\n".join(lines + _launch())
 
 

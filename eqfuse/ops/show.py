@@ -10,13 +10,16 @@ import importlib.util
 import re
 
 import e3nn_jax as e3nn
+import jax.numpy as jnp
 
 from eqfuse.ops._backend import explain
 from eqfuse.ops._tensor_product import irreps_filter, normalization
 from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.backends.triton.emit.form_kernel import FormKernel
-from eqfuse.ops.ir import products
+from eqfuse.ops.ir import linears, products
 from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.primitives.choice import MODES, choose, resolve_fused
 
 ORDERS = ("forward", "backward", "double")
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}
@@ -50,6 +53,8 @@ def show(
     num_edges: int = 2700,
     num_nodes: int = 135,
     backend: str | None = None,
+    linear: str | None = None,
+    fused: str | None = None,
 ) -> str:
     """Return the text that the command prints.
 
@@ -66,9 +71,11 @@ def show(
         product without a graph.
       backend: as in `eqfuse.ops.tensor_product`; the text says what runs the op on this machine,
         and shows the kernels of "triton" whatever that is.
+      linear: irreps of a Linear that follows; the text says whether both are one kernel, and why.
+      fused: see `eqfuse.ops.resolve_fused`.
     Raises:
-      ValueError: irreps that are none, an unknown normalisation or target, or a backend that cannot
-        run here.
+      ValueError: irreps that are none, an unknown normalisation or target, a backend that cannot
+        run here, or no kernel where `fused` is "always".
     """
     op = explain(backend, "graph_tensor_product" if graph or weights else "tensor_product")
     product = products.tensor_product(
@@ -90,6 +97,7 @@ def show(
         f"{irreps_x} (x) {irreps_y} -> {product.irreps_out or 'nothing'}",
         *_notes(product, graph or weights),
         f"{op.kind} runs here on {op.backend}{op.why and ', ' + op.why}",
+        *_fused_lines(product, irreps_x, irreps_y, linear, fused, op.backend, num_edges, dtype),
         "",
         repr(form),
         "",
@@ -118,6 +126,20 @@ def _notes(product: products.Product, on_graph: bool):
             yield "on a graph: this product per edge, times weights, then a sum to the receivers"
     if not product.form.paths:
         yield "no path from x and y to these irreps: the output is empty or zero, without a kernel"
+
+
+def _fused_lines(product, irreps_x, irreps_y, linear, fused, backend, num_rows: int, dtype: str):
+    """Yield what `choose` says of a product and a Linear that follows, if one does."""
+    if linear is None:
+        return
+    flags = [(False,) * len(_irreps(irreps)) for irreps in (irreps_x, irreps_y)]
+    irreps = products.product_irreps(_irreps(irreps_x), _irreps(irreps_y), None, *flags)
+    options = {"force_irreps_out": False, "biases": False, "num_sets": 0, "input_precision": "ieee"}
+    options |= linears.normalizations(None, None)
+    mixed, _ = linears.for_product(product, irreps, _irreps(linear), **options)
+    whole = Fused.build(product.form, mixed, None, False)
+    chosen = choose(resolve_fused(fused), whole, num_rows, backend, jnp.dtype(dtype))
+    yield f"with a Linear to {mixed.irreps_out}, {chosen.text}"
 
 
 def _work(form: Form, dtype: str, num_edges: int, num_nodes: int) -> str:
@@ -191,6 +213,8 @@ def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.op
     parser.add_argument("--dtype", choices=tuple(ITEMSIZE), default="float32")
     parser.add_argument("--target", type=_target, default="sm_90", help="or gfx942, ..., none")
     parser.add_argument("--backend", help="what to run on, such as triton,tensor_product=xla")
+    parser.add_argument("--linear", metavar="IRREPS", help="of a Linear that follows")
+    parser.add_argument("--fused", choices=MODES, help="whether both are one kernel")
     parser.add_argument("--source", action="store_true", help="print the kernels")
     parser.add_argument(
         "--edges", dest="num_edges", type=_size, default=2700, help="to count work for, or rows"

@@ -26,9 +26,9 @@ def resolve_fused(fused: str | None) -> str:
 
     Args:
       fused: "always" is one kernel forward and one backward, of the product, the Linear, the skip
-        and the gate, or an error that says why there is none. On a GPU two more compute the
-        gradients of parameters. "never" is a kernel for each of them. "auto" is what is measured
-        or predicted to be faster, see `fused_table`. None is what the environment variable
+        and the gate, or an error that says why there is none. On a GPU two or three more compute
+        the gradients of parameters. "never" is a kernel for each of them. "auto" is what is
+        measured or predicted to be faster, see `fused_table`. None is what the environment variable
         EQFUSE_FUSED says, or "auto".
     Raises:
       ValueError: an unknown name.

@@ -27,7 +27,7 @@ def run(function, arrays, call) -> list:
     n = len(arrays) - len(INDEX_ARRAYS) * call.fused.form.on_graph
     summed = call.fused.summed
     found = traced(function, arrays, len(arrays) - n, summed) if call.is_native else None
-    if found is None or not (summed or found.program.runs_by_rows):
+    if found is None or not (found.program.runs_by_rows or (summed and found.program.steps)):
         return function(*arrays)
     kernel = _whole if summed else native.by_rows
     indices = dict(zip(INDEX_ARRAYS, arrays[n:], strict=False))
@@ -35,12 +35,16 @@ def run(function, arrays, call) -> list:
     results = kernel(found.program, operands, indices, call.num_rows, call.num_nodes)
     if results is None:
         return function(*arrays)
-    shapes = jax.eval_shape(function, *arrays)
-    results = iter(results)
-    return [
-        next(results) if value is None else jnp.full(out.shape, value, out.dtype)
-        for out, value in zip(shapes, found.constants, strict=True)
-    ]
+    shapes, results = jax.eval_shape(function, *arrays), iter(results)
+    outputs = []
+    for out, constant, passed in zip(shapes, found.constants, found.passed, strict=True):
+        if passed is not None:
+            outputs.append(arrays[passed])
+        elif constant is not None:
+            outputs.append(jnp.full(out.shape, constant, out.dtype))
+        else:
+            outputs.append(next(results))
+    return outputs
 
 
 def _whole(

@@ -23,13 +23,15 @@ class Traced:
 
     Attributes:
       read: the numbers of the arguments that are its inputs.
-      constants: the number that each output of the function is everywhere; None for those that the
-        program computes, in order.
+      constants: the number that each output of the function is everywhere, or None.
+      passed: the argument that each output of the function is, or None. The program computes, in
+        order, what is neither.
     """
 
     program: Program
     read: tuple[int, ...]
     constants: tuple[float | None, ...]
+    passed: tuple[int | None, ...]
 
 
 def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Traced | None:
@@ -78,15 +80,17 @@ def traced(function, arguments, num_integers: int, of_nodes: bool = False) -> Tr
                 array = dataclasses.replace(array, extent=Extent.NODES)
             if arrays.setdefault(numbers[v], array) != array:  # a sum of weights
                 return None
-    computed = [v for v in jaxpr.outvars if not _is_variable(v) or v not in constants]
-    if any(not _is_variable(v) or v not in numbers for v in computed):
+    if not all(map(_is_variable, jaxpr.outvars)):
         return None
-    if len(arrays) < len(numbers):
+    passed = dict(zip(jaxpr.invars, read, strict=False))
+    computed = [v for v in jaxpr.outvars if v not in constants and v not in passed]
+    if any(v not in numbers for v in computed) or len(arrays) < len(numbers):
         return None
     described = tuple(array for _, array in sorted(arrays.items()))
     outputs = tuple(numbers[v] for v in computed)
     program = Program(described, tuple(range(len(read))), outputs, tuple(steps))
-    return Traced(program, read, tuple(constants.get(v) for v in jaxpr.outvars))
+    known = (tuple(of.get(v) for v in jaxpr.outvars) for of in (constants, passed))
+    return Traced(program, read, *known)
 
 
 def as_whole(program: Program, num_rows: int, num_nodes: int) -> Program:

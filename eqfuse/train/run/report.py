@@ -70,7 +70,8 @@ def _backend(config: Config) -> str:
     platform = jax.devices()[0].platform
     in_parts = jax.config.jax_default_matmul_precision == ops.TF32X3
     matmuls = ", matmuls in three products of TF32" if in_parts else ""
-    return f"{ops.resolve(config.backend)} on {platform}{apart}; {config.dtype}{matmuls}"
+    runs = f"{ops.resolve(config.backend)} on {platform}{apart}; {config.dtype}{matmuls}"
+    return f"{runs}; fused={ops.resolve_fused(None)}"
 
 
 def _frames(config: Config, dataset: Dataset) -> str:

@@ -19,7 +19,7 @@ from eqfuse.train.settings.schema import (
 from eqfuse.train.sources import AVERAGE, DATA, FIT
 
 _NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
-_FROM_DATA = ("irreps_out", "num_species", "avg_num_neighbors", "backend")
+_FROM_DATA = ("irreps_out", "num_species", "avg_num_neighbors", "backend", "fused")
 _MAY_BE_ZERO = ("lmax", "hidden_lmax", "radial_layers")
 
 

@@ -1,0 +1,82 @@
+"""Time a gated op with `fused="always"` and "never" on this CPU, in turns: what "auto" rests on.
+
+    python -m benchmarks.products.fused_modes
+
+The op is a product, a Linear and e3nn's gate, of 32x0e+32x1o+32x2e and 0e+1o+2e, in float32; timed
+is its gradient by operands and parameters.
+"""
+
+import statistics
+import time
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse import ops
+
+X, Y, OUT = "32x0e+32x1o+32x2e", "0e+1o+2e", "32x0e+64x0e+32x1o+32x2e"
+NEIGHBORS, TURNS = 20, 7
+CASES = (False, 128), (False, 1024), (False, 20_000), (True, 2_700), (True, 20_000)
+ACTS = {"even_act": jax.nn.silu, "even_gate_act": jax.nn.sigmoid}
+UNKNOWN = {name: (lambda x, f=f: f(x)) for name, f in ACTS.items()}
+
+
+def gradient(rows: int, on_graph: bool, fused: str, acts: dict):
+    """Return the compiled gradient of the op, and its arguments."""
+    rng = np.random.default_rng(0)
+    num_nodes = rows // NEIGHBORS if on_graph else rows
+    edges = weights = None
+    if on_graph:
+        edges = ops.Edges.from_arrays(*rng.integers(0, num_nodes, (2, rows)), num_nodes)
+    x, y = (
+        e3nn.IrrepsArray(i, jnp.asarray(rng.normal(size=(n, e3nn.Irreps(i).dim)), jnp.float32))
+        for i, n in ((X, num_nodes), (Y, rows))
+    )
+    module = ops.TensorProductLinearGate(OUT, backend="llvm", fused=fused, **acts)
+    params = module.init(jax.random.key(0), x, y, weights, edges)
+
+    def energy(params, x, y):
+        return jnp.sum(module.apply(params, x, y, weights, edges).array ** 2)
+
+    return jax.jit(jax.grad(energy, (0, 1, 2))), (params, x, y)
+
+
+def milliseconds(cases: dict) -> dict[str, list[float]]:
+    """Return the times of each case, in turns."""
+    for function, args in cases.values():
+        jax.block_until_ready(function(*args))
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(TURNS):
+        for name, (function, args) in cases.items():
+            start = time.perf_counter()
+            jax.block_until_ready(function(*args))
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def main():
+    print("| over | rows or edges | always, ms | never, ms | unknown, ms | always / never |")
+    print("|---|---|---|---|---|---|")
+    for on_graph, rows in (
+        (False, 128),
+        (False, 1024),
+        (False, 20_000),
+        (True, 2_700),
+        (True, 20_000),
+    ):
+        cases = {
+            "always": gradient(rows, on_graph, "always", ACTS),
+            "never": gradient(rows, on_graph, "never", ACTS),
+            "unknown": gradient(rows, on_graph, "auto", UNKNOWN),
+        }
+        times = milliseconds(cases)
+        ratios = sorted(a / b for a, b in zip(times["always"], times["never"], strict=True))
+        medians = " | ".join(f"{statistics.median(times[name]):.2f}" for name in cases)
+        ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        print(f"| {'a graph' if on_graph else 'rows'} | {rows} | {medians} | {ratio} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -126,8 +126,8 @@ def choose(mode: str, fused: Fused, num_rows: int, backend: str, dtype) -> Choic
     if mode == "never":
         return Choice(False, "apart: fused='never' was asked for")
     reason = refusal(fused, backend, dtype)
-    refuse(mode, reason)
     if mode == "always":
+        refuse(mode, reason or _several(fused, backend))
         return Choice(True, "fused: 'always' was asked for")
     if reason:
         return Choice(False, f"apart: {reason}")
@@ -143,7 +143,7 @@ def choose(mode: str, fused: Fused, num_rows: int, backend: str, dtype) -> Choic
 
 
 def refusal(fused: Fused, backend: str, dtype) -> str:
-    """Return why there is no kernel of a whole op, forward and backward, or ""."""
+    """Return why there are no kernels of a whole op, forward and backward, or ""."""
     if not fused.form.paths or not any(t.x is not None for t in fused.linear.linear_form.terms):
         return "no path of the product leads to the Linear's output"
     if backend == "llvm":
@@ -189,8 +189,13 @@ def _refusal_of_triton(fused: Fused) -> str:
             "on a GPU there are fused kernels over rows alone, none that sums over the edges of a "
             "node; the product is one kernel each way, and so is the Linear"
         )
+    return ""
+
+
+def _several(fused: Fused, backend: str) -> str:
+    """Return why a backward is several kernels on a GPU, or ""."""
     wanted = (True,) * len(fused.form.inputs)
-    if len(together(fused.form, wanted)) > 1:
+    if backend.startswith("triton") and len(together(fused.form, wanted)) > 1:
         return (
             f"a thread of its backward would sum more than {COMPONENTS} components "
             "of cotangents: there is a kernel for each operand; fused='auto' has them where the "

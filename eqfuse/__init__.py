@@ -5,8 +5,13 @@ import importlib
 from eqfuse import _startup
 
 __version__ = "0.1.0"
-__all__ = ["Calculator", "hessian", "predict"]
-_MODULES = {"Calculator": "calculator", "hessian": "hessian", "predict": "predict"}
+__all__ = ["Calculator", "Committee", "hessian", "predict"]
+_MODULES = {
+    "Calculator": "calculator",
+    "Committee": "committee",
+    "hessian": "hessian",
+    "predict": "predict",
+}
 
 
 _startup.silence_cuda_plugin()

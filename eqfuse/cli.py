@@ -14,6 +14,7 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse train [name=value ...]   train a network
   eqfuse predict RUN FILE [OUT]   write energies, forces and stress of the frames of a file
   eqfuse evaluate RUN FILE        print the errors of a trained run on a file
+  eqfuse select RUNS FILE [OUT]   write the frames that a committee disagrees on most
   eqfuse md RUN START [name=value ...]
                                   run molecular dynamics with a trained run
   eqfuse lammps RUN INPUT         run a LAMMPS input with a trained run, on MPI ranks
@@ -43,6 +44,12 @@ def _predict(arguments: list[str]) -> int:
 
 def _evaluate(arguments: list[str]) -> int:
     from eqfuse.inference.evaluate import main
+
+    return main(arguments)
+
+
+def _select(arguments: list[str]) -> int:
+    from eqfuse.inference.select import main
 
     return main(arguments)
 
@@ -109,6 +116,7 @@ COMMANDS = {
     "train": _train,
     "predict": _predict,
     "evaluate": _evaluate,
+    "select": _select,
     "md": _md,
     "lammps": _lammps,
     "relax": _relax,

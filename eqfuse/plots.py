@@ -111,6 +111,34 @@ def parity(energies, forces, target: Path, stress=(), title: str = ""):
     _save(figure, target)
 
 
+def spread(spreads, errors, target: Path):
+    """Draw errors against the spread of a committee, both on logarithmic scales.
+
+    Args:
+      spreads, errors: [n_atoms] eV/Å.
+      target: the PNG file to write.
+    """
+    spreads, errors = np.asarray(spreads), np.asarray(errors)
+    positive = (spreads > 0) & (errors > 0)
+    spreads, errors = spreads[positive], errors[positive]
+    figure = _figure(1)
+    [axes] = figure.axes
+    step = max(1, -(-len(spreads) // _MAX_POINTS))
+    axes.scatter(spreads[::step], errors[::step], s=3, color=_COLOURS[0], alpha=0.4, linewidths=0)
+    if len(spreads) >= 20:  # the RMS of tenths of the atoms, by their spread
+        tenths = np.array_split(np.argsort(spreads), 10)
+        rms = [[np.sqrt(np.mean(v[k] ** 2)) for k in tenths] for v in (spreads, errors)]
+        axes.plot(*rms, color=_COLOURS[1], marker="o", markersize=4, label="RMS of tenths")
+    if len(spreads):
+        ends = [min(spreads.min(), errors.min()), max(spreads.max(), errors.max())]
+        axes.plot(ends, ends, color="0.5", linewidth=0.8, zorder=0, label="error = spread")
+        axes.set(xscale="log", yscale="log")
+        axes.legend(fontsize="small")
+    axes.set(xlabel="spread of the force (eV/Å)", ylabel="error of the force (eV/Å)")
+    axes.grid(alpha=0.3, linewidth=0.5)
+    _save(figure, target)
+
+
 def dynamics(table: Path, distances: Path, target: Path):
     """Draw energies, temperature, drift and radial distribution of a simulation.
 

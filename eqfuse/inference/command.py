@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}-key", help=help)
     parser.add_argument("--which", choices=("best", "last"), help="checkpoint (the best there is)")
     parser.add_argument("--dtype", choices=("float32", "float64"), help="as trained if not given")
-    parser.add_argument("--batch-size", type=_count, help="frames at once (16, fewer large ones)")
+    parser.add_argument("--batch-size", type=count_of, help="frames at once (16, fewer large ones)")
     parser.add_argument(
         "--backend",
         help="implementation of the ops, such as xla or triton,linear=xla; by device if not given",
@@ -65,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
+def count_of(text: str) -> int:
+    """Return the number of frames that an argument is."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of frames, 1 or more")
     return int(text)

@@ -11,6 +11,7 @@ import numpy as np
 import rich.console
 import rich.table
 import rich.text
+import scipy.stats
 
 from eqfuse import data, ops
 from eqfuse import plots as pictures
@@ -19,7 +20,7 @@ from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled
 from eqfuse.inference.command import label_keys
 from eqfuse.inference.output import atoms_of
-from eqfuse.inference.predict import Network, Predicted, predict
+from eqfuse.inference.predict import Network, Predicted, load_networks, predict
 from eqfuse.train import CheckpointError
 from eqfuse.train.device.programs import keep_programs
 
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: --backend: {error}", file=sys.stderr)
         return 2
     try:
-        _evaluate(options, Network(options.run, backend=options.backend))
+        _evaluate(options, load_networks(options.run, backend=options.backend))
     except (CheckpointError, data.DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -55,7 +56,11 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     what = "Print the errors of a trained run on a file, and write them with the predictions."
     parser = argparse.ArgumentParser(prog="eqfuse evaluate", description=what)
-    parser.add_argument("run", type=Path, help="folder of the run, or file of its network")
+    parser.add_argument(
+        "run",
+        help="folder of the run, or file of its network; a committee, whose mean is evaluated and "
+        "whose spread is compared with the errors: a folder of runs, or a pattern in quotes",
+    )
     parser.add_argument(
         "file",
         type=Path,
@@ -73,15 +78,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _evaluate(options, network: Network):
-    keys = label_keys(options, network.metadata["config"]["data"])
+def _evaluate(options, networks: list[Network]):
+    keys = label_keys(options, networks[0].metadata["config"]["data"])
     structures = data.read_structures(options.file, keys=keys, require_labels=False)
     structures = _not_isolated(structures, options.file)
     _report_labels(structures, options, keys)
     folder = _folder(options)
     folder.mkdir(parents=True, exist_ok=True)  # before the work, in case that it cannot be made
     try:
-        predicted = predict(network, structures)
+        predicted = predict(networks, structures)
     except data.DataError:
         with contextlib.suppress(OSError):  # of an earlier evaluation: not empty
             folder.rmdir()
@@ -96,7 +101,10 @@ def _evaluate(options, network: Network):
     ase.io.write(folder / "predictions.xyz", frames, format="extxyz")
     draw_parity(structures, predicted, folder / "parity.png")
     _print(rows)
-    print(f"errors.csv, predictions.xyz and parity.png are in {folder}")
+    if drawn := _draw_spread(structures, predicted, folder / "spread.png"):
+        print(drawn)
+    pictures_drawn = "parity.png and spread.png" if drawn else "parity.png"
+    print(f"errors.csv, predictions.xyz, {pictures_drawn} are in {folder}")
 
 
 def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
@@ -140,7 +148,8 @@ def _folder(options) -> Path:
     """
     if options.out:
         return options.out
-    above = options.run if options.run.is_dir() else options.run.parent
+    run = Path(options.run).expanduser()
+    above = run if run.is_dir() else run.parent
     folder = above / f"evaluation-{stem(options.file)}"
     source = folder / SOURCE
     before = source.read_text(encoding="utf-8").strip() if source.exists() else ""
@@ -171,6 +180,29 @@ def draw_parity(structures, predicted: list[Predicted], target: Path):
         target,
         tuple(zip(*stress, strict=True)),
         f"{len(pairs)} frames",
+    )
+
+
+def _draw_spread(structures, predicted: list[Predicted], target: Path) -> str | None:
+    """Draw the errors of the forces against the spread of a committee.
+
+    Returns:
+      how they agree, or None where there is no committee, or no frame has forces.
+    """
+    pairs = [
+        (p.spread.forces, np.linalg.norm(p.forces - s.forces, axis=1))
+        for s, p in zip(structures, predicted, strict=True)
+        if p.spread is not None and s.forces is not None
+    ]
+    if not pairs:
+        return None
+    spread, error = map(np.concatenate, zip(*pairs, strict=True))
+    rank = scipy.stats.spearmanr(spread, error).statistic if len(spread) > 1 else np.nan
+    pictures.spread(spread, error, target)
+    ratio = np.sqrt(np.mean(error**2) / np.mean(spread**2))
+    return (
+        f"errors of the forces are {ratio:.2g} times the spread of the committee (RMS), and their "
+        f"rank correlation with it is {rank:.2f}"
     )
 
 

@@ -144,6 +144,18 @@ def find_runs(run) -> list:
     return [Path(match) for match in matches]
 
 
+def require_different(runs: list) -> list:
+    """Return runs, if none of them is given twice.
+
+    Raises:
+      CheckpointError: one is.
+    """
+    places = [Path(one).expanduser().resolve() for one in runs]
+    if twice := [place for place in places if places.count(place) > 1]:
+        raise CheckpointError(f"{twice[0]} is given twice; a committee needs different networks")
+    return runs
+
+
 def load_networks(run, *, which=None, dtype=None, backend=None) -> list[Network]:
     """Return the trained networks of a run or a committee.
 
@@ -157,10 +169,7 @@ def load_networks(run, *, which=None, dtype=None, backend=None) -> list[Network]
         return [run]
     if isinstance(run, Sequence) and run and all(isinstance(one, Network) for one in run):
         return list(run)
-    runs = find_runs(run)
-    places = [Path(one).expanduser().resolve() for one in runs]
-    if twice := [place for place in places if places.count(place) > 1]:
-        raise CheckpointError(f"{twice[0]} is given twice; a committee needs different networks")
+    runs = require_different(find_runs(run))
     return [Network(one, which=which, dtype=dtype, backend=backend) for one in runs]
 
 

@@ -1,0 +1,188 @@
+"""Neighbour lists of the calculator: kept, enlarged, in any cell, without losing precision."""
+
+import ase
+import ase.build
+import ase.io
+import numpy as np
+import pytest
+
+import eqfuse
+from eqfuse.data import Structure
+from eqfuse.inference.pairs import Program
+from eqfuse.inference.predict import Network, predict
+
+
+def test_a_list_is_kept_while_the_cell_deforms_within_the_skin(atoms, run):
+    fresh = eqfuse.Calculator(run, skin=0.0)
+    atoms.get_forces()
+    listed = atoms.calc._listed
+    rng = np.random.default_rng(0)
+    for n in range(4):
+        strain = np.eye(3) + rng.normal(scale=0.01, size=(3, 3))
+        atoms.set_cell(atoms.cell.array @ strain, scale_atoms=True)
+        atoms.positions += rng.normal(scale=0.01, size=(4, 3))
+        assert (atoms.calc._listed is listed) or n
+        expected = fresh.get_forces(atoms)
+        np.testing.assert_allclose(atoms.get_forces(), expected, rtol=0, atol=1e-10)
+        if not n:
+            assert atoms.calc._listed is listed
+    atoms.set_cell(0.8 * atoms.cell.array, scale_atoms=True)
+    np.testing.assert_allclose(atoms.get_forces(), fresh.get_forces(atoms), rtol=0, atol=1e-10)
+    assert atoms.calc._listed is not listed
+
+
+def test_more_neighbours_than_a_program_holds_enlarge_it(atoms, run):
+    """Under pressure all second neighbours come within the cutoff, in one list."""
+    atoms = ase.build.bulk("Cu", cubic=True)
+    atoms.set_cell(1.02 * atoms.cell.array, scale_atoms=True)
+    atoms.rattle(0.01, seed=0)
+    atoms.calc = calculator = eqfuse.Calculator(run, skin=1.0)
+    atoms.get_forces()
+    listed, edges = calculator._listed, calculator._listed.sizes.edges
+    atoms.set_cell(0.92 * atoms.cell.array, scale_atoms=True)
+    forces = atoms.get_forces()
+    assert calculator._listed is listed
+    assert listed.sizes.edges > edges
+    expected = eqfuse.Calculator(run, skin=0.0).get_forces(atoms)
+    np.testing.assert_allclose(forces, expected, rtol=0, atol=1e-10)
+
+
+def test_a_list_used_again_gives_what_a_new_one_does(atoms, run):
+    rng = np.random.default_rng(0)
+    fresh = atoms.copy()
+    fresh.calc = eqfuse.Calculator(run, skin=0.0)
+    for _ in range(5):
+        atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
+        fresh.positions = atoms.positions
+        np.testing.assert_allclose(atoms.get_forces(), fresh.get_forces(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_atoms_of_large_structures_are_sorted_and_come_back(atoms, run, monkeypatch):
+    """The calculator and `evaluate`; any number of atoms is large here."""
+    atoms = atoms * (2, 2, 2)
+    rng = np.random.default_rng(0)
+    atoms = atoms[rng.permutation(len(atoms))]
+    atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
+    atoms.calc = eqfuse.Calculator(run)
+    before = {name: atoms.calc.get_property(name, atoms) for name in ("forces", "energies")}
+    monkeypatch.setattr("eqfuse.data.ordering.LARGE", 2)
+    atoms.calc = eqfuse.Calculator(run)
+    for name, values in before.items():
+        found = atoms.calc.get_property(name, atoms)
+        assert np.ptp(values, axis=0).max() > 1e-3
+        np.testing.assert_allclose(found, values, rtol=0, atol=1e-10)
+    assert (np.diff(atoms.calc._listed.order) < 0).any()
+    structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+    [predicted] = predict(Network(run), [structure])
+    np.testing.assert_allclose(predicted.forces, before["forces"], rtol=0, atol=1e-10)
+
+
+def test_nothing_is_compiled_while_neighbours_change_within_a_bucket(atoms):
+    rng = np.random.default_rng(0)
+    counts = set()
+    calculator = atoms.calc
+    # In the larger cell the second shell, at 3.61 Å, is not made of images of the atom itself.
+    atoms = atoms.repeat(2)
+    atoms.calc = calculator
+    atoms.positions += rng.normal(scale=0.02, size=atoms.positions.shape)
+    atoms.get_forces()
+    compiled = calculator.num_compilations
+    for _ in range(20):
+        atoms.positions += rng.normal(scale=0.02, size=atoms.positions.shape)
+        atoms.get_forces()
+        counts.add(int(calculator._evaluated.num_edges))
+    assert len(counts) > 3
+    assert calculator.num_compilations == compiled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pbc", [True, False, (True, False, True)])
+def test_atoms_far_from_the_origin_lose_no_precision(single, pbc):
+    """Single precision resolves 1e-3 Å at 1e4 Å; atoms may have left their cell one by one."""
+    near = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
+    near.rattle(0.05, seed=0)
+    near.pbc = pbc
+    far = near.copy()
+    far.positions += 1e4
+    rng = np.random.default_rng(0)
+    images = rng.integers(-2000, 2000, (len(far), 3)) * near.pbc
+    far.positions += images @ near.cell.array
+    forces = []
+    for atoms in (near, far):
+        atoms.calc = eqfuse.Calculator(single)
+        forces.append(atoms.get_forces())
+    np.testing.assert_allclose(forces[1], forces[0], atol=1e-5 * np.abs(forces[0]).max())
+
+
+@pytest.mark.slow
+def test_evaluation_of_atoms_that_left_their_cell_loses_no_precision(single):
+    near = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
+    near.rattle(0.05, seed=0)
+    rng = np.random.default_rng(0)
+    images = rng.integers(-2000, 2000, (len(near), 3))
+    frames = [
+        Structure(near.numbers, positions, near.cell.array, near.pbc)
+        for positions in (near.positions, near.positions + images @ near.cell.array)
+    ]
+    near, far = predict(Network(single), frames)
+    assert far.energy == pytest.approx(near.energy, abs=1e-5 * np.abs(near.relative_energy))
+    for name in ("forces", "stress"):
+        values = getattr(near, name)
+        scale = 1e-5 * np.abs(values).max()
+        np.testing.assert_allclose(getattr(far, name), values, rtol=0, atol=scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cluster", "slab", "bulk"])
+def test_atoms_astride_faces_of_large_cells_lose_no_precision(single, kind):
+    """At the middle of a cell and astride its corner: float32 resolves 1e-4 Å at 1e3 Å."""
+    atoms = ase.build.bulk("Cu", cubic=True) * (2, 2, 2)
+    atoms.rattle(0.05, seed=0)
+    empty = {"cluster": [0, 1, 2], "slab": [2], "bulk": []}[kind]
+    frames = []
+    for size in (15.0, 1e3):
+        middle = atoms.copy()
+        lengths = middle.cell.lengths()
+        lengths[empty] = size
+        middle.set_cell(lengths)
+        middle.positions += (lengths - 7) / 2
+        astride = middle.copy()
+        astride.positions -= astride.positions.mean(axis=0)
+        astride.wrap()
+        frames += [middle, astride]
+    structures = [Structure(f.numbers, f.positions, f.cell.array, f.pbc) for f in frames]
+    evaluated = zip(predict(Network(single), structures), structures, strict=True)
+    results = [(p.forces, p.stress * s.volume) for p, s in evaluated]
+    calculator = eqfuse.Calculator(single)
+    for frame in frames:
+        frame.calc = calculator
+        results.append((frame.get_forces(), frame.get_stress(voigt=False) * frame.get_volume()))
+    forces, virial = results[0]
+    for others in results[1:]:
+        for value, expected in zip(others, (forces, virial), strict=True):
+            # roundings of coordinates of 10 Å, and of sums of opposite forces
+            scale = 1e-5 * np.abs(expected).max()
+            np.testing.assert_allclose(value, expected, rtol=0, atol=scale)
+
+
+@pytest.mark.slow
+def test_atoms_that_come_and_go_compile_little(run):
+    """Vacancies use the program of the whole crystal, and many sizes a few programs."""
+    calculator, fresh = (eqfuse.Calculator(run, dtype="float64") for _ in range(2))
+    calculator._program, fresh._program = (
+        Program(calculator.network._potential, calculator.cutoff, "float64") for _ in range(2)
+    )
+    crystal = ase.build.bulk("Cu", cubic=True).repeat((2, 2, 1))
+    crystal.rattle(0.05, seed=1)
+    for count in (16, 15, 14, 12, 16, 9, 15):
+        energy = calculator.get_potential_energy(crystal[:count])
+        assert energy == pytest.approx(fresh.get_potential_energy(crystal[:count]), abs=1e-9)
+        fresh._program.sizes.clear()
+        fresh._listed = None
+    assert calculator.num_compilations == 1
+    assert fresh.num_compilations == 5  # it has no other sizes to use: as many as there are
+    added = crystal.repeat((1, 1, 2))
+    for count in range(17, 33):
+        calculator.get_potential_energy(added[:count])
+    assert calculator.num_compilations <= 8

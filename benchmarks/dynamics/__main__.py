@@ -12,7 +12,7 @@ import ase.io
 import jax
 import numpy as np
 from ase import units
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 
 import eqfuse
@@ -49,7 +49,8 @@ def on_device(network: Network, atoms, timestep: float):
     species = species_index(atoms.numbers, network.species)
     settings = Settings(timestep=timestep, max_force=1e6, max_temperature=1e6)
     stepper = Stepper(network, species, atoms.get_masses(), atoms.pbc, settings)
-    stepper.begin(atoms.positions, atoms.cell.array)
+    with jax.enable_x64(True):
+        stepper.begin(atoms.positions, atoms.cell.array)
     state = [stepper.state(atoms.positions, atoms.get_velocities(), atoms.cell.array)]
 
     def take(count: int):
@@ -75,7 +76,7 @@ def main():
     atoms = ase.io.read(arguments.start).repeat(arguments.repeat)
     atoms.calc = None
     rng = np.random.default_rng(0)
-    MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=rng)
+    thermalize_momenta(atoms, temperature_K=300, rng=rng)
     network = Network(arguments.run)
     evaluate, edges = bare(network, atoms)
     take, stepper = on_device(network, atoms, arguments.timestep)

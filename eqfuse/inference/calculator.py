@@ -12,7 +12,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Structure
 from eqfuse.data.errors import FlownApartError
-from eqfuse.data.ordering import renumbered, spatial_order
+from eqfuse.data.ordering import spatial_order
 from eqfuse.data.samples import species_index
 from eqfuse.inference.pairs import (
     Evaluated,
@@ -256,7 +256,9 @@ class Calculator(ase.calculators.calculator.Calculator):
         near = positions[pairs[0]] + pairs[2] @ cell - positions[pairs[1]]
         edges = int((np.einsum("ei,ei->e", near, near) < self.cutoff**2).sum())
         sizes = self._sizes(count, edges, room_for_pairs(len(pairs[0])))
-        pairs = padded_pairs(*renumbered(order, *pairs), sizes.nodes, sizes.pairs)
+        number = np.argsort(order)
+        ends = number[pairs[0]], number[pairs[1]]
+        pairs = padded_pairs(*ends, pairs[2], sizes.nodes, sizes.pairs)
         nodes = np.zeros(sizes.nodes, np.int32)
         nodes[:count] = species[order]
         with jax.enable_x64(True):

@@ -227,4 +227,14 @@ MUTANTS = (
             "tests/inference/test_calculator.py::test_isolated_atoms_have_the_energies_that_were_given",
         ),
     ),
+    Mutant(
+        "outputs of a native call that are operands are zero",
+        "eqfuse/ops/primitives/sequences.py",
+        "outputs.append(arrays[passed])",
+        "outputs.append(jnp.zeros_like(arrays[passed]))",
+        (
+            "tests/ops/test_fused_argument.py::"
+            "test_native_calls_of_whole_ops_equal_e3nn_in_all_orders",
+        ),
+    ),
 )

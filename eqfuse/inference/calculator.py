@@ -255,7 +255,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         order = spatial_order(positions, cell, pbc, self.cutoff)
         near = positions[pairs[0]] + pairs[2] @ cell - positions[pairs[1]]
         edges = int((np.einsum("ei,ei->e", near, near) < self.cutoff**2).sum())
-        sizes = self._sizes(count, edges, room_for_pairs(len(pairs[0])))
+        sizes = self._sizes(count, edges, len(pairs[0]))
         number = np.argsort(order)
         ends = number[pairs[0]], number[pairs[1]]
         pairs = padded_pairs(*ends, pairs[2], sizes.nodes, sizes.pairs)
@@ -293,7 +293,7 @@ class Calculator(ase.calculators.calculator.Calculator):
                 chosen = Sizes(nodes, pairs, limit)
             elif all(sizes.nodes == atoms for sizes in self._used):
                 # Dynamics keep their atoms, and pay for no others; where one came, more may.
-                chosen = Sizes(atoms, pairs, limit)
+                chosen = Sizes(atoms, room_for_pairs(pairs), limit)
             else:
                 more = _room(atoms)
                 grown = (math.ceil(count * more / atoms) for count in (pairs, edges))

@@ -1,4 +1,4 @@
-"""The data of a run: their settings, and how they are read."""
+"""The data of a run from files and embedded: their settings, and how they are read."""
 
 import dataclasses
 import glob
@@ -21,7 +21,7 @@ _SIZE = Range(
 )
 
 
-def _data():
+def import_data():
     """Import `eqfuse.data` when data are read: it imports JAX, which takes seconds."""
     from eqfuse import data
 
@@ -152,7 +152,7 @@ class MoleculeData:
         Raises:
           data.DataError: a file that cannot be read or downloaded, or that is to validate.
         """
-        return _data().read_embedded(self.name)
+        return import_data().read_embedded(self.name)
 
     def read_validation(self) -> list | None:
         """Return the structures of `data.val_path`; None without one."""
@@ -173,7 +173,7 @@ class MoleculeData:
         if (typed := self._typed_references()) is not None:
             return typed
         path, key = self._references_path(), self.reference_key or self._keys().energy
-        return None if path is None else _data().isolated_atom_energies(path, energy_key=key)
+        return None if path is None else import_data().isolated_atom_energies(path, energy_key=key)
 
     def _typed_references(self) -> dict[int, float] | None:
         """Return energies that are given as a mapping, eV by atomic number.
@@ -195,8 +195,10 @@ class MoleculeData:
         return dict(zip(numbers, map(float, plain.values()), strict=True))
 
     def _keys(self):
-        keys = _data().Keys()._asdict()
-        return _data().Keys(*(getattr(self, f"{name}_key", key) for name, key in keys.items()))
+        keys = import_data().Keys()._asdict()
+        return import_data().Keys(
+            *(getattr(self, f"{name}_key", key) for name, key in keys.items())
+        )
 
     def _references_path(self):
         return None if self.reference_energies in (FIT, AVERAGE) else self.reference_energies
@@ -272,7 +274,7 @@ class FileData(MoleculeData):
         if problems and self.check == "strict":
             for problem in problems:
                 print(f"problem: {problem}", file=sys.stderr, flush=True)
-            raise _data().DataError(
+            raise import_data().DataError(
                 f"data.check=strict refuses data with problems, of which there are {len(problems)}"
             )
         return problems
@@ -311,7 +313,7 @@ class FileData(MoleculeData):
         return sum(os.path.getsize(file) for file in files if os.path.exists(file)) > _LARGE
 
     def _read_file(self, file) -> list:
-        return _data().read_structures(
+        return import_data().read_structures(
             file, format=self.format, keys=self._keys(), require_labels=False
         )
 
@@ -324,7 +326,7 @@ class FileData(MoleculeData):
         }
         for first, second in itertools.combinations(files, 2):
             if both := sorted(files[first] & files[second]):
-                raise _data().DataError(
+                raise import_data().DataError(
                     f"{both[0]} is among the files of data.{first} and of data.{second}: what is "
                     "trained on does not validate or test; move it, or change the pattern"
                 )
@@ -350,103 +352,6 @@ class ExtxyzData(FileData):
         super().__post_init__()
 
 
-@dataclasses.dataclass
-class PublicData(FileData):
-    """A public data set: a local file, or downloaded."""
-
-    folder: str | None = setting(
-        None, "where downloads are kept; null: ~/.cache/eqfuse", path="read"
-    )
-
-    def _downloaded(self, file: str):
-        return _data().fetch_public(self.name, file, self.folder)
-
-
-@dataclasses.dataclass
-class ThreeBPAData(PublicData):
-    """3BPA: 500 frames of a drug-like molecule at 300 K, with isolated atoms (eV, Å)."""
-
-    name: str = "3bpa"
-
-    @property
-    def references_origin(self) -> str | None:
-        downloaded = "isolated atoms, downloaded" if self.path is None else None
-        return self.reference_energies or downloaded
-
-    def _download(self) -> list:
-        return self._read_file(self._downloaded("train_300K.xyz"))
-
-    def _references_path(self):
-        if self.path is None and self.reference_energies is None:
-            atoms = {"3bpa": "iso_atoms.xyz", "acac": "isolated_atoms.xyz"}
-            return self._downloaded(atoms[self.name])
-        return super()._references_path()
-
-
-@dataclasses.dataclass
-class AcAcData(ThreeBPAData):
-    """Acetylacetone: 500 frames at 300 K, with isolated atoms (eV, Å)."""
-
-    name: str = "acac"
-
-
-@dataclasses.dataclass
-class RMD17Data(PublicData):
-    """Revised MD17 (.npz; kcal/mol, converted to eV): a file, or training split 1 of a molecule."""
-
-    format: ClassVar[str | None] = "rmd17"
-    name: str = "rmd17"
-    molecule: str | None = setting(None, "the molecule to download, if no data.path is given")
-
-    def __post_init__(self):
-        if self.path is not None:
-            need = "left out: see data.path"
-            require(self.molecule is None, "data.molecule", self.molecule, need)
-        else:
-            from eqfuse.data.readers.public import molecules
-
-            known = molecules(self.name)
-            what = f"a file: data={self.name} data.path=FILE, or data.molecule given, one of "
-            require(self.molecule is not None, "data.path", "null", what + ", ".join(known))
-            one_of("data.molecule", self.molecule, known)
-        super().__post_init__()
-
-    @property
-    def origin(self) -> str:
-        return self.path or f"{self.name} {self.molecule}, downloaded"
-
-    def _download(self) -> list:
-        import numpy as np
-
-        frames = None
-        if self.name == "rmd17":
-            # Frames near each other in time are alike: the authors give splits of 1000 for it.
-            split = self._downloaded("index_train_01.csv")
-            frames = np.loadtxt(split, dtype=np.int64, ndmin=1)
-        file = self._downloaded(f"{self.name}_{self.molecule}.npz")
-        return _data().read_rmd17(file, frames=frames)
-
-
-@dataclasses.dataclass
-class MD22Data(RMD17Data):
-    """MD22 (.npz; kcal/mol, converted to eV): a file, or the frames of a molecule."""
-
-    name: str = "md22"
-
-
-DATA = {
-    "tetris": TetrisData,
-    "ethanol": EthanolData,
-    "lif": LithiumFluorideData,
-    "extxyz": ExtxyzData,
-    "3bpa": ThreeBPAData,
-    "acac": AcAcData,
-    "rmd17": RMD17Data,
-    "md22": MD22Data,
-}
-"""The settings of each `data=`."""
-
-
 def matching(path: str) -> list[str]:
     """Return the file of this name or, if there is none, the files that it matches as a pattern.
 
@@ -466,7 +371,7 @@ def matching(path: str) -> list[str]:
         return [path]
     matches = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
     if not matches:
-        raise _data().DataError(
+        raise import_data().DataError(
             f"no file matches {path}; check the pattern (data.path, data.val_path)"
         )
     return matches

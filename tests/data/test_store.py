@@ -153,7 +153,7 @@ def test_nothing_is_kept_of_files_that_are_refused(files, tmp_path):
 
 @pytest.mark.slow
 def test_worker_processes_make_the_same_lists(tmp_path, files):
-    """Of more structures than one piece of work has, in their order."""
+    """More structures than one piece of work has keep their order."""
     frames = read_embedded("ethanol")
     path = tmp_path / "ethanol.xyz"
     ase.io.write(path, [ase.Atoms(s.numbers, s.positions) for s in frames], format="extxyz")

@@ -48,7 +48,7 @@ def arrays_of(atoms, cutoff, dtype="float64"):
     return atoms.numbers.astype(np.int32), positions, cell, senders, receivers, shifts
 
 
-def require_agreement(results, atoms, run, tolerance=1e-11):
+def assert_agreement(results, atoms, run, tolerance=1e-11):
     energies, forces, stress = (np.asarray(a) for a in results)
     atoms = atoms.copy()
     atoms.calc = eqfuse.Calculator(run, dtype="float64")
@@ -74,7 +74,7 @@ def test_a_program_runs_without_eqfuse(tmp_path, capsys):
     with np.load(out) as results:
         for k, atoms in enumerate(structures()):
             found = [results[f"{k}_{name}"] for name in ("energies", "forces", "stress")]
-            require_agreement(found, atoms, run)
+            assert_agreement(found, atoms, run)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_padding_and_pairs_beyond_the_cutoff_contribute_nothing(tmp_path, model)
             np.append(receivers, loops),
             np.concatenate([shifts, np.zeros((7, 3))]),
         )
-    require_agreement(results, atoms, run)
+    assert_agreement(results, atoms, run)
 
 
 def test_float32_and_unknown_elements(tmp_path):
@@ -104,7 +104,7 @@ def test_float32_and_unknown_elements(tmp_path):
     atoms = structures()[0]
     program = program_of(file)
     arrays = arrays_of(atoms, 4.0, "float32")
-    require_agreement(program(*arrays), atoms, run, tolerance=2e-5)
+    assert_agreement(program(*arrays), atoms, run, tolerance=2e-5)
     energies = program(np.array([13, 29, 79, 13], np.int32), *arrays[1:])[0]
     assert np.isnan(energies).tolist() == [False, False, True, False]
 

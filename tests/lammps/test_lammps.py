@@ -82,7 +82,7 @@ def atoms_of(result, calculator, before="", pbc=True) -> ase.Atoms:
     return atoms
 
 
-def require_agreement(result, calculator, pbc=True):
+def assert_agreement(result, calculator, pbc=True):
     """Compare all that LAMMPS has with ASE's calculator, both in float64."""
     atoms = atoms_of(result, calculator, pbc=pbc)
     forces, energy = atoms.get_forces(), atoms.get_potential_energy()
@@ -103,7 +103,7 @@ def require_agreement(result, calculator, pbc=True):
 def test_two_ranks_agree_with_the_calculator(results, runs, forces):
     """A skewed cell, smaller than the cutoff along one axis, of two elements; two layers."""
     result = results("alloy", forces=forces)
-    require_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64"))
+    assert_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64"))
 
 
 @needs_lammps
@@ -130,7 +130,7 @@ def test_dynamics_with_atoms_that_migrate_agree_with_ase(results, runs):
     assert (lists == lists[0]).all()  # decided together
     assert (result["counts"][:, 1] <= 2).all()  # programs
     calculator = eqfuse.Calculator(runs("nequip"), dtype="float64")
-    require_agreement(result, calculator)
+    assert_agreement(result, calculator)
     atoms = atoms_of(result, calculator, "before_")
     atoms.set_masses(np.array([0, 26.98, 63.546])[result["before_type"]])
     atoms.set_velocities(result["before_v"] / (1000 * units.fs))  # Å/ps
@@ -146,7 +146,7 @@ def test_a_cell_that_deforms_agrees_with_ase(results, runs):
     """NPT of all six components of the cell."""
     result = results("npt")
     assert np.abs(result["cell"] / 1.0 - result["before_cell"]).max() > 0.05
-    require_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64"))
+    assert_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64"))
 
 
 @needs_lammps
@@ -165,7 +165,7 @@ def test_an_error_in_a_step_ends_all_ranks(runs, tmp_path):
 @pytest.mark.parametrize(("ranks", "forces"), [(1, "returned"), (3, "returned"), (3, "complete")])
 def test_ranks_and_models_agree_with_the_calculator(results, runs, model, ranks, forces):
     result = results("alloy", ranks, forces, model)
-    require_agreement(result, eqfuse.Calculator(runs(model), dtype="float64"))
+    assert_agreement(result, eqfuse.Calculator(runs(model), dtype="float64"))
 
 
 @needs_lammps
@@ -175,7 +175,7 @@ def test_clusters_and_ranks_without_atoms_agree_with_the_calculator(results, run
     result = results("clusters", 4, forces)
     assert (result["counts"][:, 2] == 0).any()
     calculator = eqfuse.Calculator(runs("nequip"), dtype="float64")
-    require_agreement(result, calculator, pbc=[False, True, False])
+    assert_agreement(result, calculator, pbc=[False, True, False])
 
 
 INPUT = """

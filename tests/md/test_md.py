@@ -346,7 +346,7 @@ def test_pressure_is_reached_at_constant_pressure(run, crystal, tmp_path):
 
 
 def test_the_picture_has_the_radial_distribution(run, crystal, tmp_path):
-    """Of the perfect crystal: 12 neighbours in the first shell, and none nearer."""
+    """The perfect crystal has 12 neighbours in the first shell, and none nearer."""
     atoms = ase.build.bulk("Cu", cubic=True)
     md.run(run, atoms, temperature=0, steps=1, run=str(tmp_path / "md"))
     radius, g = np.loadtxt(tmp_path / "md" / "distances.csv", delimiter=",", skiprows=1).T

@@ -148,7 +148,7 @@ def test_always_is_refused_where_there_is_no_such_kernel(name):
 
 
 def test_always_is_refused_for_a_product_of_several_kernels():
-    """Of l up to 3, both parities, a product on a graph is two kernels on a GPU."""
+    """With l up to 3 and both parities, a product on a graph is two kernels on a GPU."""
     pytest.importorskip("triton")
     irreps = "8x0e+8x0o+8x1e+8x1o+8x2e+8x2o+8x3e+8x3o"
     edges = ops.Edges.from_arrays(np.array([0, 1]), np.array([1, 0]), 2)

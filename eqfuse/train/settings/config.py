@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import eqfuse
+from eqfuse.train.data_sets import DATA
 from eqfuse.train.schedule import MoleculeTraining, TetrisTraining
 from eqfuse.train.settings.schema import (
     NOT_NEGATIVE,
@@ -16,7 +17,7 @@ from eqfuse.train.settings.schema import (
     require,
     setting,
 )
-from eqfuse.train.sources import AVERAGE, DATA, FIT
+from eqfuse.train.sources import AVERAGE, FIT
 
 _NETWORKS = {"nequip": "NequIP", "allegro": "Allegro", "mace": "MACE"}
 _FROM_DATA = ("irreps_out", "num_species", "avg_num_neighbors", "backend", "fused")

@@ -39,7 +39,7 @@ def test_frames_and_labels(frames, tmp_path, suffix):
 
 
 def test_labels_in_columns_of_a_database(frames, tmp_path):
-    """Of names of one's own, with the weight and the config_type of a row."""
+    """Names of one's own are read, with the weight and the config_type of a row."""
     path = tmp_path / "frames.db"
     forces = 2 * frames[0].get_forces()
     with ase.db.connect(path) as database:

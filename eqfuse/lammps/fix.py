@@ -10,6 +10,8 @@ on atoms up to L edges away. Two ways:
 """
 
 import ctypes
+import sys
+import time
 import traceback
 from collections.abc import Sequence
 
@@ -148,10 +150,11 @@ class Attached:
         try:  # ctypes would print an exception, and LAMMPS go on with the forces of the last step
             self._step(num_own, f)
         except BaseException:
-            traceback.print_exc()
-            print(
-                f"rank {self._comm.rank}: eqfuse failed in step {step}; all ranks end", flush=True
-            )
+            rank, text = self._comm.rank, traceback.format_exc()
+            text += f"rank {rank}: eqfuse failed in step {step}; all ranks end"
+            print(text, file=sys.stderr)
+            sys.stderr.flush()
+            time.sleep(1)  # until mpirun, which Abort ends too, has passed it on
             self._comm.Abort(1)
 
     def _step(self, num_own: int, f):

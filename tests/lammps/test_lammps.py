@@ -155,7 +155,7 @@ def test_an_error_in_a_step_ends_all_ranks(runs, tmp_path):
     finished = launch(2, PROGRAM, "fails", runs("nequip"), out, "returned")
     assert finished.returncode != 0
     assert "this step fails" in finished.stderr
-    assert "eqfuse failed in step 2; all ranks end" in finished.stdout
+    assert "eqfuse failed in step 2; all ranks end" in finished.stderr
     assert not out.exists()
 
 

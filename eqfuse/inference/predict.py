@@ -67,8 +67,10 @@ class Network:
             radial = radial or potential.model.radial
             if radial == "auto":  # not by the number of edges, which differs from call to call
                 radial = "table" if "radial" in metadata else "network"
-            self._potential = potential.clone(model=potential.model.clone(radial=radial))
-            choose(self._potential.model, 0)  # refuses what is none
+            if radial != potential.model.radial:
+                potential = potential.clone(model=potential.model.clone(radial=radial))
+                choose(potential.model, 0)  # refuses what is none
+            self._potential = potential
             self._params = jax.tree.map(lambda p: p.astype(self.dtype), params)
             if radial == "table":
                 self._params = models.with_tables(self._potential, self._params)

@@ -8,7 +8,7 @@ from pathlib import Path
 from eqfuse.train.run.files import FILES, CheckpointError, read_file
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import DEFAULTS, SHORTHANDS, Config
-from eqfuse.train.settings.options import from_plain, read_yaml
+from eqfuse.train.settings.options import from_plain, of_this_version, read_yaml
 from eqfuse.train.settings.schema import ConfigError, require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
@@ -136,7 +136,7 @@ def check_same_run(config: Config, metadata: dict, folder: Path):
     Raises:
       ConfigError: naming the settings that differ.
     """
-    ours, theirs = _flat(dataclasses.asdict(config)), _flat(metadata["config"])
+    ours, theirs = _flat(dataclasses.asdict(config)), of_this_version(_flat(metadata["config"]))
     parts = [
         ("", config),
         *((f"{group}.", getattr(config, group)) for group in (*DEFAULTS, "training")),

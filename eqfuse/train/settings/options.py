@@ -118,9 +118,20 @@ def from_plain(plain, path) -> Config:
       ConfigError: it is none, or a setting was changed to an impossible one.
     """
     try:
-        return _config(flat(plain, path), {})
+        return _config(of_this_version(flat(plain, path)), {})
     except ConfigError as error:
         raise ConfigError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+
+
+def of_this_version(settings: dict) -> dict:
+    """Return the settings of a run by their full names, as this version means them.
+
+    eqfuse 0.1 wrote a weight decay for every optimizer, and used it in adamw alone.
+    """
+    is_older = "training.weight_decay" in settings and "training.second_stage" not in settings
+    if is_older and settings.get("training.optimizer") != "adamw":
+        return {**settings, "training.weight_decay": None}
+    return settings
 
 
 def settings_of(choices: dict) -> dict[str, dataclasses.Field]:

@@ -196,7 +196,7 @@ def test_bytes_and_operations_of_a_matmul():
     shapes = steps.Shapes(HLO)
     assert shapes.bytes("gemm") == 4 * 48
     assert shapes.operations("dot.1", ("a", "b")) == 2 * 6 * 8 * 4
-    program = steps.Program(HLO)
+    program = steps.HloProgram(HLO)
     [item] = [steps._other(program, shapes, i, "products", devices.H100) for i in program.entry]
     assert item.bound == "launch"
     assert item.seconds == pytest.approx(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import lzma
+import types
 from pathlib import Path
 
 import ase.build
@@ -53,6 +54,8 @@ class Pairs:
     Args:
       added: function of (energies, vectors, edges) that returns what is added to the energies.
     """
+
+    model = types.SimpleNamespace(radial="network")
 
     def __init__(self, added):
         self.added = added

@@ -244,7 +244,9 @@ def test_a_product_of_bfloat16_that_is_summed_in_float32(capsys):
 
 
 @pytest.mark.parametrize("read", ["sum", "pre-activation"])
-def test_what_is_read_elsewhere_too_is_computed_once(read):
+def test_what_is_read_elsewhere_too_is_computed_once(read, monkeypatch):
+    monkeypatch.setenv("EQFUSE_FUSED", "always")
+
     def function(x, y, w):
         nodes = scalars_only(e3nn.IrrepsArray(X, x), e3nn.IrrepsArray(Y, y), w, ops.tensor_product)
         z = ops.linear(nodes, {"w[0,0] 8x0e,4x0e": w[:4, :8].T}, "4x0e")

@@ -11,7 +11,7 @@ from eqfuse import ops
 def test_work_of_a_step():
     rows, mul = 6, 4
     irreps = f"{mul}x0e+{mul}x1o"
-    module = ops.TensorProductLinear(irreps, backend="xla")
+    module = ops.TensorProductLinear(irreps, backend="llvm", fused="always")
     x = e3nn.IrrepsArray(irreps, jnp.ones((rows, 4 * mul)))
     y = e3nn.IrrepsArray("0e", jnp.ones((rows, 1)))
     params = module.init(jax.random.key(0), x, y)

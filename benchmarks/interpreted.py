@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.cases import CASES, Case, Channelwise, Contraction
 from benchmarks.fused_cases import SPECS
-from benchmarks.record import parity
 from eqfuse import ops
+from eqfuse.bench.cases import CASES, Case, Channelwise, Contraction
+from eqfuse.bench.record import parity
 
 NODES, EDGES = 3, 4
 SENDERS, RECEIVERS = (0, 1, 2, 0), (0, 0, 1, 1)
@@ -78,7 +78,7 @@ def _edges() -> ops.Edges:
 @functools.singledispatch
 def _function(case, backend: str, rng):
     """Return a function of arrays, and random arrays, of a case without a Linear."""
-    raise TypeError(f"{type(case).__name__} is no case of benchmarks.cases")
+    raise TypeError(f"{type(case).__name__} is no case of eqfuse.bench.cases")
 
 
 @_function.register

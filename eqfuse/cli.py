@@ -24,6 +24,7 @@ Equivariant interatomic potentials in JAX with fused tensor products.
   eqfuse convert mace FILE RUN    convert a network trained with mace to a run
   eqfuse info [RUN]               print the backends, devices and versions on this machine,
                                   or what a run trained
+  eqfuse bench                    check and time the kernels on the GPU of this machine
   eqfuse show IRREPS IRREPS       print the form and the kernels of a tensor product
 
 eqfuse COMMAND --help describes each; eqfuse --version prints the version."""
@@ -112,6 +113,12 @@ def _show(arguments: list[str]) -> int:
     return 0
 
 
+def _bench(arguments: list[str]) -> int:
+    from eqfuse.bench.command import main
+
+    return main(arguments)
+
+
 COMMANDS = {
     "train": _train,
     "predict": _predict,
@@ -124,6 +131,7 @@ COMMANDS = {
     "export": _export,
     "convert": _convert,
     "info": _info,
+    "bench": _bench,
     "show": _show,
 }
 

@@ -14,9 +14,9 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cases import CASES
-from benchmarks.launches import models as model_launches
 from benchmarks.launches import tetris as tetris_launches
+from eqfuse.bench import networks
+from eqfuse.bench.cases import CASES
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.primitives import ahead
@@ -29,7 +29,7 @@ def show(case: str, name: str, text: str):
 def step(name: str, backend: str):
     if name == "tetris":
         return tetris_launches.case(backend)
-    return model_launches.training_step(name, backend, 135, 2_700)
+    return networks.training_step(name, backend, 135, 2_700)
 
 
 def main():

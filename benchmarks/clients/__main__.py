@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import launches, record, timing
+from benchmarks import launches
 from benchmarks.clients.existing_networks import E3NN, SWAPPED
 from benchmarks.clients.existing_networks import NETWORKS as IN_THEIR_STYLE
 from benchmarks.clients.patterns import PATTERNS
 from eqfuse import ops
+from eqfuse.bench import record, timing
 
 NETWORKS = IN_THEIR_STYLE | PATTERNS
 REWRITTEN = ("NequIP", "MACE", "Tetris")

@@ -1,6 +1,6 @@
 """Launches and scratch memory of computations compiled for a GPU."""
 
-from benchmarks.launches.count import (
+from eqfuse.bench.launches import (
     H100,
     Compiled,
     Launches,

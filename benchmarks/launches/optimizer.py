@@ -15,9 +15,9 @@ import optax
 from optax import contrib
 
 from benchmarks import launches
-from benchmarks.launches.models import MODELS, batch, potential_of, shapes_of
 from benchmarks.predictions import steps
 from benchmarks.predictions.devices import DEVICES
+from eqfuse.bench.networks import MODELS, batch, potential_of, shapes_of
 from eqfuse.train import muon, step
 from eqfuse.train.flat import Flat
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.launches import models as model_launches
 from benchmarks.predictions import counts, devices, graphs, launches, model
 from benchmarks.predictions.devices import Device
-from benchmarks.problems import ORDERS, PROBLEMS, derivative
 from eqfuse import ops
+from eqfuse.bench import networks
+from eqfuse.bench.problems import ORDERS, PROBLEMS, derivative
 from eqfuse.graph import Graph
 from tests.emulator.functions import Launch
 
@@ -37,7 +37,7 @@ def launches_of(name: str, order: str, size: tuple[int, int], dtype: str = "floa
 
 def step(name: str, size: tuple[int, int]):
     """Return a training step on a real structure and its arguments, mostly shapes."""
-    function, (params, state, graph, *labels) = model_launches.training_step(name, "triton", *size)
+    function, (params, state, graph, *labels) = networks.training_step(name, "triton", *size)
     numbers = jax.tree.map(_zeros, graph)
     real = Graph(
         **{

@@ -27,11 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import launches as compiled_launches
-from benchmarks.cases import CASES
 from benchmarks.predictions import cases, counts, devices, graphs, model
 from benchmarks.predictions.__main__ import SIZES
 from benchmarks.predictions.launches import launches_of
 from eqfuse import ops
+from eqfuse.bench.cases import CASES
 from eqfuse.data.ordering import spatial_order
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.primitives import forms

@@ -11,7 +11,7 @@ measured by this project. Sources:
     Microbenchmarking", arXiv 2402.13499, and its longer version, arXiv 2501.12084: cycles of a load
     from level 1, shared memory, level 2 and memory; rounded to ten.
 [assumed] by us, for want of a measurement: the share of the data sheet's bandwidth that a copy
-    reaches (a copy is what `benchmarks.gpu` measures as copy_bytes_per_s, to be put here), the
+    reaches (a copy is what `eqfuse.bench` measures as copy_bytes_per_s, to be put here), the
     bandwidth of level 2, cycles of arithmetic, shuffles and barriers, the cost of launches, and the
     share of its peak that a matmul of XLA or cuBLAS reaches.
 """

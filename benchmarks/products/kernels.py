@@ -11,27 +11,25 @@ what e3nn-jax gives is left out. Fails if there is one, or if a kernel for NVIDI
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import os
 import sys
-import tempfile
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import interpreted, record
-from benchmarks.cases import CASES
+from benchmarks import interpreted
 from benchmarks.fused_cases import CASES as FUSED
 from benchmarks.fused_cases import kernels as fused_kernels
+from eqfuse.bench import record
+from eqfuse.bench.cases import CASES
+from eqfuse.bench.steps import empty_cache
 from eqfuse.graph import Graph
 from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict
 from eqfuse.ops import Edges, _processors
 from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.backends.triton.runtime import compile as compiler
 from eqfuse.ops.backends.triton.runtime.parallel import compile_many
 from eqfuse.ops.primitives.ahead import compile_ahead
 from eqfuse.ops.show import derivatives
@@ -56,22 +54,6 @@ class Row:
     spilled_bytes: tuple[int, ...]
     shared_bytes: tuple[int, ...]
     compile_seconds: tuple[float, ...]
-
-
-@contextlib.contextmanager
-def empty_cache():
-    """Nothing is known to be compiled: an empty cache folder, and nothing in memory."""
-    before = os.environ.get("EQFUSE_CACHE_DIR")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["EQFUSE_CACHE_DIR"] = folder
-        compiler._KERNELS.clear()
-        try:
-            yield
-        finally:
-            os.environ.pop("EQFUSE_CACHE_DIR")
-            if before is not None:
-                os.environ["EQFUSE_CACHE_DIR"] = before
-            compiler._KERNELS.clear()
 
 
 def kernels_of(name: str, dtype: str):

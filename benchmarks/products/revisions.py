@@ -23,7 +23,7 @@ import time
 
 import numpy as np
 
-from benchmarks.cases import BOTH2, SH2, SH3, Case, times
+from eqfuse.bench.cases import BOTH2, SH2, SH3, Case, times
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEP, LARGE = (135, 3026), (999, 22000)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.products.swapped [--only TEXT] [--edges N] [--seconds S] [--json FILE]
 
-Each product is of rows, as `e3nn.tensor_product` is, or one of `benchmarks.cases` on a graph of 20
-edges for each node. Value, first and second order are compared first (float32, 1e-4 of the largest
+Each product is of rows, as `e3nn.tensor_product` is, or one of `eqfuse.bench.cases` on a graph of
+20 edges for each node. Value, first and second order are compared first (float32, 1e-4 of the
+largest
 element), and timed in one process, in turn; a ratio is e3nn-jax's time by ours, turn by turn.
 """
 
@@ -14,11 +15,11 @@ import argparse
 import jax
 import numpy as np
 
-from benchmarks import record
-from benchmarks.cases import BOTH2, CASES, SH2, times
 from benchmarks.networks import normal
-from benchmarks.problems import ORDERS, PROBLEMS, Problem, derivative, row_product
-from benchmarks.timing import compiled, interleaved
+from eqfuse.bench import record
+from eqfuse.bench.cases import BOTH2, CASES, SH2, times
+from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative, row_product
+from eqfuse.bench.timing import compiled, interleaved
 
 BACKENDS = ("e3nn", "xla", "llvm")
 ROWS = {

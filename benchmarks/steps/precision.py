@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from benchmarks.launches import models as model_launches
 from benchmarks.networks import molecules, normal
 from eqfuse import models
+from eqfuse.bench import networks
 from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
 from eqfuse.ops.primitives import forms, linear_forms
 from eqfuse.ops.primitives.rules import definitions
@@ -99,17 +99,15 @@ def problem(name: str, seed: int = 0, atoms: int = 27, **fields):
       name: of a model.
       seed: of parameters and labels.
       atoms: of the molecule.
-      **fields: of the model, in the place of those of `model_launches.MODELS`.
+      **fields: of the model, in the place of those of `networks.MODELS`.
     """
-    potential = model_launches.potential_of(name, "triton", **fields)
+    potential = networks.potential_of(name, "triton", **fields)
     graph, rng = molecules(1, atoms), np.random.default_rng(seed)
-    params = jax.tree.map(
-        lambda s: normal(rng, *s.shape), model_launches.shapes_of(potential, graph)
-    )
+    params = jax.tree.map(lambda s: normal(rng, *s.shape), networks.shapes_of(potential, graph))
 
     def step(params, graph, energy, forces):
         found = models.predict(potential, params, graph)
-        loss = functools.partial(model_launches.loss, potential)
+        loss = functools.partial(networks.loss, potential)
         return found.energy, found.forces, jax.grad(loss)(params, graph, energy, forces)
 
     return step, (params, graph, normal(rng, 1), normal(rng, *graph.positions.shape))
@@ -152,7 +150,7 @@ def errors(name: str, seeds=(0,), atoms: int = 27, **fields) -> list[dict[str, d
 def main() -> None:
     """Print a table of errors, the median and the largest of five random networks of each model."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps.precision")
-    parser.add_argument("models", nargs="*", default=list(model_launches.MODELS))
+    parser.add_argument("models", nargs="*", default=list(networks.MODELS))
     print("| model | matmuls | energy | forces | gradient |\n|---|---|---|---|---|")
     for name in parser.parse_args().models:
         found = errors(name, seeds=range(5))

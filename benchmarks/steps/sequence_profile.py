@@ -22,9 +22,9 @@ import matplotlib.figure
 import numpy as np
 from jax.profiler import ProfileData
 
-from benchmarks import record
 from benchmarks.networks import normal
 from benchmarks.steps.sequences import CASES, WARM_UP, sides
+from eqfuse.bench import record
 from eqfuse.ops.ir.linear_form import LinearForm, Weights
 from eqfuse.ops.ir.steps import Multilinear
 from eqfuse.ops.transforms.sequence.primitive import Traced

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import record
 from benchmarks.networks import normal, potential_on, random_graph, step_on
 from eqfuse import data, models, ops
+from eqfuse.bench import record
 from eqfuse.graph import Graph
 from eqfuse.ops.backends.llvm.emit.program import generate
 from eqfuse.ops.backends.llvm.runtime import machine

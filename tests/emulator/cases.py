@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import interpreted
-from benchmarks.cases import CASES
 from benchmarks.fused_cases import SPECS
 from eqfuse import ops
+from eqfuse.bench.cases import CASES
 from eqfuse.ops.primitives import choice
 from tests.emulator.functions import emulate
 

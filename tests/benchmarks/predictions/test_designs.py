@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.cases import Case
 from benchmarks.predictions import designs
 from eqfuse import ops
+from eqfuse.bench.cases import Case
 from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import forms
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.cases import CASES
-from benchmarks.gpu.predicted import Predictions
 from benchmarks.predictions import counts, devices, launches, model, sass, steps, tables
+from eqfuse.bench.cases import CASES
+from eqfuse.bench.predicted import Predictions
 from eqfuse.ops import Edges
 from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.ir import linears

@@ -10,7 +10,7 @@ import e3nn_jax as e3nn
 import numpy as np
 import pytest
 
-from benchmarks.cases import CASES
+from eqfuse.bench.cases import CASES
 from eqfuse.ops.ir import channelwise, products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
 

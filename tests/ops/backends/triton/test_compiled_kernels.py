@@ -5,7 +5,7 @@ The rest of the cases, and tables of their resources: `python -m benchmarks.prod
 
 import pytest
 
-from benchmarks.cases import CASES, SH2, Case
+from eqfuse.bench.cases import CASES, SH2, Case
 from eqfuse.ops.backends.triton.emit import plan
 from tests.ops import tiers
 

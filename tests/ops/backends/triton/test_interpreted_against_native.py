@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cases import BOTH2, BOTH3, SH2, SH3, Case, Contraction, times
 from eqfuse import ops
+from eqfuse.bench.cases import BOTH2, BOTH3, SH2, SH3, Case, Contraction, times
 from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.primitives import forms
 from tests.ops.ir.test_form import evaluate

@@ -4,7 +4,7 @@ import e3nn_jax as e3nn
 import numpy as np
 import pytest
 
-from benchmarks.cases import CASES as BENCHMARKS
+from eqfuse.bench.cases import CASES as BENCHMARKS
 from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.ir import channelwise, products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cases import Case
 from benchmarks.fused_cases import fused, mixing_kernels
+from eqfuse.bench.cases import Case
 from eqfuse.ops.backends.triton.emit import fused_backward, fused_forward, plan
 from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.backends.triton.spec import TRITON_TYPES

@@ -6,8 +6,8 @@ import collections
 import json
 import pathlib
 
-FILE = pathlib.Path(__file__).parents[1] / "results" / "predictions.json"
-"""The predictions that come with the project."""
+FILE = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "predictions.json"
+"""Those of the repository; they are not in a wheel."""
 
 
 class Predictions:

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.cases import BOTH2, CASES, SH2, SH3, Case, Channelwise, Contraction, times
 from eqfuse import ops
+from eqfuse.bench.cases import BOTH2, CASES, SH2, SH3, Case, Channelwise, Contraction, times
 from eqfuse.ops.ir.form import Form, Index
 
 ORDERS = ("forward", "backward", "double")
@@ -197,14 +197,19 @@ def _with_parameters(module, irreps, shapes, graph, extra=None) -> Problem:
 GATED = f"64x0e+64x0o+256x0e+{times(64, '1e+1o+2e+2o')}"
 
 
-def fused_gate(nodes: int, edges: int) -> Problem:
+def fused_gate(nodes: int, edges: int, fused: str | None = None) -> Problem:
     """Return NequIP's convolution with a skip, `ops.TensorProductLinearGate`."""
     irreps_x, irreps_y, irreps_z = (e3nn.Irreps(i) for i in (times(64, BOTH2), SH2, GATED))
     keep = sorted({ir for _, ir in irreps_z})
     width = e3nn.tensor_product(irreps_x, irreps_y, filter_ir_out=keep).num_irreps
     shapes = ((nodes, irreps_x.dim), (edges, irreps_y.dim), (edges, width), (nodes, irreps_z.dim))
     module = functools.partial(
-        _module, ops.TensorProductLinearGate, GATED, force_irreps_out=True, filter_ir_out=keep
+        _module,
+        ops.TensorProductLinearGate,
+        GATED,
+        force_irreps_out=True,
+        filter_ir_out=keep,
+        **_fused(fused),
     )
     graph = random_edges(nodes, edges)
     return _with_parameters(module, (irreps_x, irreps_y, None), shapes, graph, irreps_z)
@@ -221,13 +226,17 @@ def fused_linear(nodes: int, edges: int) -> Problem:
     return _with_parameters(module, (irreps_x, irreps_y, None), shapes, random_edges(nodes, edges))
 
 
-def fused_rows(nodes: int, edges: int) -> Problem:
+def fused_rows(nodes: int, edges: int, fused: str | None = None) -> Problem:
     """Return the product and the Linear of each edge, `ops.TensorProductLinear` without a graph."""
     irreps_x, irreps_y = e3nn.Irreps(times(32, BOTH2)), e3nn.Irreps(SH2)
     shapes = ((edges, irreps_x.dim), (edges, irreps_y.dim))
     keep = sorted({ir for _, ir in irreps_x})
     module = functools.partial(
-        _module, ops.TensorProductLinear, times(32, BOTH2), filter_ir_out=keep
+        _module,
+        ops.TensorProductLinear,
+        times(32, BOTH2),
+        filter_ir_out=keep,
+        **_fused(fused),
     )
     return _with_parameters(module, (irreps_x, irreps_y), shapes, None)
 
@@ -239,8 +248,14 @@ def linear(irreps: str, nodes: int, edges: int = 0) -> Problem:
     return _with_parameters(module, (e3nn.Irreps(irreps),), shapes, None)
 
 
+def _fused(fused: str | None) -> dict:
+    return {} if fused is None else {"fused": fused}
+
+
 def _module(kind, irreps, backend, **fields):
     """With `filter_ir_out`, e3nn-jax does not compute what nobody reads either."""
+    if backend == "e3nn":  # the definition has no kernels
+        fields.pop("fused", None)
     return kind(irreps, **fields, backend=backend)
 
 
@@ -292,8 +307,10 @@ _KINDS = {Case: graph_product, Contraction: contraction, Channelwise: channelwis
 PROBLEMS: dict[str, Callable[[int, int], Problem]] = {
     **{name: functools.partial(_KINDS[type(case)], case) for name, case in CASES.items()},
     "fused-gate-64-l2": fused_gate,
+    "fused-gate-64-l2-always": functools.partial(fused_gate, fused="always"),
     "fused-linear-128": fused_linear,
     "fused-rows-32-l2": fused_rows,
+    "fused-rows-32-l2-always": functools.partial(fused_rows, fused="always"),
     "linear-64-l2": functools.partial(linear, times(64, BOTH2)),
     "product-rows": functools.partial(row_product, "tensor_product", times(32, BOTH2), SH2),
     "elementwise-rows": functools.partial(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu.peers import MissingError
-from benchmarks.record import ParityError
+from eqfuse.bench.peers import MissingError
+from eqfuse.bench.record import ParityError
 
 LENGTH = 200
 DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu.worker import Job
+from eqfuse.bench.worker import Job
 
 LARGE, MIDDLE = (3_000, 160_000), (1_000, 50_000)
 REDUCED = (24, 400)
@@ -21,6 +21,7 @@ PARITY = (
     "fused-gate-64-l2",
     "fused-linear-128",
     "fused-rows-32-l2",
+    "fused-rows-32-l2-always",
     "linear-64-l2",
     "tetris-1",
     "tetris-2",
@@ -31,8 +32,20 @@ PARITY = (
     "mace-contraction-l0",
     "allegro-128-l3",
 )
-PARTS = ("fused-gate-64-l2", "linear-64-l2")
-"""Checked with so many rows, too, that gradients of parameters are sums of parts."""
+LARGER = (
+    "nequip-64-l2",
+    "mace-large",
+    "mace-contraction-l2",
+    "allegro-64-l2",
+    "fused-gate-64-l2",
+    "fused-rows-32-l2",
+    "fused-rows-32-l2-always",
+    "linear-64-l2",
+)
+"""Checked in a size, too, in which programs walk edges one by one, tiles of matmuls are wide, and
+gradients of parameters are sums of parts."""
+MATMULS = ("fused-gate-64-l2", "fused-rows-32-l2", "linear-64-l2", "grouped-dense-64")
+"""Checked in tf32x3, too."""
 OTHER_DTYPES = ("float64", "bfloat16")
 MAIN = ("nequip-64-l2", "mace-large")
 MODELS = ("nequip", "mace", "allegro")
@@ -56,12 +69,21 @@ KERNELS = [
 ]
 
 
-def parity(name: str, dtype: str, backend: str, dry: bool, size=REDUCED) -> Job:
+def parity(
+    name: str,
+    dtype: str,
+    backend: str,
+    dry: bool,
+    size=REDUCED,
+    tf32x3: bool = False,
+    recorded: bool = True,
+) -> Job:
     """Return a comparison with e3nn-jax in a reduced size."""
     size = TINY if dry else size
-    arguments = {"name": name, "dtype": dtype, "backend": backend, "size": size}
-    label = {"group": "parity", "case": name, "dtype": dtype}
-    return Job("parity", arguments, label, cost_s=20)
+    arguments = {"name": name, "dtype": dtype, "backend": backend, "size": size, "tf32x3": tf32x3}
+    label = {"group": "parity", "case": f"{name}, tf32x3" if tf32x3 else name, "dtype": dtype}
+    label |= {} if recorded else {"recorded": False}
+    return Job("parity", arguments, label, cost_s=20, recorded=recorded)
 
 
 def jobs(
@@ -69,25 +91,38 @@ def jobs(
 ) -> list[Job]:
     """Return all jobs of a run.
 
+    It begins without command buffers for our kernels: should recording them fail, it is known that
+    the kernels themselves are right.
+
     Args:
       backend: of eqfuse.
-      peers: names of `benchmarks.gpu.peers.PEERS`, with options.
+      peers: names of `eqfuse.bench.peers.PEERS`, with options.
       seconds: to time each function.
       dry: tiny sizes.
       cached: whether kernels may be those of an earlier run.
     """
 
-    def kernels(name, size, dtype):
+    def kernels(name, size, dtype, recorded=True):
         arguments = {"name": name, "size": TINY if dry else size, "dtype": dtype}
         arguments |= {"backend": backend, "peers": peers, "seconds": seconds}
         label = {"group": "kernels", "case": name, "dtype": dtype, "size": arguments["size"]}
-        return Job("kernels", arguments, label, cost_s=70)
+        label |= {} if recorded else {"recorded": False}
+        return Job("kernels", arguments, label, cost_s=70, recorded=recorded)
 
-    def steps(model):
-        arguments = {"model": model, "sizes": TINY_STEPS if dry else STEPS}
+    def machine(recorded):
+        if not backend.startswith("triton"):
+            return []
+        arguments = {"backend": backend, "seconds": seconds, "small": dry}
+        label = {"group": "machine", "case": "launches, code, stores", "dtype": "float32"}
+        label |= {} if recorded else {"recorded": False}
+        return [Job("machine", arguments, label, cost_s=60, recorded=recorded)]
+
+    def steps(model, sizes=STEPS, recorded=True):
+        arguments = {"model": model, "sizes": TINY_STEPS if dry else sizes}
         arguments |= {"backend": backend, "seconds": seconds, "cached": cached}
         label = {"group": "steps", "case": model, "dtype": "float32"}
-        return Job("steps", arguments, label, cost_s=100, fresh=True)
+        label |= {} if recorded else {"recorded": False}
+        return Job("steps", arguments, label, cost_s=100, fresh=True, recorded=recorded)
 
     def compiled(dtype):
         if backend != "triton":
@@ -97,11 +132,17 @@ def jobs(
         return [Job("compile", arguments, label, cost_s=60)]
 
     found = [
+        *(parity(name, "float32", backend, dry, recorded=False) for name in MAIN),
+        *machine(recorded=False),
+        kernels(*FIRST_KERNELS[0], recorded=False),
+        steps(MODELS[0], STEPS[:1], recorded=False),
         *(parity(name, "float32", backend, dry) for name in MAIN),
+        *machine(recorded=True),
         *(kernels(*case) for case in FIRST_KERNELS),
         *compiled("float32"),
         *(parity(name, "float32", backend, dry) for name in PARITY),
-        *(parity(name, "float32", backend, dry, MANY) for name in PARTS),
+        *(parity(name, "float32", backend, dry, MANY) for name in LARGER),
+        *(parity(name, "float32", backend, dry, MANY, tf32x3=True) for name in MATMULS),
         *(steps(model) for model in MODELS),
     ]
     for dtype in OTHER_DTYPES:

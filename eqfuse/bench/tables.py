@@ -17,7 +17,8 @@ COLUMNS = {
         "launches",
         "scratch, MB",
     ),
-    "parity": ("case", "dtype", "forward", "backward", "double"),
+    "machine": ("measured", "us", "of"),
+    "parity": ("case", "nodes / edges", "dtype", "forward", "backward", "double"),
     "kernels": (
         "case",
         "nodes / edges",
@@ -85,7 +86,8 @@ def lines(result: dict) -> list[tuple]:
 _HEADS = {
     "compile": ("case", "dtype"),
     "ahead": ("case", "order", "dtype"),
-    "parity": ("case", "dtype"),
+    "machine": (),
+    "parity": ("case", "size", "dtype"),
     "kernels": ("case", "size", "order", "dtype"),
     "steps": ("case", "size"),
 }
@@ -94,6 +96,8 @@ _HEADS = {
 def _cell(result: dict, name: str) -> str:
     if name == "size":
         return " / ".join(map(str, result.get("size", ())))
+    if name == "case" and not result.get("recorded", True):
+        return f"{result['case']}, command buffers off"
     return str(result.get(name, ""))
 
 
@@ -126,6 +130,10 @@ def _parity(result):
     )
 
 
+def _machine(result):
+    yield result["what"], f"{result['us']:.3g}", result["of"]
+
+
 def _kernels(result):
     for name, side in result["sides"].items():
         if "error" in side:
@@ -147,6 +155,7 @@ def _steps(result):
 _BODIES = {
     "compile": _compile,
     "ahead": _ahead,
+    "machine": _machine,
     "parity": _parity,
     "kernels": _kernels,
     "steps": _steps,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.record import Spread
+from eqfuse.bench.record import Spread
 from eqfuse.ops.backends.llvm.runtime import machine
 
 BATCH_S, MOST_CALLS, BATCH_WARM_UP = 0.01, 64, 3
@@ -171,9 +171,9 @@ def compile_all(functions: dict, dtype: str) -> dict:
 
 
 @contextlib.contextmanager
-def precision(dtype: str):
-    """Within it, matmuls are not shortened to TF32, and float64 is float64."""
-    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+def precision(dtype: str, matmuls: str = "highest"):
+    """Within it, matmuls are not shortened to TF32 unless asked for, and float64 is float64."""
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision(matmuls):
         yield
 
 

@@ -1,16 +1,20 @@
-"""Check and time eqfuse on one GPU, beside e3nn-jax and the peers, in one call of few minutes.
+"""Check and time eqfuse on one GPU, beside e3nn-jax and the peers, in one call of ten minutes.
 
-    python -m benchmarks.gpu [--out FILE] [--minutes 9] [--only TEXT] [--peers NAME ...]
+    eqfuse bench [--out FILE] [--minutes 10] [--only TEXT] [--peers NAME ...]
         [--cache FOLDER]
+
+This is what a user of a GPU runs first; a report of a fault should have its file of results.
 
 Parity: every op and two orders of derivative of backend "triton" against e3nn-jax in float64, and
 whether a second run has the same bits. Kernels: the cases of the peers' benchmarks,
 forward, backward and backward of backward, against e3nn-jax jitted, cuEquivariance-JAX and
 OpenEquivariance-JAX, as times, ratios, and shares of the bandwidth and of the arithmetic measured
-on the same machine. Training steps of the three models. Two cases come first, their parity and
-their times; then the rest. No time is given of what is not right. What fails, is missing, or does
-not fit into the minutes is a result that says so; an error of eqfuse fails the command when all is
-done. Results are printed, and written to FILE as they come. Beside a time of eqfuse stands what
+on the same machine. Training steps of the three models. The first cases run without command buffers
+(CUDA graphs) for our kernels, then all with them. The time from launch to launch, and what cold
+code and strided stores cost, are measured too. Two cases come first, their parity and their times;
+then the rest. No time is given of what is not right. What fails, is missing, or does not fit into
+the minutes is a result that says so; an error of eqfuse fails the command when all is done. Results
+are printed, and written to FILE as they come. Beside a time of eqfuse stands what
 `benchmarks.predictions` predicted for that GPU, where its results have the case.
 
 Without a GPU: --dry-run runs all of it in tiny sizes on the CPU, where no number means anything;
@@ -29,11 +33,11 @@ import sys
 import tempfile
 import time
 
-from benchmarks.gpu import plan
-from benchmarks.gpu.predicted import Predictions
-from benchmarks.gpu.tables import Tables
-from benchmarks.gpu.worker import Job, Worker, serve
-from benchmarks.record import to_json, write_json
+from eqfuse.bench import plan
+from eqfuse.bench.predicted import Predictions
+from eqfuse.bench.record import to_json, write_json
+from eqfuse.bench.tables import Tables
+from eqfuse.bench.worker import Job, Worker, serve
 
 PEERS = ("cuequivariance", "openequivariance")
 RESERVE_S = 5
@@ -119,12 +123,12 @@ class Run:
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
     """Return the options of the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu",
+        prog="eqfuse bench",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", "--json", type=pathlib.Path, default=pathlib.Path("results.json"))
-    parser.add_argument("--minutes", type=float, default=9, help="after which nothing runs")
+    parser.add_argument("--minutes", type=float, default=10, help="after which nothing runs")
     parser.add_argument(
         "--only", default="", help="only what holds this in '<group> <case> <dtype>'"
     )
@@ -154,8 +158,8 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     return plan.selected(found, options.only)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run what the options ask for."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run what the options ask for. Returns the exit code of the command."""
     options = options_of(arguments)
     jobs = jobs_of(options)
     if not jobs:
@@ -188,7 +192,4 @@ def main(arguments: list[str] | None = None) -> None:
             worker.stop()
     if failed := [result for result in results if "error" in result]:
         sys.exit("\n".join(f"error: {to_json(result)}" for result in failed))
-
-
-if __name__ == "__main__":
-    main()
+    return 0

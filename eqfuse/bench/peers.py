@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.cases import Case
-from benchmarks.problems import Problem
+from eqfuse.bench.cases import Case
+from eqfuse.bench.problems import Problem
 from eqfuse.ops.ir.form import Form, Operand
 
 # for each order of derivative, what arguments and results are like: the floats, or the output

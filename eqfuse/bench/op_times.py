@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.errors import first_line
-from benchmarks.gpu.peers import PEERS, Side
-from benchmarks.problems import ORDERS, PROBLEMS, Problem, derivative
-from benchmarks.record import ParityError
-from benchmarks.timing import compile_all, interleaved_batches, precision
 from eqfuse import ops
+from eqfuse.bench.errors import first_line
+from eqfuse.bench.peers import PEERS, Side
+from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative
+from eqfuse.bench.record import ParityError
+from eqfuse.bench.timing import compile_all, interleaved_batches, precision
 
 OURS, REFERENCE, EXACT = "eqfuse", "e3nn-jax", "e3nn-jax in float32"
 

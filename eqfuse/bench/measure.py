@@ -7,13 +7,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-from benchmarks import launches
-from benchmarks.gpu import op_times, parity, steps
-from benchmarks.gpu.errors import first_line, spoiled
-from benchmarks.problems import ORDERS, PROBLEMS, derivative
-from benchmarks.record import environment
-from benchmarks.timing import gpu_rates, precision
 from eqfuse import ops
+from eqfuse.bench import launches, machine, op_times, parity, steps
+from eqfuse.bench.errors import first_line, spoiled
+from eqfuse.bench.problems import ORDERS, PROBLEMS, derivative
+from eqfuse.bench.record import environment
+from eqfuse.bench.timing import gpu_rates, precision
 
 
 def results(function: str, arguments: dict) -> Iterator[tuple[dict, bool]]:
@@ -79,9 +78,11 @@ def _kernels(found) -> dict:
     }
 
 
-def check(name: str, dtype: str, backend: str, size: tuple[int, int]) -> Iterator[dict]:
+def check(
+    name: str, dtype: str, backend: str, size: tuple[int, int], tf32x3: bool = False
+) -> Iterator[dict]:
     """Parity of one problem: see `parity.check`."""
-    yield {"size": list(size), "orders": parity.check(name, dtype, backend, size)}
+    yield {"size": list(size), "orders": parity.check(name, dtype, backend, size, tf32x3)}
 
 
 def ahead(name: str, dtype: str, size: tuple[int, int], target: str) -> Iterator[dict]:
@@ -117,6 +118,7 @@ FUNCTIONS = {
     "compile": compile_kernels,
     "parity": check,
     "kernels": lambda **fields: op_times.measure(op_times.Request(**fields)),
+    "machine": machine.measure,
     "steps": lambda **fields: steps.measure(steps.Request(**fields)),
     "ahead": ahead,
     "ahead_step": ahead_step,

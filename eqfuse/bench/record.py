@@ -153,7 +153,9 @@ def cpu_model() -> str:
 def git_commit() -> str | None:
     """Return this repository's commit, "-dirty" if changed, or None without git."""
     command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-    folder = pathlib.Path(__file__).parent
+    folder = pathlib.Path(__file__).parents[2]
+    if not (folder / ".git").exists():  # an installed package, whatever repository is around it
+        return None
     try:
         found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

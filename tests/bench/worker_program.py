@@ -1,4 +1,4 @@
-"""A process for `benchmarks.gpu.worker.Worker` that does as it is told."""
+"""A process for `eqfuse.bench.worker.Worker` that does as it is told."""
 
 import os
 import time
@@ -14,6 +14,11 @@ def serve(connection, environment):
             return
         if what == "die":
             os._exit(3)
+        if what == "flags":
+            found = {"flags": os.environ.get("XLA_FLAGS", ""), "process": os.getpid()}
+            connection.send(("result", found))
+            connection.send(("end", False))
+            continue
         if what == "hang":
             connection.send(("result", {"before": "it hangs"}))
             time.sleep(60)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import record
+from eqfuse.bench import record
 
 
 def test_spread_leaves_out_the_warm_up():

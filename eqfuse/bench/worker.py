@@ -13,6 +13,9 @@ import os
 import time
 from collections.abc import Iterator
 
+UNRECORDED = "--xla_gpu_enable_command_buffer=-CUSTOM_CALL"
+"""Our kernels are launched one by one, and not recorded in CUDA graphs with what XLA makes."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -24,6 +27,7 @@ class Job:
       label: what is added to its results, and is there where there are none.
       cost_s: seconds that it takes, roughly.
       fresh: whether it wants a process of its own.
+      recorded: whether XLA may record our kernels in command buffers (CUDA graphs).
     """
 
     function: str
@@ -31,6 +35,7 @@ class Job:
     label: dict
     cost_s: float
     fresh: bool = False
+    recorded: bool = True
 
 
 class Worker:
@@ -44,6 +49,7 @@ class Worker:
     def __init__(self, serve, environment: dict[str, str]):
         self._serve, self._environment = serve, environment
         self._process = self._connection = None
+        self._recorded = True
 
     def run(self, job: Job, seconds: float) -> Iterator[dict]:
         """Return results of a job as they come, and at most one {"error": ...} more.
@@ -51,8 +57,9 @@ class Worker:
         Args:
           seconds: after which the process is ended.
         """
-        if job.fresh:
+        if job.fresh or job.recorded != self._recorded:
             self.stop()
+        self._recorded = job.recorded
         if self._process is None:
             self._start()
         end = time.monotonic() + seconds
@@ -87,10 +94,12 @@ class Worker:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
+        environment = dict(self._environment)
+        if not self._recorded:
+            flags = environment.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+            environment["XLA_FLAGS"] = f"{flags} {UNRECORDED}".strip()
         self._connection, other = context.Pipe()
-        self._process = context.Process(
-            target=self._serve, args=(other, self._environment), daemon=True
-        )
+        self._process = context.Process(target=self._serve, args=(other, environment), daemon=True)
         self._process.start()
         other.close()
 
@@ -98,7 +107,7 @@ class Worker:
 def serve(connection, environment: dict[str, str]) -> None:
     """Return the process: runs jobs until the connection is closed."""
     os.environ.update(environment)
-    from benchmarks.gpu import measure
+    from eqfuse.bench import measure
 
     while True:
         try:

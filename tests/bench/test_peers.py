@@ -5,9 +5,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.cases import Case, Channelwise, Contraction
-from benchmarks.gpu import op_times, parity, peers
-from benchmarks.problems import ORDERS, channelwise, contraction, derivative, graph_product
+from eqfuse.bench import op_times, parity, peers
+from eqfuse.bench.cases import Case, Channelwise, Contraction
+from eqfuse.bench.problems import ORDERS, channelwise, contraction, derivative, graph_product
 
 TINY = (4, 9)
 

@@ -9,15 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import measure, op_times, parity, peers, plan, steps
-from benchmarks.gpu.errors import first_line, spoiled
-from benchmarks.gpu.tables import Tables
-from benchmarks.gpu.worker import Job, Worker
-from benchmarks.problems import ORDERS, PROBLEMS
-from benchmarks.record import ParityError
 from eqfuse import ops
-from tests.benchmarks import worker_program
+from eqfuse.bench import command as program
+from eqfuse.bench import measure, op_times, parity, peers, plan, steps
+from eqfuse.bench.errors import first_line, spoiled
+from eqfuse.bench.problems import ORDERS, PROBLEMS
+from eqfuse.bench.record import ParityError
+from eqfuse.bench.tables import Tables
+from eqfuse.bench.worker import Job, Worker
+from tests.bench import worker_program
 
 TINY = (4, 9)
 
@@ -292,7 +292,10 @@ def test_what_is_asked_for():
     groups = [job.label["group"] for job in jobs]
     assert groups.index("parity") < groups.index("kernels") < groups.index("steps")
     first = groups.index("compile")  # before all kernels: two cases, whole
-    assert [job.label["case"] for job in jobs[:first]] == ["nequip-64-l2", "mace-large"] * 2
+    recorded = [job.recorded for job in jobs]
+    assert recorded.index(True) == 5 == recorded.count(False)  # first without command buffers
+    main = [job.label["case"] for job in jobs[:first] if job.label["group"] == "parity"]
+    assert main == ["nequip-64-l2", "mace-large"] * 2
     sizes = {job.arguments["size"] for job in jobs if job.function == "parity"}
     assert sizes == {plan.REDUCED, plan.MANY}
     assert not any(job.arguments["cached"] for job in jobs if job.function == "steps")

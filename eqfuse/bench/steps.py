@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -12,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.errors import first_line
-from benchmarks.gpu.op_times import OURS, REFERENCE, largest_difference, random_arrays, scratch
-from benchmarks.launches import models as model_launches
-from benchmarks.products.kernels import empty_cache
-from benchmarks.record import ParityError
-from benchmarks.timing import compile_all, interleaved_batches, precision
 from eqfuse import ops
+from eqfuse.bench import networks
+from eqfuse.bench.errors import first_line
+from eqfuse.bench.op_times import OURS, REFERENCE, largest_difference, random_arrays, scratch
+from eqfuse.bench.record import ParityError
+from eqfuse.bench.timing import compile_all, interleaved_batches, precision
 from eqfuse.graph import Graph
+from eqfuse.ops.backends.triton.runtime import compile as compiler
 
 CUTOFF, TOLERANCE = 5.0, 1e-4
 """Å; and how much the loss and its gradient may differ in float32, by the largest element."""
@@ -45,6 +47,22 @@ class Request:
     cached: bool = False
 
 
+@contextlib.contextmanager
+def empty_cache():
+    """Nothing is known to be compiled: an empty cache folder, and nothing in memory."""
+    before = os.environ.get("EQFUSE_CACHE_DIR")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["EQFUSE_CACHE_DIR"] = folder
+        compiler._KERNELS.clear()
+        try:
+            yield
+        finally:
+            os.environ.pop("EQFUSE_CACHE_DIR")
+            if before is not None:
+                os.environ["EQFUSE_CACHE_DIR"] = before
+            compiler._KERNELS.clear()
+
+
 def batch(nodes: int, edges: int) -> Graph:
     """Periodic boxes of atoms, equally many edges each: the shortest distances in the box.
 
@@ -53,7 +71,7 @@ def batch(nodes: int, edges: int) -> Graph:
     Raises:
       ValueError: more edges than pairs of atoms in a box.
     """
-    boxes = model_launches.NUM_GRAPHS
+    boxes = networks.NUM_GRAPHS
     rng = np.random.default_rng(0)
     parts = [_box(rng, nodes // boxes, edges // boxes // 2) for _ in range(boxes)]
     positions, pairs, shifts = (np.concatenate(side) for side in zip(*parts, strict=True))
@@ -62,7 +80,7 @@ def batch(nodes: int, edges: int) -> Graph:
     order = np.lexsort((senders, receivers))
     return Graph(
         positions=positions.astype(np.float32),
-        species=rng.integers(0, model_launches.NUM_SPECIES, nodes).astype(np.int32),
+        species=rng.integers(0, networks.NUM_SPECIES, nodes).astype(np.int32),
         edges=ops.Edges.from_arrays(senders[order], receivers[order], nodes),
         shifts=shifts[order].astype(np.float32),
         graph_index=np.repeat(np.arange(boxes), nodes // boxes).astype(np.int32),
@@ -92,9 +110,7 @@ def _box(rng, atoms: int, bonds: int):
 
 def shapes(model: str, nodes: int, edges: int):
     """Return a step of Adam as a function of a backend, and the shapes of its arguments."""
-    functions = functools.partial(
-        model_launches.training_step, model, num_nodes=nodes, num_edges=edges
-    )
+    functions = functools.partial(networks.training_step, model, num_nodes=nodes, num_edges=edges)
     return functions, functions(backend="e3nn")[1]
 
 

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.problems import ORDERS, PROBLEMS, Problem, derivative
-from benchmarks.record import ParityError
-from benchmarks.timing import precision
 from eqfuse import ops
+from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative
+from eqfuse.bench.record import ParityError
+from eqfuse.bench.timing import precision
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -52,7 +52,7 @@ def _reference(name: str, size: tuple[int, int], dtype: str):
     return evaluate
 
 
-def _found(problem: Problem, dtype: str, backend: str, arguments):
+def _found(problem: Problem, dtype: str, backend: str, tf32x3: bool, arguments):
     """Return eqfuse's results, and for each order whether a second run is identical.
 
     The order of a sum of XLA's is not fixed on a GPU; those of kernels are.
@@ -60,7 +60,7 @@ def _found(problem: Problem, dtype: str, backend: str, arguments):
     Raises:
       ParityError: results of another dtype than the operands.
     """
-    with precision(dtype):
+    with precision(dtype, ops.TF32X3 if tf32x3 else "highest"):
         arrays = jax.tree.map(lambda a: jnp.asarray(a, dtype), arguments)
         function = everything(problem.function(backend))
         if backend == "triton":
@@ -83,7 +83,7 @@ def _wide(results):
     return jax.tree.map(lambda a: np.asarray(a).astype(np.float64), results)
 
 
-def check(name: str, dtype: str, backend: str, size: tuple[int, int]) -> dict:
+def check(name: str, dtype: str, backend: str, size: tuple[int, int], tf32x3: bool = False) -> dict:
     """Compare a problem and two orders of derivative with e3nn-jax.
 
     float64: to 1e-12 of the largest element of each array; 1e-11 where kernels follow each other,
@@ -92,7 +92,8 @@ def check(name: str, dtype: str, backend: str, size: tuple[int, int]) -> dict:
     element (Higham and Mary 2019: rounding errors of a sum are a random walk; e3nn-jax on a CPU
     sums in pairs). bfloat16: the same, for operands in bfloat16, and one rounding of the result;
     or, where an array in bfloat16 lies between the kernels of an op, twice the error of e3nn-jax in
-    bfloat16 and four roundings of the largest element.
+    bfloat16 and four roundings of the largest element. Products of `tf32x3` leave out the smallest
+    of four parts of a product, so that their rounding is four times that of float32.
 
     Returns:
       For each order, the largest error in units of what is allowed ("share") and of the largest
@@ -106,7 +107,7 @@ def check(name: str, dtype: str, backend: str, size: tuple[int, int]) -> dict:
     sides = [
         _reference(name, size, "float64"),
         _reference(name, size, rounded_by),
-        functools.partial(_found, problem, dtype, backend),
+        functools.partial(_found, problem, dtype, backend, tf32x3),
     ]
     with concurrent.futures.ThreadPoolExecutor(len(sides)) as pool:  # they take long to compile
         exact, rounded, (found, repeatable) = pool.map(lambda side: side(arguments), sides)
@@ -114,7 +115,8 @@ def check(name: str, dtype: str, backend: str, size: tuple[int, int]) -> dict:
     for order, same, *sides in zip(ORDERS, repeatable, exact, rounded, found, strict=True):
         worst = {"share": 0.0, "error": 0.0}
         for e, r, f, n in zip(*map(jax.tree.leaves, sides), problem.products(order), strict=True):
-            allowed = _allowed(dtype, problem.composed, math.sqrt(n), e, r)
+            roundings = (4 if tf32x3 else 1) * math.sqrt(n)
+            allowed = _allowed(dtype, problem.composed, roundings, e, r)
             one = _error(e, f, allowed)
             if not one["share"] <= 1:
                 raise ParityError(

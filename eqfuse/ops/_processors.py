@@ -1,8 +1,13 @@
 """The processors of this machine, and how many of them this process may use."""
 
 import contextlib
+import functools
 import os
+import pathlib
 import platform
+
+DEFAULT_CACHES = 1 << 20, 1 << 24
+"""Bytes of the caches of level 2 and 3, where the system does not tell: those of a small server."""
 
 
 def usable() -> int:
@@ -12,12 +17,28 @@ def usable() -> int:
     return os.cpu_count() or 1
 
 
+@functools.cache
+def caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, int]:
+    """Return the bytes of the caches of level 2 and 3 that a core uses, as Linux tells them.
+
+    A level of which nothing is known has the bytes in `DEFAULT_CACHES`.
+    """
+    found: dict[int, int] = {}
+    for path in pathlib.Path(folder).glob("index*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            level, kind, size = ((path / n).read_text().strip() for n in ("level", "type", "size"))
+            unit = 1 << (10 * " KMG".index(size[-1])) if size[-1] in "KMG" else 1
+            if kind != "Instruction":
+                found[int(level)] = int(size.rstrip("KMG")) * unit
+    return found.get(2) or DEFAULT_CACHES[0], found.get(3) or DEFAULT_CACHES[1]
+
+
 def description() -> list[str]:
-    """Return what code for this processor depends on: system, architecture, name and instructions.
+    """Return what code for this processor depends on: system, names, instructions and caches.
 
     Without llvmlite, the name is what Python knows of it.
     """
-    words = [platform.system(), platform.machine()]
+    words = [platform.system(), platform.machine(), repr(caches())]
     with contextlib.suppress(ImportError):
         import llvmlite.binding as llvm
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.ops.backends.llvm.emit.plan import Machine
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.backends.xla import linear_forms as definition
 from eqfuse.ops.ir.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.form import generate
-from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef

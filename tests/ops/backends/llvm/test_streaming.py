@@ -8,8 +8,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.backends.llvm.emit import form as codegen
-from eqfuse.ops.backends.llvm.emit import rows
-from eqfuse.ops.backends.llvm.emit.plan import Machine
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.ir import products
 from tests.ops.ir.test_form import gradients
 
@@ -25,7 +24,7 @@ def limit(monkeypatch):
     """Return a function that sets the bytes from which on outputs are streamed."""
 
     def change(size):
-        monkeypatch.setattr(rows, "STREAMED_BYTES", size)
+        monkeypatch.setattr(Machine, "streamed_bytes", size)
         codegen.generate.cache_clear()
         jax.clear_caches()
 

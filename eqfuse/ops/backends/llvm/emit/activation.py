@@ -1,10 +1,10 @@
 """Activations of scalars of rows, as a function or a pass of a kernel."""
 
 from eqfuse.ops.backends.llvm.emit.arguments import ROWS, Arguments
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.elementwise import FunctionEmitter
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, KernelPasses, Pass, Units
-from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.ir.activated import Activated
 
 HIGHEST = 2

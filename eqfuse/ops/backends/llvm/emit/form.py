@@ -4,10 +4,11 @@ import functools
 
 from eqfuse.ops.backends.llvm.emit import ir
 from eqfuse.ops.backends.llvm.emit.arguments import INDEX_ROLES, NODE_INDEX, NODES, ROWS, Arguments
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.kernel import write_pass
 from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, KernelPasses, Module, Pass, Units
-from eqfuse.ops.backends.llvm.emit.plan import Machine, Plan
+from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.schedule import reductions
 

@@ -9,9 +9,9 @@ only results are transposed, in registers. `linear_rows` and `linear_weights` wr
 import functools
 
 from eqfuse.ops.backends.llvm.emit import linear_rows, linear_weights
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.linear_layouts import Layouts, write_copies
 from eqfuse.ops.backends.llvm.emit.module import Axis, KernelPasses, Module, Pass, Units
-from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.ir.linear_form import LinearForm, Rows
 
 

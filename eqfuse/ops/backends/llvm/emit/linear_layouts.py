@@ -5,10 +5,10 @@ import math
 
 from eqfuse.ops.backends.llvm.emit import ir
 from eqfuse.ops.backends.llvm.emit.arguments import NODES, ROWS, Arguments
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout, padded
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE
-from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.ir.form import Operand, Segment
 from eqfuse.ops.ir.linear_form import Block, LinearForm, Rows, Term, Weights
 

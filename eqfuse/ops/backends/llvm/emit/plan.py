@@ -1,28 +1,15 @@
 """What a pass reads and writes: the layouts of its operands, and where its scratch memory goes."""
 
-import dataclasses
-
 from eqfuse.ops.backends.llvm.emit import ir
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.contract import Scalars, split
 from eqfuse.ops.backends.llvm.emit.layout import Layout, lanes, padded
 from eqfuse.ops.ir.form import Form, Index, Operand
 
 NODE_ARRAYS = {Index.SENDER: "senders", Index.RECEIVER: "receivers"}
-SCRATCH = 1 << 18
-"""Bytes of copies of rows that a block may hold, unless it is one row."""
-LONG = 2
-"""Vectors of channels of a segment, from which on rows are long: 32 channels with AVX-512."""
 
 Key = tuple[str, int]
 """An operand: "in" or "out", and its number."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """What the generator needs to know of a processor."""
-
-    vector_bytes: int
-    registers: int
 
 
 class Plan:
@@ -102,7 +89,7 @@ class Plan:
             operand, size = self.operand(side, n), self.scratch_size(side, n)
             if size:
                 (own if operand.index is self.reduce_over is not Index.ROW else row)[side, n] = size
-        self.block = max(1, min(self.widest, SCRATCH // max(1, sum(row.values()))))
+        self.block = max(1, min(self.widest, self.machine.block_bytes // max(1, sum(row.values()))))
         self.own_place = {key: self._allocate(size) for key, size in own.items()}
         self.row_place = {key: self._allocate(size * self.block) for key, size in row.items()}
         self.row_size = row
@@ -166,7 +153,7 @@ class Plan:
 
     def is_long(self, mul: int) -> bool:
         """Return whether a row of so many channels is long."""
-        return padded(mul, self.widest) // lanes(mul, self.widest) >= LONG
+        return self.machine.is_long(padded(mul, self.widest) // lanes(mul, self.widest))
 
     def _gathered(self) -> list[Key]:
         """Return inputs whose rows may be far apart and are read in place.

@@ -13,6 +13,7 @@ from eqfuse.ops.backends.llvm.emit import activation, ir, movement
 from eqfuse.ops.backends.llvm.emit import form as native_form
 from eqfuse.ops.backends.llvm.emit import linear_form as native_linear
 from eqfuse.ops.backends.llvm.emit.arguments import DATA, DTYPES, Arguments, Entry
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.linear_layouts import transposed
 from eqfuse.ops.backends.llvm.emit.module import (
@@ -24,7 +25,6 @@ from eqfuse.ops.backends.llvm.emit.module import (
     Units,
     assemble,
 )
-from eqfuse.ops.backends.llvm.emit.plan import Machine
 from eqfuse.ops.ir.activated import Activated
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm

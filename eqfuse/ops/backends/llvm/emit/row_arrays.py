@@ -1,13 +1,14 @@
 """The arrays of a program that runs by rows, and which of them lie in the memory of a thread."""
 
 from eqfuse.ops.backends.llvm.emit.arguments import NODES, ROWS, Arguments
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide, transposed
 from eqfuse.ops.ir.linear_form import LinearForm
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.ir.steps import Extent
 
-MOST_ROWS, FEWEST_TOGETHER, CACHE = 32, 8, 1 << 20
-"""Rows that go through a program together, and the bytes of all that lies between the steps."""
+MOST_ROWS, FEWEST_TOGETHER = 32, 8
+"""Rows that go through a program together, at most and at least."""
 
 ORDER, PTR, NODE = "receiver_order", "receiver_ptr", "receivers"
 
@@ -21,10 +22,10 @@ class Arrays:
       scratch: bytes that a thread needs.
     """
 
-    def __init__(self, program: Program, parts: int):
+    def __init__(self, program: Program, parts: int, machine: Machine):
         self.program, self.parts, self.scratch = program, parts, 0
         row_bytes = sum(program.arrays[n].bytes for n in program.local)
-        fitting = CACHE // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
+        fitting = machine.sequence_bytes // row_bytes // FEWEST_TOGETHER * FEWEST_TOGETHER
         self.block = max(FEWEST_TOGETHER, min(MOST_ROWS, fitting))
         self.transposed = transposed_weights(program)
         self.index_arrays = (NODE, ORDER, PTR) if program.on_graph else ()

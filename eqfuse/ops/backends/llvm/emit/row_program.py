@@ -14,13 +14,14 @@ import dataclasses
 import functools
 
 from eqfuse.ops.backends.llvm.emit import activation, ir, linear_rows, linear_weights
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.groups import Groups
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.kernel import write_block
 from eqfuse.ops.backends.llvm.emit.layout import Copies
 from eqfuse.ops.backends.llvm.emit.linear_layouts import Layouts, write_copies
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Module, Pass, Units, assemble
-from eqfuse.ops.backends.llvm.emit.plan import Machine, Plan
+from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.backends.llvm.emit.row_arrays import NODE, ORDER, PTR, Arrays
 from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
@@ -50,7 +51,7 @@ class _RowProgramEmitter:
         self.program, self.machine, self.parts = program, machine, parts
         self.dtype = program.arrays[0].dtype
         self.copies = Copies(self.dtype, machine.vector_bytes // ir.BYTES[self.dtype])
-        self.arrays = Arrays(program, parts)
+        self.arrays = Arrays(program, parts, machine)
         self.arguments = self.arrays.arguments
         self.texts: list[str] = []
         self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes

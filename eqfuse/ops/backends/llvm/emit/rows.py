@@ -7,9 +7,6 @@ from eqfuse.ops.backends.llvm.emit.layout import Copies
 from eqfuse.ops.backends.llvm.emit.plan import NODE_ARRAYS, Key, Plan
 from eqfuse.ops.ir.form import Index, Path
 
-STREAMED_BYTES = 1 << 24
-"""Bytes of an output from which on it is written past the caches, where it would not stay."""
-
 
 class RowsEmitter:
     """Writes what a pass does for its units and rows besides arithmetic.
@@ -139,7 +136,7 @@ class RowsEmitter:
             address = f.value(f"ptrtoint ptr {self.base[key]} to i64")
             rest = f.value(f"and i64 {address}, {self.plan.widest * f.bytes - 1}")
             whole = f.value(f"icmp eq i64 {rest}, 0")
-            least = -(-STREAMED_BYTES // (layout.operand.size * f.bytes))
+            least = -(-self.plan.machine.streamed_bytes // (layout.operand.size * f.bytes))
             large = f.value(f"icmp sge i64 %rows, {least}")
             into = self.streamed if packed else self.streamed_in_place
             into[key] = f.value(f"and i1 {whole}, {large}")

@@ -16,7 +16,7 @@ import threading
 import jax
 
 from eqfuse.ops import _cache, _processors
-from eqfuse.ops.backends.llvm.emit.plan import Machine
+from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.runtime import handlers
 
 API_VERSIONS = {(0, minor) for minor in range(3, 6)}
@@ -71,13 +71,12 @@ def _target():
 
 @functools.cache
 def machine() -> Machine:
-    """Return the vectors of this processor."""
+    """Return the vectors and caches of this processor."""
     _, features = _target()
-    if features.get("avx512f"):
-        return Machine(64, 32)
+    vectors = 16, 32 if features.get("neon") else 16
     if features.get("avx"):
-        return Machine(32, 16)
-    return Machine(16, 32 if features.get("neon") else 16)
+        vectors = (64, 32) if features.get("avx512f") else (32, 16)
+    return Machine(*vectors, *_processors.caches())
 
 
 def compiled(text: str) -> bytes:

@@ -98,6 +98,9 @@ def main(folder: str, *names: str):
     set_global_state()
     for name in names or NETWORKS:
         network = _network(name).eval()
+        for weight in network.parameters():  # five binary digits, with which files are smaller
+            mantissa, exponent = torch.frexp(weight.data)
+            weight.data = torch.ldexp(torch.round(mantissa * 32) / 32, exponent)
         path = Path(folder) / f"{name}.nequip.zip"
         path.parent.mkdir(exist_ok=True)
         _package(network, path)

@@ -58,6 +58,9 @@ def main(folder: str):
             for key, parameter in network.named_parameters():
                 if key.endswith("bias"):  # they begin as zero
                     parameter.normal_()
+                # five binary digits, with which files are smaller
+                mantissa, exponent = torch.frexp(parameter)
+                parameter.copy_(torch.ldexp(torch.round(mantissa * 32) / 32, exponent))
         path = Path(folder) / f"{name}.pth"
         parts = {"optimizer_state_dict": {}, "scheduler_state_dict": {}, "epoch": 0}
         torch.save({"config": config, "model_state_dict": network.state_dict(), **parts}, path)

@@ -1,25 +1,26 @@
 """The settings of a network of mace as settings of this package's MACE."""
 
 import dataclasses
-import math
 
 import e3nn_jax as e3nn
 import numpy as np
 
 from eqfuse.convert.e3nn_records import irreps_of
 from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.mace_checks import (
+    DENSITY,
+    DENSITY_RESIDUAL,
+    NONLINEAR,
+    RESIDUAL,
+    check_kinds,
+    is_silu,
+    refuse,
+)
 from eqfuse.convert.mace_nonlinear import layers_of
 from eqfuse.convert.pickled import Record, value
 from eqfuse.models import ZBL
 from eqfuse.models.irreps import SCALAR
 
-_NETWORKS = ("MACE", "ScaleShiftMACE")
-_PLAIN, _RESIDUAL = "RealAgnosticInteractionBlock", "RealAgnosticResidualInteractionBlock"
-_DENSITY = "RealAgnosticDensityInteractionBlock"
-_DENSITY_RESIDUAL = "RealAgnosticDensityResidualInteractionBlock"
-_NONLINEAR = "RealAgnosticResidualNonLinearInteractionBlock"
-_INTERACTIONS = (_PLAIN, _RESIDUAL, _DENSITY, _DENSITY_RESIDUAL, _NONLINEAR)
-_READOUTS = ("NonLinearReadoutBlock", "NonLinearBiasReadoutBlock")
 BOHR = 0.529
 """Å, as mace's ZBL rounds it."""
 COULOMB = 14.3996
@@ -59,7 +60,7 @@ def described(network: Record, head: str | None = None) -> Description:
     Raises:
       ConvertError: something that this package's MACE cannot represent, by name.
     """
-    _check_kinds(network)
+    check_kinds(network)
     numbers = [int(value(z)) for z in network.get("atomic_numbers")]
     order = tuple(int(k) for k in np.argsort(numbers))
     species = tuple(numbers[k] for k in order)
@@ -84,93 +85,6 @@ def mlp_layers(network: Record, layer: int) -> list[Record]:
     return network.get(f"interactions.{layer}.conv_tp_weights").children()
 
 
-def is_silu(activation: Record | None) -> bool:
-    """Return whether an activation of e3nn's, normalised, is silu."""
-    function = None if activation is None else activation.get("f")
-    return getattr(function, "kind", "").rpartition(".")[2] in ("silu", "SiLU")
-
-
-def _refuse(what: str):
-    raise ConvertError(f"the network has {what}, which eqfuse's MACE cannot represent")
-
-
-def _check_kinds(network: Record):
-    """Refuse a network with parts or options of an unknown kind."""
-    if network.name not in _NETWORKS or not network.kind.startswith("mace."):
-        raise ConvertError(
-            f"the file holds a {network.kind}; only {' and '.join(_NETWORKS)} of mace, which "
-            "predict energies, can be converted"
-        )
-    if network.get("joint_embedding") is not None:
-        _refuse("embeddings of charge or spin (embedding_specs)")
-    if network.get("use_so3"):  # files of old versions have no such name
-        _refuse("couplings of SO(3) (use_so3)")
-    _check_radial(network.get("radial_embedding"))
-    _check_interactions(network)
-    _check_readouts(network)
-
-
-def _check_interactions(network: Record):
-    for block in network.get("interactions").children():
-        if block.name not in _INTERACTIONS:
-            _refuse(f"an interaction of the kind {block.name}")
-        for name in ("cueq_config", "oeq_config"):
-            config = block.get(name)
-            if config is not None and config.get("enabled"):
-                _refuse(
-                    f"the layout of another library ({name}); convert it back by mace's own "
-                    "mace_cueq_to_e3nn or mace_oeq_to_e3nn"
-                )
-        nonlinear = block.name == _NONLINEAR
-        linears = ("linear_up", "linear_1", "linear_2", "linear_res", "skip_tp")
-        for name in linears if nonlinear else ("linear_up", "linear"):
-            _expect(block, name, "e3nn.", "Linear")
-        _expect(block, "conv_tp", "e3nn.", "TensorProduct")
-        if not nonlinear:
-            _expect(block, "skip_tp", "e3nn.", "FullyConnectedTensorProduct")
-        radial = block.get("conv_tp_weights").name
-        if radial != ("RadialMLP" if nonlinear else "FullyConnectedNet"):
-            _refuse(f"a radial network of the kind {radial} in a {block.name}")
-    for product in network.get("products").children():
-        _expect(product, "symmetric_contractions", "mace.", "SymmetricContraction")
-        _expect(product, "linear", "e3nn.", "Linear")
-
-
-def _expect(block: Record, name: str, package: str, kind: str):
-    part = block.get(name)
-    if part is None or not part.kind.startswith(package) or part.name != kind:
-        what = "none" if part is None else part.kind
-        _refuse(f"in {block.name}.{name} not a {kind} of {package.rstrip('.')} but {what}")
-
-
-def _check_radial(radial: Record):
-    basis, cutoff = radial.get("bessel_fn"), radial.get("r_max", None)
-    if basis.name != "BesselBasis":
-        _refuse(f"a radial basis of the kind {basis.name}")
-    cutoff = float(radial.get("cutoff_fn.r_max"))
-    frequencies = np.asarray(basis.get("bessel_weights"), np.float64)
-    expected = np.arange(1, len(frequencies) + 1) * math.pi / cutoff
-    if abs(frequencies / expected - 1).max() > 1e-5:
-        _refuse("Bessel functions with frequencies that were trained")
-    transform = radial.get("distance_transform")
-    if transform is not None and transform.name not in ("AgnesiTransform", "SoftTransform"):
-        _refuse(f"a transform of distances of the kind {transform.name}")
-
-
-def _check_readouts(network: Record):
-    *linear, last = network.get("readouts").children()
-    layers = len(network.get("interactions").children())
-    if len(linear) + 1 != (1 if network.get("use_last_readout_only") else layers):
-        _refuse("not a readout for each layer")
-    for readout in linear:
-        if readout.name != "LinearReadoutBlock":
-            _refuse(f"before the last layer a readout of the kind {readout.name}")
-    if last.name not in _READOUTS:
-        _refuse(f"in the last layer a readout of the kind {last.name}")
-    if not is_silu(last.get("non_linearity.acts.0")):
-        _refuse("a readout with another activation than silu (gate)")
-
-
 def _head(network: Record, head: str | None) -> tuple[int, int]:
     """Return the number of the head that is asked for, and the number of heads."""
     heads = network.get("heads", ["Default"])
@@ -185,18 +99,18 @@ def _head(network: Record, head: str | None) -> tuple[int, int]:
 def _fields(network: Record, species: tuple[int, ...]) -> dict:
     blocks = network.get("interactions").children()
     kinds = [block.name for block in blocks]
-    residual = [kind in (_RESIDUAL, _DENSITY_RESIDUAL, _NONLINEAR) for kind in kinds]
-    density = [kind in (_DENSITY, _DENSITY_RESIDUAL) for kind in kinds]
+    residual = [kind in (RESIDUAL, DENSITY_RESIDUAL, NONLINEAR) for kind in kinds]
+    density = [kind in (DENSITY, DENSITY_RESIDUAL) for kind in kinds]
     if not all(residual[1:]):
-        _refuse(f"an interaction without a residual after the first one ({kinds[-1]})")
-    if len(set(density)) > 1 or len({kind == _NONLINEAR for kind in kinds}) > 1:
-        _refuse(f"interactions of kinds that do not go together ({', '.join(kinds)})")
+        refuse(f"an interaction without a residual after the first one ({kinds[-1]})")
+    if len(set(density)) > 1 or len({kind == NONLINEAR for kind in kinds}) > 1:
+        refuse(f"interactions of kinds that do not go together ({', '.join(kinds)})")
     [neighbors] = _same("avg_num_neighbors", {float(b.get("avg_num_neighbors")) for b in blocks})
     hidden = irreps_of(network.get("products.0.linear.irreps_out"))
     channels = hidden[0].mul
     natural = [(channels, (l, (-1) ** l)) for l in range(len(hidden))]
     if len(blocks) > 1 and hidden != e3nn.Irreps(natural):
-        _refuse(f"the features {hidden}, not of one number of channels for l = 0, 1, 2, ...")
+        refuse(f"the features {hidden}, not of one number of channels for l = 0, 1, 2, ...")
     contractions = [
         part
         for product in network.get("products").children()
@@ -220,7 +134,7 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
         "first_skip": residual[0],
         "species_linear": not residual[0],
         "density_normalization": density[0],
-        "nonlinear": kinds[0] == _NONLINEAR,
+        "nonlinear": kinds[0] == NONLINEAR,
         **_transform(radial.get("distance_transform"), species),
         **_edge_irreps(blocks, channels, hidden),
         "apply_cutoff": radial.get("apply_cutoff", True) is not False,
@@ -239,14 +153,14 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
 
 def _same(name: str, values: set) -> set:
     if len(values) != 1:
-        _refuse(f"layers that differ in {name}: {sorted(values)}")
+        refuse(f"layers that differ in {name}: {sorted(values)}")
     return values
 
 
 def _correlation(part: Record) -> int:
     count = sum(part.get(f"U_matrix_{nu}") is not None for nu in range(1, 10))
     if not count:
-        _refuse("a product basis without its coupling coefficients (U_matrix_1, ...)")
+        refuse("a product basis without its coupling coefficients (U_matrix_1, ...)")
     return count
 
 
@@ -260,25 +174,25 @@ def _edge_irreps(blocks: list[Record], channels: int, hidden: e3nn.Irreps) -> di
     given = first if rest is None else rest
     scalars = e3nn.Irreps([(given.count(SCALAR), SCALAR)])
     if given != given.regroup() or (own and first != scalars):
-        _refuse(f"the irreps {given} on edges, not each once and in order (edge_irreps)")
+        refuse(f"the irreps {given} on edges, not each once and in order (edge_irreps)")
     return {"edge_irreps": str(given), "first_edge_irreps": own}
 
 
 def _radial_widths(network: Record, layer: int) -> tuple[int, ...]:
     block = network.get(f"interactions.{layer}")
-    if block.name == _NONLINEAR:
+    if block.name == NONLINEAR:
         return _alike(
             tuple(len(w.get("bias")) for w in layers_of(block.get("conv_tp_weights"))[:-1])
         )
     *hidden, last = mlp_layers(network, layer)
     if last.get("act") is not None or not all(is_silu(h.get("act")) for h in hidden):
-        _refuse("a radial network with another activation than silu")
+        refuse("a radial network with another activation than silu")
     return _alike(tuple(h.get("weight").shape[1] for h in hidden))
 
 
 def _alike(widths: tuple[int, ...]) -> tuple[int, ...]:
     if not widths or len(set(widths)) != 1:
-        _refuse(f"a radial network with hidden layers of the widths {widths}, not all alike")
+        refuse(f"a radial network with hidden layers of the widths {widths}, not all alike")
     return widths
 
 
@@ -303,7 +217,7 @@ def _repulsion(network: Record, species: tuple[int, ...], scale: float) -> ZBL |
     if zbl is None:
         return None
     if zbl.name != "ZBLBasis":
-        _refuse(f"a pair repulsion of the kind {zbl.name}")
+        refuse(f"a pair repulsion of the kind {zbl.name}")
     radii = zbl.get("covalent_radii")
     return ZBL(
         atomic_numbers=species,

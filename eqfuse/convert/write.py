@@ -11,12 +11,12 @@ from eqfuse import models
 from eqfuse.convert.converted import Converted
 from eqfuse.convert.errors import ConvertError
 from eqfuse.data import Shape, collate
-from eqfuse.train.molecule import UNITS
+from eqfuse.train.file_sources import ExtxyzData
+from eqfuse.train.run.metadata import UNITS
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import GROUPS, Config
-from eqfuse.train.sources import ExtxyzData
 
 
 def write_run(converted: Converted, path, run):

@@ -3,13 +3,11 @@
 import dataclasses
 from typing import ClassVar
 
+from eqfuse.train.file_sources import ExtxyzData, FileData
 from eqfuse.train.settings.schema import one_of, require, setting
 from eqfuse.train.sources import (
     EthanolData,
-    ExtxyzData,
-    FileData,
     LithiumFluorideData,
-    TetrisData,
     import_data,
 )
 
@@ -99,7 +97,6 @@ class MD22Data(RMD17Data):
 
 
 DATA = {
-    "tetris": TetrisData,
     "ethanol": EthanolData,
     "lif": LithiumFluorideData,
     "extxyz": ExtxyzData,

@@ -20,17 +20,6 @@ _DECAY = Range(lambda value: 0 <= value < 1, "in [0, 1)")
 
 
 @dataclasses.dataclass
-class TetrisTraining:
-    """Mean cross-entropy over the eight shapes, Adam, until the accuracy is 100%."""
-
-    lr: float = setting(0.01, "learning rate of Adam; 0.003 for mace", POSITIVE)
-    rotations: int = setting(10, "random rotations that test the trained network", POSITIVE)
-
-    def __post_init__(self):
-        check_ranges(self, "training.")
-
-
-@dataclasses.dataclass
 class LearningRateSettings:
     """The settings of `LearningRate`."""
 

@@ -9,11 +9,12 @@ from eqfuse import ops
 from eqfuse.data import Batcher, Dataset
 from eqfuse.data.structures import LABELS, UNWEIGHTED
 from eqfuse.train.device.parallel import Devices
+from eqfuse.train.file_sources import described
 from eqfuse.train.run.results import evaluated_samples, evaluation_batcher
 from eqfuse.train.run.runs import RunFolder
-from eqfuse.train.schedule import Limits
+from eqfuse.train.schedule import Limits, MoleculeTraining
 from eqfuse.train.settings.config import Config
-from eqfuse.train.sources import AVERAGE, FIT, described
+from eqfuse.train.sources import AVERAGE, FIT
 from eqfuse.train.start import reference_batcher
 
 
@@ -41,22 +42,23 @@ def report(
     references = ", ".join(
         f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
     )
+    origin = _references_origin(config.data.references_origin, config.start_from, dataset)
     rows = {
         **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
         "data": described(config.data.origin),
-        "frames": _frames(config, dataset),
+        "frames": _frames(config.data.validation_origin, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
-        "references": f"{references} eV ({_references_origin(config, dataset)})",
+        "references": f"{references} eV ({origin})",
         # zero, added, takes the sign from what is rounded to -0.0
         "energy": f"{round(dataset.energy_per_atom, 4) + 0.0:.4f} eV/atom mean, relative to the "
         "references",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
-        **_labels(config, dataset),
+        **_labels(config.training, dataset),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
         "batches": f"{len(train)} per epoch, padded to {shapes}; "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
         "programs": _programs(config, dataset, batchers, limits),
-        "backend": _backend(config),
+        "backend": _backend(config.backend, config.dtype),
         "devices": f"{devices.count}"
         + (", each with its part of every batch" if devices.count > 1 else ""),
         "run": folder.path,
@@ -64,19 +66,18 @@ def report(
     return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
 
 
-def _backend(config: Config) -> str:
+def _backend(backend: str | None, dtype: str) -> str:
     """Return what runs the ops, and which ops something else runs."""
-    apart = "".join(f"; {op} on {name}" for op, name in ops.resolve_apart(config.backend).items())
+    apart = "".join(f"; {op} on {name}" for op, name in ops.resolve_apart(backend).items())
     platform = jax.devices()[0].platform
     in_parts = jax.config.jax_default_matmul_precision == ops.TF32X3
     matmuls = ", matmuls in three products of TF32" if in_parts else ""
-    runs = f"{ops.resolve(config.backend)} on {platform}{apart}; {config.dtype}{matmuls}"
+    runs = f"{ops.resolve(backend)} on {platform}{apart}; {dtype}{matmuls}"
     return f"{runs}; fused={ops.resolve_fused(None)}"
 
 
-def _frames(config: Config, dataset: Dataset) -> str:
+def _frames(origin: str | None, dataset: Dataset) -> str:
     atoms = [sample.num_atoms for sample in dataset.train]
-    origin = config.data.validation_origin
     parts = [
         f"{len(dataset.train)} training",
         f"{len(dataset.val)} validation" + (f" ({described(origin)})" if origin else ""),
@@ -88,13 +89,12 @@ def _frames(config: Config, dataset: Dataset) -> str:
     return ", ".join(parts)
 
 
-def _references_origin(config: Config, dataset: Dataset) -> str:
-    given = config.data.references_origin
+def _references_origin(given: str | None, start_from: str | None, dataset: Dataset) -> str:
     if given not in (None, FIT, AVERAGE):
         return given
-    if config.start_from is not None:
+    if start_from is not None:
         moved = ", moved to the data by least squares" if given == FIT else ""
-        return f"those of {config.start_from}{moved}"
+        return f"those of {start_from}{moved}"
     if not dataset.references_fitted:
         return "isolated atoms of the data"
     return "least squares" if dataset.num_labelled("energy")[0] else "no energies to fit them to"
@@ -113,7 +113,7 @@ def _outliers(dataset: Dataset) -> str:
     )
 
 
-def _labels(config: Config, dataset: Dataset) -> dict[str, str]:
+def _labels(training: MoleculeTraining, dataset: Dataset) -> dict[str, str]:
     """Return how many frames have which label, and what is weighted.
 
     Energies and forces that all frames have, and stress that none has, are left out.
@@ -123,7 +123,7 @@ def _labels(config: Config, dataset: Dataset) -> dict[str, str]:
         counts = dataset.num_labelled(name)
         if not any(counts) if name == "stress" else counts == of:
             continue
-        weight = getattr(config.training, f"{name}_weight")
+        weight = getattr(training, f"{name}_weight")
         used = f"weight {weight}" if weight else f"not trained on (training.{name}_weight=0)"
         rows[title] = (
             f"in {counts[0]} of {of[0]} training and {counts[1]} of {of[1]} validation frames, "

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import eqfuse
 from eqfuse.train.data_sets import DATA
-from eqfuse.train.schedule import MoleculeTraining, TetrisTraining
+from eqfuse.train.schedule import MoleculeTraining
+from eqfuse.train.settings import tetris
 from eqfuse.train.settings.schema import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -67,13 +68,6 @@ def _settings_of(name: str, network: str) -> type:
     made = dataclasses.make_dataclass(network, fields, bases=(PotentialSettings,))
     made.__doc__ = doc
     return made
-
-
-@dataclasses.dataclass
-class TetrisNetSettings:
-    """The network of e3nn-jax's Tetris example: three layers, 7170 parameters, no settings."""
-
-    name: str = "tetris"
 
 
 @dataclasses.dataclass
@@ -165,21 +159,17 @@ class Config:
                     f"data={self.data.name}"
                 )
             return
-        for name, value, need in (
-            ("zbl", "true", "left out for tetris, whose cubes are no nuclei"),
-            ("distance_transform", "agnesi", "left out for tetris, whose cubes are no elements"),
-        ):
-            require(not getattr(self.model, name, None), f"model.{name}", value, need)
+        tetris.check_network(self.model)
 
 
 DEFAULTS = {"model": "nequip", "data": "tetris"}
 GROUPS = {
     "model": {
         **{name: _settings_of(name, network) for name, network in _NETWORKS.items()},
-        "tetris": TetrisNetSettings,
+        "tetris": tetris.TetrisNetSettings,
     },
-    "data": DATA,
-    "training": {name: TetrisTraining if name == "tetris" else MoleculeTraining for name in DATA},
+    "data": {"tetris": tetris.TetrisData, **DATA},
+    "training": {"tetris": tetris.TetrisTraining, **dict.fromkeys(DATA, MoleculeTraining)},
 }
 """The dataclasses of what can be chosen; training follows from the data."""
 SHORTHANDS = {

@@ -9,8 +9,9 @@ import yaml
 
 from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
 from eqfuse.train.settings.other_names import OTHER_NAMES
-from eqfuse.train.settings.presets import PRESETS, tetris_defaults
+from eqfuse.train.settings.presets import PRESETS
 from eqfuse.train.settings.schema import ConfigError, nearest, one_of, require, typed
+from eqfuse.train.settings.tetris import tetris_defaults
 
 
 def parse(arguments: list[str]) -> Config:

@@ -69,30 +69,3 @@ PRESETS: dict[str, dict[str, dict[str, str]]] = {
     for model, texts in _TEXTS.items()
 }
 """By model and name: full names of settings, and their values as they would be typed."""
-
-
-def tetris_defaults(model: str, given: dict) -> dict:
-    """Return the defaults of a run on the Tetris shapes, where they are not those of the classes.
-
-    Args:
-      model: name of the model.
-      given: settings of the user, by full name.
-    """
-    own = {
-        "tetris": {},
-        "nequip": {"model.channels": 16},  # few channels keep the logits small
-        # Products of products make large logits, and rounding, of large steps.
-        "mace": {
-            "model.channels": 16,
-            "model.correlation": 2,
-            "model.parity": True,
-            "training.lr": 0.003,
-        },
-        # A cube that sees three cubes in a plane cannot tell one hand from the other.
-        "allegro": {
-            "model.channels": 16,
-            "model.latent_dim": 64,
-            "data.radius": given.get("model.cutoff", 5.0),
-        },
-    }
-    return own[model]

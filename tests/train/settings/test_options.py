@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from eqfuse.models import MODELS
+from eqfuse.train.file_sources import matching
 from eqfuse.train.run.resume import read_config
 from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config, PotentialSettings
 from eqfuse.train.settings.help import help_text
@@ -14,7 +15,7 @@ from eqfuse.train.settings.options import parse, sweep, to_yaml
 from eqfuse.train.settings.other_names import OTHER_NAMES
 from eqfuse.train.settings.presets import PRESETS
 from eqfuse.train.settings.schema import ConfigError
-from eqfuse.train.sources import MoleculeData, matching
+from eqfuse.train.sources import MoleculeData
 
 MOLECULE = ["data=extxyz", "data.path=x.xyz"]
 

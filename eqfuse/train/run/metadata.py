@@ -1,0 +1,98 @@
+"""What the checkpoints of a run on energies and forces say of it, and how it goes on with one."""
+
+import dataclasses
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse import models
+from eqfuse.data import Dataset
+from eqfuse.data.lazy import Joined
+from eqfuse.data.structures import LABELS, UNWEIGHTED
+from eqfuse.train.optimizer import flat_training
+from eqfuse.train.run.checkpoint import has_checkpoint, read_checkpoint
+from eqfuse.train.run.resume import check_same_run
+from eqfuse.train.run.runs import RunFolder
+from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.step import init_state
+
+UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
+
+
+def run_metadata(config, dataset: Dataset, potential, fields: dict) -> dict:
+    """Return plain values, with which the network can be made and the run be told from others.
+
+    Args:
+      config: of the run.
+      dataset: that it trains on.
+      potential, fields: its network, and the fields of its model as plain values.
+    """
+    return {
+        "task": "molecule",
+        "config": dataclasses.asdict(config),
+        "model": config.model.name,
+        "model_fields": fields,
+        "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
+        "potential": potential.to_plain(),
+        "data_sha256": _fingerprint(dataset),
+        "species": list(dataset.species),
+        "reference_energies": {str(z): float(e) for z, e in dataset.references.items()},
+        "statistics": {
+            "force_rms": dataset.force_rms,
+            "avg_num_neighbors": dataset.avg_num_neighbors,
+            "energy_per_atom": dataset.energy_per_atom,
+        },
+        "units": UNITS,
+    }
+
+
+def _fingerprint(dataset: Dataset) -> str:
+    """Return the SHA-256 of the structures and labels that are trained on and validated with."""
+    digest = hashlib.sha256()
+    for sample in Joined(dataset.train, dataset.val):
+        labels = sample.forces, sample.stress
+        arrays = [sample.positions, sample.species, sample.cell]
+        for array in (*arrays, *(label for label in labels if label is not None)):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        if sample.energy is not None:
+            digest.update(np.float64(sample.energy).tobytes())
+        # not for others, whose digest is that of runs before labels could be missing
+        if sample.energy is None or sample.forces is None or sample.weights != UNWEIGHTED:
+            known = [getattr(sample, name) is not None for name in LABELS]
+            digest.update(np.array([*known, *sample.weights], np.float64).tobytes())
+    return digest.hexdigest()
+
+
+def interrupted_run(config, params, metadata: dict, folder: RunFolder, writes: bool):
+    """Return state and position of the run in the folder.
+
+    Returns:
+      (`TrainState`, dict); None if the run ended before it wrote its first checkpoint.
+    Raises:
+      CheckpointError: no readable checkpoint, or one of another model.
+      ConfigError: other settings or other data than those of the checkpoint.
+    """
+    if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
+        print("resume     from the beginning: the run ended before its first checkpoint")
+        return None
+    _, theirs, _ = read_checkpoint(folder.path, ("last",))
+    check_same_run(config, theirs, folder.path)  # before the state, which follows the settings
+    # settings that earlier versions did not have are as these versions were: their defaults
+    defaults = {f.name: f.default for f in dataclasses.fields(models.MODELS[theirs["model"]])}
+    known = {name: defaults[name] for name in metadata["model_fields"]}
+    theirs["model_fields"] = known | theirs["model_fields"]
+    files = " or ".join(filter(None, (config.data.origin, config.data.validation_origin)))
+    for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
+        if theirs[name] != metadata[name]:
+            raise ConfigError(
+                f"{files} is not as it was when the run in {folder.path} "
+                f"began ({name} differs); bring it back, or start a new run"
+            )
+    flat, optimizer = flat_training(config.training, params)
+    like = init_state(flat.flatten(params), optimizer)
+    _, theirs, state = read_checkpoint(folder.path, ("last",), like, sets_aside=writes)
+    position = theirs["position"]
+    print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch")
+    return jax.tree.map(jnp.asarray, state), position

@@ -18,32 +18,43 @@ from eqfuse.ops.primitives import choice
 from tests.emulator.functions import emulate
 
 LINEARS = {"linear 64-l2": "64x0e+64x1o+64x2e", "linear 16-l1": "16x0e+16x1o"}
-NAMES = (*CASES, *(f"fused {name}" for name in SPECS), *LINEARS)
+DENSE = {"radial 64": (3, 8, (64, 40, 16)), "radial 8": (2, 16, (8, 24))}
+"""Layers side by side, as those of radial networks: how many, n_in and n_out of each."""
+NAMES = (*CASES, *(f"fused {name}" for name in SPECS), *LINEARS, *DENSE)
 ORDERS = ("forward", "backward", "double")
 
-ROUNDINGS = {"float32": 16, "float64": 16, "bfloat16": 2}
+TF32X3 = "tf32x3"
+PRECISIONS = ("float32", TF32X3, "float64", "bfloat16")
+"""Dtypes, and `TF32X3`: float32 whose matmuls are three products of TF32, as in training."""
+MATRIX_UNIT = {TF32X3: "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"}
+MATRIX_UNIT |= {"bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
+"""The instruction by which a Linear multiplies in a precision."""
+ROUNDINGS = {"float32": 16, TF32X3: 16, "float64": 16, "bfloat16": 2}
 """By how many units (eps) of its dtype a result may differ, by its largest element.
 
 In float32 and float64 a result is a sum of up to some thousand products, whose roundings, of half a
 unit each, are a random walk: 32 halves are those of a sum of 1,000 numbers of the size of the
-largest result. In bfloat16, which sums in float32, a number is rounded when it is stored: at most
-four times between an operand and a result, half a unit each.
+largest result. Three products of TF32 leave out that of both remainders, at most two units of a
+product; a single one is off by thousands. In bfloat16, which sums in float32, a number is rounded
+when it is stored: at most four times between an operand and a result, half a unit each.
 """
 
 
 def check(name: str, order: str, dtype: str, target: str, mend=None) -> float:
-    """Return the largest difference of an order of a case, by each result's largest element.
+    """Return the largest difference of an order of a case, in eps of each result's largest element.
 
     Args:
       name: of `NAMES`.
       order: of `ORDERS`.
-      dtype: "float32", "float64" or "bfloat16".
+      dtype: of `PRECISIONS`.
       target: "sm_80" or "sm_90".
       mend: changes the PTX of a kernel; None for the text that ships.
     Raises:
       AssertionError: it is more than `ROUNDINGS` allow.
       EmulationError: what is wrong with a kernel.
     """
+    precision, dtype = dtype, "float32" if dtype == TF32X3 else dtype
+    matmuls = ops.TF32X3 if precision == TF32X3 else "highest"
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         rng = np.random.default_rng(0)
         function, args = function_of(name, "triton", rng)
@@ -57,17 +68,18 @@ def check(name: str, order: str, dtype: str, target: str, mend=None) -> float:
             function, reference = backward(function), backward(reference)
             args = [cotangents, *args]
         with mock.patch.object(choice, "LARGE", 0):  # the fused kernels, where there are any
-            found = emulate(function, *args, target=target, mend=mend)
+            found = emulate(function, *args, target=target, mend=mend, precision=matmuls)
         wide = jax.tree.map(lambda a: a.astype("float64"), args)
         expected = jax.jit(reference)(*wide)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     difference = max(_difference(np.asarray(a), np.asarray(b)) for a, b in pairs)
-    bound = ROUNDINGS[dtype] * float(jnp.finfo(dtype).eps)
-    if not difference <= bound:
+    units = difference / float(jnp.finfo(dtype).eps)
+    if not units <= ROUNDINGS[precision]:
         raise AssertionError(
-            f"{name}, {order}, {dtype}, {target}: {difference:.1e} from e3nn-jax, over {bound:.1e}"
+            f"{name}, {order}, {precision}, {target}: {units:.3g} eps from e3nn-jax, over "
+            f"{ROUNDINGS[precision]}"
         )
-    return difference
+    return units
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:
@@ -86,6 +98,8 @@ def function_of(name: str, backend: str, rng):
         return interpreted._function(CASES[name], backend=backend, rng=rng)
     if name in LINEARS:
         return _linear(LINEARS[name], backend, rng)
+    if name in DENSE:
+        return _dense(*DENSE[name], backend, rng)
     return interpreted._fused(**SPECS[name.removeprefix("fused ")], backend=backend, rng=rng)
 
 
@@ -96,3 +110,13 @@ def _linear(irreps: str, backend: str, rng, rows: int = 5):
     params = make(backend="e3nn").init(jax.random.key(0), e3nn.IrrepsArray(irreps, x))
     module = make(backend=backend)
     return lambda params, x: module.apply(params, e3nn.IrrepsArray(irreps, x)).array, (params, x)
+
+
+def _dense(groups: int, n_in: int, widths, backend: str, rng, rows: int = 37):
+    shapes = [(rows, groups * n_in), *((n_in, width) for width in widths)]
+    x, *kernels = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes)
+
+    def function(x, *kernels):
+        return ops.grouped_dense(x, kernels, scale=n_in**-0.5, backend=backend)
+
+    return function, (x, *kernels)

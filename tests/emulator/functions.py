@@ -39,7 +39,7 @@ class Launch:
     aliases: tuple[tuple[int, int], ...]
 
 
-def emulate(function, *args, target: str = "sm_90", mend=None):
+def emulate(function, *args, target: str = "sm_90", mend=None, precision: str = "highest"):
     """Return what a function of arrays gives, with its kernels for `target` emulated.
 
     Args:
@@ -47,6 +47,7 @@ def emulate(function, *args, target: str = "sm_90", mend=None):
       args: arrays, in any pytree.
       target: of the kernels, "sm_80" or "sm_90".
       mend: changes the PTX text of a kernel, to see what is found; None for the text that ships.
+      precision: of the kernels' matmuls of float32, as `jax.default_matmul_precision` names it.
     Raises:
       EmulationError: what is wrong with a kernel.
     """
@@ -57,7 +58,8 @@ def emulate(function, *args, target: str = "sm_90", mend=None):
         shapes.append(jax.tree.structure(found))
         return jax.tree.leaves(found)
 
-    jaxpr = jax.make_jaxpr(flat)(*args)
+    with jax.default_matmul_precision(precision):
+        jaxpr = jax.make_jaxpr(flat)(*args)
     run = functools.partial(run_launch, target=target, mend=mend)
     results = evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(args), run)
     return jax.tree.unflatten(shapes[-1], results)

@@ -138,6 +138,15 @@ def _ordered(a, b):
     return ~_unordered(a, b)
 
 
+def _to_tf32(bits):
+    """Round the bits of float32 to the nearest of TF32, away from zero where two are as near.
+
+    TF32 has 10 bits of a mantissa, 13 fewer; what overflows is infinite, and NaN and infinity stay.
+    """
+    finite = bits & np.uint32(0x7F800000) != 0x7F800000
+    return np.where(finite, bits + np.uint32(0x1000) & np.uint32(0xFFFFE000), bits)
+
+
 _ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _CONVERT_WORDS = {"rn", "rni", "rzi", "rmi", "rpi", "sat", "ftz"}
 
@@ -145,6 +154,8 @@ _CONVERT_WORDS = {"rn", "rni", "rzi", "rmi", "rpi", "sat", "ftz"}
 def convert(instruction: Instruction):
     """Return the step of a cvt."""
     words, (target, *sources) = instruction.opcode[1:], instruction.operands
+    if words == ("rna", "tf32", "f32"):
+        return pure(target, sources, [reader(sources[0], TYPES["u32"])], _to_tf32)
     to, source = words[-2], TYPES[words[-1]]
     if set(words[:-2]) - _CONVERT_WORDS or "ftz" in words:
         raise instruction.unknown()

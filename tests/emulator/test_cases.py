@@ -2,18 +2,20 @@
 
 import pytest
 
-from eqfuse.ops.backends.triton.emit import plan
+from benchmarks.cases import CASES
+from eqfuse.ops import _linear_modules
+from eqfuse.ops.backends.triton.emit import linear_plan, plan
 from tests.emulator import cases
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
 SMALL = (
-    ("tetris-1", "forward"),
-    ("tetris-1", "backward"),
-    ("tetris-1", "double"),
-    ("fused rows-16-l1", "forward"),
-    ("fused rows-16-l1", "backward"),
-    ("linear 16-l1", "backward"),
+    ("tetris-1", "forward", "float32"),
+    ("tetris-1", "backward", "float32"),
+    ("tetris-1", "double", "float32"),
+    ("fused rows-16-l1", "forward", "float32"),
+    ("fused rows-16-l1", "backward", "float32"),
+    ("linear 16-l1", "backward", "float32"),
 )
 """Run by default: a minute with their compilation."""
 
@@ -21,9 +23,11 @@ SMALL = (
 def _parameters():
     for name in cases.NAMES:
         for order in cases.ORDERS:
-            for dtype in ("float32", "float64", "bfloat16"):
+            for dtype in cases.PRECISIONS:
+                if dtype == cases.TF32X3 and name in CASES:  # products, which have no matmuls
+                    continue
                 for target in ("sm_80", "sm_90"):
-                    small = (name, order) in SMALL and (dtype, target) == ("float32", "sm_90")
+                    small = (name, order, dtype) in SMALL and target == "sm_90"
                     marks = [] if small else [pytest.mark.slow]
                     label = f"{name}-{order}-{dtype}-{target}"
                     yield pytest.param(name, order, dtype, target, marks=marks, id=label)
@@ -39,3 +43,39 @@ def test_edges_side_by_side_do_not_race(order, monkeypatch):
     """On graphs that do not fill a GPU, the sums of edges meet in shared memory."""
     monkeypatch.setattr(plan, "edge_lanes", lambda *_: 2)
     cases.check("tetris-1", order, "float32", "sm_90")
+
+
+FEW = ("linear 16-l1", "forward", False), ("radial 8", "backward", True)
+"""Run by default in every precision that the matrix unit has."""
+
+
+def _on_the_matrix_unit():
+    for name in (*cases.LINEARS, *cases.DENSE):
+        for order in cases.ORDERS:
+            for dtype in cases.MATRIX_UNIT:
+                for wide in (False, True):
+                    small = (name, order, wide) in FEW
+                    marks = [] if small else [pytest.mark.slow]
+                    label = f"{name}-{order}-{dtype}-{'wide' if wide else 'narrow'}"
+                    yield pytest.param(name, order, dtype, wide, marks=marks, id=label)
+
+
+@pytest.mark.parametrize(("name", "order", "dtype", "wide"), list(_on_the_matrix_unit()))
+def test_linears_multiply_on_the_matrix_unit(name, order, dtype, wide, monkeypatch):
+    """In TF32x3 and in bfloat16; tiles of few rows are narrow but where they are made wide here."""
+    if wide:
+        monkeypatch.setattr(linear_plan, "MANY_PROGRAMS", 0)
+        monkeypatch.setattr(linear_plan, "DEEP_PROGRAMS", 0)
+    texts = []
+    cases.check(name, order, dtype, "sm_90", lambda text: (texts.append(text), text)[1])
+    assert texts
+    for text in texts:
+        assert cases.MATRIX_UNIT[dtype] in text
+
+
+def test_one_product_of_tf32_is_not_enough(monkeypatch):
+    """The bound on three of them tells a thousandth from a ten millionth."""
+    monkeypatch.setattr(cases.ops, "TF32X3", "highest")
+    monkeypatch.setattr(_linear_modules, "matmul_precision", lambda name=None: "tf32")
+    with pytest.raises(AssertionError, match="eps from e3nn-jax, over 16"):
+        cases.check("linear 16-l1", "forward", cases.TF32X3, "sm_90")

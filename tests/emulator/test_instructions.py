@@ -32,6 +32,13 @@ rng = np.random.default_rng(0)
 WORDS = rng.integers(0, 2**32, 64, dtype=np.uint32)
 
 
+def to_tf32(bits):
+    """Return float32 rounded to 11 bits, half away from zero, by arithmetic."""
+    mantissa, exponent = np.frexp(bits.view(np.float32).astype(np.float64))
+    whole = np.trunc(mantissa * 2**11 + np.copysign(0.5, mantissa))
+    return np.ldexp(whole, exponent - 11).astype(np.float32).view(np.uint32)
+
+
 def run(body: str, values=WORDS, shared: int = 0) -> np.ndarray:
     """Return what a kernel of one block stores in %r3, of what it loads into %r2."""
     found = np.zeros(len(values), np.uint32)
@@ -44,6 +51,7 @@ def run(body: str, values=WORDS, shared: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
+        ("cvt.rna.tf32.f32 %r3, %r2;", to_tf32),
         ("bfe.u32 %r3, %r2, 6, 5;", lambda v: v >> 6 & 31),
         ("bfe.s32 %r3, %r2, 4, 8;", lambda v: (v >> 4).astype(np.int8).astype(np.int32)),
         ("bfi.b32 %r3, %r2, 0, 8, 4;", lambda v: (v & 15) << 8),

@@ -110,12 +110,22 @@ class DenseEmitter(Emitter):
 
     def loaded(self, address: str, mask: str) -> str:
         """Return the text of what lies there, zero where masked, in the precision of sums."""
-        value = f"tl.load({address}, mask={mask}, other=0.0)"
-        return value if self.dtype == self.wide else f"{value}.to({self.real})"
+        return self.widened(f"tl.load({address}, mask={mask}, other=0.0)")
 
     def load(self, address: str, mask: str) -> str:
         """Return a variable that holds `loaded`."""
         return self.name(self.loaded(address, mask))
+
+    def factor(self, address: str, mask: str) -> str:
+        """Return a variable that holds what lies there, zero where masked, in its own precision.
+
+        It is a factor of matmuls: the matrix unit multiplies 16-bit numbers, and adds in float32.
+        """
+        return self.name(f"tl.load({address}, mask={mask}, other=0.0)")
+
+    def widened(self, name: str) -> str:
+        """Return the text of a factor in the precision of sums."""
+        return name if self.dtype == self.wide else f"{name}.to({self.real})"
 
     def dot(self, left: str, right: str, scale: float = 1.0) -> str:
         """Return the text of a matmul."""

@@ -16,8 +16,9 @@ from eqfuse.ops.ir.linear_form import BlockRef, LinearForm, Rows, Term, Weights
 
 FEW_WARPS = 2
 """Warps of a program of narrow tiles: a thread has 4 by 4 elements, and reads 8 for a term. And of
-matmuls of TF32: with more, Triton takes instructions of an H100 that want both factors with their
-terms side by side, and what is stored for them in shared memory meets in one bank.
+matmuls of TF32 and of 16 bits: with more, Triton takes instructions of an H100 that want both
+factors with their terms side by side, and what is stored for them in shared memory meets in one
+bank.
 """
 TOGETHER = 2
 """Slices at once in a narrow tile, at most: half as often its warps, which are few, wait."""
@@ -51,7 +52,8 @@ def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TIL
     }
     note = f"{len(linear_form.terms)} matrices of a linear form"
     scalars = ("num_rows", "num_parts")
-    warps = WARPS if tile == WIDE_TILE and text.input_precision == "ieee" else FEW_WARPS
+    ieee = text.input_precision == "ieee" and dtype == text.wide
+    warps = WARPS if tile == WIDE_TILE and ieee else FEW_WARPS
     spec = text.spec("linear_form", note, inputs + integers, integers, scalars, outputs, warps)
     return dataclasses.replace(spec, coalesce=True)
 
@@ -126,13 +128,13 @@ class JobEmitter:
                 return
             t.emit(f"u = at + tl.arange(0, {count * SLICE})")
             inside = f"inside & (u[None, :] < {block.mul})"
-            left = t.load(f"{x} + u[None, :] * {block.dim}", inside)
+            left = t.factor(f"{x} + u[None, :] * {block.dim}", inside)
             u = "u[:, None]"
             # of a transposed matrix, columns side by side: rows side by side, as coalescing would
             # have them, meet in one bank of shared memory
             transposed = f"tl.max_contiguous(v * {shape[1]} + {u}, [1, 1])"
             place = f"{u} * {shape[1]} + v" if forward else transposed
-            right = t.load(f"{w} + {place}", f"({u} < {block.mul}) & (v < {mul})")
+            right = t.factor(f"{w} + {place}", f"({u} < {block.mul}) & (v < {mul})")
             t.emit(f"total += {t.dot(left, right, term.scale)}")
 
     def _add_turned(self, term: Term, x: str, w: str, block, mul: int, count: int):
@@ -146,10 +148,10 @@ class JobEmitter:
         u = f"at + {count} * tl.arange(0, {SLICE})" + "[{}] + " + f"tl.arange(0, {count})"
         t.emit(f"u = {u.format('None, :, None')}[None, None, :]")
         inside = f"inside[:, :, None] & (u < {block.mul})"
-        left = t.load(f"({x})[:, :, None] + u * {block.dim}", inside)
+        left = t.factor(f"({x})[:, :, None] + u * {block.dim}", inside)
         t.emit(f"u = {u.format(':, None, None')}[None, None, :]")
         inside = f"(u < {block.mul}) & (v < {mul})[:, :, None]"
-        right = t.load(f"({w})[:, :, None] + u", inside)
+        right = t.factor(f"({w})[:, :, None] + u", inside)
         for pair in zip(t.parts(left, count), t.parts(right, count), strict=True):
             t.emit(f"total += {t.dot(*pair, term.scale)}")
 
@@ -196,7 +198,8 @@ class JobEmitter:
                 )
             z = self._factor(term.z, "v", shape[-1])
             if term.x is None:
-                t.emit(f"total += {_scaled(term.scale, f'tl.sum({z}, axis=0, keep_dims=True)')}")
+                total = f"tl.sum({t.widened(z)}, axis=0, keep_dims=True)"
+                t.emit(f"total += {_scaled(term.scale, total)}")
             else:
                 # loaded as z is, and turned: fewer conflicts of banks of shared memory
                 x = self._factor(term.x, "tl.trans(u)", shape[0])
@@ -211,7 +214,7 @@ class JobEmitter:
             f"row[:, None] * {rows.size} + {block.offset} + {channel} * {block.dim} + k[:, None]"
         )
         mask = f"inside[:, None] & ({channel} < {mul})"
-        return self.text.load(f"a{slot.operand}_ptr + {place}", mask)
+        return self.text.factor(f"a{slot.operand}_ptr + {place}", mask)
 
 
 def _size(shape) -> int:

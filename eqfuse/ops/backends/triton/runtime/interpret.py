@@ -117,6 +117,19 @@ def _bfloat16_cast(cast):
     return cast_with_bfloat16
 
 
+def _bfloat16_dot(dot):
+    """Return a matmul that reads bfloat16 as numbers; the given one takes its bits for integers."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def wide(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle(handle.data.view(ml_dtypes.bfloat16).astype(np.float32), tl.float32)
+
+    return lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
+
+
 def _reduce_by_halves(self, values):
     """Reduce tensors over an axis by halves.
 
@@ -154,6 +167,7 @@ def _interpreting():
         (JITFunction, "__call__", lambda self, *args, **kw: _interpreted(self)(*args, **kw)),
         (interpreter, "_patch_lang", patch_once),
         (builder, "cast_impl", _bfloat16_cast(builder.cast_impl)),
+        (builder, "create_dot", _bfloat16_dot(builder.create_dot)),
         (interpreter.ReduceOps, "generic_reduce", _reduce_by_halves),
     )
     with contextlib.ExitStack() as stack:

@@ -1,8 +1,8 @@
 """The PTX that ships, emulated, gives what e3nn-jax gives, and breaks no rule of memory."""
 
 import pytest
-from benchmarks.cases import CASES
 
+from eqfuse.bench.cases import CASES
 from eqfuse.ops import _linear_modules
 from eqfuse.ops.backends.triton.emit import linear_plan, plan
 from tests.emulator import cases

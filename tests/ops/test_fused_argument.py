@@ -127,7 +127,12 @@ REFUSED = {
     "e3nn": (CASES["rows-linear"], "e3nn", np.float32, "computes op by op"),
     "bfloat16": (CASES["rows-linear"], "llvm", jnp.bfloat16, "of float32 and float64"),
     "indexed": (CASES["rows-indexed-bias"], "llvm", np.float32, "by an index"),
-    "graph on a GPU": (CASES["graph-linear"], "triton", np.float32, "over rows alone"),
+    "channels": (
+        Case(ops.TensorProductLinear, True, "257x0e", "0e", "2x0e", weighted=False),
+        "triton",
+        np.float32,
+        "at most 256 channels, and these are 257",
+    ),
     "an activation": (
         dataclasses.replace(CASES["rows-gate"], options=(("even_act", lambda x: x**2),)),
         "llvm",
@@ -156,6 +161,9 @@ def test_always_is_refused_for_a_product_of_several_kernels():
     y = e3nn.IrrepsArray("0e+1o+2e+3o", jnp.ones((2, 16), jnp.float32))
     with pytest.raises(ValueError, match=r"are \d kernels forward, \d backward"):
         ops.graph_tensor_product(x, y, None, edges, backend="triton", fused="always")
+    module = ops.TensorProductLinear(irreps, backend="triton", fused="always")
+    with pytest.raises(ValueError, match=r"the sums of a node are \d kernels"):
+        jax.eval_shape(lambda: module.init(jax.random.key(0), x, y, edges=edges))
 
 
 def test_always_is_refused_for_cotangents_that_are_a_kernel_each():

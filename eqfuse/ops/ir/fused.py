@@ -5,7 +5,7 @@ z = Linear(product(x, y, w)) + skip,    out = gate(z)
 
 import dataclasses
 
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, SegmentRef
 from eqfuse.ops.ir.gates import Gate
 from eqfuse.ops.ir.linears import Linear
 
@@ -48,6 +48,24 @@ class Fused:
         Otherwise the output has rows.
         """
         return self.form.outputs[0].index is Index.RECEIVER
+
+    @property
+    def mixed(self) -> "Fused":
+        """Return what follows the product: the op of its rows, which are the product."""
+        [out] = self.form.outputs
+        source = Operand("m", out.size, out.segments, True)
+        paths = [
+            Path((ref,), ref, tuple(((k, k), 1.0) for k in range(segment.dim)))
+            for ref, segment in ((SegmentRef(0, n), s) for n, s in enumerate(out.segments))
+        ]
+        out = dataclasses.replace(out, index=Index.ROW)
+        form = Form((source,), (out,), tuple(paths))
+        return dataclasses.replace(self, form=form)
+
+    @property
+    def only_mixes(self) -> bool:
+        """Return whether the product is a row that is given, see `mixed`."""
+        return len(self.form.inputs) == 1
 
     @property
     def num_sets(self) -> int:

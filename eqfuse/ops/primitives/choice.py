@@ -9,9 +9,9 @@ import dataclasses
 import os
 
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide
-from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.ir.form import Index
-from eqfuse.ops.ir.fused import COMPONENTS, Fused, together
+from eqfuse.ops.backends.triton.emit import node_kernel, plan
+from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.fused import COMPONENTS, Fused, backward_form, together
 from eqfuse.ops.ir.products import Product
 
 MODES = ("auto", "always", "never")
@@ -26,10 +26,10 @@ def resolve_fused(fused: str | None) -> str:
 
     Args:
       fused: "always" is one kernel forward and one backward, of the product, the Linear, the skip
-        and the gate, or an error that says why there is none. On a GPU two or three more compute
-        the gradients of parameters. "never" is a kernel for each of them. "auto" is what is
-        measured or predicted to be faster, see `fused_table`. None is what the environment variable
-        EQFUSE_FUSED says, or "auto".
+        and the gate, or an error that says why there is none. On a GPU one to three more compute
+        the gradients of parameters, and on a graph the backward is two. "never" is a kernel for
+        each of them. "auto" is what is measured or predicted to be faster, see `fused_table`. None
+        is what the environment variable EQFUSE_FUSED says, or "auto".
     Raises:
       ValueError: an unknown name.
     """
@@ -127,7 +127,7 @@ def choose(mode: str, fused: Fused, num_rows: int, backend: str, dtype) -> Choic
         return Choice(False, "apart: fused='never' was asked for")
     reason = refusal(fused, backend, dtype)
     if mode == "always":
-        refuse(mode, reason or _several(fused, backend))
+        refuse(mode, reason or _several(fused, backend, dtype))
         return Choice(True, "fused: 'always' was asked for")
     if reason:
         return Choice(False, f"apart: {reason}")
@@ -149,7 +149,7 @@ def refusal(fused: Fused, backend: str, dtype) -> str:
     if backend == "llvm":
         return _refusal_of_llvm(fused, dtype)
     if backend.startswith("triton"):
-        return _refusal_of_triton(fused)
+        return _refusal_of_triton(fused, dtype)
     return f"backend {backend!r} computes op by op, and has no fused kernels"
 
 
@@ -161,15 +161,18 @@ def graph_product_refusal(product: Product, backend: str, dtype) -> str:
         return "backend 'xla' computes op by op, and has no fused kernels"
     if backend == "llvm" or not product.form.paths:
         return ""
-    form, inputs = product.form, len(product.form.inputs)
-    linear = (False,) * inputs + (True,) * inputs
-    backward = form.jvp((True,) * inputs).transpose(linear, (True,))
-    counts = [len(plan.kernels(f, dtype.name)) for f in (form, backward)]
+    return _several_kernels(product.form, dtype)
+
+
+def _several_kernels(form: Form, dtype) -> str:
+    """Return why a product on a graph is several kernels in a direction on a GPU, or ""."""
+    backward = backward_form(form, (True,) * len(form.inputs))
+    counts = [len(plan.tasks(f, dtype.name)) for f in (form, backward)]
     if max(counts) == 1:
         return ""
     return (
-        f"its registers and its code are {counts[0]} kernels forward, {counts[1]} backward: one "
-        "would spill"
+        f"the product's registers and its code are {counts[0]} kernels forward, {counts[1]} "
+        "backward: one would spill"
     )
 
 
@@ -183,19 +186,22 @@ def _refusal_of_llvm(fused: Fused, dtype) -> str:
     return ""
 
 
-def _refusal_of_triton(fused: Fused) -> str:
-    if fused.summed or Index.SENDER in {o.index for o in fused.form.inputs}:
-        return (
-            "on a GPU there are fused kernels over rows alone, none that sums over the edges of a "
-            "node; the product is one kernel each way, and so is the Linear"
-        )
+def _refusal_of_triton(fused: Fused, dtype) -> str:
+    if fused.summed:
+        return node_kernel.refusal(fused, dtype.name)
+    if Index.SENDER in {o.index for o in fused.form.inputs}:
+        return "on a GPU there are fused kernels over rows, none that reads rows of senders"
     return ""
 
 
-def _several(fused: Fused, backend: str) -> str:
+def _several(fused: Fused, backend: str, dtype) -> str:
     """Return why a backward is several kernels on a GPU, or ""."""
+    if not backend.startswith("triton"):
+        return ""
+    if fused.summed:
+        return _several_kernels(fused.form, dtype)
     wanted = (True,) * len(fused.form.inputs)
-    if backend.startswith("triton") and len(together(fused.form, wanted)) > 1:
+    if len(together(fused.form, wanted)) > 1:
         return (
             f"a thread of its backward would sum more than {COMPONENTS} components "
             "of cotangents: there is a kernel for each operand; fused='auto' has them where the "

@@ -32,6 +32,17 @@ class Call:
     fuses: bool = False
 
     @property
+    def keeps_sums(self) -> bool:
+        """Return whether the product is an output too: the sums of nodes, for its derivatives."""
+        return self.fuses and self.fused.summed and self.backend.startswith("triton")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the sizes of the rows of all outputs."""
+        sums = [self.fused.form.outputs[0].size] if self.keeps_sums else []
+        return (*self.fused.sizes, *sums)
+
+    @property
     def num_output_rows(self) -> int:
         """Return how many rows the output has."""
         return self.num_nodes if self.fused.summed else self.num_rows
@@ -44,6 +55,8 @@ class Call:
 
 def product(call: Call, form: Form, inputs, integers):
     """Return a form on the operands of a call."""
+    if call.fused.only_mixes:
+        return list(inputs)
     _, arrays = call.fused.split(integers)
     return forms.form_p.bind(
         *inputs,
@@ -70,7 +83,10 @@ def _gate_tangent(call: Call, z, t_z):
 
 
 def forward(call: Call, floats, integers):
-    """Return out and z (only the arrays of z, where nothing follows it), part by part."""
+    """Return out and z (only the arrays of z, where nothing follows it), part by part.
+
+    The sums of nodes come last, if they are kept.
+    """
     fused = call.fused
     inputs, parameters, skip = fused.operands(floats)
     index, _ = fused.split(integers)
@@ -80,13 +96,29 @@ def forward(call: Call, floats, integers):
     )
     if skip is not None:
         arrays = [arrays[0] + skip]
-    return arrays if fused.gate is None else [_apply_gate(call, arrays[0]), *arrays]
+    gated = [] if fused.gate is None else [_apply_gate(call, arrays[0])]
+    return [*gated, *arrays, *([m] if call.keeps_sums else [])]
 
 
 def _zeros(rows: int, size: int, like):
     """Return zeros that are like an array: of its dtype, and varying as it in `shard_map`."""
     zeros, _ = rules.vary_alike([jnp.zeros((rows, size), like.dtype), like])
     return zeros
+
+
+def product_tangent(call: Call, inputs, tangents, integers):
+    """Return the tangent of the product, or None where it is zero.
+
+    Args:
+      tangents: of each input, or None.
+    """
+    given = [t for t in tangents if t is not None]
+    if not given:
+        return None
+    form = call.fused.form.jvp(tuple(t is not None for t in tangents))
+    used = form.used_inputs()
+    arrays = [a for a, keep in zip([*inputs, *given], used, strict=True) if keep]
+    return product(call, form.drop_inputs(used), arrays, integers)[0] if form.paths else None
 
 
 def forward_tangent(call: Call, active, floats, z, tangents, integers):
@@ -97,14 +129,7 @@ def forward_tangent(call: Call, active, floats, z, tangents, integers):
     given = [next(tangents) if a else None for a in active]
     t_inputs, t_parameters, t_skip = fused.operands(given)
     index, _ = fused.split(integers)
-    m = t_m = None
-    if any(t is not None for t in t_inputs):
-        form = fused.form.jvp(tuple(t is not None for t in t_inputs))
-        used = form.used_inputs()
-        arrays = [*inputs, *(t for t in t_inputs if t is not None)]
-        arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
-        if form.paths:
-            [t_m] = product(call, form.drop_inputs(used), arrays, integers)
+    m, t_m = None, product_tangent(call, inputs, t_inputs, integers)
     if any(t is not None for t in t_parameters):
         [m] = product(call, fused.form, inputs, integers)
     results = linear_forms.tangent(
@@ -161,4 +186,5 @@ def is_plain(call: Call, wanted) -> bool:
     _, *others = fused.operands(wanted)
     biases = any(term.x is None for term in fused.linear.linear_form.terms)
     multilinear = fused.gate is None and not biases
-    return multilinear and not fused.summed and not any([*others[0], others[1]])
+    over_rows = not (fused.summed or fused.only_mixes)
+    return multilinear and over_rows and not any([*others[0], others[1]])

@@ -16,7 +16,7 @@ import jax
 from jax.interpreters import ad
 
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.primitives import rules
+from eqfuse.ops.primitives import definitions, rules
 from eqfuse.ops.primitives.definitions import (
     Call,
     backward,
@@ -44,9 +44,9 @@ def evaluate(call: Call, floats, integers):
     out = "nodes" if call.fused.summed else "rows"
     counted = [o.index.counted for o in call.fused.form.inputs]
     counted += [None] * len(call.fused.linear.parameters) + [out] * call.fused.skip
-    names = [out] * len(call.fused.sizes)
+    names = [out] * len(call.sizes)
     outputs = rules.with_auto_axes(bound, [*floats, *integers], counted, names)
-    return outputs if call.fused.gate is None else outputs[:1]
+    return outputs[: len(call.fused.sizes) if call.fused.gate is None else 1]
 
 
 # the definitions, of the operands in one list
@@ -87,9 +87,7 @@ def _double(*arrays, call, active, reached, **params):
 
 
 def _fused_abstract(*arrays, call, **params):
-    return [
-        arrays[0].update(shape=(call.num_output_rows, s), weak_type=False) for s in call.fused.sizes
-    ]
+    return [arrays[0].update(shape=(call.num_output_rows, s), weak_type=False) for s in call.sizes]
 
 
 def _like(chosen: str):
@@ -146,7 +144,28 @@ def second_transposed(call: Call, wanted, operands, integers, cotangents):
     return [*dinputs, *results, *([None] if fused.skip else []), None, *dcts]
 
 
+def _summed_jvp(primals, tangents, *, call):
+    """Go from the tangent of the sums of nodes, which are kept, to those of what follows them."""
+    fused, n = call.fused, call.fused.num_floats
+    *outputs, m = fused_p.bind(*primals, call=call)
+    inputs, _, _ = fused.operands(primals[:n])
+    given = [None if type(t) is ad.Zero else t for t in tangents[:n]]
+    t_inputs, t_parameters, t_skip = fused.operands(given)
+    t_m = definitions.product_tangent(call, inputs, t_inputs, primals[n:])
+    changed = [t_m, *t_parameters, *([t_skip] if fused.skip else [])]
+    active = tuple(t is not None for t in changed)
+    floats = [m, *primals[len(inputs) : n]]
+    index = primals[n:][: fused.num_sets > 0]
+    mixed = dataclasses.replace(call, fused=fused.mixed, num_rows=call.num_nodes, num_nodes=0)
+    arrays = [*floats, outputs[-1], *(t for t in changed if t is not None), *index]
+    t_outputs = tangent_p.bind(*rules.vary_alike(arrays), call=mixed, active=active)
+    t_m = ad.Zero(jax.typeof(m).to_tangent_aval()) if t_m is None else t_m
+    return [*outputs, m], [*t_outputs, t_m]
+
+
 def _fused_jvp(primals, tangents, *, call):
+    if call.keeps_sums:
+        return _summed_jvp(primals, tangents, call=call)
     n = call.fused.num_floats
     outputs = fused_p.bind(*primals, call=call)
     active = tuple(type(t) is not ad.Zero for t in tangents[:n])

@@ -18,15 +18,16 @@ backward_kernel = functools.lru_cache(maxsize=256)(fused_backward.backward)
 
 
 def has_kernels(call: Call) -> bool:
-    """Return whether there are kernels, over rows, and work for them: matrices to multiply by."""
+    """Return whether there are kernels, and work for them: rows, and matrices to multiply by."""
     fused = call.fused
     indices = {o.index for o in fused.form.inputs}
     matrices = any(term.x is not None for term in fused.linear.linear_form.terms)
-    over_rows = not fused.summed and Index.SENDER not in indices
-    return bool(over_rows and call.num_rows and fused.form.paths and matrices)
+    has_kernel = call.keeps_sums if fused.summed else Index.SENDER not in indices
+    rows = call.num_rows and call.num_output_rows
+    return bool(has_kernel and rows and fused.form.paths and matrices)
 
 
-def _arrays(fused: Fused, floats, integers) -> dict:
+def named_arrays(fused: Fused, floats, integers) -> dict:
     """Return the operands of a call by the names that kernels use."""
     inputs, parameters, skip = fused.operands(floats)
     index, arrays = fused.split(integers)
@@ -60,7 +61,7 @@ def _launch(call: Call, kernel, named: dict, sizes) -> list:
 def forward(call: Call, floats, integers):
     """Return the outputs, from one kernel."""
     kernel = forward_kernel(call.fused, floats[0].dtype.name)
-    return _launch(call, kernel, _arrays(call.fused, floats, integers), call.fused.sizes)
+    return _launch(call, kernel, named_arrays(call.fused, floats, integers), call.fused.sizes)
 
 
 def backward(call: Call, wanted, given, floats, z, cotangents, integers):
@@ -75,7 +76,7 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     if not any(of_inputs):
         return definitions.backward(call, wanted, given, floats, z, cotangents, integers)
     writes_dz = fused.gate is not None and bool(any(of_parameters) or of_skip)
-    named = _arrays(fused, floats, integers)
+    named = named_arrays(fused, floats, integers)
     named |= {"z": z} | dict(zip(fused.cotangents(given), cotangents, strict=True))
     dinputs, dz = [], [] if writes_dz else cotangents
     for some in together(fused.form, tuple(of_inputs)):
@@ -87,11 +88,13 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
         pairs = zip(outputs, results, strict=False)
         dinputs += [_of_nodes(call, operand, rows, integers) for operand, rows in pairs]
         dz = dz or results[len(outputs) :]
-    gradients = _gradients(call, of_parameters, floats, dz, integers) if any(of_parameters) else []
-    return [*dinputs, *gradients, *(dz if of_skip else [])]
+    dparameters = []
+    if any(of_parameters):
+        dparameters = gradients(call, of_parameters, floats, dz, integers)
+    return [*dinputs, *dparameters, *(dz if of_skip else [])]
 
 
-def _gradients(call: Call, wanted, floats, dz, integers):
+def gradients(call: Call, wanted, floats, dz, integers):
     """Return the gradients of the wanted parameters, from the cotangent of the pre-activation."""
     fused = call.fused
     plain = Fused.build(fused.form, fused.linear, None, False)

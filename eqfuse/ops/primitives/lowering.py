@@ -17,7 +17,15 @@ from eqfuse.ops.backends.triton import linear_forms as triton_linear_forms
 from eqfuse.ops.backends.xla import forms as xla_forms
 from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
-from eqfuse.ops.primitives import forms, fused, fused_kernels, linear_forms, native, sequences
+from eqfuse.ops.primitives import (
+    forms,
+    fused,
+    fused_kernels,
+    linear_forms,
+    native,
+    node_kernels,
+    sequences,
+)
 from eqfuse.ops.primitives.definitions import Call
 from eqfuse.ops.primitives.rules import definitions, split
 
@@ -103,14 +111,16 @@ def _defined(primitive: Primitive, arrays, call: Call, **params):
 def _fused(*arrays, call):
     if not call.backend.startswith("triton") or not fused_kernels.has_kernels(call):
         return _defined(fused.fused_p, arrays, call)
-    return fused_kernels.forward(call, *split(arrays, call.fused.num_floats))
+    kernels = node_kernels if call.keeps_sums else fused_kernels
+    return kernels.forward(call, *split(arrays, call.fused.num_floats))
 
 
 def _backward(*arrays, call, wanted, given):
     if not call.backend.startswith("triton") or not fused_kernels.has_kernels(call):
         return _defined(fused.backward_p, arrays, call, wanted=wanted, given=given)
     floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(given))
-    return fused_kernels.backward(call, wanted, given, floats, z, *others)
+    kernels = node_kernels if call.fused.only_mixes else fused_kernels
+    return kernels.backward(call, wanted, given, floats, z, *others)
 
 
 def _double(*arrays, call, **params):

@@ -136,7 +136,7 @@ class DenseEmitter(Emitter):
         return product if scale == 1.0 else f"{scale!r} * {product}"
 
     def spec(
-        self, stem: str, note: str, inputs, integers, scalars, outputs, warps: int = WARPS
+        self, stem: str, note: str, inputs, integers, scalars, outputs, warps: int = WARPS, sums=()
     ) -> KernelSpec:
         """Return the kernel with these parameters and the lines written so far.
 
@@ -148,9 +148,10 @@ class DenseEmitter(Emitter):
           scalars: names of scalars.
           outputs: the dtype of each output by its name.
           warps: of a program.
+          sums: see `program`.
         """
         names = [f"{n}_ptr" for n in inputs] + list(scalars) + [f"{n}_ptr" for n in outputs]
-        source = program(note, names, self.lines)
+        source = program(note, names, self.lines, sums)
         types = [pointer_type("int32" if n in integers else self.dtype) for n in inputs]
         results = [pointer_type(dtype) for dtype in outputs.values()]
         return KernelSpec.build(stem, source, types, results, scalars, warps)

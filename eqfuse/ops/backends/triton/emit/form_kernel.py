@@ -43,7 +43,7 @@ class FormKernel:
         return -(-rows // self.rows_per_program), self.channel_blocks
 
 
-class _FormEmitter(OperandEmitter):
+class TaskEmitter(OperandEmitter):
     """Collects the text of one kernel."""
 
     def scalars(self) -> tuple[str, ...]:
@@ -271,7 +271,7 @@ class _FormEmitter(OperandEmitter):
 
 def generate(task: Task) -> FormKernel:
     """Return the kernel of a task."""
-    writer = _FormEmitter(task)
+    writer = TaskEmitter(task)
     spec = writer.spec()
     return FormKernel(
         spec,

@@ -24,6 +24,7 @@ class Task:
       shared: outputs that several kernels add to, kept in float32 or better until all have.
       dtype: of the operands, a numpy name.
       edge_lanes: edges that a program has at a time, if that many threads may be: a power of two.
+      all_channels: whether a program has every channel, where several would have them otherwise.
     """
 
     form: Form
@@ -34,6 +35,7 @@ class Task:
     shared: frozenset[int]
     dtype: str
     edge_lanes: int = 1
+    all_channels: bool = False
 
     @property
     def written(self) -> set[tuple[int, int]]:
@@ -59,7 +61,7 @@ class OperandEmitter(Emitter):
         written = task.written
         self.outputs = tuple(sorted({o for o, _ in written}))
         self.continued = tuple(sorted({o for o, _ in written} & {o for o, _ in task.accumulated}))
-        reduces = any(not self.form.outputs[o].channels for o in self.outputs)
+        reduces = task.all_channels or any(not self.form.outputs[o].channels for o in self.outputs)
         self.lanes, self.channel_blocks = blocks(self.form, reduces)
         self.partial = tuple(
             o for o in self.outputs if self.channel_blocks > 1 and not self.form.outputs[o].channels

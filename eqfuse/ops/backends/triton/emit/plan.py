@@ -57,7 +57,13 @@ def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[FormKernel, ..
       dtype: "float32", "float64", "bfloat16" or "float16".
       edge_lanes: edges of a node that a program has at a time, at most; a power of two.
     """
-    tasks, accumulated = [], set()
+    return tuple(map(generate, tasks(form, dtype, edge_lanes)))
+
+
+@functools.lru_cache(maxsize=1024)
+def tasks(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Task, ...]:
+    """Return what each of the kernels of a form computes; the arguments are those of `kernels`."""
+    found, accumulated = [], set()
     for reduce_over, outputs in reductions(form).items():
         part = [p for p in form.paths if p.output.operand in outputs]
         groups = ordered_groups(Form(form.inputs, form.outputs, tuple(part)))
@@ -73,10 +79,10 @@ def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[FormKernel, ..
             parts = frozenset(accumulated), frozenset(zero_segments), shared
             terms = sum(len(path.terms) for group in chunk for path in group)
             lanes = edge_lanes if terms <= SIDE_BY_SIDE else 1
-            tasks.append(Task(form, chunk, reduce_over, *parts, dtype, lanes))
-            accumulated |= tasks[-1].written
+            found.append(Task(form, chunk, reduce_over, *parts, dtype, lanes))
+            accumulated |= found[-1].written
             zero_segments = set()
-    return tuple(generate(task) for task in tasks)
+    return tuple(found)
 
 
 def _chunks(form: Form, reduce_over: Index, groups, dtype: str):

@@ -1,0 +1,352 @@
+"""A fused op on a graph as the text of two Triton kernels, in which a program owns a node.
+
+Forward: the program walks the edges of its node as the kernel of the product does and writes their
+sums; then it multiplies them by the matrices of the Linear, adds the skip, and applies the gate.
+Backward: it takes the cotangents of its node through the gate and the Linear, to that of the sums,
+from which the kernel of the product's backward goes on.
+
+A row of a node times a matrix: threads side by side have columns, warps have some of the rows each,
+and at the end their sums are added, always in one order. What one thread has written and another
+reads lies in memory, with a barrier between.
+"""
+
+import dataclasses
+
+from eqfuse.ops.backends.triton.emit import plan
+from eqfuse.ops.backends.triton.emit.elementwise import activated
+from eqfuse.ops.backends.triton.emit.emitter import DenseEmitter, power_of_two
+from eqfuse.ops.backends.triton.emit.form_kernel import ADDED, TaskEmitter
+from eqfuse.ops.backends.triton.emit.form_operands import THREADS, WARP
+from eqfuse.ops.backends.triton.spec import KernelSpec
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.gates import IDENTITY, Part, Tile
+from eqfuse.ops.ir.linear_form import Block, Term
+
+COLUMNS = WARP
+"""Columns of a tile of a matrix: those that a warp loads at once."""
+ROWS = 4
+"""Rows of a tile for each warp: loads that a thread has on the way."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeKernel:
+    """A kernel of which each program has a node, and the names of its inputs."""
+
+    spec: KernelSpec
+    inputs: tuple[str, ...]
+
+
+def refusal(fused: Fused, dtype: str) -> str:
+    """Return why a program cannot sum all that the Linear of its node reads, or ""."""
+    if fused.form.max_mul > THREADS:
+        return f"a program has at most {THREADS} channels, and these are {fused.form.max_mul}"
+    count = len(plan.tasks(fused.form, dtype))
+    return "" if count == 1 else f"the sums of a node are {count} kernels: one would spill"
+
+
+def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> NodeKernel:
+    """Return the kernel that writes the outputs of an op, and the sums of nodes last."""
+    [out] = fused.form.outputs
+    sums = (dataclasses.replace(out, name="m"),)
+    [task] = plan.tasks(Form(fused.form.inputs, sums, fused.form.paths), dtype, edge_lanes)
+    walk = TaskEmitter(dataclasses.replace(task, all_channels=True))
+    walk.emit_all()
+    t = _Node(fused, dtype, walk.leading * walk.lanes)
+    t.lines += walk.lines
+    t.emit("node = receiver")
+    t.read_set()
+    t.emit("tl.debug_barrier()")
+    blocks = fused.linear.blocks_out
+    plain = [Tile(Part(n, 0, b.mul), b.offset, IDENTITY) for n, b in enumerate(blocks)]
+    for tile in fused.gate.tiles if fused.gate else plain:
+        _write_tile(t, tile)
+    read = [fused.form.inputs[i].name for i in walk.inputs]
+    inputs = [*read, *t.parameters, *(["skip"] if fused.skip else [])]
+    note = f"{fused.form!r}\nsummed by node, mixed to {fused.linear.irreps_out}"
+    t.sums |= walk.adders
+    integers = [*walk.index_arrays(), *t.integers]
+    return t.kernel("fused_node", note, inputs, integers, [*fused.outputs, "m"])
+
+
+def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> NodeKernel:
+    """Return the kernel that writes the cotangent of the sums, `dm`, of an op that only mixes.
+
+    With a cotangent of the gated row it writes that of the pre-activation too, `dz`.
+
+    Args:
+      given: which cotangents of the outputs there are.
+    """
+    names = fused.cotangents(given)
+    lanes = max(WARP, power_of_two(fused.form.max_mul))
+    t = _Node(fused, dtype, min(THREADS, lanes * edge_lanes))
+    t.emit("node = tl.program_id(0).to(tl.int64)")
+    t.read_set()
+    gated = "ct_out" in names
+    if gated:
+        for tile in fused.gate.tiles:
+            _write_cotangent(t, tile, "ct_z" in names)
+        t.emit("tl.debug_barrier()")
+    [source] = fused.form.inputs
+    end = 0
+    for n, block in sorted(enumerate(fused.linear.blocks_in), key=lambda pair: pair[1].offset):
+        _write_zeros(t, source.size, end, block.offset)
+        _write_cotangent_of_sums(t, n, "dz" if gated else "")
+        end = block.offset + block.mul * block.dim
+    _write_zeros(t, source.size, end, source.size)
+    note = f"backward of a row mixed to {fused.linear.irreps_out}"
+    inputs = [*t.parameters, *(["z"] if gated else []), *names]
+    return t.kernel("fused_node_backward", note, inputs, t.integers, ["dm", *["dz"] * gated])
+
+
+class _Node(DenseEmitter):
+    """Writes what a program does with the rows of its node, whose number is `node`."""
+
+    def __init__(self, fused: Fused, dtype: str, threads: int):
+        super().__init__(dtype)
+        self.fused, self.linear, self.warps = fused, fused.linear, max(1, threads // WARP)
+        blocks = (*self.linear.blocks_in, *self.linear.blocks_out)
+        self.columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
+        self.rows = ROWS * self.warps * WARP // self.columns
+        self.sums: set[int] = set()
+        self.parameters = [f"p{n}" for n in range(len(self.linear.parameters))]
+        self.integers = ["set_index"] if fused.num_sets else []
+
+    def kernel(self, stem: str, note: str, inputs, integers, outputs) -> NodeKernel:
+        """Return the kernel of the lines so far."""
+        names = (*inputs, *integers)
+        types = dict.fromkeys(outputs, self.dtype)
+        spec = self.spec(stem, note, names, integers, (), types, self.warps, self.sums)
+        return NodeKernel(spec, names)
+
+    def read_set(self):
+        """Read which set of weights the node has, if there are several."""
+        if self.fused.num_sets:
+            self.emit("set_index = tl.load(set_index_ptr + node).to(tl.int64)")
+
+    def weights(self, term: Term) -> str:
+        """Return the pointer to a matrix or a bias."""
+        shape, pointer = self.linear.parameters[term.w - 1].shape, f"p{term.w - 1}_ptr"
+        if not self.fused.num_sets:
+            return pointer
+        return f"{pointer} + set_index * {shape[0] if len(shape) == 1 else shape[0] * shape[1]}"
+
+    def column_groups(self, mul: int) -> tuple[str, list[int]]:
+        """Return a loop over `mul` columns, and where in a turn of it each tile begins.
+
+        Two tiles share the loads of the row that they are multiplied with.
+        """
+        starts = [0, self.columns] if mul > self.columns else [0]
+        step = len(starts) * self.columns
+        return f"for column in tl.range(0, {mul}, {step}, num_stages=1):", starts
+
+    def column(self, start: int) -> str:
+        """Return the numbers of the columns of a tile."""
+        return self.name(f"column + {start} + tl.arange(0, {self.columns})")
+
+    def times(self, row, matrix, starts: list[int], dim: int, size: int, scale: float):
+        """Return scale * row times a matrix, [columns] for each tile and component.
+
+        Args:
+          row: called with the numbers of rows of the matrix and a component, gives an address.
+          matrix: called with the numbers of rows and the start of a tile, gives the tile.
+          size: rows of the matrix.
+        """
+        shape = f"[{self.rows}, {self.columns}]"
+        totals = [
+            [self.name(f"tl.zeros({shape}, {self.real})") for _ in range(dim)] for _ in starts
+        ]
+        with self.block(f"for at in tl.range(0, {size}, {self.rows}, num_stages=1):"):
+            u = self.name(f"at + tl.arange(0, {self.rows})")
+            values = [
+                self.load(f"{row(f'{u}[:, None]', k)}", f"{u}[:, None] < {size}")
+                for k in range(dim)
+            ]
+            for start, sums in zip(starts, totals, strict=True):
+                tile = matrix(u, start)
+                for value, total in zip(values, sums, strict=True):
+                    self.emit(f"{total} += {value} * {tile}")
+        names = [name for sums in totals for name in sums]
+        for first in range(0, len(names), ADDED):
+            some = names[first : first + ADDED]
+            every, reduced = ", ".join(some), ", ".join(f"{name}_sum" for name in some)
+            if len(some) == 1:
+                self.emit(f"{reduced} = tl.sum({every}, 0)")
+                continue
+            self.sums.add(len(some))
+            self.emit(f"{reduced} = tl.reduce(({every}), 0, add_{len(some)})")
+        scaled = "" if scale == 1.0 else f"{scale!r} * "
+        return [[self.name(f"{scaled}{name}_sum") for name in sums] for sums in totals]
+
+    def added(self, results, starts: list[int], dim: int) -> list[list[str]]:
+        """Return the sums of results of `times`, or zeros."""
+        if not results:
+            zeros = f"tl.zeros([{self.columns}], {self.real})"
+            return [[self.name(zeros) for _ in range(dim)] for _ in starts]
+        first, *others = results
+        for other in others:
+            for sums, more in zip(first, other, strict=True):
+                for total, value in zip(sums, more, strict=True):
+                    self.emit(f"{total} += {value}")
+        return first
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Columns of a part of a row: what the pointer is, and where a component of them lies."""
+
+    t: _Node
+    part: Part
+    v: str
+
+    @property
+    def block(self) -> Block:
+        return self.t.linear.blocks_out[self.part.block]
+
+    @property
+    def mask(self) -> str:
+        return f"{self.v} < {self.part.mul}"
+
+    def of_z(self, prefix: str, k: int) -> str:
+        """Return the address in an array of the pre-activation or of its cotangents."""
+        array = self.t.linear.array_of(self.part.block)
+        size = self.t.linear.linear_form.outputs[array].size
+        name = {"": self.t.fused.arrays[array], "ct_": f"ct_{self.t.fused.arrays[array]}"}
+        pointer = name.get(prefix, prefix)
+        offset = self.block.offset + self.part.first * self.block.dim
+        return f"{pointer}_ptr + node * {size} + {offset} + {self.v} * {self.block.dim} + {k}"
+
+    def of_out(self, pointer: str, tile: Tile, k: int) -> str:
+        """Return the address in the gated row or in its cotangent."""
+        place = (
+            f"node * {self.t.fused.sizes[0]} + {tile.offset} + {self.v} * {self.block.dim} + {k}"
+        )
+        return f"{pointer}_ptr + {place}"
+
+    def load(self, address: str) -> str:
+        return self.t.load(address, self.mask)
+
+    def store(self, address: str, value: str):
+        self.t.emit(f"tl.store({address}, {value}, mask={self.mask})")
+
+
+def _write_tile(t: _Node, tile: Tile):
+    """Write a tile of the output, and the parts of the pre-activation that it is made of."""
+    loop, starts = t.column_groups(tile.part.mul)
+    with t.block(loop):
+        z = {part: _mixed(t, part, starts) for part in (tile.part, tile.gate) if part}
+        for n, start in enumerate(starts):
+            v = t.column(start)
+            for part, sums in z.items():
+                _finish(t, _Place(t, part, v), sums[n])
+            if t.fused.gate is None:
+                continue
+            place, values = _Place(t, tile.part, v), z[tile.part][n]
+            if tile.gate:
+                act = activated(t, tile.act, z[tile.gate][n][0])
+                values = [f"{act} * {value}" for value in values]
+            else:
+                values = [activated(t, tile.act, value) for value in values]
+            for k, value in enumerate(values):
+                place.store(place.of_out("out", tile, k), value)
+
+
+def _mixed(t: _Node, part: Part, starts: list[int]) -> list[list[str]]:
+    """Return the columns of a part of the Linear of the sums."""
+    [out] = t.fused.form.outputs
+    dim, results = t.linear.blocks_out[part.block].dim, []
+    for term in t.linear.into(part.block):
+        block = t.linear.blocks_in[term.x.block]
+
+        def row(u: str, k: int, block=block) -> str:
+            return f"m_ptr + node * {out.size} + {block.offset} + {u} * {block.dim} + {k}"
+
+        def matrix(u: str, start: int, term=term, block=block) -> str:
+            v = t.column(start)
+            width = t.linear.blocks_out[part.block].mul
+            place = f"{u}[:, None] * {width} + {part.first} + {v}[None, :]"
+            mask = f"({u}[:, None] < {block.mul}) & ({v}[None, :] < {part.mul})"
+            return t.load(f"{t.weights(term)} + {place}", mask)
+
+        results.append(t.times(row, matrix, starts, dim, block.mul, term.scale))
+    return t.added(results, starts, dim)
+
+
+def _finish(t: _Node, place: _Place, values: list[str]):
+    """Add bias and skip, and write the pre-activation."""
+    for term in t.linear.biases(place.part.block):
+        bias = place.load(f"{t.weights(term)} + {place.part.first} + {place.v}")
+        t.emit(f"{values[0]} += {bias}")
+    for k, value in enumerate(values):
+        if t.fused.skip:
+            t.emit(f"{value} += {place.load(place.of_z('skip', k))}")
+        place.store(place.of_z("", k), value)
+
+
+def _write_cotangent(t: _Node, tile: Tile, has_ct_z: bool):
+    """Write the cotangent of the parts of the pre-activation that a tile is made of."""
+    with t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):"):
+        v = t.column(0)
+        place = _Place(t, tile.part, v)
+        components = range(place.block.dim)
+        cts = [place.load(place.of_out("ct_out", tile, k)) for k in components]
+        if tile.act == IDENTITY and tile.gate is None:
+            results = [(place, cts)]
+        else:
+            z = [place.load(place.of_z("z", k)) for k in components]
+            if tile.gate is None:
+                slopes = [activated(t, tile.act, x, True) for x in z]
+                pairs = zip(cts, slopes, strict=True)
+                results = [(place, [f"{ct} * {slope}" for ct, slope in pairs])]
+            else:
+                gate = _Place(t, tile.gate, v)
+                x = gate.load(gate.of_z("z", 0))
+                act, slope = activated(t, tile.act, x), activated(t, tile.act, x, True)
+                total = " + ".join(f"{ct} * {value}" for ct, value in zip(cts, z, strict=True))
+                results = [(place, [f"{ct} * {act}" for ct in cts])]
+                results.append((gate, [f"({total}) * {slope}"]))
+        for at, values in results:
+            for k, value in enumerate(values):
+                more = f" + {at.load(at.of_z('ct_', k))}" if has_ct_z else ""
+                at.store(at.of_z("dz", k), value + more)
+
+
+def _write_cotangent_of_sums(t: _Node, number: int, dz: str):
+    """Write the cotangent of a block of the sums, from that of the pre-activation in memory."""
+    block = t.linear.blocks_in[number]
+    [source] = t.fused.form.inputs
+    loop, starts = t.column_groups(block.mul)
+    with t.block(loop):
+        results = []
+        for term in (term for term in t.linear.linear_form.terms if term.x is not None):
+            if term.x.block != number:
+                continue
+            whole = t.linear.block_of(term)
+            width = t.linear.blocks_out[whole].mul
+
+            def row(v: str, k: int, whole=whole, width=width) -> str:
+                return _Place(t, Part(whole, 0, width), v).of_z(dz or "ct_", k)
+
+            def matrix(v: str, start: int, term=term, width=width) -> str:
+                u = t.column(start)
+                mask = f"({u}[:, None] < {block.mul}) & ({v}[None, :] < {width})"
+                place = f"{u}[:, None] * {width} + {v}[None, :]"  # neighbours of a row at once
+                return t.name(f"tl.trans({t.load(f'{t.weights(term)} + {place}', mask)})")
+
+            results.append(t.times(row, matrix, starts, block.dim, width, term.scale))
+        found = t.added(results, starts, block.dim)
+        for start, values in zip(starts, found, strict=True):
+            u = t.column(start)
+            place = f"dm_ptr + node * {source.size} + {block.offset} + {u} * {block.dim}"
+            for k, value in enumerate(values):
+                t.emit(f"tl.store({place} + {k}, {value}, mask={u} < {block.mul})")
+
+
+def _write_zeros(t: _Node, size: int, first: int, stop: int):
+    """Write zeros to columns of the cotangent of the sums that the Linear does not read."""
+    if first == stop:
+        return
+    with t.block(f"for column in tl.range({first}, {stop}, {t.columns}, num_stages=1):"):
+        v = t.column(0)
+        zeros = f"tl.zeros([{t.columns}], {t.real})"
+        t.emit(f"tl.store(dm_ptr + node * {size} + {v}, {zeros}, mask={v} < {stop})")

@@ -104,6 +104,14 @@ class Fused:
         m = n + len(self.linear.parameters)
         return list(floats[:n]), list(floats[n:m]), (floats[m] if self.skip else None)
 
+    def named(self, floats, integers) -> dict:
+        """Return the operands by the names that kernels use."""
+        inputs, parameters, skip = self.operands(floats)
+        index, arrays = self.split(integers)
+        named = dict(zip([o.name for o in self.form.inputs], inputs, strict=True))
+        named |= {f"p{n}": p for n, p in enumerate(parameters)}
+        return named | {"skip": skip, "set_index": index} | arrays
+
     def split(self, integers):
         """Return (the index of the weights or None, the index arrays by name)."""
         index, *arrays = integers if self.num_sets else (None, *integers)

@@ -163,6 +163,17 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     return list(jax.linear_transpose(tangent, *avals)(list(cotangents)))
 
 
+def gradients(call: Call, wanted, floats, dz, integers):
+    """Return the gradients of the wanted parameters, from the cotangent of the pre-activation."""
+    fused = call.fused
+    plain = Fused.build(fused.form, fused.linear, None, False)
+    inputs, parameters, _ = fused.operands(floats)
+    wanted = (*(False for _ in inputs), *wanted)
+    call = dataclasses.replace(call, fused=plain)
+    given = (True,) * len(dz)
+    return backward(call, wanted, given, [*inputs, *parameters], dz[0], dz, integers)
+
+
 def backward_tangent(call: Call, wanted, given, active, operands, tangents, integers):
     """Return tangents of the backward, linear in those of active floats, z and cotangents."""
     n = call.fused.num_floats

@@ -3,13 +3,12 @@
 They stay in this layer since their backward composes what no kernel computes from `definitions`.
 """
 
-import dataclasses
 import functools
 
 from eqfuse.ops.backends.triton.emit import fused_backward, fused_forward
 from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.fused import Fused, backward_form, together
+from eqfuse.ops.ir.fused import backward_form, together
 from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives.definitions import Call, product
 
@@ -25,15 +24,6 @@ def has_kernels(call: Call) -> bool:
     has_kernel = call.keeps_sums if fused.summed else Index.SENDER not in indices
     rows = call.num_rows and call.num_output_rows
     return bool(has_kernel and rows and fused.form.paths and matrices)
-
-
-def named_arrays(fused: Fused, floats, integers) -> dict:
-    """Return the operands of a call by the names that kernels use."""
-    inputs, parameters, skip = fused.operands(floats)
-    index, arrays = fused.split(integers)
-    named = dict(zip([o.name for o in fused.form.inputs], inputs, strict=True))
-    named |= {f"p{n}": p for n, p in enumerate(parameters)}
-    return named | {"skip": skip, "set_index": index} | arrays
 
 
 def _of_nodes(call: Call, operand: Operand, rows, integers):
@@ -61,7 +51,7 @@ def _launch(call: Call, kernel, named: dict, sizes) -> list:
 def forward(call: Call, floats, integers):
     """Return the outputs, from one kernel."""
     kernel = forward_kernel(call.fused, floats[0].dtype.name)
-    return _launch(call, kernel, named_arrays(call.fused, floats, integers), call.fused.sizes)
+    return _launch(call, kernel, call.fused.named(floats, integers), call.fused.sizes)
 
 
 def backward(call: Call, wanted, given, floats, z, cotangents, integers):
@@ -76,7 +66,7 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     if not any(of_inputs):
         return definitions.backward(call, wanted, given, floats, z, cotangents, integers)
     writes_dz = fused.gate is not None and bool(any(of_parameters) or of_skip)
-    named = named_arrays(fused, floats, integers)
+    named = fused.named(floats, integers)
     named |= {"z": z} | dict(zip(fused.cotangents(given), cotangents, strict=True))
     dinputs, dz = [], [] if writes_dz else cotangents
     for some in together(fused.form, tuple(of_inputs)):
@@ -90,16 +80,5 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
         dz = dz or results[len(outputs) :]
     dparameters = []
     if any(of_parameters):
-        dparameters = gradients(call, of_parameters, floats, dz, integers)
+        dparameters = definitions.gradients(call, of_parameters, floats, dz, integers)
     return [*dinputs, *dparameters, *(dz if of_skip else [])]
-
-
-def gradients(call: Call, wanted, floats, dz, integers):
-    """Return the gradients of the wanted parameters, from the cotangent of the pre-activation."""
-    fused = call.fused
-    plain = Fused.build(fused.form, fused.linear, None, False)
-    inputs, parameters, _ = fused.operands(floats)
-    wanted = (*(False for _ in inputs), *wanted)
-    call = dataclasses.replace(call, fused=plain)
-    given = (True,) * len(dz)
-    return definitions.backward(call, wanted, given, [*inputs, *parameters], dz[0], dz, integers)

@@ -8,7 +8,7 @@ import functools
 
 from eqfuse.ops.backends.triton.emit import node_kernel, plan
 from eqfuse.ops.backends.triton.launch import launch
-from eqfuse.ops.primitives import definitions, fused_kernels
+from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives.definitions import Call
 
 forward_kernel = functools.lru_cache(maxsize=256)(node_kernel.forward)
@@ -26,7 +26,7 @@ def forward(call: Call, floats, integers):
     dtype = floats[0].dtype.name
     lanes = plan.edge_lanes(call.fused.form, dtype, call.num_rows, call.num_nodes)
     kernel = forward_kernel(call.fused, dtype, lanes)
-    named = fused_kernels.named_arrays(call.fused, floats, integers)
+    named = call.fused.named(floats, integers)
     return _launch(call, kernel, named, call.num_nodes, call.sizes)
 
 
@@ -42,7 +42,7 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
         return definitions.backward(call, wanted, given, floats, z, cotangents, integers)
     names = fused.cotangents(given)
     gated = "ct_out" in names
-    named = fused_kernels.named_arrays(fused, floats, integers)
+    named = fused.named(floats, integers)
     named |= {"z": z} | dict(zip(names, cotangents, strict=True))
     kernel = backward_kernel(fused, given, floats[0].dtype.name, 4)
     sizes = [floats[0].shape[1], *[fused.linear.size_out] * gated]
@@ -50,5 +50,5 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     dz = dz or list(cotangents)
     gradients = []
     if any(of_parameters):
-        gradients = fused_kernels.gradients(call, of_parameters, floats, dz, integers)
+        gradients = definitions.gradients(call, of_parameters, floats, dz, integers)
     return [dm, *gradients, *(dz if of_skip else [])]

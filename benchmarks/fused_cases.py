@@ -16,7 +16,6 @@ from eqfuse.ops.backends.xla import gates
 from eqfuse.ops.ir import channelwise as _channelwise
 from eqfuse.ops.ir import linears, products
 from eqfuse.ops.ir.fused import Fused, together
-from eqfuse.ops.primitives.fused import second_op
 from eqfuse.ops.show import derivatives
 
 BOTH_L2 = "0e+0o+1e+1o+2e+2o"
@@ -155,14 +154,8 @@ def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
 
 
 def _over_rows(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
-    found = {"forward": [fused_forward.forward(fused, dtype).spec]}
-    found["backward"] = _backward(fused, (True,) * len(fused.form.inputs), dtype)
-    if fused.gate is None:
-        other, _, asked = second_op(fused, [True] * len(fused.form.inputs))
-        asked = asked[: len(other.form.inputs)]
-        found["double"] = [fused_forward.forward(other, dtype).spec]
-        found["double"] += _backward(other, asked, dtype)
-    return found
+    backward = _backward(fused, (True,) * len(fused.form.inputs), dtype)
+    return {"forward": [fused_forward.forward(fused, dtype).spec], "backward": backward}
 
 
 def _backward(fused: Fused, wanted, dtype: str) -> list[KernelSpec]:

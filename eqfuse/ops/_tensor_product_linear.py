@@ -246,7 +246,7 @@ class TensorProductLinear(nn.Module):
         backend, mode = kernels
         chosen = choose(mode, fused, num_rows, backend, dtype)
         record_fused(chosen.text)
-        call = definitions.Call(fused, num_rows, num_nodes, backend, chosen.fuses)
+        call = definitions.Call(fused, num_rows, num_nodes, backend, chosen.fuses, chosen.in_blocks)
         outputs = _fused.evaluate(call, arrays, integers)
         outputs = [batch_axes.apart(out) for out in outputs]
         if self.split is not None:

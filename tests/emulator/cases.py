@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from unittest import mock
 
 import e3nn_jax as e3nn
@@ -14,7 +15,6 @@ from benchmarks import interpreted
 from benchmarks.fused_cases import SPECS
 from eqfuse import ops
 from eqfuse.bench.cases import CASES
-from eqfuse.ops.primitives import choice
 from tests.emulator.functions import emulate
 
 LINEARS = {"linear 64-l2": "64x0e+64x1o+64x2e", "linear 16-l1": "16x0e+16x1o"}
@@ -67,7 +67,7 @@ def check(name: str, order: str, dtype: str, target: str, mend=None) -> float:
             )
             function, reference = backward(function), backward(reference)
             args = [cotangents, *args]
-        with mock.patch.object(choice, "LARGE", 0):  # the fused kernels, where there are any
+        with mock.patch.dict(os.environ, {"EQFUSE_FUSED": _mode(name)}):
             found = emulate(function, *args, target=target, mend=mend, precision=matmuls)
         wide = jax.tree.map(lambda a: a.astype("float64"), args)
         expected = jax.jit(reference)(*wide)
@@ -80,6 +80,13 @@ def check(name: str, order: str, dtype: str, target: str, mend=None) -> float:
             f"{ROUNDINGS[precision]}"
         )
     return units
+
+
+def _mode(name: str) -> str:
+    """Return what `fused` is: "always" for ops over rows, whose kernels are of the whole op."""
+    spec = SPECS.get(name.removeprefix("fused "), {"on_graph": True})
+    over_rows = not spec["on_graph"] or spec.get("channelwise", False)
+    return "always" if over_rows else "auto"
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:

@@ -70,10 +70,10 @@ GATED = {
 CORE = ("rows-gate-skip", "graph-small")
 
 
-def always(case: Case, dtype=np.float64) -> Problem:
-    """Return the problem of a case, whose op is one kernel each way."""
+def always(case: Case, dtype=np.float64, fused: str = "always") -> Problem:
+    """Return the problem of a case, whose op is one kernel each way, or what `fused` says."""
     problem = Problem(case, dtype)  # its parameters are made by e3nn
-    problem.case = dataclasses.replace(case, options=(*case.options, ("fused", "always")))
+    problem.case = dataclasses.replace(case, options=(*case.options, ("fused", fused)))
     return problem
 
 

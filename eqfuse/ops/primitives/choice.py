@@ -18,6 +18,8 @@ MODES = ("auto", "always", "never")
 _VARIABLE = "EQFUSE_FUSED"
 
 LARGE = 2**32
+BLOCK = 8192
+"""Rows at a time: predicted 5% slower than all at once, where 2,048 are 25% slower."""
 FEWEST_ROWS = 256
 
 
@@ -66,6 +68,18 @@ class Bound:
     fuses: bool
     why: str
 
+    @property
+    def chosen(self) -> str:
+        """Return what is chosen from the bound on."""
+        if not self.fuses:
+            return "apart"
+        return "in blocks" if self.in_blocks else "fused"
+
+    @property
+    def in_blocks(self) -> bool:
+        """Return whether what is chosen is not one kernel: see `Choice`."""
+        return self.fuses and (self.backend, self.where) == ("triton", "rows")
+
 
 TABLE = (
     Bound(
@@ -86,8 +100,8 @@ TABLE = (
         "triton",
         "rows",
         True,
-        f"from products of {LARGE >> 30} GiB on, which need not fit into memory; for smaller ones "
-        "two kernels are faster (predicted, benchmarks/predictions)",
+        f"from products of {LARGE >> 30} GiB on, the kernels of the parts on {BLOCK} rows at a "
+        "time, so that a product need not fit into memory (predicted, benchmarks/results/fused.md)",
     ),
     Bound(
         "triton",
@@ -102,15 +116,21 @@ TABLE = (
 
 def fused_table() -> list[str]:
     """Return a line for each case of "auto": what it chooses, and the source of the bound."""
-    return [f"{b.backend}, {b.where}: {'fused' if b.fuses else 'apart'}: {b.why}" for b in TABLE]
+    return [f"{b.backend}, {b.where}: {b.chosen}: {b.why}" for b in TABLE]
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Whether an op is fused, and a line that says so and why."""
+    """Whether an op is fused, and a line that says so and why.
+
+    Attributes:
+      in_blocks: whether what computes it without a product in memory is not one kernel, but the
+        kernels of its parts, on some rows at a time.
+    """
 
     fuses: bool
     text: str
+    in_blocks: bool = False
 
 
 def choose(mode: str, fused: Fused, num_rows: int, backend: str, dtype) -> Choice:
@@ -139,7 +159,8 @@ def choose(mode: str, fused: Fused, num_rows: int, backend: str, dtype) -> Choic
         "triton": num_rows * product.size * dtype.itemsize >= LARGE,
     }
     fuses = bound.fuses and beyond[bound.backend]
-    return Choice(fuses, f"{'fused' if fuses else 'apart'}: {bound.why}")
+    chosen = bound.chosen if fuses else "apart"
+    return Choice(fuses, f"{chosen}: {bound.why}", fuses and bound.in_blocks)
 
 
 def refusal(fused: Fused, backend: str, dtype) -> str:

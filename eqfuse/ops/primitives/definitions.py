@@ -23,6 +23,7 @@ class Call:
 
     Attributes:
       fuses: whether one kernel each way is to compute it, see `choice`.
+      in_blocks: whether the kernels of its parts are to compute some rows at a time, see `blocks`.
     """
 
     fused: Fused
@@ -30,6 +31,13 @@ class Call:
     num_nodes: int
     backend: str
     fuses: bool = False
+    in_blocks: bool = False
+
+    @property
+    def by_rows(self) -> bool:
+        """Return whether it is fused over rows on a GPU, and so are its first two derivatives."""
+        over_rows = not (self.fused.summed or self.fused.only_mixes)
+        return self.fuses and self.backend.startswith("triton") and over_rows
 
     @property
     def keeps_sums(self) -> bool:
@@ -185,17 +193,3 @@ def backward_tangent(call: Call, wanted, given, active, operands, tangents, inte
 
     changed = [x for x, a in zip(operands, active, strict=True) if a]
     return jax.jvp(restricted, changed, list(tangents))[1]
-
-
-def is_plain(call: Call, wanted) -> bool:
-    """Return whether the op is multilinear over rows, and only its product's inputs are wanted.
-
-    Then the derivatives of its backward are those of another op of this kind, see
-    `second_transposed`.
-    """
-    fused = call.fused
-    _, *others = fused.operands(wanted)
-    biases = any(term.x is None for term in fused.linear.linear_form.terms)
-    multilinear = fused.gate is None and not biases
-    over_rows = not (fused.summed or fused.only_mixes)
-    return multilinear and over_rows and not any([*others[0], others[1]])

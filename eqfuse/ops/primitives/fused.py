@@ -3,8 +3,8 @@
 Five primitives, each a derivative of the one before: the op; its tangent, linear in the tangents;
 its backward, the transpose of the tangent; the tangent of the backward; and the transpose of that.
 On a CPU all but the tangents are one native kernel each. On a GPU the op and its backward are fused
-kernels, and so are, without a gate, the derivatives of the backward. Everything else is composed by
-JAX itself from `definitions`, so that no derivative is missing at any order.
+kernels, the others blocks of rows (`blocks`), or all are. Everything else is composed by JAX itself
+from `definitions`, so that no derivative is missing at any order.
 
 Where `choice` decides against them, an op is its definition from the start, kernels of the product
 and of the Linear: JAX keeps the product for the backward.
@@ -15,7 +15,6 @@ import dataclasses
 import jax
 from jax.interpreters import ad
 
-from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.primitives import definitions, rules
 from eqfuse.ops.primitives.definitions import (
     Call,
@@ -23,7 +22,6 @@ from eqfuse.ops.primitives.definitions import (
     backward_tangent,
     forward,
     forward_tangent,
-    is_plain,
 )
 from eqfuse.ops.primitives.rules import split
 
@@ -103,47 +101,6 @@ def _like(chosen: str):
 # their derivatives
 
 
-def second_op(fused: Fused, given):
-    """Return the op of `second_transposed`, for cotangents of the product's inputs that are given.
-
-    Returns:
-      (the op; which of the inputs and cotangents it reads; of which operands its backward is
-      wanted).
-    """
-    form = fused.form.jvp(tuple(given))
-    used = form.used_inputs()
-    num_inputs = len(fused.form.inputs)
-    of_inputs, of_tangents = used[:num_inputs], used[num_inputs:]
-    asked = (True,) * sum(of_inputs) + (False,) * sum(of_tangents)
-    asked += (True,) * len(fused.linear.parameters)
-    return Fused.build(form.drop_inputs(used), fused.linear, None, False), used, asked
-
-
-def second_transposed(call: Call, wanted, operands, integers, cotangents):
-    """Return gradients of sum_i <c_i, backward_i> by the operands of a backward, None for zero.
-
-    For cotangents c of the gradients of x and y this is <ct, Linear(c_x (x) y + x (x) c_y)>, the
-    fused op of another product with the same Linear, whose own value and backward are wanted.
-    """
-    fused, n = call.fused, call.fused.num_floats
-    inputs, parameters, _ = fused.operands(operands[:n])
-    z, *cts = operands[n:]
-    c = iter(cotangents)
-    c = [next(c) if w else None for w in wanted[: len(inputs)]]
-    other, used, asked = second_op(fused, [a is not None for a in c])
-    arrays = [*inputs, *(a for a in c if a is not None)]
-    arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
-    call = dataclasses.replace(call, fused=other)
-    floats = [*arrays, *parameters]
-    of_inputs = used[: len(inputs)]
-    arrays = rules.vary_alike([*floats, *integers])
-    dcts = fused_p.bind(*arrays, call=call)
-    arrays = rules.vary_alike([*floats, z, *cts, *integers])
-    results = iter(backward_p.bind(*arrays, call=call, wanted=asked, given=(True,) * len(cts)))
-    dinputs = [next(results) if keep else None for keep in of_inputs]
-    return [*dinputs, *results, *([None] if fused.skip else []), None, *dcts]
-
-
 def _summed_jvp(primals, tangents, *, call):
     """Go from the tangent of the sums of nodes, which are kept, to those of what follows them."""
     fused, n = call.fused, call.fused.num_floats
@@ -192,7 +149,7 @@ def _tangent_transpose(cotangents, *arrays, call, active):
 
 def _backward_jvp(primals, tangents, *, call, wanted, given):
     params = {"call": call, "wanted": wanted, "given": given}
-    if not is_plain(call, wanted) and not call.is_native:
+    if not (call.is_native or call.by_rows):
         return rules.jvp_of(_backward)(primals, tangents, **params)
     outputs = backward_p.bind(*primals, **params)
     n, m = call.fused.num_floats, call.fused.num_floats + 1 + sum(given)
@@ -212,15 +169,10 @@ def _second_transpose(cotangents, *arrays, call, wanted, given, active):
     if any(map(ad.is_undefined_primal, operands)) or not all(map(ad.is_undefined_primal, tangents)):
         return rules.transpose_of(_second, cotangents, arrays, **params)
     cotangents = [None if type(c) is ad.Zero else c for c in cotangents]
-    if call.is_native:
-        reached = tuple(c is not None for c in cotangents)
-        cotangents = [c for c in cotangents if c is not None]
-        varied = rules.vary_alike([*operands, *cotangents, *integers])
-        results = double_p.bind(*varied, reached=reached, **params)
-    else:
-        results = second_transposed(call, wanted, operands, integers, cotangents)
-        results = [g for g, a in zip(results, active, strict=True) if a]
-    results = [ad.Zero(t.aval) if g is None else g for g, t in zip(results, tangents, strict=True)]
+    reached = tuple(c is not None for c in cotangents)
+    cotangents = [c for c in cotangents if c is not None]
+    varied = rules.vary_alike([*operands, *cotangents, *integers])
+    results = double_p.bind(*varied, reached=reached, **params)
     return [None] * len(operands) + results + [None] * len(integers)
 
 

@@ -3,38 +3,28 @@
 They stay in this layer since their backward composes what no kernel computes from `definitions`.
 """
 
+import dataclasses
 import functools
 
 from eqfuse.ops.backends.triton.emit import fused_backward, fused_forward
 from eqfuse.ops.backends.triton.launch import launch
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
-from eqfuse.ops.ir.fused import backward_form, together
-from eqfuse.ops.primitives import definitions
-from eqfuse.ops.primitives.definitions import Call, product
+from eqfuse.ops.ir.fused import Fused, backward_form, together
+from eqfuse.ops.primitives import blocks
+from eqfuse.ops.primitives.definitions import Call
+from eqfuse.ops.primitives.fused import backward_p
 
 forward_kernel = functools.lru_cache(maxsize=256)(fused_forward.forward)
 backward_kernel = functools.lru_cache(maxsize=256)(fused_backward.backward)
 
 
-def has_kernels(call: Call) -> bool:
-    """Return whether there are kernels, and work for them: rows, and matrices to multiply by."""
-    fused = call.fused
-    indices = {o.index for o in fused.form.inputs}
-    matrices = any(term.x is not None for term in fused.linear.linear_form.terms)
-    has_kernel = call.keeps_sums if fused.summed else Index.SENDER not in indices
+def runs(call: Call) -> bool:
+    """Return whether there are kernels of the whole op, and work for them."""
+    if call.by_rows:
+        return not call.in_blocks
+    matrices = any(term.x is not None for term in call.fused.linear.linear_form.terms)
     rows = call.num_rows and call.num_output_rows
-    return bool(has_kernel and rows and fused.form.paths and matrices)
-
-
-def _of_nodes(call: Call, operand: Operand, rows, integers):
-    """Return a gradient that the kernel wrote by row, summed by node for an operand of nodes."""
-    if operand.index is Index.ROW:
-        return rows
-    segment = (Segment(0, operand.size, 1, 1),)
-    identity = (Path((SegmentRef(0, 0),), SegmentRef(0, 0), (((0, 0), 1.0),)),)
-    source = Operand("rows", operand.size, segment, True)
-    total = Operand("total", operand.size, segment, True, operand.index)
-    return product(call, Form((source,), (total,), identity), [rows], integers)[0]
+    has_kernel = call.keeps_sums or (call.fused.only_mixes and call.backend.startswith("triton"))
+    return bool(has_kernel and rows and call.fused.form.paths and matrices)
 
 
 def _launch(call: Call, kernel, named: dict, sizes) -> list:
@@ -64,7 +54,8 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     fused = call.fused
     of_inputs, of_parameters, of_skip = fused.operands(wanted)
     if not any(of_inputs):
-        return definitions.backward(call, wanted, given, floats, z, cotangents, integers)
+        arrays = [*floats, z, *cotangents, *integers]
+        return blocks.run(backward_p, arrays, call, wanted=wanted, given=given)
     writes_dz = fused.gate is not None and bool(any(of_parameters) or of_skip)
     named = fused.named(floats, integers)
     named |= {"z": z} | dict(zip(fused.cotangents(given), cotangents, strict=True))
@@ -76,9 +67,21 @@ def backward(call: Call, wanted, given, floats, z, cotangents, integers):
         sizes = [o.size for o in outputs] + [fused.linear.size_out] * writes_now
         results = _launch(call, kernel, named, sizes)
         pairs = zip(outputs, results, strict=False)
-        dinputs += [_of_nodes(call, operand, rows, integers) for operand, rows in pairs]
+        dinputs += [
+            blocks.of_nodes(call, o.index, rows, integers) if o.index.is_node else rows
+            for o, rows in pairs
+        ]
         dz = dz or results[len(outputs) :]
-    dparameters = []
-    if any(of_parameters):
-        dparameters = definitions.gradients(call, of_parameters, floats, dz, integers)
-    return [*dinputs, *dparameters, *(dz if of_skip else [])]
+    gradients = _gradients(call, of_parameters, floats, dz, integers) if any(of_parameters) else []
+    return [*dinputs, *gradients, *(dz if of_skip else [])]
+
+
+def _gradients(call: Call, wanted, floats, dz, integers):
+    """Return the gradients of the wanted parameters, from the cotangent of the pre-activation."""
+    fused = call.fused
+    plain = Fused.build(fused.form, fused.linear, None, False)
+    inputs, parameters, _ = fused.operands(floats)
+    wanted = (*(False for _ in inputs), *wanted)
+    call = dataclasses.replace(call, fused=plain)
+    arrays = [*inputs, *parameters, dz[0], *dz, *integers]
+    return blocks.run(backward_p, arrays, call, wanted=wanted, given=(True,) * len(dz))

@@ -18,6 +18,7 @@ from eqfuse.ops.backends.xla import forms as xla_forms
 from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
 from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
 from eqfuse.ops.primitives import (
+    blocks,
     forms,
     fused,
     fused_kernels,
@@ -26,7 +27,6 @@ from eqfuse.ops.primitives import (
     node_kernels,
     sequences,
 )
-from eqfuse.ops.primitives.definitions import Call
 from eqfuse.ops.primitives.rules import definitions, split
 
 # forms
@@ -102,39 +102,41 @@ def _linear_form(*arrays, linear_form, num_rows, backend):
 # fused ops
 
 
-def _defined(primitive: Primitive, arrays, call: Call, **params):
-    """Return what a primitive is by definition, as one native kernel where there is one."""
-    function = functools.partial(definitions[primitive], call=call, **params)
-    return sequences.run(function, arrays, call)
+def _defined(primitive: Primitive):
+    """Return the lowering of a primitive: blocks of rows, or on a CPU a native kernel."""
+
+    def lowered(*arrays, call, **params):
+        if call.by_rows:
+            return blocks.run(primitive, arrays, call, **params)
+        function = functools.partial(definitions[primitive], call=call, **params)
+        if primitive in (fused.tangent_p, fused.second_p):
+            return function(*arrays)
+        return sequences.run(function, arrays, call)
+
+    return lowered
 
 
 def _fused(*arrays, call):
-    if not call.backend.startswith("triton") or not fused_kernels.has_kernels(call):
-        return _defined(fused.fused_p, arrays, call)
+    if not fused_kernels.runs(call):
+        return _defined(fused.fused_p)(*arrays, call=call)
     kernels = node_kernels if call.keeps_sums else fused_kernels
     return kernels.forward(call, *split(arrays, call.fused.num_floats))
 
 
 def _backward(*arrays, call, wanted, given):
-    if not call.backend.startswith("triton") or not fused_kernels.has_kernels(call):
-        return _defined(fused.backward_p, arrays, call, wanted=wanted, given=given)
+    if not fused_kernels.runs(call):
+        return _defined(fused.backward_p)(*arrays, call=call, wanted=wanted, given=given)
     floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(given))
     kernels = node_kernels if call.fused.only_mixes else fused_kernels
     return kernels.backward(call, wanted, given, floats, z, *others)
-
-
-def _double(*arrays, call, **params):
-    return _defined(fused.double_p, arrays, call, **params)
 
 
 lowerings: dict[Primitive, Callable] = {
     forms.form_p: _form,
     linear_forms.linear_form_p: _linear_form,
     fused.fused_p: _fused,
-    fused.tangent_p: definitions[fused.tangent_p],
     fused.backward_p: _backward,
-    fused.second_p: definitions[fused.second_p],
-    fused.double_p: _double,
+    **{p: _defined(p) for p in (fused.tangent_p, fused.second_p, fused.double_p)},
 }
 for _primitive, _function in lowerings.items():
     mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True))

@@ -1,17 +1,16 @@
-"""Fused kernels over rows, which run where the product is too large for the memory of a GPU."""
+"""Fused kernels over rows: the op in one kernel, its backward in one, whatever its size."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.ops import TensorProductLinear
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
-from eqfuse.ops.primitives import choice
 from tests.ops import tiers
-from tests.ops.linear_cases import CASES, Case, Problem
+from tests.ops.linear_cases import CASES, Problem
 from tests.ops.parity import only
+from tests.ops.test_fused_argument import always
 from tests.ops.test_tensor_product_linear import (
     gradients,
     of_e3nn,
@@ -24,22 +23,13 @@ pytest.importorskip("triton", reason="the interpreter is part of triton")
 
 CORE = ("rows-linear", "rows-gate", "rows-indexed-bias")
 ROWS = {n: c for n, c in CASES.items() if not c.graph or dict(c.options).get("channelwise")}
-WIDE = "33x0e+33x1o+33x2e+33x3o+33x4e"
-SHARED = Case(TensorProductLinear, False, WIDE, WIDE, "3x0e", options=(("channelwise", True),))
-"""Channels that two programs share, and more cotangents than one thread has."""
-ROWS["rows-shared"] = SHARED
 
 
-@pytest.fixture(autouse=True)
-def any_product_is_large(monkeypatch):
-    monkeypatch.setattr(choice, "LARGE", 0)
-
-
-@pytest.mark.parametrize("name", tiers.slow_unless(CORE, *ROWS))
+@pytest.mark.parametrize("name", tiers.slow_unless(["rows-linear"], *ROWS))
 def test_all_orders_equal_e3nn(name):
     """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
     with jax.enable_x64(True):
-        problem = Problem(ROWS[name])
+        problem = always(ROWS[name])
         with only("triton-interpret", kinds={Form, LinearForm}):
             got = orders(problem, "triton-interpret")
         expected = orders_of_e3nn(ROWS[name])
@@ -47,12 +37,12 @@ def test_all_orders_equal_e3nn(name):
             assert worst(a, b) < 1e-12, order
 
 
-@pytest.mark.parametrize("name", tiers.slow_unless([*CORE, "rows-shared"], *ROWS))
+@pytest.mark.parametrize("name", tiers.slow_unless(CORE, *ROWS))
 def test_gradients_equal_e3nn(name):
     """Float64, 1e-12; a backward that nothing differentiates is the fused kernel."""
     with jax.enable_x64(True):
-        problem = Problem(ROWS[name])
-        expected = gradients(problem, "e3nn")
+        problem = always(ROWS[name])
+        expected = gradients(Problem(ROWS[name]), "e3nn")
         assert worst(gradients(problem, "triton-interpret"), expected) < 1e-12
 
 
@@ -64,23 +54,19 @@ def test_low_precision_errs_as_e3nn_does(name, dtype):
     The bound is that of `test_tensor_product_linear`.
     """
     low, theirs, exact = of_e3nn(ROWS[name], dtype)
+    low.case = always(ROWS[name]).case
     for a, b, c in zip(gradients(low, "triton-interpret"), theirs, exact, strict=True):
         eight_roundings = 8 * float(jnp.finfo(dtype).eps) / 2 * np.abs(c).max(initial=0)
         allowed = max(2 * np.abs(b - c).max(initial=0), eight_roundings)
         assert np.abs(a - c).max(initial=0) <= allowed
 
 
-@pytest.mark.parametrize(
-    ("name", "backward"), [("rows-linear", 1), ("rows-gate", 1), ("rows-shared", 2)]
-)
-def test_one_kernel_each_way(name, backward):
-    """Compute gradients of parameters by the Linear, of the product computed again.
-
-    Wide operands have a kernel each.
-    """
+@pytest.mark.parametrize("name", ["rows-linear", "rows-gate"])
+def test_one_kernel_each_way(name):
+    """Compute gradients of parameters by the Linear, of the product computed again."""
     from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
 
-    problem = Problem(ROWS[name], np.float32)
+    problem = always(ROWS[name], np.float32)
 
     def launches(function, *args):
         before = interpret_count()
@@ -92,19 +78,6 @@ def test_one_kernel_each_way(name, backward):
 
     assert launches(apply, problem.params, problem.arrays) == 1
     value, pullback = jax.vjp(lambda a: apply(problem.params, a), problem.arrays)
-    assert launches(pullback, value) == backward
+    assert launches(pullback, value) == 1
     value, pullback = jax.vjp(apply, problem.params, problem.arrays)
-    assert launches(pullback, value) == backward + 2
-
-
-def test_where_fused_kernels_begin(monkeypatch):
-    """At the bytes of the product of all rows."""
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
-
-    problem = Problem(ROWS["rows-linear"], np.float32)
-    bytes_of_product = 4 * problem.arrays["x"].shape[0] * 55
-    for large, expected in ((bytes_of_product, 1), (bytes_of_product + 1, 2)):
-        monkeypatch.setattr(choice, "LARGE", large)
-        before = interpret_count()
-        problem.apply("triton-interpret", problem.params, problem.arrays).array.block_until_ready()
-        assert interpret_count() - before == expected
+    assert launches(pullback, value) == 3

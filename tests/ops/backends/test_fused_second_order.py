@@ -1,6 +1,5 @@
-"""Second order of fused ops over rows, which keeps products out of memory."""
+"""Second order of fused ops over rows, by a loss on forces."""
 
-import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +10,8 @@ from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
 from eqfuse.ops.primitives import choice
 from tests.ops import tiers
-from tests.ops.linear_cases import CASES, EDGES, NODES, Case, Problem
+from tests.ops.linear_cases import Case, Problem
 from tests.ops.parity import PORTABLE, only
-
-FUSED = ["rows-linear", "rows-channelwise", "graph-channelwise", "graph-channelwise-split"]
 
 OTHERS = {
     "indexed": Case(
@@ -30,37 +27,13 @@ OTHERS = {
         options=(("force_irreps_out", True),),
     ),
 }
-"""Linears without biases, whose second derivatives are fused, that are not in `CASES`."""
+"""Linears without biases that are not in `CASES`."""
 
 
 @pytest.fixture(autouse=True)
 def any_product_is_large(monkeypatch):
     """Where products are small, a GPU has them in memory."""
     monkeypatch.setattr(choice, "LARGE", 0)
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_gradients_of_forces_write_no_product_over_rows(name):
-    """Those of parameters do: the Linear reads the product, which is computed again."""
-    pytest.importorskip("triton", reason="the interpreter is part of triton")
-    case = CASES[name]
-    problem = Problem(case, np.float32)
-
-    def loss(params, arrays):
-        def energy(arrays):
-            return jnp.sum(problem.apply("triton-interpret", params, arrays).array ** 3)
-
-        return sum(jnp.sum(force**2) for force in jax.tree.leaves(jax.grad(energy)(arrays)))
-
-    keep = sorted({ir for _, ir in e3nn.Irreps(case.out)})
-    channelwise = dict(case.options).get("channelwise")
-    product = ops.channelwise_tensor_product if channelwise else ops.tensor_product
-    size = product(case.x, case.y, filter_ir_out=keep).dim
-    rows = EDGES if case.graph else NODES
-    lowered = jax.jit(jax.grad(loss, 1)).lower(problem.params, problem.arrays)
-    text = lowered.compile().as_text()
-    assert f"f32[{rows},{problem.arrays['x'].shape[1]}]" in text
-    assert f"f32[{rows},{size}]" not in text
 
 
 @pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *PORTABLE))

@@ -89,7 +89,8 @@ class Layer:
         fused = Fused.build(form, self.linear, gate, bool(added))
         mode, dtype = resolve_fused(None), operands[0].dtype
         chosen = choose(mode, fused, num_rows, product.backend, dtype)
-        call = Call(fused, num_rows, num_nodes, product.backend, chosen.fuses)
+        how = chosen.fuses, chosen.in_blocks
+        call = Call(fused, num_rows, num_nodes, product.backend, *how)
         floats = [*operands, *(arrays[p] for p in self.parameters), *added]
         return _fused.evaluate(call, floats, integers)[0][: self.num_rows]
 

@@ -1,6 +1,7 @@
 """What kernels of all kinds take of a form together: outputs to reduce over, paths to share."""
 
 import collections
+import functools
 
 from eqfuse.ops.ir.form import Form, Index, Path
 
@@ -26,13 +27,14 @@ def ordered_groups(form: Form) -> list[list[Path]]:
     Two paths are in one group if they come from paths of the original product that read the same
     segments of its two factors.
     """
-
-    def key(path: Path):
-        refs = [(form.inputs[s.operand].role, s.segment) for s in path.factors]
-        refs.append((form.outputs[path.output.operand].role, path.output.segment))
-        return sorted(refs)
-
     groups = collections.OrderedDict()
-    for path in sorted(form.paths, key=key):
-        groups.setdefault(tuple(key(path)[:2]), []).append(path)
+    for path in sorted(form.paths, key=functools.partial(product_of, form)):
+        groups.setdefault(product_of(form, path)[:2], []).append(path)
     return list(groups.values())
+
+
+def product_of(form: Form, path: Path) -> tuple:
+    """Return the segments of the path of the original product that a path comes from, by role."""
+    refs = [(form.inputs[s.operand].role, s.segment) for s in path.factors]
+    refs.append((form.outputs[path.output.operand].role, path.output.segment))
+    return tuple(sorted(refs))

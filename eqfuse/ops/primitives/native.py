@@ -11,7 +11,7 @@ from eqfuse.ops.backends.llvm.emit.form import generate
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide, transposed, width_of
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.backends.xla import linear_forms
-from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.linear_form import LinearForm, Rows, Weights
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.ir.steps import Activate, Extent
@@ -31,7 +31,9 @@ def run(form: Form, inputs, indices, num_rows: int, num_nodes: int) -> list[jax.
     """
     dtype = inputs[0].dtype
     wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
-    module = generate(form, wide.name, machine.machine())
+    row = max((o.size for o in form.outputs if o.index is Index.ROW), default=0) * wide.itemsize
+    here = machine.machine()
+    module = generate(form, wide.name, here, here.num_parts(row * num_rows))
     shapes = [(o.index.count(num_rows, num_nodes), o.size) for o in form.outputs]
     shapes += [(num_nodes, width) for width in module.copies]
     results = native_p.bind(

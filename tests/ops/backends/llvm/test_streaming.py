@@ -21,10 +21,11 @@ def product_form(x=X, y=Y):
 
 @pytest.fixture
 def limit(monkeypatch):
-    """Return a function that sets the bytes from which on outputs are streamed."""
+    """Return a function that sets the bytes from which on outputs are streamed, and the parts."""
 
-    def change(size):
+    def change(size, parts=0):
         monkeypatch.setattr(Machine, "streamed_bytes", size)
+        monkeypatch.setattr(Machine, "num_parts", lambda self, num_bytes: parts)
         codegen.generate.cache_clear()
         jax.clear_caches()
 
@@ -60,8 +61,8 @@ def test_streamed_rows_are_the_stored_ones(limit, dtype, num_rows):
         assert jax.tree.all(jax.tree.map(np.array_equal, results(0), results(1 << 60)))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_gradients_of_long_rows_of_edges_are_streamed(limit, dtype):
+@pytest.mark.parametrize(("dtype", "parts"), [(np.float32, 0), (np.float64, 0), (np.float32, 8)])
+def test_gradients_of_long_rows_of_edges_are_streamed(limit, dtype, parts):
     """Bit by bit: the rows of edges are written among sums over the edges of nodes."""
     x, y, nodes, num_edges = "64x0e+64x1o", "0e+1o", 7, 50
     form = products.tensor_product(
@@ -77,7 +78,7 @@ def test_gradients_of_long_rows_of_edges_are_streamed(limit, dtype):
         arrays = [jnp.asarray(rng.normal(size=s), dtype) for s in sizes]
 
         def results(size):
-            limit(size)
+            limit(size, parts)
 
             def product(*a):
                 xs, ys = e3nn.IrrepsArray(x, a[0]), e3nn.IrrepsArray(y, a[1])

@@ -9,15 +9,20 @@ which holds every choice, and by the processor with its caches.
 | `block_bytes`: copies of a block's rows | level 2 / 8 | 256 KiB | 64 KiB |
 | `sequence_bytes`: rows between two steps | level 2 / 2 | 1 MiB | 256 KiB |
 | `streamed_bytes`: written past the caches | 8 level 2, at most level 3 / 2 | 16 MiB | 4 MiB |
+| `num_parts`: 8 parts of receivers, instead of a pass by sender | rows as `streamed_bytes` | | |
 | `is_long`: rows taken from end to end | two vectors of channels | | |
 """
 
 import dataclasses
+import os
 
 from eqfuse.ops._processors import DEFAULT_CACHES
 
 LONG = 2
 """Vectors of channels from which on a row is long: 32 channels of float32 with AVX-512."""
+
+PARTS = 8
+"""Parts of the receivers, and so the most threads that work on them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +53,14 @@ class Machine:
     def streamed_bytes(self) -> int:
         """Return bytes of an output from which on the next kernel will not find it in a cache."""
         return min(8 * self.level2, self.level3 // 2)
+
+    def num_parts(self, num_bytes: int) -> int:
+        """Return into how many parts receivers are cut where edges have rows of so many bytes.
+
+        0 where a pass by sender is faster: edges that stay in a cache, or more processors than
+        parts. It does not depend on how many threads are used, and results do not either.
+        """
+        return PARTS if num_bytes >= self.streamed_bytes and (os.cpu_count() or 1) <= PARTS else 0
 
     @staticmethod
     def is_long(num_vectors: int) -> bool:

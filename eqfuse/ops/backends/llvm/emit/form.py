@@ -6,36 +6,50 @@ from eqfuse.ops.backends.llvm.emit import ir
 from eqfuse.ops.backends.llvm.emit.arguments import INDEX_ROLES, NODE_INDEX, NODES, ROWS, Arguments
 from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.kernel import write_pass
-from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout
+from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout, vectors
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, KernelPasses, Module, Pass, Units
+from eqfuse.ops.backends.llvm.emit.parts import is_cut
 from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.schedule import reductions
 
 
 @functools.lru_cache(maxsize=1024)
-def generate(form: Form, dtype: str, machine: Machine) -> Module:
-    """Return the module that computes a form on operands of one dtype, "float32" or "float64"."""
-    return write(form, dtype, machine).module(dtype)
+def generate(form: Form, dtype: str, machine: Machine, parts: int = 0) -> Module:
+    """Return the module that computes a form on operands of one dtype, "float32" or "float64".
+
+    Args:
+      parts: copies of what is summed by sender, where going by receivers is worth that; or 0.
+    """
+    return write(form, dtype, machine, parts).module(dtype)
 
 
-def write(form: Form, dtype: str, machine: Machine) -> KernelPasses:
+def write(form: Form, dtype: str, machine: Machine, parts: int = 0) -> KernelPasses:
     """Return the passes that compute a form."""
     widest = machine.vector_bytes // ir.BYTES[dtype]
     copies = Copies(dtype, widest)
     passes = reductions(form)
+    if parts and is_cut(form, lambda mul: machine.is_long(vectors(mul, widest))):
+        passes = {Index.RECEIVER: list(range(len(form.outputs)))}
+    else:
+        parts = 0
     copied = _copied(form, passes, widest)
     plans = [
-        Plan(form, reduce_over, outputs, copied, machine, dtype, prefetches=True)
+        Plan(form, reduce_over, outputs, copied, machine, dtype, prefetches=True, parts=parts)
         for reduce_over, outputs in passes.items()
     ]
+    sums = {key[1]: s for plan in plans for key, s in plan.sums.items()}
     index_arrays = dict.fromkeys(name for plan in plans for name in plan.index_arrays())
     # they are checked in this order: errors of senders and receivers are the clearest
     index_arrays = tuple(sorted(index_arrays, key=lambda n: INDEX_ROLES[n][1] != NODE_INDEX))
-    arguments = _arguments(form, dtype, index_arrays, copied)
+    arguments = _arguments(form, dtype, index_arrays, copied, sums)
     written = [_copy_pass(form, copied, arguments, copies)] if copied else []
     written += [write_pass(p, arguments, copies, f"pass_{p.reduce_over.value}") for p in plans]
-    widths = tuple(layout.size for layout in copied.values())
+    written += [
+        s.write_pass(f"pass_sum_{o}", ("sum", o), ("out", o), copies, arguments)
+        for o, s in sums.items()
+    ]
+    widths = (*(layout.size for layout in copied.values()), *(s.width for s in sums.values()))
     return KernelPasses(arguments, copies.functions, written, index_arrays, widths)
 
 
@@ -72,7 +86,7 @@ def _copy_pass(form: Form, copied, arguments: Arguments, copies: Copies) -> Pass
     return Pass("pass_copy", f.text(), Units(Axis.NODES), node_cost=cost)
 
 
-def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) -> Arguments:
+def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout], sums) -> Arguments:
     arguments = Arguments(dtype)
 
     def add(side: str, n: int, operand, width: int, name: str):
@@ -87,4 +101,6 @@ def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout]) 
         add("out", o, operand, operand.size, operand.name)
     for i, layout in copied.items():
         add("copy", i, form.inputs[i], layout.size, f"copy of {form.inputs[i].name}")
+    for o, s in sums.items():
+        add("sum", o, form.outputs[o], s.width, f"sums of {form.outputs[o].name} by part")
     return arguments

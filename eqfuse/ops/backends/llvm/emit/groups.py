@@ -9,7 +9,7 @@ from eqfuse.ops.backends.llvm.emit.layout import lanes, padded
 from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.backends.llvm.emit.rows import Row, RowsEmitter
 from eqfuse.ops.ir.form import Form, Path, Role
-from eqfuse.ops.ir.schedule import ordered_groups
+from eqfuse.ops.ir.schedule import ordered_groups, product_of
 
 
 class Groups:
@@ -49,8 +49,12 @@ class Groups:
                 else:
                     groups.append([path])
                 previous = lead
-        for group in groups:
-            group.sort(key=lambda p: len(split(self.plan.form, p)[0]))
+        for group in groups:  # by product: what its derivatives share is not needed longer
+            order = {id(p): n for n, p in enumerate(group)}
+            first: dict = {}
+            for path in group:
+                first.setdefault(product_of(part, path), order[id(path)])
+            group.sort(key=lambda p: (first[product_of(part, p)], len(split(self.plan.form, p)[0])))
         return groups
 
     def _mul(self, path: Path) -> int:
@@ -97,16 +101,11 @@ class Groups:
 
     def _write_channels(self, group: list[Path], row: Row):
         """Write the paths to outputs with channels, and to sums of a node, for one row."""
-        f, n, length, kept, wide = self.f, *self._shape(group)
+        f, (n, length) = self.f, self._shape(group)[:2]
         with f.loop(str(length), step=n) as channels:
             offset = f.times(channels.index, f.bytes)
-            places = [self._kept_place(key, offset) for key in kept]
-            first = [f.load(place, n, w) for place, w in zip(places, wide, strict=True)]
-            sums = dict(zip(kept, first, strict=True))
             own = self._owned_inputs(group, offset, n)
-            self._row(group, row, offset, n, length // n, own, sums)
-            for key, place, w in zip(kept, places, wide, strict=True):
-                f.store(sums[key], place, n, w)
+            self._row(group, row, offset, n, length // n, own, {})
 
     def _write_by_channel(self, group: list[Path], count: str):
         f, n, length, kept, wide = self.f, *self._shape(group)
@@ -261,31 +260,56 @@ class Groups:
             self._prefetched.add((key, segment, component))
             f.prefetch(self._place(key, segment, component, row.next_pointer(key), offset))
 
-        places = {
-            (o, segment, component): self._place(
-                ("out", o), segment, component, row.pointer(("out", o)), offset
-            )
-            for o, segment, component in sorted(self._row_outputs(group))
-        }
-        for key, place in places.items():
-            if not self.plan.is_summed(("out", key[0])):
-                sums[key] = f.load(place, n) if key in self._begun else None
-
+        carried, parts = set(sums), {}
+        last = {key: path for path in group for key in components_out(path)}
         contraction = Contraction(self.plan.form, f, n, self.plan.scalars, load, row.scalar(n))
-        parts: dict = {}
         for path in group:
-            into = parts if self.plan.is_summed(("out", path.output.operand)) else sums
+            summed = self.plan.is_summed(("out", path.output.operand))
+            keys = () if summed else [k for k in components_out(path) if k not in carried]
+            for key in keys:
+                if key not in sums:
+                    if ("out", key[0]) in self.plan.sums:
+                        prefetch(("out", key[0]), *key[1:])
+                    sums[key] = self._before(key, row, offset, n)
+            into = parts if summed else sums
             contraction.add_path(path, functools.partial(_accumulate, f, n, into, path.output))
+            for key in keys:
+                if last[key] is path:
+                    self._store(key, sums.pop(key), self._place_out(key, row, offset), n)
         for key, part in parts.items():
             # over rows, channels and groups in float64: many terms, which may cancel
-            total = sums[key] if key in sums else f.load(places[key], n, wide=True)
+            place = self._place_out(key, row, offset)
+            total = sums[key] if key in carried else f.load(place, n, wide=True)
             sums[key] = f.add_wide(total, part, n)
-        for key, place in places.items():
-            if ("out", key[0]) in self.rows.streamed_in_place and key in self._written_once:
-                f.store_or_stream(sums[key], place, n, self.rows.streamed_in_place["out", key[0]])
-            else:
-                f.store(sums[key], place, n, self.plan.is_summed(("out", key[0])))
+            if key not in carried:
+                f.store(sums[key], place, n, wide=True)
         self.cost += contraction.operations * chunks
+
+    def _place_out(self, key, row: Row, offset: str) -> str:
+        """Return where a component of an output is, of the row or of its node."""
+        if ("out", key[0]) in self.rows.own:
+            return self._kept_place(key, offset)
+        return self._place(("out", key[0]), *key[1:], row.pointer(("out", key[0])), offset)
+
+    def _before(self, key, row: Row, offset: str, n: int) -> str | None:
+        """Return what a component of an output already holds; None for nothing."""
+        out = "out", key[0]
+        if out in self.rows.own or out in self.plan.sums or key in self._begun:
+            return self.f.load(self._place_out(key, row, offset), n)
+        return None
+
+    def _store(self, key, value: str, place: str, n: int):
+        streams = self.rows.streamed_in_place.get(("out", key[0]))
+        if streams and key in self._written_once:
+            self.f.store_or_stream(value, place, n, streams)
+        else:
+            self.f.store(value, place, n)
+
+
+def components_out(path: Path) -> list[tuple[int, int, int]]:
+    """Return the components of its output that a path adds to."""
+    found = {components[-1] for components, _ in path.terms}
+    return sorted((path.output.operand, path.output.segment, c) for c in found)
 
 
 def _accumulate(f: Function, n: int, sums: dict, output, component: int, factor, value: str):

@@ -12,6 +12,7 @@ from eqfuse.ops.backends.llvm.emit.groups import Groups
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import Copies
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Pass, Units
+from eqfuse.ops.backends.llvm.emit.parts import PTR, boundary
 from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
 from eqfuse.ops.ir.form import Index
@@ -27,18 +28,35 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> P
     arrays = {n: arguments.load(f, "index", n) for n in plan.index_arrays()}
     rows = RowsEmitter(plan, f, copies, base, arrays)
     groups = Groups(plan, f, rows)
+    if plan.parts:
+        rows.num_rows = f.load_index(arrays[PTR], "%rows")
     rows.begin_pass()
-    with f.loop("%end", start="%begin") as units:
+    if plan.parts:
+        with f.loop("%end", start="%begin") as parts:
+            for key, sums in plan.sums.items():
+                array = arguments.load(f, "sum", key[1])
+                rows.base[key], rows.marks[key] = sums.places(f, array, parts.index)
+                f.zero(rows.marks[key], f.times("%rows", f.bytes))
+            ends = parts.index, f.plus(parts.index, 1)
+            first, last = (boundary(f, end, plan.parts, arrays) for end in ends)
+            _write_units(plan, f, rows, groups, arrays, first, last)
+    else:
+        _write_units(plan, f, rows, groups, arrays, "%begin", "%end")
+    rows.finish_pass()
+    by_row = plan.reduce_over is Index.ROW
+    units = Units(Axis.ROWS, plan.block) if by_row else Units(Axis.NODES, count=plan.parts)
+    return Pass(name, f.text(), units, groups.cost, scratch=plan.scratch)
+
+
+def _write_units(plan: Plan, f: Function, rows: RowsEmitter, groups: Groups, arrays, first, last):
+    """Write the units from `first` to `last`, with all their rows."""
+    with f.loop(last, start=first) as units:
         start, stop = _rows_of_unit(plan, f, arrays, units.index)
         rows.begin_unit(units.index)
         with f.loop(stop, start=start, step=plan.block) as blocks:
             left = f.value(f"sub nsw i64 {stop}, {blocks.index}")
             write_block(plan, f, rows, groups, units.index, blocks.index, left)
         rows.finish_unit(units.index)
-    rows.finish_pass()
-    by_row = plan.reduce_over is Index.ROW
-    units = Units(Axis.ROWS, plan.block) if by_row else Units(Axis.NODES)
-    return Pass(name, f.text(), units, groups.cost, scratch=plan.scratch)
 
 
 def _rows_of_unit(plan: Plan, f: Function, arrays, unit: str) -> tuple[str, str]:

@@ -23,6 +23,11 @@ def padded(mul: int, widest: int) -> int:
     return -(-mul // n) * n
 
 
+def vectors(mul: int, widest: int) -> int:
+    """Return the vectors that hold `mul` channels."""
+    return padded(mul, widest) // lanes(mul, widest)
+
+
 def is_direct(segment: Segment, widest: int) -> bool:
     """Return whether whole vectors of channels lie side by side in the row."""
     return segment.mul == 1 or (

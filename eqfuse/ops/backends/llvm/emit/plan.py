@@ -3,7 +3,8 @@
 from eqfuse.ops.backends.llvm.emit import ir
 from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.contract import Scalars, split
-from eqfuse.ops.backends.llvm.emit.layout import Layout, lanes, padded
+from eqfuse.ops.backends.llvm.emit.layout import Layout, vectors
+from eqfuse.ops.backends.llvm.emit.parts import NODE, Sums
 from eqfuse.ops.ir.form import Form, Index, Operand
 
 NODE_ARRAYS = {Index.SENDER: "senders", Index.RECEIVER: "receivers"}
@@ -21,11 +22,13 @@ class Plan:
       dtype: "float32" or "float64".
       local: operands whose rows lie in the order in which the pass takes them.
       prefetches: whether a block asks for the rows of the next one that are gathered.
+      parts: into how many the units are cut where outputs belong to other nodes than the units.
 
     Attributes:
       paths: the paths to the outputs.
       scalars: the numbers of a row.
       layouts: of the operands with channels.
+      sums: of outputs that belong to other nodes than the units, their copies.
       block: rows of a block.
       scratch: bytes that a thread needs, at the places `own_place` (operands of a unit),
         `row_place` (operands of the rows of a block), `table` (of the scalars), `pointers` (to the
@@ -43,6 +46,7 @@ class Plan:
         dtype: str,
         local=(),
         prefetches: bool = False,
+        parts: int = 0,
     ):
         self.form, self.reduce_over, self.outputs, self.copied = (
             form,
@@ -51,7 +55,7 @@ class Plan:
             copied,
         )
         self.local = frozenset(local)
-        self.prefetches = prefetches
+        self.prefetches, self.parts = prefetches, parts
         self.machine, self.bytes = machine, ir.BYTES[dtype]
         self.widest = machine.vector_bytes // self.bytes
         self.paths = [p for p in form.paths if p.output.operand in outputs]
@@ -61,6 +65,11 @@ class Plan:
                 if any(names for names, _ in number):
                     self.scalars.row(number)
         self._choose_layouts()
+        self.sums = {
+            key: Sums(layout, parts)
+            for key, layout in self.layouts.items()
+            if parts and key[0] == "out" and form.outputs[key[1]].index is Index.SENDER
+        }
         self.scratch = 0
         self._allocate_all()
 
@@ -121,7 +130,7 @@ class Plan:
             if side == "in":
                 return 0
             return sum(s.dim for s in self.operand(side, n).segments) * self.sum_bytes
-        if not layout.packed or self.is_copied((side, n)):
+        if not layout.packed or self.is_copied((side, n)) or (side, n) in self.sums:
             return 0
         return -(-layout.size * self.bytes // 64) * 64
 
@@ -131,6 +140,8 @@ class Plan:
 
     def row_elements(self, key: Key) -> int:
         """Return elements of a row of the array that holds an operand."""
+        if key in self.sums:
+            return self.layouts[key].size
         return self.copied[key[1]].size if self.is_copied(key) else self.operand(*key).size
 
     def _allocate(self, size: int) -> int:
@@ -140,7 +151,11 @@ class Plan:
     def index_arrays(self) -> list[str]:
         """Return the index arrays that this pass reads."""
         used = {self.operand(*key).index for key in self.operands()} - {self.reduce_over}
-        return [*self.reduce_over.edge_arrays, *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used)]
+        arrays = [
+            *self.reduce_over.edge_arrays,
+            *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used),
+        ]
+        return [*arrays, NODE] if self.parts else arrays
 
     def is_owned(self, key: Key) -> bool:
         """Return whether a unit of the pass is one row of it."""
@@ -153,7 +168,7 @@ class Plan:
 
     def is_long(self, mul: int) -> bool:
         """Return whether a row of so many channels is long."""
-        return self.machine.is_long(padded(mul, self.widest) // lanes(mul, self.widest))
+        return self.machine.is_long(vectors(mul, self.widest))
 
     def _gathered(self) -> list[Key]:
         """Return inputs whose rows may be far apart and are read in place.
@@ -164,7 +179,8 @@ class Plan:
         if self.reduce_over is Index.ROW or (self.writes_rows and not self.is_long(max(muls))):
             return []
         rows = [k for k in self.operands() if not self.is_owned(k) and k not in self.row_place]
-        return [k for k in rows if k[0] == "in" and self.operand(*k).index is not Index.SHARED]
+        read = [k for k in rows if k[0] == "in" or k in self.sums]
+        return [k for k in read if self.operand(*k).index is not Index.SHARED]
 
     def has_gaps(self, key: Key) -> bool:
         """Return whether elements of this output are added to by no path."""

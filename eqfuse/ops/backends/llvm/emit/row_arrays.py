@@ -3,14 +3,13 @@
 from eqfuse.ops.backends.llvm.emit.arguments import NODES, ROWS, Arguments
 from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide, transposed
+from eqfuse.ops.backends.llvm.emit.parts import NODE, ORDER, PTR
 from eqfuse.ops.ir.linear_form import LinearForm
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.ir.steps import Extent
 
 MOST_ROWS, FEWEST_TOGETHER = 32, 8
 """Rows that go through a program together, at most and at least."""
-
-ORDER, PTR, NODE = "receiver_order", "receiver_ptr", "receivers"
 
 
 class Arrays:

@@ -21,8 +21,9 @@ from eqfuse.ops.backends.llvm.emit.kernel import write_block
 from eqfuse.ops.backends.llvm.emit.layout import Copies
 from eqfuse.ops.backends.llvm.emit.linear_layouts import Layouts, write_copies
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Module, Pass, Units, assemble
+from eqfuse.ops.backends.llvm.emit.parts import NODE, ORDER, PTR, boundary
 from eqfuse.ops.backends.llvm.emit.plan import Plan
-from eqfuse.ops.backends.llvm.emit.row_arrays import NODE, ORDER, PTR, Arrays
+from eqfuse.ops.backends.llvm.emit.row_arrays import Arrays
 from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.ir.linear_form import Rows
@@ -223,25 +224,10 @@ class _RowProgramEmitter:
         return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
 
     def _boundary(self, f: Function, unit: str) -> str:
-        """Return the row, or the node, that a part starts at.
-
-        The first half of the parts are twice as long as the others: no thread is left with a long
-        one at the end. On a graph their lengths are those of the edges, which nodes differ in.
-        """
-        half = self.parts // 2
-        share = f.minimum(f.times(unit, 2), f.plus(unit, half))
-        ptr = self._pointer(f, "index", PTR) if self.program.on_graph else None
-        rows = f.load_index(ptr, "%rows") if ptr else "%rows"
-        row = f.value(f"sdiv i64 {f.times(share, rows)}, {self.parts + half}")
-        if not ptr:
-            return row
-        within = f.maximum(f.minimum(row, f.plus(rows, -1)), "0")
-        node = f.load_index(self._pointer(f, "index", ORDER), within)
-        node = f.load_index(self._pointer(f, "index", NODE), node)
-        is_first = f.value(f"icmp eq i64 {unit}, 0")
-        is_end = f.value(f"icmp eq i64 {unit}, {self.parts}")
-        node = f.value(f"select i1 {is_first}, i64 0, i64 {node}")
-        return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
+        """Return the row, or the node, that a part starts at."""
+        names = (NODE, ORDER, PTR) if self.program.on_graph else ()
+        pointers = {name: self._pointer(f, "index", name) for name in names}
+        return boundary(f, unit, self.parts, pointers or None)
 
     def _part_of_nodes(self, f: Function, first: str, last: str):
         """Write the loop over the edges of nodes `first` to `last`.

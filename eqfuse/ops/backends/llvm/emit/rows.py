@@ -17,6 +17,8 @@ class RowsEmitter:
 
     Attributes:
       own: where the rows of the operands of the current unit are, by key.
+      marks: of outputs in `plan.sums`, the marks of the current part, whose copy is in `base`.
+      num_rows: rows of the form.
       streamed: of packed outputs, whether (i1) their rows are written past the caches.
       streamed_in_place: the same of outputs that groups of paths write directly.
     """
@@ -24,6 +26,8 @@ class RowsEmitter:
     def __init__(self, plan: Plan, f: Function, copies: Copies, base, arrays):
         self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
         self.own: dict[Key, str] = {}
+        self.marks: dict[Key, str] = {}
+        self.num_rows = "%rows"
         self.streamed: dict[Key, str] = {}
         self.streamed_in_place: dict[Key, str] = {}
 
@@ -73,6 +77,10 @@ class RowsEmitter:
             if key in self.own:
                 continue
             place = position if key in self.plan.local else places[operand.index]
+            if key in self.marks:
+                pointer = self.plan.sums[key].row(f, self.base[key], self.marks[key], place)
+                self._keep(self.plan.pointers[key], b, pointer)
+                continue
             pointer = f.at(self.base[key], place, self.plan.row_elements(key) * f.bytes)
             if key[0] == "in" and layout is None:
                 self._read_shared(key[1], pointer, b)
@@ -108,7 +116,7 @@ class RowsEmitter:
         to arrive. Near the end it is the last row.
         """
         f = self.f
-        later = f.minimum(f.plus(position, self.plan.block), f.plus("%rows", -1))
+        later = f.minimum(f.plus(position, self.plan.block), f.plus(self.num_rows, -1))
         row = f.load_index(self.arrays[self.plan.reduce_over.edge_arrays[0]], later)
         places = self._places(row, unit)
         for key, table in self.plan.ahead.items():
@@ -127,7 +135,7 @@ class RowsEmitter:
         f = self.f
         for key in self.plan.operands():
             layout, packed = self.plan.layouts.get(key), key in self.plan.row_place
-            if key[0] == "in" or not layout or self.plan.is_owned(key):
+            if key[0] == "in" or not layout or self.plan.is_owned(key) or key in self.plan.sums:
                 continue
             if not layout.is_streamable() or (packed and self.plan.reduce_over is not Index.ROW):
                 continue
@@ -137,7 +145,7 @@ class RowsEmitter:
             rest = f.value(f"and i64 {address}, {self.plan.widest * f.bytes - 1}")
             whole = f.value(f"icmp eq i64 {rest}, 0")
             least = -(-self.plan.machine.streamed_bytes // (layout.operand.size * f.bytes))
-            large = f.value(f"icmp sge i64 %rows, {least}")
+            large = f.value(f"icmp sge i64 {self.num_rows}, {least}")
             into = self.streamed if packed else self.streamed_in_place
             into[key] = f.value(f"and i1 {whole}, {large}")
             self.copies.functions["!0"] = STREAMED

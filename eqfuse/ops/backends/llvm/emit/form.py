@@ -8,7 +8,7 @@ from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.kernel import write_pass
 from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout, vectors
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, KernelPasses, Module, Pass, Units
-from eqfuse.ops.backends.llvm.emit.parts import is_cut
+from eqfuse.ops.backends.llvm.emit.parts import Sums, is_cut
 from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.schedule import reductions
@@ -38,16 +38,18 @@ def write(form: Form, dtype: str, machine: Machine, parts: int = 0) -> KernelPas
         Plan(form, reduce_over, outputs, copied, machine, dtype, prefetches=True, parts=parts)
         for reduce_over, outputs in passes.items()
     ]
-    sums = {key[1]: s for plan in plans for key, s in plan.sums.items()}
+    sums = {key: Sums(p.layouts[key], parts) for p in plans for key in sorted(p.sums)}
     index_arrays = dict.fromkeys(name for plan in plans for name in plan.index_arrays())
     # they are checked in this order: errors of senders and receivers are the clearest
     index_arrays = tuple(sorted(index_arrays, key=lambda n: INDEX_ROLES[n][1] != NODE_INDEX))
     arguments = _arguments(form, dtype, index_arrays, copied, sums)
     written = [_copy_pass(form, copied, arguments, copies)] if copied else []
-    written += [write_pass(p, arguments, copies, f"pass_{p.reduce_over.value}") for p in plans]
+    written += [
+        write_pass(p, arguments, copies, f"pass_{p.reduce_over.value}", sums) for p in plans
+    ]
     written += [
         s.write_pass(f"pass_sum_{o}", ("sum", o), ("out", o), copies, arguments)
-        for o, s in sums.items()
+        for (_, o), s in sums.items()
     ]
     widths = (*(layout.size for layout in copied.values()), *(s.width for s in sums.values()))
     return KernelPasses(arguments, copies.functions, written, index_arrays, widths)
@@ -101,6 +103,6 @@ def _arguments(form: Form, dtype: str, index_arrays, copied: dict[int, Layout], 
         add("out", o, operand, operand.size, operand.name)
     for i, layout in copied.items():
         add("copy", i, form.inputs[i], layout.size, f"copy of {form.inputs[i].name}")
-    for o, s in sums.items():
+    for (_, o), s in sums.items():
         add("sum", o, form.outputs[o], s.width, f"sums of {form.outputs[o].name} by part")
     return arguments

@@ -4,23 +4,30 @@ import collections
 import functools
 
 from eqfuse.ops.backends.llvm.emit.contract import Contraction, split
+from eqfuse.ops.backends.llvm.emit.grouping import (
+    accumulators,
+    components_out,
+    grouped,
+    mul_of,
+)
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import lanes, padded
 from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.backends.llvm.emit.rows import Row, RowsEmitter
-from eqfuse.ops.ir.form import Form, Path, Role
-from eqfuse.ops.ir.schedule import ordered_groups, product_of
+from eqfuse.ops.ir.form import Path
 
 
 class Groups:
     """Writes groups of paths, each over the channels, and inside over the rows of a block.
 
     Attributes:
+      groups: of paths, see `grouping.grouped`.
       cost: vector operations of a row, so far.
     """
 
     def __init__(self, plan: Plan, f: Function, rows: RowsEmitter):
         self.plan, self.f, self.rows = plan, f, rows
+        self.groups = grouped(plan)
         self.cost = len(plan.scalars.sums) // plan.widest + 1
         self._begun: set[tuple[int, int, int]] = set()
         self._prefetched: set[tuple] = set()
@@ -33,55 +40,13 @@ class Groups:
         )
         return {key for key, count in counts.items() if count == 1}
 
-    @functools.cached_property
-    def groups(self) -> list[list[Path]]:
-        """Return paths that run through the channels together: same channels, and sums that fit."""
-        limit = self.plan.machine.registers * 3 // 4
-        part = Form(self.plan.form.inputs, self.plan.form.outputs, tuple(self.plan.paths))
-        groups: list[list[Path]] = []
-        previous = None
-        for shared in ordered_groups(part):
-            for path in sorted(shared, key=lambda p: len(split(self.plan.form, p)[0])):
-                lead = (self._mul(path), self._lead(path))
-                together = [*groups[-1], path] if lead == previous else None
-                if together and len(self._accumulators(together)) <= limit:
-                    groups[-1] = together
-                else:
-                    groups.append([path])
-                previous = lead
-        for group in groups:  # by product: what its derivatives share is not needed longer
-            order = {id(p): n for n, p in enumerate(group)}
-            first: dict = {}
-            for path in group:
-                first.setdefault(product_of(part, path), order[id(path)])
-            group.sort(key=lambda p: (first[product_of(part, p)], len(split(self.plan.form, p)[0])))
-        return groups
-
-    def _mul(self, path: Path) -> int:
-        operands = [(self.plan.form.inputs[s.operand], s.segment) for s in path.factors]
-        return next((o.segments[s].mul for o, s in operands if o.channels), 1)
-
-    def _lead(self, path: Path):
-        refs = [(self.plan.form.inputs[s.operand], s.segment) for s in path.factors]
-        refs.append((self.plan.form.outputs[path.output.operand], path.output.segment))
-        return next((segment for operand, segment in refs if operand.role is Role.LEFT), None)
-
-    def _accumulators(self, paths) -> list[tuple[int, int, int]]:
-        """Return components of owned outputs, which stay in registers through a block."""
-        result = {}
-        for path in paths:
-            if self.plan.is_owned(("out", path.output.operand)):
-                for components, _ in path.terms:
-                    result[path.output.operand, path.output.segment, components[-1]] = None
-        return sorted(result)
-
     def write(self, group: list[Path], count: str):
         """Write one group, over the rows of the block and the channels.
 
         Long rows are taken from one end to the other: lines of memory are read and written in order
         then. With short ones, sums of a node stay in registers from row to row.
         """
-        if self.plan.is_long(self._mul(group[0])):
+        if self.plan.is_long(mul_of(self.plan, group[0])):
             self._write_by_row(group, count)
         else:
             self._write_by_channel(group, count)
@@ -202,7 +167,7 @@ class Groups:
 
     def _shape(self, group: list[Path]):
         """Return lanes, padded channels, components of owned outputs, and which are wide."""
-        mul, kept = self._mul(group[0]), self._accumulators(group)
+        mul, kept = mul_of(self.plan, group[0]), accumulators(self.plan, group)
         wide = [self.plan.is_summed(("out", key[0])) for key in kept]
         return lanes(mul, self.plan.widest), padded(mul, self.plan.widest), kept, wide
 
@@ -225,12 +190,8 @@ class Groups:
         return result
 
     def _row_outputs(self, group) -> set[tuple[int, int, int]]:
-        return {
-            (path.output.operand, path.output.segment, components[-1])
-            for path in group
-            if ("out", path.output.operand) not in self.rows.own
-            for components, _ in path.terms
-        }
+        paths = (p for p in group if ("out", p.output.operand) not in self.rows.own)
+        return {key for path in paths for key in components_out(path)}
 
     def _place(self, key, segment: int, component: int, row: str, offset: str) -> str:
         layout = self.plan.layouts.get(key)
@@ -304,12 +265,6 @@ class Groups:
             self.f.store_or_stream(value, place, n, streams)
         else:
             self.f.store(value, place, n)
-
-
-def components_out(path: Path) -> list[tuple[int, int, int]]:
-    """Return the components of its output that a path adds to."""
-    found = {components[-1] for components, _ in path.terms}
-    return sorted((path.output.operand, path.output.segment, c) for c in found)
 
 
 def _accumulate(f: Function, n: int, sums: dict, output, component: int, factor, value: str):

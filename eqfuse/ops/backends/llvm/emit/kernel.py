@@ -18,8 +18,12 @@ from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
 from eqfuse.ops.ir.form import Index
 
 
-def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> Pass:
-    """Return the pass that computes the outputs of a plan."""
+def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str, sums=None) -> Pass:
+    """Return the pass that computes the outputs of a plan.
+
+    Args:
+      sums: of the outputs in `plan.sums`, their copies, as `parts.Sums`.
+    """
     f = Function(f"define internal void @{name}{SIGNATURE}", copies.dtype)
     base = {
         key: arguments.load(f, "copy" if plan.is_copied(key) else key[0], key[1])
@@ -28,14 +32,15 @@ def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str) -> P
     arrays = {n: arguments.load(f, "index", n) for n in plan.index_arrays()}
     rows = RowsEmitter(plan, f, copies, base, arrays)
     groups = Groups(plan, f, rows)
+    rows.sums = sums or {}
     if plan.parts:
         rows.num_rows = f.load_index(arrays[PTR], "%rows")
     rows.begin_pass()
     if plan.parts:
         with f.loop("%end", start="%begin") as parts:
-            for key, sums in plan.sums.items():
+            for key, copy in sums.items():
                 array = arguments.load(f, "sum", key[1])
-                rows.base[key], rows.marks[key] = sums.places(f, array, parts.index)
+                rows.base[key], rows.marks[key] = copy.places(f, array, parts.index)
                 f.zero(rows.marks[key], f.times("%rows", f.bytes))
             ends = parts.index, f.plus(parts.index, 1)
             first, last = (boundary(f, end, plan.parts, arrays) for end in ends)

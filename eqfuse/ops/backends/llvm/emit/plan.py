@@ -4,7 +4,6 @@ from eqfuse.ops.backends.llvm.emit import ir
 from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.contract import Scalars, split
 from eqfuse.ops.backends.llvm.emit.layout import Layout, vectors
-from eqfuse.ops.backends.llvm.emit.parts import NODE, Sums
 from eqfuse.ops.ir.form import Form, Index, Operand
 
 NODE_ARRAYS = {Index.SENDER: "senders", Index.RECEIVER: "receivers"}
@@ -28,7 +27,7 @@ class Plan:
       paths: the paths to the outputs.
       scalars: the numbers of a row.
       layouts: of the operands with channels.
-      sums: of outputs that belong to other nodes than the units, their copies.
+      sums: outputs that belong to other nodes than the units, of which each part has a copy.
       block: rows of a block.
       scratch: bytes that a thread needs, at the places `own_place` (operands of a unit),
         `row_place` (operands of the rows of a block), `table` (of the scalars), `pointers` (to the
@@ -65,11 +64,8 @@ class Plan:
                 if any(names for names, _ in number):
                     self.scalars.row(number)
         self._choose_layouts()
-        self.sums = {
-            key: Sums(layout, parts)
-            for key, layout in self.layouts.items()
-            if parts and key[0] == "out" and form.outputs[key[1]].index is Index.SENDER
-        }
+        senders = [("out", o) for o in self.outputs if form.outputs[o].index is Index.SENDER]
+        self.sums = frozenset(senders if parts else ())
         self.scratch = 0
         self._allocate_all()
 
@@ -155,7 +151,7 @@ class Plan:
             *self.reduce_over.edge_arrays,
             *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used),
         ]
-        return [*arrays, NODE] if self.parts else arrays
+        return [*arrays, NODE_ARRAYS[self.reduce_over]] if self.parts else arrays
 
     def is_owned(self, key: Key) -> bool:
         """Return whether a unit of the pass is one row of it."""

@@ -17,7 +17,8 @@ class RowsEmitter:
 
     Attributes:
       own: where the rows of the operands of the current unit are, by key.
-      marks: of outputs in `plan.sums`, the marks of the current part, whose copy is in `base`.
+      sums, marks: of outputs in `plan.sums`, their copies (`parts.Sums`), and the marks of the
+        current part, whose copy is in `base`.
       num_rows: rows of the form.
       streamed: of packed outputs, whether (i1) their rows are written past the caches.
       streamed_in_place: the same of outputs that groups of paths write directly.
@@ -26,7 +27,7 @@ class RowsEmitter:
     def __init__(self, plan: Plan, f: Function, copies: Copies, base, arrays):
         self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
         self.own: dict[Key, str] = {}
-        self.marks: dict[Key, str] = {}
+        self.sums, self.marks = {}, {}
         self.num_rows = "%rows"
         self.streamed: dict[Key, str] = {}
         self.streamed_in_place: dict[Key, str] = {}
@@ -78,7 +79,7 @@ class RowsEmitter:
                 continue
             place = position if key in self.plan.local else places[operand.index]
             if key in self.marks:
-                pointer = self.plan.sums[key].row(f, self.base[key], self.marks[key], place)
+                pointer = self.sums[key].row(f, self.base[key], self.marks[key], place)
                 self._keep(self.plan.pointers[key], b, pointer)
                 continue
             pointer = f.at(self.base[key], place, self.plan.row_elements(key) * f.bytes)

@@ -5,6 +5,9 @@
 All sides of a network run in turn in one process, after their energies, forces and gradients were
 compared. `forces` is the energy with its gradient by the positions; `training` the gradient, by the
 parameters, of a loss on both. With --launches, what they launch on an H100, compiled ahead of time.
+With --memory, what XLA allocates for intermediates (`memory_analysis`) here, compiled and not run.
+With --keep-memory, all sides are timed with memory that is not given back to the system between
+calls, as `train.py` does: by default glibc gives back what is larger than 32 MB.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from benchmarks.clients.existing_networks import NETWORKS as IN_THEIR_STYLE
 from benchmarks.clients.patterns import PATTERNS
 from eqfuse import ops
 from eqfuse.bench import record, timing
+from eqfuse.train.device.memory import keep_freed_memory
 
 NETWORKS = IN_THEIR_STYLE | PATTERNS
 REWRITTEN = ("NequIP", "MACE", "Tetris")
@@ -72,6 +76,9 @@ def sides(name: str) -> dict:
     return found
 
 
+TASKS = ("energy", "forces", "training")
+
+
 def tasks(energy) -> dict:
     """Return the functions that are timed, of the arguments of an energy."""
 
@@ -95,11 +102,11 @@ def arguments(name: str):
     return params, positions, species, senders, receivers, edges
 
 
-def measure(name: str, seconds: float):
-    """Yield the results of a network, one for each task."""
+def measure(name: str, seconds: float, chosen=TASKS):
+    """Yield the results of a network, one for each chosen task."""
     args = arguments(name)
     by_side = {side: tasks(energy) for side, energy in sides(name).items()}
-    for task in ("energy", "forces", "training"):
+    for task in chosen:
         compiled = {s: timing.compiled(t[task], args)[0] for s, t in by_side.items()}
         expected = compiled["e3nn-jax"](*args)
         try:
@@ -124,14 +131,14 @@ def with_orders(energy):
     return function
 
 
-def count(name: str):
-    """Yield the launches of a network's tasks on an H100, by side."""
+def count(name: str, chosen=TASKS):
+    """Yield the launches of a network's chosen tasks on an H100, by side."""
     args = arguments(name)
     os.environ["EQFUSE_BACKEND"] = "triton"
     counted = sides(name)
     if "rewritten" in counted:
         counted[ORDERING] = with_orders(counted["rewritten"])
-    for task in tasks(counted["fused"]):
+    for task in chosen:
         found = {}
         for side, energy in counted.items():
             try:
@@ -141,6 +148,22 @@ def count(name: str):
                     raise
                 found[side] = f"XLA does not compile it: {str(error).split(':')[1].strip()}"
         yield {"network": name, "task": task, "launches": found}
+
+
+def scratch(name: str, chosen=TASKS):
+    """Yield the scratch memory in MB of a network's chosen tasks on this machine, by side."""
+    args = arguments(name)
+    by_side = {side: tasks(energy) for side, energy in sides(name).items()}
+    for task in chosen:
+        found = {s: timing.compiled(t[task], args)[2] / 1e6 for s, t in by_side.items()}
+        yield {"network": name, "task": task, "scratch_mb": found}
+
+
+def row_of_memory(result: dict) -> str:
+    """Return a line of the table of scratch memory."""
+    found = result["scratch_mb"]
+    cells = (f"{found[side]:.1f}" if side in found else "" for side in SIDES)
+    return f"| {result['network']} | {result['task']} | {' | '.join(cells)} |"
 
 
 def row(result: dict) -> str:
@@ -172,6 +195,9 @@ LAUNCHES_HEADER = f"""
 HEADER = """
 | network | task | e3nn-jax | swapped | swapped, `ops.fuse` | rewritten | differ by |
 |---|---|---|---|---|---|---|"""
+MEMORY_HEADER = """
+| network | task | e3nn-jax | swapped | swapped, `ops.fuse` | rewritten |
+|---|---|---:|---:|---:|---:|"""
 
 
 def main() -> None:
@@ -179,18 +205,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], default=[])
     parser.add_argument("--seconds", type=float, default=4.0, help="of each comparison")
-    parser.add_argument("--launches", action="store_true", help="count launches, time nothing")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--launches", action="store_true", help="count launches, time nothing")
+    what.add_argument("--memory", action="store_true", help="of intermediates; time nothing")
+    parser.add_argument("--keep-memory", action="store_true", help="as train.py does")
     record.add_json_option(parser)
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
     kept = record.Record(options.json)
-    print(LAUNCHES_HEADER if options.launches else HEADER, flush=True)
+    if options.keep_memory and not keep_freed_memory():
+        parser.error("--keep-memory needs glibc")
+    chosen = "launches" if options.launches else "memory" if options.memory else "times"
+    header, line, measured = {
+        "times": (HEADER, row, lambda name: measure(name, options.seconds, options.tasks)),
+        "launches": (LAUNCHES_HEADER, row_of_launches, lambda name: count(name, options.tasks)),
+        "memory": (MEMORY_HEADER, row_of_memory, lambda name: scratch(name, options.tasks)),
+    }[chosen]
+    print(header, flush=True)
     for name in options.networks or NETWORKS:
-        results = count(name) if options.launches else measure(name, options.seconds)
-        for result in results:
+        for result in measured(name):
             kept.add(result)
-            print((row_of_launches if options.launches else row)(result), flush=True)
+            print(line(result), flush=True)
     kept.finish()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import e3nn_jax as e3nn
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -62,6 +63,13 @@ def in_bfloat16(x, y, senders, receivers, product, keep):
     """Write the product in bfloat16, the sum in float32."""
     rows, y = x.astype(jnp.bfloat16)[senders], with_one(y).astype(jnp.bfloat16)
     return product(rows, y, filter_ir_out=keep).astype(jnp.float32)
+
+
+def read_twice(x, y, senders, receivers, product, keep):
+    """Write the product, and a weight of each message that is computed from it, as in attention."""
+    m = product(x[senders], with_one(y), filter_ir_out=keep)
+    score = jax.nn.sigmoid(jnp.mean(m.filter(keep="0e").array, axis=1, keepdims=True))
+    return m * score
 
 
 class PatternLayer(nn.Module):
@@ -122,5 +130,6 @@ PATTERNS = {
     "components in another order": network(message=permuted),
     "x[s] - x[r]": network(message=difference),
     "bfloat16 product": network(message=in_bfloat16),
+    "messages read twice": network(message=read_twice),
 }
 """By name, what makes a network of a library."""

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import jax
 import numpy as np
 
+from eqfuse.data.columns import Columns, columns, columns_of
 from eqfuse.data.errors import DataError
 from eqfuse.data.labels import Labels, labels_of, padded
-from eqfuse.data.lazy import Lazy
+from eqfuse.data.lazy import Lazy, Mapped
 from eqfuse.data.shapes import Shape, Waste, choose_shapes
 from eqfuse.data.structures import UNWEIGHTED, Weights
 from eqfuse.graph import Graph
@@ -94,36 +95,40 @@ def collate(
     Raises:
       DataError: samples that do not fit the shape.
     """
-    atoms = np.array([sample.num_atoms for sample in samples], np.int64)
-    n_nodes, n_graphs = int(atoms.sum()), len(samples)
-    n_edges = sum(sample.num_edges for sample in samples)
+    return collate_columns(columns(samples), shape, dtype, weighted)
+
+
+def collate_columns(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:
+    """Return what `collate` does of the samples with these columns."""
+    atoms = given.num_atoms
+    n_nodes, n_edges, n_graphs = int(atoms.sum()), len(given.senders), len(atoms)
     if n_nodes >= shape.n_nodes or n_edges > shape.n_edges or n_graphs >= shape.n_graphs:
         raise DataError(
             f"{n_graphs} samples with {n_nodes} nodes and {n_edges} edges do not fit {shape}, "
             "which has to hold a padding node and a padding graph besides"
         )
 
-    offsets = np.cumsum(atoms) - atoms
+    offsets = np.repeat(np.cumsum(atoms) - atoms, given.num_edges)
     padding = shape.n_edges - n_edges
     loops = np.arange(padding) * shape.n_nodes // max(padding, 1)
-    senders = [s.senders + offset for s, offset in zip(samples, offsets, strict=True)]
-    receivers = [s.receivers + offset for s, offset in zip(samples, offsets, strict=True)]
-    senders, receivers = (np.concatenate([*index, loops]) for index in (senders, receivers))
+    senders, receivers = (
+        np.concatenate([index + offsets, loops]) for index in (given.senders, given.receivers)
+    )
     order = np.argsort(receivers * shape.n_nodes + senders, kind="stable")
-    shifts = padded([s.shifts for s in samples], (shape.n_edges, 3), 0, dtype)
+    shifts = padded(given.shifts, (shape.n_edges, 3), 0, dtype)
     graph_index = np.full(shape.n_nodes, shape.n_graphs - 1, np.int32)
     graph_index[:n_nodes] = np.repeat(np.arange(n_graphs), atoms)
     graph = Graph(
-        positions=padded([s.positions for s in samples], (shape.n_nodes, 3), 0, dtype),
-        species=padded([s.species for s in samples], (shape.n_nodes,), 0, np.int32),
+        positions=padded(given.positions, (shape.n_nodes, 3), 0, dtype),
+        species=padded(given.species, (shape.n_nodes,), 0, np.int32),
         edges=Edges.from_arrays(senders[order], receivers[order], shape.n_nodes),
         shifts=shifts[order],
         graph_index=graph_index,
-        cells=padded([s.cell[None] for s in samples], (shape.n_graphs, 3, 3), 0, dtype),
+        cells=padded(given.cells, (shape.n_graphs, 3, 3), 0, dtype),
         node_mask=np.arange(shape.n_nodes) < n_nodes,
         graph_mask=np.arange(shape.n_graphs) < n_graphs,
     )
-    return Batch(graph, labels_of(samples, shape, dtype, weighted))
+    return Batch(graph, labels_of(given, shape, dtype, weighted))
 
 
 class Batcher:
@@ -207,11 +212,11 @@ class Batcher:
         The order depends on the seed and the epoch only.
         """
         groups, fits = self.groups(epoch, shuffle), self._fits(epoch, shuffle)
-        for group, fit in list(zip(groups, fits, strict=True))[start:]:
+        for group, fit in zip(groups[start:], fits[start:], strict=True):
             parts = np.array_split(group, self._parts)
             made = [
-                collate(
-                    [self.samples[i] for i in parts[k]],
+                collate_columns(
+                    columns_of(self.samples, parts[k]),
                     self.shapes[fit],
                     self.dtype,
                     self._weighted,
@@ -220,10 +225,10 @@ class Batcher:
             ]
             yield made[0] if self._parts == 1 else jax.tree.map(lambda *a: np.stack(a), *made)
 
-    def groups(self, epoch: int = 0, shuffle: bool = True) -> list[np.ndarray]:
+    def groups(self, epoch: int = 0, shuffle: bool = True) -> Sequence[np.ndarray]:
         """Return the numbers of the samples in each batch of an epoch."""
-        order = self._order(epoch, shuffle)
-        return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+        order, size = self._order(epoch, shuffle), self.batch_size
+        return Mapped(lambda first, _: order[first : first + size], range(0, len(order), size))
 
     def _order(self, epoch: int, shuffle: bool) -> np.ndarray:
         count = len(self.samples)
@@ -232,7 +237,8 @@ class Batcher:
     def _fits(self, epoch: int, shuffle: bool) -> np.ndarray:
         """Return the number of the smallest shape that holds each batch, [num_batches]."""
         order = self._order(epoch, shuffle)
-        until = np.concatenate([[(0, 0)], np.cumsum(self._sizes[order], axis=0)])
+        until = np.zeros((len(order) + 1, 2), np.int64)
+        np.cumsum(self._sizes[order], axis=0, out=until[1:])
         starts = np.arange(0, len(order), self.batch_size)
         bounds = starts[:, None] + self._split(self.batch_size)
         bounds[-1] = starts[-1] + self._split(len(order) - starts[-1])
@@ -250,11 +256,11 @@ class Batcher:
 
 
 def sizes_of(samples: Sequence[Sample]) -> np.ndarray:
-    """Return numbers of atoms and edges, [n_samples, 2] int64."""
+    """Return numbers of atoms and edges, [n_samples, 2] int32."""
     stored = getattr(samples, "sizes", None)
     if stored is not None:
         return stored
-    return np.array([(s.num_atoms, s.num_edges) for s in samples], np.int64)
+    return np.array([(s.num_atoms, s.num_edges) for s in samples], np.int32)
 
 
 def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:

@@ -11,7 +11,7 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.batching import Sample
 from eqfuse.data.errors import DataError
-from eqfuse.data.lazy import Joined, Lazy, chosen
+from eqfuse.data.lazy import Joined, Lazy, chosen, evenly, flags, selected
 from eqfuse.data.references import energies_of_atoms, fit_reference_energies, subtract
 from eqfuse.data.samples import species_table
 from eqfuse.data.splits import split_indices
@@ -107,8 +107,7 @@ class Dataset:
         val_names = names if validation is None else names_of(validation, "validation structure")
         isolated = [(names[i], structures[i]) for i in atoms]
         isolated += [(val_names[i], validation[i]) for i in val_atoms]
-        train_names = [names[i] for i in train_indices]
-        val_names = [val_names[i] for i in val_indices]
+        train_names, val_names = chosen(names, train_indices), chosen(val_names, val_indices)
         fitted = references == "average" or (references is None and not isolated)
         if fitted:
             references = _fitted(train_structures, train_names, val_structures, val_names, species)
@@ -192,9 +191,9 @@ class Dataset:
     @functools.cached_property
     def _outlier_numbers(self) -> list[int]:
         """Numbers of the training samples of `force_outliers`."""
-        # The percentile of stored frames is that of some, evenly spaced.
-        step = max(1, len(self.train) // _SAMPLED) if isinstance(self.train, Lazy) else 1
-        some = [s.forces for s in self.train[::step] if s.forces is not None]
+        # The percentile of stored frames is that of some.
+        given = evenly(self.train, _SAMPLED) if isinstance(self.train, Lazy) else self.train
+        some = [s.forces for s in given if s.forces is not None]
         usual = np.quantile(np.abs(np.concatenate(some)), 0.95) if some else 0.0
         if usual < _NO_FORCE:
             return []
@@ -222,9 +221,11 @@ class Dataset:
         It is about zero after a fit, and the binding energy with isolated-atom references. Samples
         without an energy are left out; 0 if none has one.
         """
-        known = [(s.energy, s.num_atoms) for s in self.train if s.energy is not None]
-        energy = sum(energy for energy, _ in known)
-        return energy / sum(num_atoms for _, num_atoms in known) if known else 0.0
+        energy, num_atoms = 0.0, 0
+        for sample in self.train:
+            if sample.energy is not None:
+                energy, num_atoms = energy + sample.energy, num_atoms + sample.num_atoms
+        return energy / num_atoms if num_atoms else 0.0
 
     def num_labelled(self, name: str) -> tuple[int, int]:
         """Return how many training and validation samples have a label: energy, forces, stress."""
@@ -237,7 +238,7 @@ def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray
     Raises:
       DataError: there are isolated atoms only.
     """
-    isolated = np.array([structure.is_isolated_atom for structure in structures], bool)
+    isolated = flags(structures, lambda s: s.is_isolated_atom)
     if len(isolated) and isolated.all():
         raise DataError(
             f"there is no {name} but isolated atoms ({len(isolated)}), whose energies are "
@@ -254,7 +255,7 @@ def _fitted(train, train_names, val, val_names, species) -> dict[int, float]:
     Raises:
       DataError: an element that none of these has, with the first structure that has it.
     """
-    with_energy = chosen(train, [k for k, s in enumerate(train) if s.energy is not None])
+    with_energy = selected(train, lambda s: s.energy is not None)
     if not with_energy:
         return dict.fromkeys(species, 0.0)
     references = fit_reference_energies(with_energy)

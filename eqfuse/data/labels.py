@@ -1,11 +1,11 @@
 """The labels of a batch: which are known, and their weights in the loss."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import numpy as np
 
+from eqfuse.data.columns import Columns
 from eqfuse.data.shapes import Shape
 from eqfuse.data.structures import Weights
 
@@ -35,48 +35,38 @@ class Labels:
     weights: Weights | None = None
 
 
-def labels_of(samples: Sequence, shape: Shape, dtype, weighted: bool) -> Labels:
+def labels_of(columns: Columns, shape: Shape, dtype, weighted: bool) -> Labels:
     """Return the labels of samples, see `eqfuse.data.collate`."""
+    atoms = columns.num_atoms
 
-    def of_graphs(values: list, size=(), fill=0, dtype=dtype) -> np.ndarray:
-        return padded([[value] for value in values], (shape.n_graphs, *size), fill, dtype)
+    def of_graphs(values: np.ndarray, fill=0, dtype=dtype) -> np.ndarray:
+        return padded(values, (shape.n_graphs, *values.shape[1:]), fill, dtype)
 
-    def of_nodes(values: list, size=(), dtype=dtype) -> np.ndarray:
-        rows = [
-            np.broadcast_to(value, (s.num_atoms, *size))
-            for s, value in zip(samples, values, strict=True)
-        ]
-        return padded(rows, (shape.n_nodes, *size), 0, dtype)
+    def of_nodes(values: np.ndarray, dtype=dtype) -> np.ndarray:
+        return padded(values, (shape.n_nodes, *values.shape[1:]), 0, dtype)
 
-    def known(name: str) -> list:
-        return [0.0 if (value := getattr(s, name)) is None else value for s in samples]
-
-    def mask(name: str) -> list[bool]:
-        return [getattr(s, name) is not None for s in samples]
-
-    weights = [s.weights for s in samples]
+    energy_known, forces_known, stress_known = columns.known.T
+    of_energy, of_forces, of_stress = columns.weights.T
     return Labels(
-        energy=of_graphs(known("energy")),
-        forces=of_nodes(known("forces"), (3,)),
-        stress=of_graphs([np.broadcast_to(stress, (3, 3)) for stress in known("stress")], (3, 3)),
-        energy_mask=of_graphs(mask("energy"), dtype=bool),
-        forces_mask=of_nodes(mask("forces"), dtype=bool),
-        stress_mask=of_graphs(mask("stress"), dtype=bool),
-        num_atoms=of_graphs([s.num_atoms for s in samples], fill=1, dtype=np.int32),
+        energy=of_graphs(columns.energy),
+        forces=of_nodes(columns.forces),
+        stress=of_graphs(columns.stress),
+        energy_mask=of_graphs(energy_known, dtype=bool),
+        forces_mask=of_nodes(np.repeat(forces_known, atoms), dtype=bool),
+        stress_mask=of_graphs(stress_known, dtype=bool),
+        num_atoms=of_graphs(atoms, fill=1, dtype=np.int32),
         weights=Weights(
-            energy=of_graphs([w.energy for w in weights]),
-            forces=of_nodes([w.forces for w in weights]),
-            stress=of_graphs([w.stress for w in weights]),
+            energy=of_graphs(of_energy),
+            forces=of_nodes(np.repeat(of_forces, atoms)),
+            stress=of_graphs(of_stress),
         )
         if weighted
         else None,
     )
 
 
-def padded(arrays: list, shape: tuple[int, ...], fill, dtype) -> np.ndarray:
-    """Return an array of a shape with the arrays one after the other, then `fill`."""
+def padded(values: np.ndarray, shape: tuple[int, ...], fill, dtype) -> np.ndarray:
+    """Return an array of a shape with the values first, then `fill`."""
     out = np.full(shape, fill, dtype)
-    if arrays:
-        values = np.concatenate(arrays)
-        out[: len(values)] = values
+    out[: len(values)] = values
     return out

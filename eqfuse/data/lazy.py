@@ -1,7 +1,7 @@
 """Sequences whose items are made when they are asked for."""
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -37,6 +37,19 @@ class Subset(Lazy):
         return self.items[int(self.indices[k])]
 
 
+class Mapped(Lazy):
+    """What a function makes of each item of a sequence, and of its number."""
+
+    def __init__(self, function: Callable, items: Sequence):
+        self.function, self.items = function, items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def item(self, k: int):
+        return self.function(self.items[k], k)
+
+
 class Joined(Lazy):
     """Items of several sequences, one after the other."""
 
@@ -55,10 +68,25 @@ class Joined(Lazy):
 def chosen(items: Sequence, indices: Iterable[int]) -> Sequence:
     """Return the items of these numbers: a list, or a `Subset` of a lazy sequence."""
     if isinstance(items, Lazy):
-        return Subset(items, list(indices))
+        return Subset(items, indices)
     return [items[i] for i in indices]
+
+
+def evenly(items: Sequence, most: int) -> Sequence:
+    """Return evenly spaced items, between `most` and twice as many; all where there are fewer."""
+    return items[:: max(1, len(items) // most)]
+
+
+def selected(items: Sequence, condition: Callable[..., bool]) -> Sequence:
+    """Return the items that fulfil a condition, see `chosen`."""
+    return chosen(items, np.flatnonzero(flags(items, condition)))
+
+
+def flags(items: Iterable, condition: Callable[..., bool]) -> np.ndarray:
+    """Return whether each item fulfils a condition, [n] bool; one byte for each is kept."""
+    return np.fromiter((bool(condition(item)) for item in items), bool)
 
 
 def without_isolated_atoms(structures: Sequence) -> Sequence:
     """Return the structures that are not isolated atoms, see `chosen`."""
-    return chosen(structures, [k for k, s in enumerate(structures) if not s.is_isolated_atom])
+    return selected(structures, lambda s: not s.is_isolated_atom)

@@ -5,15 +5,16 @@ numbers are 1e-3 eV apart: references are subtracted in float64, before any cast
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.errors import DataError
 from eqfuse.data.readers import Keys, read_structures
-from eqfuse.data.structures import Structure
+from eqfuse.data.structures import MAX_ATOMIC_NUMBER, Structure
 
+_ROWS = 10_000  # of a fit; more of them take much memory
 TOLERANCE = 1e-6
 """eV between two energies of the same atom: as many digits as files are written with."""
 
@@ -85,11 +86,11 @@ def fit_reference_energies(structures: Sequence[Structure]) -> dict[int, float]:
         raise DataError("reference energies cannot be fitted to no structures")
     if any(structure.energy is None for structure in structures):
         raise DataError("reference energies can only be fitted to structures with energies")
-    return fit_energies_of_atoms([s.numbers for s in structures], [s.energy for s in structures])
+    return fit_energies_of_atoms((s.numbers for s in structures), (s.energy for s in structures))
 
 
 def fit_energies_of_atoms(
-    numbers: Sequence[np.ndarray], energies: Sequence[float]
+    numbers: Iterable[np.ndarray], energies: Iterable[float]
 ) -> dict[int, float]:
     """Return the fit of `fit_reference_energies` for lists of atomic numbers.
 
@@ -99,14 +100,36 @@ def fit_energies_of_atoms(
     Returns:
       atomic number -> energy in eV, sorted by atomic number.
     """
-    species = np.unique(np.concatenate(numbers))
-    counts = np.array(
-        [np.bincount(atoms, minlength=species[-1] + 1)[species] for atoms in numbers], np.float64
-    )  # [n_structures, n_species]
-    energies = np.array(energies, np.float64)
+    table, which = compositions(numbers)
+    species = np.flatnonzero(table.any(axis=0))
+    counts = table[:, species].astype(np.float64)
+    energies = np.fromiter(energies, np.float64)
+    if len(energies) <= _ROWS:
+        counts = counts[which]
+    else:  # the same fit, to the mean energy of each composition
+        frames = np.bincount(which)
+        weight = np.sqrt(frames)
+        energies = weight * np.bincount(which, energies) / frames
+        counts *= weight[:, None]
     # Counts are small integers: singular values below 1e-10 of the largest are rounding.
     fitted = np.linalg.lstsq(counts, energies, rcond=1e-10)[0]
     return {int(number): float(energy) for number, energy in zip(species, fitted, strict=True)}
+
+
+def compositions(numbers: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the compositions that occur, and which of them each structure has.
+
+    Args:
+      numbers: atomic numbers of each structure.
+    Returns:
+      numbers of atoms by composition and atomic number, [n, MAX_ATOMIC_NUMBER + 1] int32; the
+      number of its composition for each structure, [n_structures].
+    """
+    size = MAX_ATOMIC_NUMBER + 1
+    known: dict[bytes, int] = {}
+    keys = (np.bincount(atoms, minlength=size).astype(np.int32).tobytes() for atoms in numbers)
+    which = np.fromiter((known.setdefault(key, len(known)) for key in keys), np.int64)
+    return np.frombuffer(b"".join(known), np.int32).reshape(-1, size), which
 
 
 def subtract(structure: Structure, references: Mapping[int, float]) -> float | None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eqfuse.data.errors import DataError
+from eqfuse.data.lazy import Mapped
 
 MAX_ATOMIC_NUMBER = 118
 DEFAULT_TYPE = "Default"
@@ -152,9 +153,9 @@ class Structure:
         return abs(float(np.linalg.det(self.cell)))
 
 
-def names_of(structures: Sequence[Structure], name: str = "structure") -> list[str]:
+def names_of(structures: Sequence[Structure], name: str = "structure") -> Sequence[str]:
     """Return names of the structures for messages: their origin, or `name` and a number from 0."""
-    return [structure.origin or f"{name} {n}" for n, structure in enumerate(structures)]
+    return Mapped(lambda structure, k: structure.origin or f"{name} {k}", structures)
 
 
 def weighted_by_type(
@@ -169,6 +170,8 @@ def weighted_by_type(
     """
     if not by_type:
         return structures
+    if hasattr(structures, "weighted"):  # on disk
+        return structures.weighted(by_type)
 
     def weighted(structure: Structure) -> Structure:
         factor = by_type.get(structure.config_type or DEFAULT_TYPE, 1.0)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from eqfuse.data import Dataset, Sample, Structure
+from eqfuse.data.lazy import Joined
 from eqfuse.data.structures import DEFAULT_TYPE, LABELS, count_labelled, weighted_by_type
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.schema import ConfigError, require
@@ -20,7 +21,8 @@ def weighted(
     weights = settings.type_weights()
     if not weights:
         return structures, validation
-    types = {s.config_type or DEFAULT_TYPE for s in (*structures, *(validation or []))}
+    every = Joined(structures, validation or [])
+    types = {structure.config_type or DEFAULT_TYPE for structure in every}
     if unknown := sorted(set(weights) - types - {DEFAULT_TYPE}):
         raise ConfigError(
             f"data.config_type_weights: no frame has config_type={unknown[0]}; there are "

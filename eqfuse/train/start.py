@@ -173,7 +173,7 @@ class Start:
         known = [(s, float(e)) for s, e in pairs if s.energy is not None]
         missing = [s.energy - e for s, e in known]
         species = np.array(dataset.species)
-        moves = fit_energies_of_atoms([species[s.species] for s, _ in known], missing)
+        moves = fit_energies_of_atoms((species[s.species] for s, _ in known), missing)
         return {z: e + moves.get(z, 0.0) for z, e in dataset.references.items()}
 
     def potential(self) -> tuple[models.Potential, dict]:

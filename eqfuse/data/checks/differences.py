@@ -1,5 +1,6 @@
 """Forces against differences of energies between similar frames."""
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -75,7 +76,7 @@ def _explained(ratio: float, atoms: list[int]) -> str:
 
 def _groups(structures: Sequence[Structure]) -> list[list[Structure]]:
     """Return the largest groups of frames of the same atoms in the same cell, sampled."""
-    groups = defaultdict(list)
+    groups = defaultdict(lambda: array("q"))  # a list has 40 bytes for each number
     for k, s in enumerate(structures):
         small = s.pbc.any() or 1 < s.num_atoms <= _MOST_ATOMS
         if small and s.energy is not None and s.forces is not None:
@@ -84,7 +85,7 @@ def _groups(structures: Sequence[Structure]) -> list[list[Structure]]:
     return [[structures[k] for k in _sampled(group)] for group in largest if len(group) >= 3]
 
 
-def _sampled(group: list[int]) -> list[int]:
+def _sampled(group: Sequence[int]) -> Sequence[int]:
     """Return numbers of pieces of consecutive frames, which are similar in a trajectory."""
     if len(group) <= _FRAMES:
         return group

@@ -1,6 +1,7 @@
 """Atoms that are too near, and structures that occur twice."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ NEAREST = 0.5
 _SAME = 1e-4  # Å: more than what files round, less than what a step of dynamics moves
 _SAME_ENERGY = 1e-3  # eV/atom
 _SAME_SUMS = 1e-4  # relative
+_PIECE = 10_000  # frames whose sums are compared at once
 _FOLLOWING = 3  # frames, next to each other by a sum over pairs, that are compared
 
 
@@ -32,8 +34,9 @@ class Distances:
     """What the checks need of the distances of all samples.
 
     Attributes:
-      nearest: [n_samples] Å, inf where no atoms are within the cutoff.
-      sums: [n_samples, 3], sums over atoms and pairs, which do not depend on the atoms' order.
+      nearest: [n_samples] float32, Å, inf where no atoms are within the cutoff.
+      sums: [n_samples, 3] float32, sums over atoms and pairs, which do not depend on the order of
+        the atoms.
     """
 
     nearest: np.ndarray
@@ -42,7 +45,8 @@ class Distances:
     @classmethod
     def of(cls, samples: Sequence[Sample], cutoff: float) -> "Distances":
         """Return the distances of samples, looking at each once."""
-        nearest, sums = np.full(len(samples), np.inf), np.zeros((len(samples), 3))
+        nearest = np.full(len(samples), np.inf, np.float32)
+        sums = np.zeros((len(samples), 3), np.float32)
         for k, sample in enumerate(samples):
             if sample.num_edges:
                 lengths = vectors(sample)[1]
@@ -120,11 +124,12 @@ def _energy_difference(samples, pair) -> float:
 
 def _same(samples: Sequence[Sample], distances: Distances) -> list[tuple[int, int]]:
     """Return pairs of samples with the same elements and distances."""
-    kept = np.flatnonzero(np.isfinite(distances.nearest))
-    order = kept[np.lexsort(distances.sums[kept].T)]
+    kept = np.isfinite(distances.nearest)
+    order = np.flatnonzero(kept)[np.lexsort(distances.sums[kept].T)]
     found = []
-    for step in range(1, _FOLLOWING + 1):
-        first, second = order[:-step], order[step:]
+    for start, step in itertools.product(range(0, len(order), _PIECE), range(1, _FOLLOWING + 1)):
+        second = order[start + step : start + step + _PIECE]
+        first = order[start:][: len(second)]
         sums = distances.sums[first], distances.sums[second]
         near = np.isclose(*sums, rtol=_SAME_SUMS, atol=_SAME_SUMS).all(axis=1)
         pairs = zip(first[near].tolist(), second[near].tolist(), strict=True)

@@ -6,8 +6,9 @@ import numpy as np
 
 from eqfuse.data.batching import Sample
 from eqfuse.data.checks.geometry import number_of, vectors
-from eqfuse.data.lazy import chosen
+from eqfuse.data.lazy import evenly, selected
 
+_SAMPLED = 10_000  # frames that say what usual forces are
 _FEW = 0.01
 """Outliers are at most this fraction of the frames; more of them are a kind of structure."""
 _DEVIATIONS = {"force": 6.0, "energy": 30.0}
@@ -53,20 +54,23 @@ def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
     Logarithms of the lengths of the forces have a median and, for their spread, the median of the
     deviations from it, which outliers do not move.
     """
-    labelled = chosen(samples, [k for k, s in enumerate(samples) if s.forces is not None])
+    labelled = selected(samples, lambda s: s.forces is not None)
     if not labelled:
         return
-    lengths = [np.linalg.norm(s.forces, axis=1) for s in labelled]
-    every = np.concatenate(lengths)
+
+    def lengths(sample: Sample) -> np.ndarray:
+        return np.linalg.norm(sample.forces, axis=1)
+
+    every = np.concatenate([lengths(s) for s in evenly(labelled, _SAMPLED)])
     every = np.log(every[every > 1e-3]) if (every > 1e-3).any() else np.zeros(1)
     center = np.median(every)
     spread = 1.4826 * np.median(np.abs(every - center))
     limit = max(np.exp(center + _DEVIATIONS["force"] * spread), _LEAST["force"])
-    largest = np.array([length.max() for length in lengths])
+    largest = np.fromiter((lengths(s).max() for s in labelled), np.float64)
     count = int((largest > limit).sum())
     if 0 < count <= max(1, _FEW * len(labelled)):
         k = int(np.argmax(largest))
-        atom = number_of(labelled[k], int(np.argmax(lengths[k])))
+        atom = number_of(labelled[k], int(np.argmax(lengths(labelled[k]))))
         yield (
             f"{count} frames have forces above {limit:.3g} eV/Å, far from all others (median "
             f"{np.exp(center):.2g}); the largest, {largest[k]:.4g} eV/Å, is on atom {atom} of "
@@ -76,10 +80,10 @@ def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
 
 def energy_outliers(samples: Sequence[Sample]) -> Iterator[str]:
     """Yield how many frames have energies far from all others, per atom, and the farthest."""
-    labelled = chosen(samples, [k for k, s in enumerate(samples) if s.energy is not None])
+    labelled = selected(samples, lambda s: s.energy is not None)
     if len(labelled) < 10:
         return
-    energies = np.array([s.energy / s.num_atoms for s in labelled])
+    energies = np.fromiter((s.energy / s.num_atoms for s in labelled), np.float64)
     deviations = np.abs(energies - np.median(energies))
     limit = max(_DEVIATIONS["energy"] * 1.4826 * np.median(deviations), _LEAST["energy"])
     count = int((deviations > limit).sum())
@@ -96,13 +100,12 @@ def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
 
     Independent errors e of the components of the forces of n atoms add up to about e sqrt(n).
     """
-    labelled = chosen(
-        samples, [k for k, s in enumerate(samples) if s.forces is not None and s.num_atoms > 1]
-    )
+    labelled = selected(samples, lambda s: s.forces is not None and s.num_atoms > 1)
     if not labelled:
         return
-    errors = np.array([np.abs(s.forces.sum(axis=0)).max() / np.sqrt(s.num_atoms) for s in labelled])
-    sizes = np.array([np.sqrt(np.mean(s.forces**2)) for s in labelled])
+    net = (np.abs(s.forces.sum(axis=0)).max() / np.sqrt(s.num_atoms) for s in labelled)
+    errors = np.fromiter(net, np.float64)
+    sizes = np.fromiter((np.sqrt(np.mean(s.forces**2)) for s in labelled), np.float64)
     bad = errors > np.maximum(_NET_OF_RMS * np.maximum(sizes, np.median(sizes)), _LEAST_NET)
     if bad.any():
         k = int(np.argmax(np.where(bad, errors, 0)))

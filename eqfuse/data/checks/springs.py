@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from ase.data import chemical_symbols, covalent_radii
 
+from eqfuse.data.lazy import chosen, selected
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.structures import Structure
 
@@ -43,12 +44,12 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
     Forces are fitted by springs between bonded atoms, one stiffness for each pair of elements. A
     bond that is longer than usual pulls, whatever the method that gave the forces.
     """
-    chosen = _sample(structures)
-    bonds = [_bonds(structure) for structure in chosen]
+    sample = _sample(structures)
+    bonds = [_bonds(structure) for structure in sample]
     kinds = np.unique(np.concatenate([kind for *_, kind in bonds])) if bonds else np.array([])
     if not len(kinds):
         return
-    fitted = _fit(chosen, bonds, kinds)
+    fitted = _fit(sample, bonds, kinds)
     if fitted is None:
         return
     stiffness, error = fitted
@@ -57,7 +58,7 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
         return
     names = {k: _elements(kind) for k, kind in enumerate(kinds.tolist())}
     best = int(np.argmax(np.where(certain, np.abs(stiffness) / error, 0)))
-    where = f"{len(chosen)} frames"
+    where = f"{len(sample)} frames"
     if (stiffness[certain] < 0).all():
         yield (
             f"forces push atoms together where bonds are short (stiffness of "
@@ -90,15 +91,15 @@ def _elements(kind: int) -> tuple[int, int]:
 
 def _sample(structures: Sequence[Structure]) -> list[Structure]:
     """Return structures with forces, evenly spaced."""
-    forces = [k for k, s in enumerate(structures) if s.forces is not None and np.any(s.forces)]
+    forces = selected(structures, lambda s: s.forces is not None and np.any(s.forces))
     steps = np.unique(np.linspace(0, len(forces) - 1, _FRAMES).astype(int)) if forces else []
-    chosen, atoms = [], 0
-    for k in (forces[step] for step in steps):
-        if chosen and atoms + structures[k].num_atoms > _MOST_ATOMS:
+    sample, atoms = [], 0
+    for structure in chosen(forces, steps):
+        if sample and atoms + structure.num_atoms > _MOST_ATOMS:
             break
-        chosen.append(structures[k])
-        atoms += structures[k].num_atoms
-    return chosen
+        sample.append(structure)
+        atoms += structure.num_atoms
+    return sample
 
 
 def _bonds(structure: Structure):

@@ -7,7 +7,8 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.dataset import Dataset
-from eqfuse.data.lazy import chosen
+from eqfuse.data.lazy import chosen, selected
+from eqfuse.data.references import compositions
 from eqfuse.data.structures import Structure
 
 _FEW_FRAMES = 3
@@ -22,15 +23,13 @@ def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -
       dataset: made of the structures.
       structures: all that were read.
     """
-    labelled = [i for i in dataset.train_indices if structures[i].energy is not None]
-    train = chosen(structures, labelled)
+    train = selected(chosen(structures, dataset.train_indices), lambda s: s.energy is not None)
     if not (dataset.references_fitted and train):
         return
     species = np.array(dataset.species)
-    counts = np.array(
-        [np.bincount(s.numbers, minlength=species.max() + 1)[species] for s in train], np.float64
-    )
-    loose = _loose(np.unique(counts, axis=0))
+    table, which = compositions(s.numbers for s in train)
+    table = table[:, species]
+    loose = _loose(table.astype(np.float64))
     if loose.any():
         values = ", ".join(
             f"{chemical_symbols[z]} {dataset.references[int(z)]:.1f}" for z in species[loose]
@@ -39,8 +38,9 @@ def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -
             f"the fit does not determine the reference energies of {values} eV, since training "
             f"frames have too few compositions: energies of others will be wrong; {_GIVE}"
         )
-    for k in np.flatnonzero(~loose & ((counts > 0).sum(axis=0) < min(_FEW_FRAMES, len(train)))):
-        frames = np.flatnonzero(counts[:, k])
+    having = np.bincount(which) @ (table > 0)  # frames by element
+    for k in np.flatnonzero(~loose & (having < min(_FEW_FRAMES, len(train)))):
+        frames = np.flatnonzero(table[which, k])
         z = int(species[k])
         yield (
             f"{chemical_symbols[z]} is in {len(frames)} training frames only "
@@ -62,11 +62,11 @@ def total_energies_in_hartree(structures: Sequence[Structure]) -> Iterator[str]:
     References: Englert and Schwinger 1984, doi:10.1103/PhysRevA.29.2353 (energies of neutral atoms
       of Z electrons in Hartree, -0.768745 Z^(7/3) + Z^2 / 2 - 0.2699 Z^(5/3), 1% from Z = 6 on).
     """
-    labelled = chosen(structures, [k for k, s in enumerate(structures) if s.energy is not None])
+    labelled = selected(structures, lambda s: s.energy is not None)
     if not labelled:
         return
-    ratios = [s.energy / _atoms_in_hartree(s.numbers) for s in labelled]
-    ratio = float(np.median(ratios))
+    ratios = (s.energy / _atoms_in_hartree(s.numbers) for s in labelled)
+    ratio = float(np.median(np.fromiter(ratios, np.float64)))
     if _TOTALS[0] < ratio < _TOTALS[1]:
         yield (
             f"energies are {ratio:.3f} times those of the atoms' electrons in Hartree "

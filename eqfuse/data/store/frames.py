@@ -1,14 +1,14 @@
 """Structures on disk."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from eqfuse.data.errors import DataError
 from eqfuse.data.lazy import Lazy
-from eqfuse.data.structures import LABELS, Structure, Weights
+from eqfuse.data.structures import DEFAULT_TYPE, LABELS, Structure, Weights, is_isolated_atom
 
 _FRAME = np.dtype(
     [
@@ -80,17 +80,28 @@ def mapped(path: Path, dtype, shape: tuple[int, ...] = ()) -> np.ndarray:
     return np.asarray(np.memmap(path, dtype, "r")).reshape(-1, *shape)
 
 
+def slices(starts: np.ndarray, counts: np.ndarray) -> list[slice]:
+    """Return the slices of ranges."""
+    return list(map(slice, starts.tolist(), (starts + counts).tolist()))
+
+
+def pieces(array: np.ndarray, of: list[slice]) -> np.ndarray:
+    """Return slices of an array, one after the other."""
+    return np.concatenate([array[piece] for piece in of] or [array[:0]])
+
+
 class StoredStructures(Lazy):
     """The structures that `write_frames` wrote; each is a few views of files.
 
     Args:
       folder: where they are.
+      by_type: see `weighted`.
     Attributes:
       frames: [n_frames] records, see `_FRAME`.
       numbers, positions, forces: of all atoms, [n], [n, 3] Å, [n, 3] eV/Å (zero where unknown).
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, by_type: Mapping[str, float] | None = None):
         self.folder = Path(folder)
         names = json.loads((self.folder / "names.json").read_text("utf-8"))
         self._files, self._types = names["files"], names["config_types"]
@@ -98,21 +109,40 @@ class StoredStructures(Lazy):
         self.numbers, self.positions, self.forces = (
             mapped(self.folder / name, *kind) for name, kind in _ATOMS.items()
         )
+        kinds = *self._types, None  # whose number is -1
+        self._isolated = np.array([is_isolated_atom(kind) for kind in kinds])
+        self._factors = np.array([(by_type or {}).get(k or DEFAULT_TYPE, 1.0) for k in kinds])
+
+    def weighted(self, by_type: Mapping[str, float]) -> "StoredStructures":
+        """Return these structures with the weights of `eqfuse.data.structures.weighted_by_type`."""
+        return StoredStructures(self.folder, by_type)
+
+    def labels(self, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which labels of records are known, [n, 3], and their weights, [n, 3]."""
+        kinds, known = frames["config_type"], frames["known"]
+        if (self._factors == 1).all():
+            return known, frames["weights"]
+        weights = self._factors[kinds][:, None] * frames["weights"]
+        return known & ((weights > 0) | self._isolated[kinds][:, None]), weights
 
     def __len__(self) -> int:
         return len(self.frames)
 
     def record(self, k: int) -> tuple:
-        """Return the fields of a frame, see `_FRAME`, and the slice of its atoms."""
+        """Return the fields of a frame, see `_FRAME`, the slice of its atoms in place of two."""
         fields = self.frames[k].item()  # all at once: one by one takes ten times as long
-        return *fields, slice(fields[0], fields[0] + fields[1])
+        start, num_atoms, number, file, kind, known, pbc, cell, energy, stress, weights = fields
+        if (self._factors != 1).any():
+            [known], [weights] = self.labels(self.frames[k : k + 1])
+        atoms = slice(start, start + num_atoms)
+        return number, file, kind, known, pbc, cell, energy, stress, weights, atoms
 
     def origin(self, file: int, number: int) -> str:
         """Return the name of a frame in messages."""
         return f"{self._files[file]}, frame {number}"
 
     def item(self, k: int) -> Structure:
-        _, _, number, file, kind, known, pbc, cell, energy, stress, weights, atoms = self.record(k)
+        number, file, kind, known, pbc, cell, energy, stress, weights, atoms = self.record(k)
         has_energy, has_forces, has_stress = known.tolist()
         return Structure.unchecked(
             numbers=self.numbers[atoms],

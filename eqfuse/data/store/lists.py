@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse.data.batching import Sample
+from eqfuse.data.columns import Columns
 from eqfuse.data.errors import DataError
 from eqfuse.data.lazy import Lazy
 from eqfuse.data.progress import reported
 from eqfuse.data.references import require_references
 from eqfuse.data.samples import arranged, species_index
-from eqfuse.data.store.frames import StoredStructures, mapped
+from eqfuse.data.store.frames import StoredStructures, mapped, pieces, slices
 from eqfuse.data.structures import MAX_ATOMIC_NUMBER, Weights
 
 _LIST = np.dtype(
@@ -181,17 +182,56 @@ class StoredSamples(Lazy):
 
     @property
     def sizes(self) -> np.ndarray:
-        """Numbers of atoms and edges, [n_samples, 2] int64."""
-        atoms = self.structures.frames["num_atoms"][self.indices]
-        return np.stack([atoms, self._lists["num_edges"][self.indices]], axis=1)
+        """Numbers of atoms and edges, [n_samples, 2] int32."""
+        sizes = np.empty((len(self), 2), np.int32)
+        sizes[:, 0] = self.structures.frames["num_atoms"][self.indices]
+        sizes[:, 1] = self._lists["num_edges"][self.indices]
+        return sizes
 
     def __len__(self) -> int:
         return len(self.indices)
 
+    def columns(self, indices: np.ndarray) -> Columns:
+        """Return the columns of samples, see `eqfuse.data.columns`: without a `Sample` of each."""
+        numbers, structures = self.indices[indices], self.structures
+        frames, lists = structures.frames[numbers], self._lists[numbers]
+        atoms, edges = frames["num_atoms"], lists["num_edges"]
+        of_atoms, of_edges = slices(frames["start"], atoms), slices(lists["start"], edges)
+        arrays = self._arrays
+        order = np.repeat(np.cumsum(atoms) - atoms, atoms) + pieces(arrays["order"], of_atoms)
+        known, weights = structures.labels(frames)
+        known = known & self._labels
+        has_energy, has_forces, has_stress = known.T
+        energies = self._energies[indices] if self._labels else np.zeros(len(numbers))
+        return Columns(
+            num_atoms=atoms,
+            num_edges=edges,
+            positions=pieces(arrays["moved"], of_atoms),
+            species=self._species_of[pieces(structures.numbers, of_atoms)[order]],
+            senders=pieces(arrays["senders"], of_edges),
+            receivers=pieces(arrays["receivers"], of_edges),
+            shifts=self._shifts(lists),
+            cells=frames["cell"],
+            energy=_or_zero(energies, has_energy),
+            forces=_or_zero(pieces(structures.forces, of_atoms)[order], has_forces, atoms),
+            stress=_or_zero(frames["stress"], has_stress),
+            known=known,
+            weights=weights,
+        )
+
+    def _shifts(self, lists: np.ndarray) -> np.ndarray:
+        """Return the shifts [n_edges, 3] of some lists."""
+        if (lists["shifts"] < 0).all():
+            return _NO_SHIFTS[: lists["num_edges"].sum()]
+        return np.concatenate([self._shifts_of(*record) for record in lists.tolist()])
+
+    def _shifts_of(self, _, count: int, first: int) -> np.ndarray:
+        return _NO_SHIFTS[:count] if first < 0 else self._arrays["shifts"][first : first + count]
+
     def item(self, k: int) -> Sample:
         frames, arrays, number = self.structures, self._arrays, int(self.indices[k])
         fields = frames.record(number)
-        _, _, number_in_file, file, kind, known, _, cell, _, stress, weights, atoms = fields
+        number_in_file, file, kind, known, _, cell, _, stress, weights, atoms = fields
         start, count, first = self._lists[number].item()
         edges, order = slice(start, start + count), arrays["order"][atoms]
         has_energy, has_forces, has_stress = known.tolist() if self._labels else [False] * 3
@@ -200,7 +240,7 @@ class StoredSamples(Lazy):
             species=self._species_of[frames.numbers[atoms][order]],
             senders=arrays["senders"][edges],
             receivers=arrays["receivers"][edges],
-            shifts=_NO_SHIFTS[:count] if first < 0 else arrays["shifts"][first : first + count],
+            shifts=self._shifts_of(start, count, first),
             cell=cell,
             energy=float(self._energies[k]) if has_energy else None,
             forces=frames.forces[atoms][order] if has_forces else None,
@@ -210,3 +250,11 @@ class StoredSamples(Lazy):
             weights=Weights(*weights.tolist()),
             config_type=frames.config_type(kind),
         )
+
+
+def _or_zero(values: np.ndarray, known: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    """Return values, [n, ...], of samples (of `counts` atoms each), zero where unknown."""
+    if known.all():
+        return values
+    known = known if counts is None else np.repeat(known, counts)
+    return np.where(known.reshape(-1, *(1,) * (values.ndim - 1)), values, 0)

@@ -5,10 +5,11 @@ import importlib
 from eqfuse import _startup
 
 __version__ = "0.1.0"
-__all__ = ["Calculator", "Committee", "hessian", "predict"]
+__all__ = ["Calculator", "Committee", "descriptors", "hessian", "predict"]
 _MODULES = {
     "Calculator": "calculator",
     "Committee": "committee",
+    "descriptors": "descriptors",
     "hessian": "hessian",
     "predict": "predict",
 }

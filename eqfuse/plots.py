@@ -13,7 +13,9 @@ _MAX_POINTS = 20_000
 
 
 def learning_curves(metrics: Path, target: Path):
-    """Draw loss, force, energy and, if it is trained on, stress errors of every epoch.
+    """Draw loss, force, energy and, if it is trained on, stress errors of every validation.
+
+    They are drawn by epoch, or by step where an epoch has several.
 
     Args:
       metrics: a run's metrics.csv.
@@ -32,6 +34,7 @@ def learning_curves(metrics: Path, target: Path):
         "energy_rmse_mev_per_atom": "energy RMSE (meV/atom)",
         "stress_rmse_mev_per_a3": "stress RMSE (meV/Å³)",
     }
+    by = "epoch" if len(set(columns["epoch"])) == len(rows) else "step"
     # not of labels that no frame has
     panels = {
         name: label
@@ -48,20 +51,20 @@ def learning_curves(metrics: Path, target: Path):
             values = columns[f"{part}_{name}"]
             positive |= bool((values > 0).any())
             axes.plot(
-                columns["epoch"],
+                columns[by],
                 values,
                 color=colour,
                 marker="o" if len(values) < 30 else None,
                 markersize=3,
                 label=f"{title}: {values[-1]:.4g}",
             )
-        axes.set(xlabel="epoch", ylabel=label, yscale="log" if positive else "linear")
+        axes.set(xlabel=by, ylabel=label, yscale="log" if positive else "linear")
         axes.xaxis.get_major_locator().set_params(integer=True)
         if len(rows) == 1:  # a point, and no fractions of an epoch around it
-            axes.set_xlim(columns["epoch"][0] - 1, columns["epoch"][0] + 1)
+            axes.set_xlim(columns[by][0] - 1, columns[by][0] + 1)
         axes.legend(frameon=False)
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
-    figure.suptitle(f"{metrics.parent.name}, epoch {columns['epoch'][-1]:.0f}")
+    figure.suptitle(f"{metrics.parent.name}, {by} {columns[by][-1]:.0f}")
     _save(figure, target)
 
 

@@ -180,7 +180,11 @@ class Batcher:
         self._parts = parts
         self._own = range(parts) if own is None else own
         # decided for all batches: one program is compiled for each shape
-        self._weighted = any(sample.weights != UNWEIGHTED for sample in samples)
+        self._weighted = (
+            samples.weighted
+            if hasattr(samples, "weighted")
+            else any(sample.weights != UNWEIGHTED for sample in samples)
+        )
         self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:

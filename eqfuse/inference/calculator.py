@@ -14,6 +14,7 @@ from eqfuse.data import DataError, Structure
 from eqfuse.data.errors import FlownApartError
 from eqfuse.data.ordering import spatial_order
 from eqfuse.data.samples import species_index
+from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.pairs import (
     Evaluated,
     Pairs,
@@ -196,6 +197,12 @@ class Calculator(ase.calculators.calculator.Calculator):
                     parts = jax.device_get(atom_strain_derivatives(evaluated)) / volume
                     stresses = full_3x3_to_voigt_6_stress(listed.in_structure(parts))
                     self.results["stresses"] = stresses
+
+    def get_descriptors(self, atoms=None, invariants_only: bool = True, num_layers: int = -1):
+        """Return the features of atoms, by default of the last ones; see `eqfuse.descriptors`."""
+        atoms = self.atoms if atoms is None else atoms
+        given = {"invariants_only": invariants_only, "num_layers": num_layers}
+        return descriptors(atoms, self.network, **given)
 
     def evaluated_for(self, atoms) -> tuple[Evaluated, jax.Array, np.ndarray]:
         """Return what the network computes for atoms, the species of the nodes, and their order."""

@@ -198,7 +198,7 @@ def predict(
       ValueError: another `which` or dtype, or a run that did not train a potential.
     """
     networks = load_networks(run, which=which, dtype=dtype, backend=backend)
-    structures = _as_structures(structures)
+    structures = as_structures(structures)
     if not structures:
         raise DataError("there are no structures to predict")
     if batch_size is None:
@@ -213,7 +213,7 @@ def predict(
     return [mean_of(predicted) for predicted in zip(*members, strict=True)]
 
 
-def _as_structures(structures) -> list[Structure]:
+def as_structures(structures) -> list[Structure]:
     if isinstance(structures, str | os.PathLike):
         return read_structures(structures, require_labels=False)
     if isinstance(structures, ase.Atoms | Structure):

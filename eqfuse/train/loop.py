@@ -108,7 +108,7 @@ class Fit:
         """
         state, at = self._initial(), Position(epoch=self._first_epoch)
         if resume is not None:
-            state, at = resume[0], Position(**resume[1])
+            state, at = resume[0], Position.of(resume[1])
             self._learning_rate.restore(at.learning_rate)
         state = self._devices.replicated(state)
         if self._profiled:
@@ -122,17 +122,19 @@ class Fit:
     def _train_until(self, stop: StopRequest, state: TrainState, at: Position, *, resumed: bool):
         """Train until a limit or a signal."""
         reason = self._reason_to_stop(int(state.step))
-        unfinished = at.epoch == 0 or at.batch == len(self._train)  # but for its validation
-        if reason is None or unfinished:
+        due = self._validation_is_due(int(state.step), at)
+        if reason is None or due:
             self._prepare(state, at)
-        with Progress(len(self._train), self._losses[0].stress > 0) as progress:
+        by = "epoch" if self._settings.validate_every is None else "step"
+        with Progress(len(self._train), self._losses[0].stress > 0, by) as progress:
             self._signal(stop)
             reason = self._reason_to_stop(int(state.step))
-            if resumed and (reason is None or unfinished):
+            if resumed and (reason is None or due):
                 with self._devices.together():
-                    self._folder.forget_after(at.epoch - 1)
-            if unfinished:
-                at = self._end_epoch(state, at, [], progress)
+                    validated = int(state.step) - at.unvalidated if at.epoch else -1
+                    self._folder.forget_after(validated)
+            if due:
+                at = self._validate(state, at, [], progress)
                 reason = reason or self._reason_to_stop(int(state.step))
             elif resumed and reason == _ALL_STEPS:
                 progress.log(
@@ -144,14 +146,26 @@ class Fit:
                 state, times = self._epoch(state, at, stop, progress)
                 if signum := self._signal(stop):
                     raise self._interrupted(signum, state, at)
-                if at.batch:  # none where the time was up before the first step
-                    at = self._end_epoch(state, at, times, progress)
+                step = int(state.step)
+                last = self._reason_to_stop(step) is not None
+                if at.unvalidated and (last or self._validation_is_due(step, at)):
+                    at = self._validate(state, at, times, progress)
+                elif at.batch == len(self._train):
+                    at = at.next_epoch()
                 self._signal(stop)
-                reason = self._reason_to_stop(int(state.step))
+                reason = self._reason_to_stop(step)
             progress.log(
                 f"{reason} after {duration(self._limits.elapsed)}; results in {self._folder.path}"
             )
         return state
+
+    def _validation_is_due(self, step: int, at: Position) -> bool:
+        """Return whether a step ends an epoch, or as many steps as `validate_every`."""
+        every = self._settings.validate_every
+        if at.epoch == 0:
+            return True
+        ends = at.batch == len(self._train) if every is None else step % every == 0
+        return ends and at.unvalidated > 0
 
     def _next(self, state: TrainState, at: Position) -> tuple:
         """Return the arguments of the step on the next batch."""
@@ -233,7 +247,7 @@ class Fit:
         return lambda: self._flat.unflatten(np.asarray(state.average))
 
     def _epoch(self, state: TrainState, at: Position, stop, progress):
-        """Train on the rest of the batches of an epoch, or until a limit or a signal.
+        """Train on the rest of the batches of an epoch, or until a validation, limit or signal.
 
         Moves `at`. Returns the state and the time of each step that compiled nothing, s.
         """
@@ -252,13 +266,16 @@ class Fit:
                 raise TrainingFailed(self._not_finite(value, at, step))
             state, step = new_state, step + 1
             errors.add(sums)
-            at.batch, at.loss_sum, at.error_sums = at.batch + 1, at.loss_sum + value, errors.sums
+            at.batch, at.unvalidated = at.batch + 1, at.unvalidated + 1
+            at.loss_sum, at.error_sums = at.loss_sum + value, errors.sums
             self._keep(state, at)
             shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
             if shapes in self._compiled_shapes:
                 times.append(time.monotonic() - start)
             self._compiled_shapes.add(shapes)
             progress.step(value)
+            if self._validation_is_due(step, at):
+                break
         return state, times
 
     def _batches(self, batcher: Batcher, *args, **kwargs):
@@ -275,7 +292,7 @@ class Fit:
             f"last good checkpoint is in {self._folder.checkpoints}"
         )
 
-    def _end_epoch(self, state, at: Position, times, progress) -> Position:
+    def _validate(self, state, at: Position, times, progress) -> Position:
         """Validate, write metrics and checkpoints, print; return the position after it."""
         start, limits = time.monotonic(), self._limits
         validation = Errors()
@@ -291,7 +308,7 @@ class Fit:
             "epoch": at.epoch,
             "step": step,
             "lr": self._learning_rate(step, limits.fraction(step)),
-            "train_loss": at.loss_sum / at.batch if at.batch else math.nan,
+            "train_loss": at.loss_sum / at.unvalidated if at.unvalidated else math.nan,
             "val_loss": val_loss,
             **{f"train_{name}": value for name, value in trained.items()},
             **{f"val_{name}": value for name, value in validation.table().items()},
@@ -305,15 +322,15 @@ class Fit:
         errors = {k: v for k, v in row.items() if "val_" in k}
         criterion = best_of(row, self._settings.best)
         after = dataclasses.replace(at, best=min(at.best, criterion))
-        # A limit within an epoch ends the run; made longer, it goes on where it was.
-        if at.epoch == 0 or at.batch == len(self._train):
+        # A limit before a validation is due ends the run; made longer, it goes on where it was.
+        if self._validation_is_due(step, at):
             self._learning_rate.epoch_ended(criterion)
-            after = Position(at.epoch + 1, best=after.best, second_since=at.second_since)
+            after = after.validated(at.epoch == 0 or at.batch == len(self._train))
         if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
             self._checkpoints.offer("best", step, self.average_of(state), record)
         self._keep(state, after, errors)
-        validating = (time.monotonic() - start) / at.batch if at.epoch > 1 else 0.0
+        validating = (time.monotonic() - start) / at.unvalidated if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))
         return after
 

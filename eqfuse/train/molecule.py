@@ -116,6 +116,7 @@ def build_potential(
     if fields.get("distance_transform") is not None:
         fields["atomic_numbers"] = [int(z) for z in dataset.species]
     count = len(dataset.species)
+    mean = dataset.energy_per_atom if settings.shift == "mean" else 0.0
     model = models.build(settings.name, **fields, backend=backend)
     try:
         model.layer_irreps()
@@ -127,7 +128,7 @@ def build_potential(
     potential = models.Potential(
         model=model,
         scale=(dataset.force_rms,) * count,
-        shift=(dataset.energy_per_atom,) * count,
+        shift=(mean,) * count,
         trainable_scale_shift=settings.trainable_scale_shift,
         binds_within=None if dataset.references_fitted else settings.cutoff,
         repulsion=models.ZBL.of(dataset.species) if settings.zbl else None,

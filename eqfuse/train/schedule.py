@@ -27,7 +27,9 @@ class LearningRateSettings:
     schedule: Literal["cosine", "plateau", "constant"] = setting("cosine", "of the learning rate")
     warmup_steps: int = setting(50, "steps until the learning rate is highest", NOT_NEGATIVE)
     min_lr: float = setting(1e-5, "lowest learning rate; plateau stops there", POSITIVE)
-    patience: int = setting(10, "plateau: epochs without improvement before it falls", POSITIVE)
+    patience: int = setting(
+        10, "plateau: validations without a better one before it falls", POSITIVE
+    )
     factor: float = setting(0.5, "plateau: what the learning rate is multiplied by", FRACTION)
 
     def __post_init__(self):
@@ -85,6 +87,11 @@ class MoleculeTraining(OptimizerSettings, LearningRateSettings):
         "stress_mae",
         "stress_rmse",
     ] = setting("loss", "what the best network has the lowest of, on the validation frames")
+    validate_every: int | None = setting(
+        None,
+        "steps after which the network is validated, and at the end of the run; null: each epoch",
+        POSITIVE,
+    )
     checkpoint_seconds: float = setting(10.0, "least time between checkpoints, s", NOT_NEGATIVE)
 
     def __post_init__(self):
@@ -116,7 +123,7 @@ class LearningRate:
     """The learning rate of every step: a linear rise, then cosine, plateau or constant.
 
     Cosine falls from `lr` to `min_lr` as the run passes, by steps or by time, whichever is further.
-    Plateau multiplies by `factor` after `patience` epochs without a better validation loss.
+    Plateau multiplies by `factor` after `patience` validations without a better loss.
     """
 
     def __init__(self, settings: LearningRateSettings):

@@ -15,6 +15,7 @@ from eqfuse.data.lazy import Joined, Subset, chosen
 from eqfuse.data.samples import prepare_samples
 from eqfuse.data.store import StoredSamples, cache, samples_of, store_structures
 from eqfuse.data.store.lists import write_lists
+from eqfuse.data.structures import weighted_by_type
 from eqfuse.train.main import main
 from tests.small_runs import TINY, labelled
 
@@ -105,6 +106,25 @@ def test_batches_and_statistics_are_those_in_memory(files, in_memory, tmp_path):
     ours, theirs = ours.with_references(moved, stored), theirs.with_references(moved, in_memory)
     for one, other in zip(ours.val, theirs.val, strict=True):
         assert_same(one, other)
+
+
+def test_weights_of_types_are_those_in_memory(files, in_memory, tmp_path):
+    """Also one that is zero, which drops labels; but not the energy of an isolated atom."""
+    by_type = {"wet": 3.0, "Default": 0.0, "IsolatedAtom": 0.0}
+    stored = weighted_by_type(store_structures(files, folder=tmp_path), by_type)
+    expected = weighted_by_type(in_memory, by_type)
+    for one, other in zip(stored, expected, strict=True):
+        assert_same(one, other)
+    assert expected[1].weights.energy == 6
+    assert expected[0].forces is None
+    common = 4.0, (1, 6, 8, 29), {1: -1.0, 6: -2.0, 8: -3.0, 29: -4.0}
+    batches = [
+        next(Batcher(samples, 18).batches())
+        for samples in (samples_of(stored, *common), prepare_samples(expected, *common))
+    ]
+    assert batches[0].labels.weights is not None
+    for a, b in zip(*map(jax.tree.leaves, batches), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_files_are_read_once_and_again_when_they_change(files, tmp_path, monkeypatch):

@@ -122,7 +122,7 @@ def test_tensorboard_gets_the_metrics(tmp_path):
 
     [callback] = loggers("tensorboard")
     callback.on_start(tmp_path, {"seed": 0})
-    callback.on_epoch({"epoch": 7, "val_loss": 0.25, "train_loss": np.nan})
+    callback.on_epoch({"epoch": 1, "step": 7, "val_loss": 0.25, "train_loss": np.nan})
     callback.on_end([{"set": "test", "group": "all", "forces_mae_mev_per_a": 12.5}])
     [file] = (tmp_path / "tensorboard").iterdir()
     content, values = file.read_bytes(), {}

@@ -1,6 +1,7 @@
 """The folder of stored structures: found again by the content of the files that they are from."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -92,15 +93,33 @@ def lists_of(structures: StoredStructures, cutoff: float) -> Path:
 
 
 def _made(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Return a folder that is complete; one that is not there is written beside it, and renamed."""
+    """Return a folder that is complete; one that is not there is written beside it, and renamed.
+
+    Of several processes that ask for it at the same time, one writes it.
+    """
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
-    try:
-        write(partial)
-        with contextlib.suppress(OSError):  # another process may have been faster
-            os.rename(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with _alone(folder.parent):
+        if folder.is_dir():
+            return folder
+        partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
+        try:
+            write(partial)
+            with contextlib.suppress(OSError):  # where there are no locks, another may be faster
+                os.rename(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+@contextlib.contextmanager
+def _alone(folder: Path):
+    """Context of one process at a time in a folder, if its file system has locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -98,6 +98,7 @@ class StoredStructures(Lazy):
       by_type: see `weighted`.
     Attributes:
       frames: [n_frames] records, see `_FRAME`.
+      factors: of the weights, by the number of the config_type; the last is that of none.
       numbers, positions, forces: of all atoms, [n], [n, 3] Å, [n, 3] eV/Å (zero where unknown).
     """
 
@@ -111,7 +112,7 @@ class StoredStructures(Lazy):
         )
         kinds = *self._types, None  # whose number is -1
         self._isolated = np.array([is_isolated_atom(kind) for kind in kinds])
-        self._factors = np.array([(by_type or {}).get(k or DEFAULT_TYPE, 1.0) for k in kinds])
+        self.factors = np.array([(by_type or {}).get(k or DEFAULT_TYPE, 1.0) for k in kinds])
 
     def weighted(self, by_type: Mapping[str, float]) -> "StoredStructures":
         """Return these structures with the weights of `eqfuse.data.structures.weighted_by_type`."""
@@ -120,9 +121,9 @@ class StoredStructures(Lazy):
     def labels(self, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which labels of records are known, [n, 3], and their weights, [n, 3]."""
         kinds, known = frames["config_type"], frames["known"]
-        if (self._factors == 1).all():
+        if (self.factors == 1).all():
             return known, frames["weights"]
-        weights = self._factors[kinds][:, None] * frames["weights"]
+        weights = self.factors[kinds][:, None] * frames["weights"]
         return known & ((weights > 0) | self._isolated[kinds][:, None]), weights
 
     def __len__(self) -> int:
@@ -132,7 +133,7 @@ class StoredStructures(Lazy):
         """Return the fields of a frame, see `_FRAME`, the slice of its atoms in place of two."""
         fields = self.frames[k].item()  # all at once: one by one takes ten times as long
         start, num_atoms, number, file, kind, known, pbc, cell, energy, stress, weights = fields
-        if (self._factors != 1).any():
+        if (self.factors != 1).any():
             [known], [weights] = self.labels(self.frames[k : k + 1])
         atoms = slice(start, start + num_atoms)
         return number, file, kind, known, pbc, cell, energy, stress, weights, atoms

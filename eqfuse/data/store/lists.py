@@ -188,6 +188,13 @@ class StoredSamples(Lazy):
         sizes[:, 1] = self._lists["num_edges"][self.indices]
         return sizes
 
+    @property
+    def weighted(self) -> bool:
+        """Whether a weight of a label is not one."""
+        frames = self.structures
+        of_types = (frames.factors[frames.frames["config_type"][self.indices]] != 1).any()
+        return bool(of_types or (frames.frames["weights"][self.indices] != 1).any())
+
     def __len__(self) -> int:
         return len(self.indices)
 

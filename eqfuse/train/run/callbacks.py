@@ -18,14 +18,14 @@ class Callback:
         """Begin: the folder of the run, and its settings as plain values."""
 
     def on_epoch(self, row: dict):
-        """Take the line of metrics.csv of an epoch."""
+        """Take the line of metrics.csv of a validation: of an epoch, or of `validate_every`."""
 
     def on_end(self, errors: list[dict]):
         """Take the errors of the best network, the rows of errors.csv; [] if interrupted."""
 
 
 class TensorBoard(Callback):
-    """Writes the metrics of every epoch to FOLDER/tensorboard."""
+    """Writes the metrics of every validation, by step, to FOLDER/tensorboard."""
 
     def on_start(self, folder: Path, config: dict):
         from tensorboardX import SummaryWriter
@@ -35,7 +35,7 @@ class TensorBoard(Callback):
 
     def on_epoch(self, row: dict):
         for name, value in _numbers(row).items():
-            self._writer.add_scalar(name, value, row["epoch"])
+            self._writer.add_scalar(name, value, row["step"])
         self._writer.flush()
 
     def on_end(self, errors: list[dict]):

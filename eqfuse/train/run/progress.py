@@ -10,7 +10,8 @@ import warnings
 import rich.console
 import rich.progress
 
-_START = {"epoch": 6, "loss": 10, "E MAE": 8, "E RMSE": 8, "F MAE": 8, "F RMSE": 8}
+_START = {"loss": 10, "E MAE": 8, "E RMSE": 8, "F MAE": 8, "F RMSE": 8}
+_COUNT = 6
 _STRESS = {"S MAE": 8, "S RMSE": 8}
 _END = {"lr": 9, "ms/step": 8, "left": 9}
 
@@ -75,11 +76,12 @@ class Progress:
     Args:
       steps_per_epoch: for the bar.
       stress: whether there is a stress error to show.
+      by: what is counted in the first column: "epoch" or "step".
     """
 
-    def __init__(self, steps_per_epoch: int, stress: bool):
-        self._columns = {**_START, **(_STRESS if stress else {}), **_END}
-        self._stress = stress
+    def __init__(self, steps_per_epoch: int, stress: bool, by: str = "epoch"):
+        self._columns = {by: _COUNT, **_START, **(_STRESS if stress else {}), **_END}
+        self._stress, self._by = stress, by
         self._console = rich.console.Console(soft_wrap=True, highlight=False)
         self._steps = steps_per_epoch
         self._bar = rich.progress.Progress(
@@ -126,10 +128,10 @@ class Progress:
         self.heartbeat(f"epoch {self._epoch}, batch {self._done} of {self._steps}, loss {loss:.4g}")
 
     def end_epoch(self, row: dict, left: float):
-        """Print an epoch's line.
+        """Print the line of a validation.
 
         Args:
-          row: the epoch's line of metrics.csv.
+          row: its line of metrics.csv.
           left: estimated time left, s; not finite if it is not known.
         """
         stress = ()
@@ -137,7 +139,7 @@ class Progress:
             names = ("val_stress_mae_mev_per_a3", "val_stress_rmse_mev_per_a3")
             stress = [_number(row[name], ".3f") for name in names]
         values = (
-            str(row["epoch"]),
+            str(row[self._by]),
             _number(row["train_loss"], ".4g"),
             _number(row["val_energy_mae_mev_per_atom"], ".2f"),
             _number(row["val_energy_rmse_mev_per_atom"], ".2f"),

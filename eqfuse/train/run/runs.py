@@ -85,8 +85,8 @@ class RunFolder:
         if self._writes:
             self._lock.close()
 
-    def forget_after(self, epoch: int):
-        """Remove the lines of metrics.csv after an epoch: a resumed run writes them again.
+    def forget_after(self, step: int):
+        """Remove the lines of metrics.csv after a step: a resumed run writes them again.
 
         It is a log, and a run goes on without: a damaged one is set aside, with a warning.
 
@@ -100,11 +100,11 @@ class RunFolder:
         except ValueError as error:
             self._set_log_aside(error)
             return
-        rows = [row for row in rows if int(row["epoch"]) <= epoch]
-        if (last := max((int(row["epoch"]) for row in rows), default=0)) < epoch:
+        rows = [row for row in rows if int(row["step"]) <= step]
+        if (last := max((int(row["step"]) for row in rows), default=0)) < step:
             _warn(
-                f"{self.metrics} was cut off: it has no line of epoch {last + 1} to {epoch}, which "
-                "are done; the run goes on without"
+                f"{self.metrics} was cut off: it has no line of what was validated after step "
+                f"{last} and up to step {step}; the run goes on without"
             )
         with self._log_errors():
             if not rows:
@@ -195,7 +195,7 @@ def read_log(path: Path) -> tuple[list[str], list[dict]]:
         raise ValueError("it has NUL characters")
     ended = text.endswith(("\n", "\r"))
     columns, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
-    if "epoch" not in columns and (lines or ended):
+    if not {"epoch", "step"} <= set(columns) and (lines or ended):
         raise ValueError("its first line does not name the columns")
     whole = [len(line) == len(columns) and all(map(_is_number, line)) for line in lines]
     if lines and not ended and not whole[-1]:
@@ -203,8 +203,9 @@ def read_log(path: Path) -> tuple[list[str], list[dict]]:
     for number, line in enumerate(lines, start=2):
         if not whole[number - 2]:
             raise ValueError(f"line {number} is not one of numbers for all columns")
-        if not line[columns.index("epoch")].isdecimal():
-            raise ValueError(f"the epoch in line {number} is no whole number")
+        for name in ("epoch", "step"):
+            if not line[columns.index(name)].isdecimal():
+                raise ValueError(f"the {name} in line {number} is no whole number")
     return columns, [dict(zip(columns, line, strict=True)) for line in lines]
 
 

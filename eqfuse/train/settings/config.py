@@ -33,6 +33,11 @@ class PotentialSettings:
         None, "neighbours per atom; null: from the data", POSITIVE
     )
     trainable_scale_shift: bool = setting(False, "train the per-species scale and shift (eV)")
+    shift: Literal["mean", "zero"] = setting(
+        "mean",
+        "energy that an atom has besides what the network computes: the mean of the training "
+        "energies, relative to the reference energies, or zero, which is right far from the data",
+    )
     zbl: bool = setting(False, "add the repulsion of near nuclei (ZBL)")
 
     def __post_init__(self):
@@ -48,7 +53,7 @@ class PotentialSettings:
           avg_num_neighbors: of the data, where none is given.
         """
         fields = dataclasses.asdict(self)
-        for name in ("name", "trainable_scale_shift", "zbl"):
+        for name in ("name", "trainable_scale_shift", "shift", "zbl"):
             del fields[name]
         if self.avg_num_neighbors is None:
             fields["avg_num_neighbors"] = avg_num_neighbors

@@ -74,7 +74,7 @@ _TRAINING = {
     "max_num_epochs": "epochs=",
     "max_epochs": "epochs=",
     "max_time": "max_minutes=",
-    "eval_interval": "nothing: every epoch is validated",
+    "eval_interval": "training.validate_every= (in steps; every epoch is validated without it)",
     "metrics_key": "training.best=",
     "monitor": "training.best=",
     "wandb": "loggers=wandb",

@@ -72,6 +72,8 @@ def check_network(model) -> None:
     Raises:
       ConfigError: naming the setting.
     """
+    mean = getattr(model, "shift", "mean") == "mean"
+    require(mean, "model.shift", "zero", "left out for tetris, which has no energies")
     for name, value, need in (
         ("zbl", "true", "left out for tetris, whose cubes are no nuclei"),
         ("distance_transform", "agnesi", "left out for tetris, whose cubes are no elements"),

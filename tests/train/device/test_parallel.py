@@ -1,6 +1,7 @@
 """Data parallel runs do what runs on one device do, within rounding."""
 
 import csv
+import json
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from eqfuse.data import read_embedded
+from eqfuse.data import read_embedded, read_structures
 from eqfuse.train import load_run
 from eqfuse.train.main import main
 
@@ -36,14 +37,14 @@ def start(program, arguments, extra, cwd=None):
     )
 
 
-def processes(count, arguments, folders=(None, None)):
+def processes(count, arguments, folders=(None, None), program=ROOT / "train.py"):
     """Start each in its folder, and tell it where the others are, as a launcher would."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     return [
         start(
-            ROOT / "train.py",
+            program,
             ["devices=distributed", *arguments],
             {
                 "JAX_COORDINATOR_ADDRESS": address,
@@ -153,6 +154,20 @@ def test_two_devices_train_on_mixed_labels_like_one(tiny, tmp_path):
     assert code == 0, error
     assert "devices    2" in out
     assert_alike(*folders)
+
+
+@pytest.mark.slow
+def test_each_process_reads_its_part_of_stored_frames(water, tmp_path):
+    program = Path(__file__).with_name("stored_program.py")
+    results = ended(processes(2, [str(water), str(tmp_path)], program=program))
+    assert [code for code, _, _ in results] == [0, 0], results
+    ours, theirs = (json.loads(out.splitlines()[-1]) for _, out, _ in results)
+    frames = read_structures(water)
+    assert sorted(ours["read"] + theirs["read"]) == list(range(len(frames)))
+    assert abs(len(ours["read"]) - len(theirs["read"])) <= 5, "about half of each batch"
+    forces = sum((frame.forces**2).sum() for frame in frames)
+    assert ours["sum"] == theirs["sum"] == pytest.approx(forces, rel=1e-5)
+    assert len(list(tmp_path.iterdir())) == 1, "written once"
 
 
 @pytest.mark.slow

@@ -176,14 +176,14 @@ def test_the_best_of_a_run_that_ended_within_an_epoch_stays(settings, tmp_path):
 @pytest.mark.slow
 def test_a_run_interrupted_at_the_end_of_an_epoch_can_be_profiled(settings, tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    before = Fit._end_epoch
+    before = Fit._validate
 
     def interrupted(self, state, at, times, limits, progress):
         raise self._interrupted(signal.SIGINT, state, at, limits)
 
-    monkeypatch.setattr(Fit, "_end_epoch", interrupted)
+    monkeypatch.setattr(Fit, "_validate", interrupted)
     assert main([*settings, "epochs=1", f"run={folder}"]) == 128 + signal.SIGINT
-    monkeypatch.setattr(Fit, "_end_epoch", before)
+    monkeypatch.setattr(Fit, "_validate", before)
     assert main([f"resume={folder}", "profile=true"]) == 0
     assert len(history(folder)) == 1
 

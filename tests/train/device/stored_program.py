@@ -1,0 +1,30 @@
+"""One of several processes: adds up forces of stored frames, and prints which of these it read."""
+
+import json
+import sys
+
+import jax.numpy as jnp
+
+from eqfuse.data import Batcher
+from eqfuse.data.samples import species_table
+from eqfuse.data.store import StoredSamples, samples_of, store_structures
+from eqfuse.train.device.parallel import find_devices
+
+_, _, path, folder = sys.argv
+devices = find_devices("distributed")
+stored = store_structures([path], folder=folder)
+samples = samples_of(stored, 3.0, species_table(stored), dict.fromkeys(species_table(stored), 0.0))
+read, columns = [], StoredSamples.columns
+
+
+def recorded(self, indices):
+    read.extend(self.indices[indices].tolist())
+    return columns(self, indices)
+
+
+batcher = Batcher(samples, 5, parts=devices.count, own=devices.own)
+StoredSamples.columns = recorded
+StoredSamples.item = None  # there is no other way to read a frame
+squares = devices.summed(lambda _, batch: jnp.sum(batch.labels.forces**2))
+total = sum(float(squares(0.0, devices.spread(batch))) for batch in batcher.batches(epoch=3))
+print(json.dumps({"read": read, "sum": total}))

@@ -72,12 +72,12 @@ class MoleculeTraining(OptimizerSettings, LearningRateSettings):
     forces_weight: float = setting(1.0, "weight of errors of forces in the loss", NOT_NEGATIVE)
     stress_weight: float = setting(0.0, "weight of errors of the stress in the loss", NOT_NEGATIVE)
     second_stage: float | None = setting(
-        None,
-        "after this part of the run, such as 0.75, weigh energies by second_energy_weight and "
-        "average the parameters of all steps from there on; null: no second stage",
+        0.75,
+        "after this part of the run weigh energies by second_energy_weight and average the "
+        "parameters of all steps from there on; null: no second stage",
         FRACTION,
     )
-    second_energy_weight: float = setting(100.0, "energy_weight of the second stage", NOT_NEGATIVE)
+    second_energy_weight: float = setting(10.0, "energy_weight of the second stage", NOT_NEGATIVE)
     best: Literal[
         "loss",
         "energy_mae",

@@ -51,6 +51,7 @@ def ended(tmp_path_factory, water):
         atoms.info["config_type"] = "wet" if number % 2 else "<dry>"
     ase.io.write(folder / "test.xyz", frames, format="extxyz")
     network = ["channels=2", "lmax=1", "layers=1", "model.radial_hidden=4", "model.num_bessel=4"]
+    network += ["training.second_stage=null"]
     data = [f"data={water}", "data.val=4", "data.batch_size=4", f"data.test={folder}/test.xyz"]
     recorder = Recorder()
     config = parse([*network, *data, "epochs=3", "lr=0.02", f"run={folder / 'run'}"])

@@ -127,11 +127,14 @@ def from_plain(plain, path) -> Config:
 def of_this_version(settings: dict) -> dict:
     """Return the settings of a run by their full names, as this version means them.
 
-    eqfuse 0.1 wrote a weight decay for every optimizer, and used it in adamw alone.
+    eqfuse 0.1 wrote a weight decay for every optimizer, and used it in adamw alone. It had no
+    second stage.
     """
-    is_older = "training.weight_decay" in settings and "training.second_stage" not in settings
-    if is_older and settings.get("training.optimizer") != "adamw":
-        return {**settings, "training.weight_decay": None}
+    if "training.weight_decay" not in settings or "training.second_stage" in settings:
+        return settings
+    settings = {**settings, "training.second_stage": None}
+    if settings.get("training.optimizer") != "adamw":
+        settings["training.weight_decay"] = None
     return settings
 
 

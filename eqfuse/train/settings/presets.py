@@ -11,6 +11,7 @@ command line beside a preset wins over it.
 _PUBLISHED = """
   training.optimizer=amsgrad training.lr=0.01 training.schedule=plateau training.patience=50
   training.factor=0.8 training.ema_decay=0.99 training.forces_weight=1 data.batch_size=5 epochs=2000
+  training.second_stage=null
 """
 _3BPA = _PUBLISHED + "training.energy_weight=0.729 data.val=50 dtype=float64"
 # N is 9 to 24 in rMD17, 21 for aspirin

@@ -145,6 +145,61 @@ MUTANTS = (
         "            if regular:\n                return file.read()",
         ("tests/ops/backends/test_cache_safety.py",),
     ),
+    Mutant(
+        "an array that several Triton kernels add to is several arrays",
+        f"{OPS}/backends/triton/runtime/launch.py",
+        "operand_output_aliases=dict(aliases)",
+        "operand_output_aliases={}",
+        (
+            "tests/ops/backends/triton/test_runtime_launch.py::"
+            "test_an_output_that_several_kernels_add_to_is_one_array",
+        ),
+    ),
+    Mutant(
+        "offsets of rows of 32 bits in a form's kernel",
+        f"{OPS}/backends/triton/emit/form_kernel.py",
+        'self.emit("row = next_row.to(tl.int64)")',
+        'self.emit("row = next_row")',
+        ("tests/emulator/test_offsets.py",),
+    ),
+    Mutant(
+        "offsets of rows of 32 bits in a Linear's kernel",
+        f"{OPS}/backends/triton/emit/linear_kernel.py",
+        't.emit(f"down = (number // {across}).to(tl.int64)")',
+        't.emit(f"down = number // {across}")',
+        ("tests/emulator/test_offsets.py",),
+    ),
+    Mutant(
+        "a barrier of a sequence is not emitted",
+        f"{OPS}/backends/triton/emit/program.py",
+        "if k in guarded:",
+        "if k in guarded and k != max(guarded):",
+        ("tests/ops/transforms/sequence/test_triton.py::test_every_barrier_is_in_the_text",),
+    ),
+    Mutant(
+        "no barrier before a step that writes what another has read",
+        f"{OPS}/backends/triton/emit/program.py",
+        " or _meet(before[0], writes)",
+        "",
+        (
+            "tests/ops/transforms/sequence/test_triton.py::"
+            "test_barriers_stand_between_steps_that_touch_the_same_memory",
+        ),
+    ),
+    Mutant(
+        "numbers of bfloat16 are multiplied by their bits",
+        f"{OPS}/backends/triton/runtime/interpret.py",
+        "if handle.dtype.scalar != tl.bfloat16:",
+        "if handle.dtype.scalar is not None:",
+        ("tests/ops/backends/test_fused_kernels.py::test_low_precision_errs_as_e3nn_does",),
+    ),
+    Mutant(
+        "Linears of bfloat16 multiply in float32",
+        f"{OPS}/backends/triton/emit/emitter.py",
+        'return self.name(f"tl.load({address}, mask={mask}, other=0.0)")',
+        "return self.load(address, mask)",
+        ("tests/emulator/test_cases.py::test_linears_multiply_on_the_matrix_unit",),
+    ),
     # the models
     Mutant(
         "power of the cutoff's envelope",

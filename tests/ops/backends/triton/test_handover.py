@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import types
 
+import e3nn_jax as e3nn
 import jax
 import jaxlib
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 
 pytest.importorskip("triton")
 
+from eqfuse.ops.backends.triton.emit import linear_kernel
 from eqfuse.ops.backends.triton.runtime import handover
 from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+from eqfuse.ops.ir import linears
 
 case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
 spec = case["spec"]
@@ -58,29 +61,40 @@ def fields(message: bytes) -> list[tuple[int, int | bytes]]:
     return found
 
 
+def linear():
+    """Return a kernel of several warps, which exchange numbers in shared memory."""
+    form = linears.linear(e3nn.Irreps("16x0e"), (False,), e3nn.Irreps("16x0e")).linear_form
+    return linear_kernel.generate(form, "float32", partial=False)
+
+
 def test_a_cubin_goes_beside_a_short_hash(monkeypatch):
     monkeypatch.setattr(handover, "takes_cubins", lambda: True)
     texts = set()
-    for dtype in (np.float32, np.float64):
-        compiled = compile_kernel(spec(dtype), "sm_90")
-        kernel, image = handover.gpu_kernel(LIBRARY, spec(dtype), compiled)
+    for kernel_spec, has_warps in ((spec(), 1), (spec(np.float64), 1), (linear(), 2)):
+        compiled = compile_kernel(kernel_spec, "sm_90")
+        assert (compiled.shared_bytes > 1000) == (has_warps > 1)
+        kernel, image = handover.gpu_kernel(LIBRARY, kernel_spec, compiled)
         name, warps, clusters, shared, text, _, capability = kernel
-        assert (name, warps, clusters, shared, capability) == (spec(dtype).name, 1, 1, 0, 90)
+        assert (name, warps, clusters, capability) == (kernel_spec.name, has_warps, 1, 90)
+        assert shared == compiled.shared_bytes
+        assert f".reqntid {32 * has_warps}" in compiled.assembly
         assert len(text) == 32
         texts.add(text)
         for field in (1, 1, 11):  # kernel_call.kernel.module_image
             [(number, image)] = fields(image)
             assert number == field
         assert fields(image) == [(1, compiled.binary), (2, name.encode()), (3, shared)]
-    assert len(texts) == 2
+    assert len(texts) == 3
 
 
 def test_jaxlib_without_the_field_assembles_ptx(monkeypatch):
     monkeypatch.setattr(handover, "takes_cubins", lambda: False)
-    compiled = compile_kernel(spec(), "sm_90")
-    kernel, image = handover.gpu_kernel(LIBRARY, spec(), compiled)
-    assert kernel == (spec().name, 1, 1, 0, compiled.assembly, "", 90)
-    assert image == b""
+    for kernel_spec, warps in ((spec(), 1), (linear(), 2)):
+        compiled = compile_kernel(kernel_spec, "sm_90")
+        kernel, image = handover.gpu_kernel(LIBRARY, kernel_spec, compiled)
+        shared = compiled.shared_bytes
+        assert kernel == (kernel_spec.name, warps, 1, shared, compiled.assembly, "", 90)
+        assert image == b""
 
 
 def test_the_field_is_used_where_the_plug_in_has_it(plugin):

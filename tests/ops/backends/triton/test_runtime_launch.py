@@ -2,13 +2,17 @@
 
 import json
 import pathlib
+import re
 import runpy
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
 import pytest
+
+from eqfuse.ops import Edges
 
 pytest.importorskip("triton")
 
@@ -81,3 +85,38 @@ def test_grids_that_cannot_run_are_refused(grid):
 
     with pytest.raises(ValueError, match=r"grid .* is not within 1 to"):
         _grid_of_three(case["spec"](), grid)
+
+
+def test_an_output_that_several_kernels_add_to_is_one_array(monkeypatch):
+    """Else all but the first would add to memory that nobody has written."""
+    from eqfuse.bench.cases import CASES
+    from eqfuse.ops.backends.triton.emit import plan
+    from eqfuse.ops.backends.triton.runtime import launch
+    from eqfuse.ops.primitives import forms
+
+    def parameter(*_):
+        return None
+
+    call = types.SimpleNamespace(to_proto=lambda *_: b"")
+    library = types.SimpleNamespace(
+        create_array_parameter=parameter,
+        create_scalar_parameter=parameter,
+        TritonKernelCall=lambda *_: call,
+    )
+    monkeypatch.setattr(launch, "gpu_library", lambda: library)
+    monkeypatch.setattr(launch, "target_of", lambda _: "sm_90")
+    monkeypatch.setattr(launch, "compile_kernel", lambda *_: None)
+    monkeypatch.setattr(launch, "gpu_kernel", lambda *_: (None, b""))
+    monkeypatch.setitem(plan.TERMS, "float32", 8)
+    monkeypatch.setattr(plan, "kernels", plan.kernels.__wrapped__)
+
+    form = CASES["tetris-1"].forms()["backward"]
+    edges = Edges.from_arrays(np.array([0, 1, 1]), np.array([1, 0, 1]), 2)
+    arrays = [np.zeros((o.index.count(3, 2), o.size), np.float32) for o in form.inputs]
+    function = jax.jit(lambda *a: forms.evaluate(form, list(a), edges, backend="triton"))
+    text = function.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    calls = [line for line in text.splitlines() if "@triton_kernel_call_ffi" in line]
+    inputs = [len(re.search(r"\((.*?)\)", line)[1].split(",")) for line in calls]
+    aliases = [re.findall(r"operand_index = (\d+)", line) for line in calls]
+    # the first begins both outputs, and the second and the third get one of them, after the inputs
+    assert aliases == [[], [str(inputs[1] - 1)], [str(inputs[2] - 1)]]

@@ -29,6 +29,7 @@ ALLOWED = {
     "bench": {"ops", "graph", "models", "train", "bench"},
     "cli": {"export", "bench", "ops", "train", "inference", "convert", "md", "lammps"},
     "jax_md": {"ops", "data", "inference"},
+    "torch_sim": {"data", "inference"},
     "_startup": {"_jax_compat"},
     "_jax_compat": set(),
 }

@@ -22,6 +22,7 @@ from eqfuse.inference.predict import Network
 from eqfuse.md import Settings
 from eqfuse.md.stepper import Stepper
 from eqfuse.models import compile_predict
+from eqfuse.train.device.allocator import keep_memory
 from eqfuse.train.device.programs import keep_programs
 
 _ROUNDS = 7
@@ -44,18 +45,34 @@ def bare(network: Network, atoms):
     return evaluate, samples[0].num_edges
 
 
-def on_device(network: Network, atoms, timestep: float):
+def through_ase(atoms, calculator, timestep: float):
+    """Return what takes steps by ASE, and the seconds spent in the compiled program so far."""
+    atoms = atoms.copy()
+    atoms.calc, run, seconds = calculator, calculator._run, [0.0]
+
+    def timed(listed):
+        began = time.perf_counter()
+        packed = run(listed)
+        seconds[0] += time.perf_counter() - began
+        return packed
+
+    calculator._run = timed
+    return VelocityVerlet(atoms, timestep * units.fs).run, seconds
+
+
+def on_device(network: Network, atoms, timestep: float, skin: float):
     """Return what takes steps on the device."""
     species = species_index(atoms.numbers, network.species)
-    settings = Settings(timestep=timestep, max_force=1e6, max_temperature=1e6)
-    stepper = Stepper(network, species, atoms.get_masses(), atoms.pbc, settings)
+    settings = Settings(timestep=timestep, skin=skin, max_force=1e6, max_temperature=1e6)
+    stepper = Stepper(network, [species], [atoms.get_masses()], atoms.pbc, settings)
+    cell = atoms.cell.array
     with jax.enable_x64(True):
-        stepper.begin(atoms.positions, atoms.cell.array)
-    state = [stepper.state(atoms.positions, atoms.get_velocities(), atoms.cell.array)]
+        stepper.begin([atoms.positions], [cell])
+    state = [stepper.state([atoms.positions], [atoms.get_velocities()], [cell])]
 
     def take(count: int):
-        goal = int(state[0].step) + count
-        while (left := goal - int(state[0].step)) > 0:
+        goal = int(state[0].step[0]) + count
+        while (left := goal - int(state[0].step[0])) > 0:
             with jax.enable_x64(True), jax.default_matmul_precision("highest"):
                 done = stepper.take(state[0], min(left, 100), timestep * units.fs)
             state[0] = done.state
@@ -69,32 +86,37 @@ def main():
     parser.add_argument("run")
     parser.add_argument("start")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--skin", type=float, default=Settings.skin)
     parser.add_argument("--timestep", type=float, default=0.5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     arguments = parser.parse_args()
     keep_programs()
+    keep_memory()
     atoms = ase.io.read(arguments.start).repeat(arguments.repeat)
     atoms.calc = None
     rng = np.random.default_rng(0)
     thermalize_momenta(atoms, temperature_K=300, rng=rng)
     network = Network(arguments.run)
     evaluate, edges = bare(network, atoms)
-    take, stepper = on_device(network, atoms, arguments.timestep)
-    atoms.calc = eqfuse.Calculator(arguments.run)
-    through_ase = VelocityVerlet(atoms, arguments.timestep * units.fs).run
-    ways = {"bare": evaluate, "md": take, "ase": through_ase}
+    take, stepper = on_device(network, atoms, arguments.timestep, arguments.skin)
+    calculator = eqfuse.Calculator(arguments.run, skin=arguments.skin)
+    run, inside = through_ase(atoms, calculator, arguments.timestep)
+    ways = {"bare": evaluate, "md": take, "ase": run}
     counts = {}
     for name, way in ways.items():
         way(3)
         began = time.perf_counter()
         way(3)
         counts[name] = max(2, int(arguments.seconds / (time.perf_counter() - began) * 3))
-    lists, times = stepper.num_lists, {name: [] for name in ways}
+    lists, times, shares = stepper.num_lists, {name: [] for name in ways}, []
     for _ in range(_ROUNDS):
         for name, way in ways.items():
-            began = time.perf_counter()
+            inside[0], began = 0.0, time.perf_counter()
             way(counts[name])
-            times[name].append(1e3 * (time.perf_counter() - began) / counts[name])
+            seconds = time.perf_counter() - began
+            times[name].append(1e3 * seconds / counts[name])
+            if name == "ase":
+                shares.append(1 - inside[0] / seconds)
     times = {name: np.array(values) for name, values in times.items()}
     cells = [str(len(atoms)), str(edges)]
     cells += [f"{np.median(times['bare']):.3g}"]
@@ -103,6 +125,7 @@ def main():
         low, middle, high = np.quantile(ratios, (0.0, 0.5, 1.0))
         cells.append(f"{np.median(times[name]):.3g}")
         cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
+    cells.append(f"{np.median(shares):.1%} ({min(shares):.1%} to {max(shares):.1%})")
     nanoseconds = arguments.timestep * 1e-6 * 86400e3 / np.median(times["md"])
     steps = _ROUNDS * counts["md"]
     every = steps / max(stepper.num_lists - lists, 1)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.inference.calculator import Calculator
-from eqfuse.inference.pairs import Described
+from eqfuse.inference.program import Described
 
 
 def hessian(atoms) -> np.ndarray:

@@ -1,25 +1,22 @@
-"""Neighbour lists that stay on the device, and the evaluation of a network on them.
+"""Neighbour lists that stay on the device.
 
 A list holds the pairs within cutoff and skin. Each evaluation computes their vectors and passes the
-pairs within the cutoff to the network, so that the skin costs a few operations and no edges.
+pairs within the cutoff to the network, so that the skin costs a few operations and no edges: see
+`eqfuse.inference.program`.
 """
 
-import dataclasses
-import functools
 import math
-import threading
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse import ops
 from eqfuse.data import neighbor_list
-from eqfuse.models.potential import Potential
 from eqfuse.ops import Edges
 
 _PAIR_HEADROOM, _EDGE_HEADROOM, _EDGE_MULTIPLE = 1.1, 1.02, 32
+_BLOCK = 16
 
 
 class Pairs(NamedTuple):
@@ -32,35 +29,6 @@ class Pairs(NamedTuple):
 
     edges: Edges
     images: jax.Array
-
-
-class Sizes(NamedTuple):
-    """The sizes of the arrays of a compiled program: nodes, pairs, and edges within the cutoff."""
-
-    nodes: int
-    pairs: int
-    edges: int
-
-
-class Evaluated(NamedTuple):
-    """What `evaluate` returns, in float64.
-
-    Attributes:
-      node_energy: [n_nodes] eV, without reference energies; zero in the padding.
-      forces: [n_nodes, 3] eV/Å.
-      vectors: [n_edges, 3] Å; zero for what is no edge.
-      gradient: [n_edges, 3] eV/Å, of the energy by `vectors`; zero for what is no edge.
-      edges: the pairs within the cutoff, and others with a vector of zero.
-      num_edges: int32, the number of pairs within the cutoff. Where it is above n_edges, all
-        other values are meaningless.
-    """
-
-    node_energy: jax.Array
-    forces: jax.Array
-    vectors: jax.Array
-    gradient: jax.Array
-    edges: Edges
-    num_edges: jax.Array
 
 
 def room_for_pairs(count: int) -> int:
@@ -88,6 +56,28 @@ def list_pairs(positions, cell, pbc, reach: float) -> tuple[np.ndarray, np.ndarr
     if np.any(pbc):
         images[:, pbc] = np.rint(shifts @ np.linalg.pinv(np.asarray(cell)[pbc]))
     return senders, receivers, images
+
+
+def list_side_by_side(structures, pbc, cutoff: float, skin: float):
+    """Return the pairs of structures whose atoms are numbered one structure after the other.
+
+    Args:
+      structures: list of (positions, cell), [n_atoms, 3] and [3, 3] Å.
+      pbc: list of [3] bool, the periodic directions of each.
+      cutoff, skin: Å; pairs are within both together.
+    Returns:
+      senders, receivers, images (see `list_pairs`), and how many of them are within the cutoff.
+    Raises:
+      DataError: see `eqfuse.data.neighbor_list`.
+    """
+    listed, near, first = [], 0, 0
+    for (positions, cell), periodic in zip(structures, pbc, strict=True):
+        senders, receivers, images = list_pairs(positions, cell, periodic, cutoff + skin)
+        vectors = positions[senders] + images @ cell - positions[receivers]
+        near += int((np.einsum("ei,ei->e", vectors, vectors) < cutoff**2).sum())
+        listed.append((senders + first, receivers + first, images))
+        first += len(positions)
+    return *map(np.concatenate, zip(*listed, strict=True)), near
 
 
 def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs:
@@ -127,7 +117,7 @@ def is_valid(listed, positions, cutoff: float, skin: float) -> bool:
     return 2 * most <= (cutoff + skin) * stretch - cutoff
 
 
-def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
+def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array]:
     """Return a part of the pairs of a list that has all near ones, without sorting.
 
     Pairs that are not near fill what is left of `size`, spread over all. The list is sorted by
@@ -138,28 +128,29 @@ def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
       near: [n_pairs] bool.
       size: at most n_pairs, static.
     Returns:
-      the edges, their images, and whether each is near.
+      the edges, and which pair each of them is, [size].
     """
-    edges, count = pairs.edges, near.shape[0]
-    keep = chosen_evenly(near, size)
-    number, kept = numbered(keep, size)  # [n_pairs + 1], [size]
-    of_sender, kept_by_sender = numbered(keep[edges.sender_order], size)
+    edges = pairs.edges
+    number = chosen_evenly(near, size)  # [n_pairs + 1]
+    if size == near.shape[0]:  # all are kept, in their order
+        return edges, jnp.arange(size, dtype=jnp.int32)
+    kept = places(number, size)
+    keep = number[1:] > number[:-1]
+    of_sender = counted(keep[edges.sender_order])
     chosen = Edges(
         senders=edges.senders[kept],
         receivers=edges.receivers[kept],
         receiver_order=jnp.arange(size, dtype=jnp.int32),
         receiver_ptr=number[edges.receiver_ptr],
-        sender_order=number[edges.sender_order[kept_by_sender]],
+        sender_order=number[edges.sender_order[places(of_sender, size)]],
         sender_ptr=of_sender[edges.sender_ptr],
         num_nodes=edges.num_nodes,
     )
-    if size == count:  # all are kept, in their order
-        chosen = edges
-    return chosen, pairs.images[kept], near[kept]
+    return chosen, kept
 
 
 def chosen_evenly(near, size: int) -> jax.Array:
-    """Return the near ones and others, spread evenly, that are `size` together.
+    """Choose the near ones and others, spread evenly, that are `size` together.
 
     If more are near, the first are kept.
 
@@ -167,27 +158,34 @@ def chosen_evenly(near, size: int) -> jax.Array:
       near: [count] bool.
       size: at most count, static.
     Returns:
-      [count] bool, `size` of which are true.
+      [count + 1] int32, how many are chosen before each place, and in all.
     """
-    until = jnp.cumsum(near, dtype=jnp.int32)
-    near &= until <= size
-    until = jnp.minimum(until, size)
+    until = jnp.minimum(counted(near)[1:], size)
     others = jnp.arange(1, len(near) + 1, dtype=jnp.int32) - until
     # how many of the first others are kept: evenly up to what is left
     due = others.astype(jnp.float64) * (size - until[-1]) / jnp.maximum(others[-1], 1)
-    due = jnp.floor(due + 1e-9).astype(jnp.int32)
-    return near | (due > jnp.append(0, due[:-1]))
+    return jnp.append(jnp.int32(0), until + jnp.floor(due + 1e-9).astype(jnp.int32))
 
 
-def numbered(keep, size: int):
-    """Return for each place how many kept ones are before it, and the places of the kept ones."""
+def counted(keep) -> jax.Array:
+    """Return how many of [count] are true before each place, and in all, [count + 1] int32.
+
+    On a CPU, XLA computes a cumulative sum in log2(count) passes over the array; a product with a
+    triangular matrix leaves a sixteenth of it to them. float32 counts exactly up to 2^24.
+    """
     count = keep.shape[0]
-    until = jnp.cumsum(keep.astype(jnp.int32), dtype=jnp.int32)
-    before = jnp.append(jnp.int32(0), until)
-    place = jnp.where(keep, before[:-1], size)
-    numbers = jnp.arange(count, dtype=jnp.int32)
-    kept = jnp.zeros(size, jnp.int32).at[place].set(numbers, mode="drop", unique_indices=True)
-    return before, kept
+    blocks = jnp.pad(keep, (0, -count % _BLOCK)).reshape(-1, _BLOCK).astype(jnp.float32)
+    inside = (blocks @ np.triu(np.ones((_BLOCK, _BLOCK), np.float32))).astype(jnp.int32)
+    before = jnp.cumsum(inside[:, -1], dtype=jnp.int32) - inside[:, -1]
+    return jnp.append(jnp.int32(0), (inside + before[:, None]).reshape(-1)[:count])
+
+
+def places(number, size: int) -> jax.Array:
+    """Return the places that are counted by `number`, [size] int32; see `counted`."""
+    place = jnp.where(number[1:] > number[:-1], number[:-1], size)
+    numbers = jnp.arange(len(place), dtype=jnp.int32)
+    zero = jnp.zeros(size, jnp.int32)
+    return zero.at[place].set(numbers, mode="drop", unique_indices=True)
 
 
 def pair_vectors(positions, cells, graph_index, senders, receivers, images):
@@ -198,125 +196,3 @@ def pair_vectors(positions, cells, graph_index, senders, receivers, images):
     else:
         shifts = jnp.einsum("ei,eij->ej", images, cells[graph_index[receivers]])
     return positions[senders] + shifts - positions[receivers]
-
-
-def evaluate(
-    potential: Potential,
-    cutoff: float,
-    dtype: str,
-    params,
-    pairs: Pairs,
-    positions,
-    cells,
-    graph_index,
-    species,
-    num_atoms,
-    *,
-    size: int,
-) -> Evaluated:
-    """Compute energies and forces of structures side by side.
-
-    Vectors are differences in float64, then of `dtype`. Pairs beyond the cutoff get a vector of
-    zero, as padding has, so that they contribute nothing, whatever the model does there. One
-    derivative, by the vectors of the edges, gives forces, stress and virials.
-
-    Args:
-      potential: the module.
-      cutoff: Å.
-      dtype: of the network.
-      params: its variables.
-      pairs: a list with all pairs within the cutoff.
-      positions: [n_nodes, 3] float64, Å.
-      cells: [n_graphs, 3, 3] float64, Å.
-      graph_index: [n_nodes] int32; not read if there is one graph.
-      species: [n_nodes] int32.
-      num_atoms: the nodes from this number on are padding.
-      size: the number of edges, static; see `Evaluated.num_edges`.
-    """
-    size = min(size, pairs.images.shape[0])
-    ends = pairs.edges.senders, pairs.edges.receivers
-    vectors = pair_vectors(positions, cells, graph_index, *ends, pairs.images)
-    squares = jnp.sum(vectors**2, axis=1)
-    near = (squares < cutoff**2) & (squares > 0)
-    edges, images, real = within(pairs, near, size)
-    ends = edges.senders, edges.receivers
-    vectors = pair_vectors(positions, cells, graph_index, *ends, images)
-    vectors = jnp.where(real[:, None], vectors, 0)
-    atoms = jnp.arange(len(species)) < num_atoms
-
-    def total(params, vectors, species, edges, atoms):
-        energies = jnp.where(atoms, potential.apply(params, vectors, species, edges), 0)
-        return jnp.sum(energies), energies
-
-    # small networks are one native call on a CPU
-    differentiate = ops.sequence(jax.grad(total, argnums=1, has_aux=True))
-    gradient, energies = differentiate(params, vectors.astype(dtype), species, edges, atoms)
-    gradient = jnp.where(real[:, None], gradient, 0).astype(jnp.float64)
-    forces = jnp.zeros_like(positions).at[edges.senders].add(-gradient)
-    forces = forces.at[edges.receivers].add(gradient, indices_are_sorted=True)
-    energies = energies.astype(jnp.float64)
-    return Evaluated(energies, forces, vectors, gradient, edges, jnp.sum(near, dtype=jnp.int32))
-
-
-@jax.jit
-def strain_derivative(evaluated: Evaluated):
-    """Return dE/de at e = 0, [3, 3] eV, for the strain r -> (1 + (e + e^T)/2) r."""
-    product = evaluated.vectors.T @ evaluated.gradient
-    return (product + product.T) / 2
-
-
-@jax.jit
-def atom_strain_derivatives(evaluated: Evaluated):
-    """Return the parts of `strain_derivative`, [n_nodes, 3, 3] eV.
-
-    Each edge gives half to either of its atoms, as in LAMMPS and mace.
-    """
-    products = evaluated.vectors[:, :, None] * evaluated.gradient[:, None, :] / 4
-    products += jnp.swapaxes(products, 1, 2)
-    parts = jnp.zeros((len(evaluated.forces), 3, 3))
-    return (
-        parts.at[evaluated.edges.senders].add(products).at[evaluated.edges.receivers].add(products)
-    )
-
-
-class Program:
-    """The evaluation of a network, compiled once for each `Sizes` in a process.
-
-    Attributes:
-      sizes: those that were compiled so far.
-      lock: for who chooses sizes.
-    """
-
-    def __init__(self, potential: Potential, cutoff: float, dtype: str):
-        self.sizes: list[Sizes] = []
-        self.lock = threading.RLock()
-        function = functools.partial(evaluate, potential, cutoff, dtype)
-        self.compiled = jax.jit(function, static_argnames="size")
-
-    @property
-    def num_compilations(self) -> int:
-        """Number of programs that were compiled so far."""
-        return self.compiled._cache_size()
-
-
-@dataclasses.dataclass(frozen=True)
-class Described:
-    """A potential that is equal to all with the same settings: their programs are the same."""
-
-    potential: Potential = dataclasses.field(compare=False)
-    settings: str
-
-    @classmethod
-    def of(cls, potential: Potential) -> "Described":
-        """Return the potential with its settings as text: some of them may be lists."""
-        return cls(potential, repr(potential))
-
-
-def program_of(potential: Potential, cutoff: float, dtype: str) -> Program:
-    """Return the program of a potential, which all with the same settings share."""
-    return _program(Described.of(potential), cutoff, dtype)
-
-
-@functools.lru_cache(maxsize=32)
-def _program(described: Described, cutoff: float, dtype: str) -> Program:
-    return Program(described.potential, cutoff, dtype)

@@ -80,9 +80,11 @@ def _run(options, mpi, lammps):
     head, fix, rest = split(options.input)
     share_cores(mpi.COMM_WORLD)
     from eqfuse.lammps.fix import attach
+    from eqfuse.train.device.allocator import keep_memory
     from eqfuse.train.device.programs import keep_programs
 
     keep_programs()
+    keep_memory()
     lmp = lammps.lammps(cmdargs=["-log", options.log], comm=mpi.COMM_WORLD)
     try:
         lmp.commands_string(head)

@@ -21,14 +21,9 @@ from ase.data import atomic_numbers
 
 from eqfuse.data import DataError
 from eqfuse.data.samples import species_index
-from eqfuse.inference.pairs import (
-    Sizes,
-    atom_strain_derivatives,
-    is_valid,
-    padded_pairs,
-    program_of,
-)
+from eqfuse.inference.pairs import is_valid, padded_pairs
 from eqfuse.inference.predict import Network
+from eqfuse.inference.program import Sizes, atom_strain_derivatives, program_of
 from eqfuse.lammps.exchange import Exchange
 from eqfuse.lammps.mpi import load_mpi, share_cores
 from eqfuse.lammps.nodes import list_nodes

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from eqfuse.inference.pairs import Pairs, evaluate
+from eqfuse.inference.pairs import Pairs
+from eqfuse.inference.program import evaluate, strain_derivatives
 from eqfuse.models.potential import Potential
 
 STEP, LONGEST_STEP, MOST_MOVED = 0.1, 1.0, 0.2
@@ -122,9 +123,7 @@ def compile_relax(potential: Potential, cutoff: float, dtype: str, skin: float, 
         done = evaluate(
             potential, cutoff, dtype, params, pairs, positions, cells, *of_nodes, size=size
         )
-        products = done.vectors[:, :, None] * done.gradient[:, None, :]
-        strain = jax.ops.segment_sum(products, index[done.edges.receivers], count)
-        strain = (strain + jnp.swapaxes(strain, 1, 2)) / 2
+        strain = strain_derivatives(done, index, count)
         on_atoms, on_cells = generalised(structures, fire, cells, done.forces, strain)
         squares = jax.ops.segment_max(jnp.sum(on_atoms**2, axis=1), index, count)
         squares = jnp.maximum(squares, jnp.max(jnp.sum(on_cells**2, axis=2), axis=1))

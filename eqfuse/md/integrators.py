@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from ase import units
 
 CHAIN = 3
@@ -50,18 +49,20 @@ class Integrator:
 
     Args:
       settings: see `eqfuse.md.Settings`.
-      masses: [n_atoms] atomic mass units.
+      masses: [n_atoms] atomic mass units; atoms of no mass are padding and do not move.
       freedoms: the degrees of freedom.
+      seed: of the noise; None for that of the settings.
     """
 
-    def __init__(self, settings, masses, freedoms: int):
+    def __init__(self, settings, masses, freedoms, seed=None):
         self.settings, self.freedoms = settings, freedoms
-        self.masses = np.asarray(masses, np.float64)[:, None]
-        self._key = jax.random.key(settings.seed)
+        self.masses = jnp.asarray(masses, jnp.float64)[:, None]
+        self._inverse = jnp.where(self.masses > 0, 1 / self.masses, 0)
+        self._key = jax.random.key(settings.seed if seed is None else seed)
         self._energy = units.kB * settings.temperature  # eV
         self._friction = settings.friction / (1000 * units.fs)
         inertia = self._energy * (settings.thermostat_time * units.fs) ** 2
-        self._inertia = inertia * np.array([freedoms, *[1.0] * (CHAIN - 1)])
+        self._inertia = inertia * jnp.ones(CHAIN).at[0].set(freedoms)
 
     def kinetic(self, velocities):
         """Return the kinetic energy, eV."""
@@ -76,7 +77,7 @@ class Integrator:
         """Return the state with the positions of the next step, for which no forces are known."""
         if self.settings.ensemble == "nose-hoover":
             state = self._chain(state, timestep)
-        kicked = state.velocities + timestep / 2 * state.forces / self.masses
+        kicked = state.velocities + timestep / 2 * state.forces * self._inverse
         if self.settings.ensemble in ("nve", "nose-hoover"):
             positions = state.positions + timestep * kicked
             return state._replace(positions=positions, velocities=kicked)
@@ -89,7 +90,7 @@ class Integrator:
 
     def finish(self, state: State, timestep) -> State:
         """Return the state after the step, from one whose forces are those of its positions."""
-        velocities = state.velocities + timestep / 2 * state.forces / self.masses
+        velocities = state.velocities + timestep / 2 * state.forces * self._inverse
         state = state._replace(velocities=velocities, step=state.step + 1)
         return self._chain(state, timestep) if self.settings.ensemble == "nose-hoover" else state
 
@@ -108,7 +109,7 @@ class Integrator:
         """Friction and noise."""
         kept = jnp.exp(-self._friction * timestep)
         noise = jax.random.normal(key, state.positions.shape, jnp.float64)
-        thermal = jnp.sqrt(self._energy / self.masses)
+        thermal = jnp.sqrt(self._energy * self._inverse)
         velocities = kept * state.velocities + jnp.sqrt(1 - kept**2) * thermal * noise
         gained = self.kinetic(velocities) - self.kinetic(state.velocities)
         return state._replace(velocities=velocities, heat=state.heat + gained)

@@ -1,5 +1,6 @@
 """Neighbour lists that are made on the device, from boxes as wide as they reach."""
 
+import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from ase.cell import Cell
 
-from eqfuse.inference.pairs import Pairs, chosen_evenly, numbered
+from eqfuse.data import DataError
+from eqfuse.inference.pairs import Pairs, chosen_evenly, places
 from eqfuse.ops import Edges
 
 _OCCUPANCY_HEADROOM = 1.3
@@ -46,30 +48,42 @@ class Needed(NamedTuple):
     is_wide: jax.Array
 
 
-def grid_of(positions, cell, pbc, reach: float, shrinking: float = 1.0) -> Grid:
-    """Return the grid of a structure.
+def grid_of(structures, pbc, reach: float, shrinking: float = 1.0) -> Grid:
+    """Return the grid of the structures of a batch.
 
     Args:
-      positions, cell: [n_atoms, 3] and [3, 3] Å, of numpy.
-      pbc: [3] bool.
+      structures: list of (positions, cell), [n_atoms, 3] and [3, 3] Å, of numpy.
+      pbc: [3] bool, of all of them.
       reach: Å.
-      shrinking: by which the cell may become smaller, at most 1.
+      shrinking: by which cells may become smaller, at most 1.
+    Raises:
+      DataError: the directions that are not periodic differ.
     """
     pbc = np.asarray(pbc, bool)
-    basis = np.asarray(Cell(np.where(pbc[:, None], cell, 0)).complete())
-    heights = 1 / np.linalg.norm(np.linalg.inv(basis), axis=0)
-    extents = np.ptp(positions @ np.linalg.inv(basis), axis=0)
-    boxes, aside = [], []
-    for k in range(3):
-        length = shrinking * heights[k] if pbc[k] else extents[k] + reach
-        boxes.append(max(1, int(length / reach)))
-        images = math.ceil(reach / length) if pbc[k] else 0
-        aside.append(1 if boxes[k] > 1 else images)
-    axes = tuple(map(tuple, np.where(pbc[:, None], 0.0, basis).tolist()))
+    boxes, aside, axes = [], [], []
+    for positions, cell in structures:
+        basis = np.asarray(Cell(np.where(pbc[:, None], cell, 0)).complete())
+        heights = 1 / np.linalg.norm(np.linalg.inv(basis), axis=0)
+        extents = np.ptp(positions @ np.linalg.inv(basis), axis=0) + reach
+        lengths = np.where(pbc, shrinking * heights, extents)
+        boxes.append(np.maximum(1, (lengths / reach).astype(int)))
+        images = np.where(pbc, np.ceil(reach / lengths), 0).astype(int)
+        aside.append(np.where(boxes[-1] > 1, 1, images))
+        axes.append(np.where(pbc[:, None], 0.0, basis))
+        if not np.allclose(axes[-1], axes[0], atol=1e-8):
+            raise DataError(
+                f"structures 0 and {len(axes) - 1} are periodic in different planes or directions, "
+                "and are not simulated in one batch; simulate them apart"
+            )
+    axes = tuple(map(tuple, axes[0].tolist()))
+    boxes, aside = np.min(boxes, axis=0).tolist(), np.max(aside, axis=0).tolist()
     grid = Grid(reach, tuple(pbc.tolist()), axes, tuple(boxes), tuple(aside), 0)
-    box = _places(grid, positions, cell, np)[0]
-    counts = np.unique(box, axis=0, return_counts=True)[1]
-    return grid._replace(occupancy=room_in_boxes(int(counts.max()), len(positions)))
+    rooms = []
+    for positions, cell in structures:
+        box = _places(grid, positions, cell, np)[0]
+        counts = np.unique(box, axis=0, return_counts=True)[1]
+        rooms.append(room_in_boxes(int(counts.max()), len(positions)))
+    return grid._replace(occupancy=max(rooms))
 
 
 def room_in_boxes(most: int, num_atoms: int) -> int:
@@ -77,7 +91,7 @@ def room_in_boxes(most: int, num_atoms: int) -> int:
     return min(num_atoms, math.ceil(_OCCUPANCY_HEADROOM * most) + 2)
 
 
-def make_pairs(grid: Grid, room: int, positions, cell) -> tuple[Pairs, Needed]:
+def make_pairs(grid: Grid, room: int, positions, cells, is_atom) -> tuple[Pairs, Needed]:
     """Return all pairs within the reach, and what the list needs; inside of `jit`.
 
     If more is needed than there is room for, the list is not complete. What is left of the room
@@ -85,15 +99,31 @@ def make_pairs(grid: Grid, room: int, positions, cell) -> tuple[Pairs, Needed]:
 
     Args:
       grid: see `grid_of`; static.
-      room: number of pairs, static.
-      positions: [n_atoms, 3] float64, Å, in or out of the cell.
-      cell: [3, 3] float64, Å.
+      room: number of pairs of each structure, static.
+      positions: [n_structures, n_atoms, 3] float64, Å, in or out of the cell.
+      cells: [n_structures, 3, 3] float64, Å.
+      is_atom: [n_structures, n_atoms] bool; others are padding and have no neighbours.
+    Returns:
+      the list of all structures side by side; what the most demanding one needs.
     """
+    structures, count = is_atom.shape
+    find = jax.vmap(functools.partial(_find_pairs, grid, room))
+    senders, receivers, images, needed = find(positions, cells, is_atom)
+    first = count * jnp.arange(structures, dtype=jnp.int32)[:, None]
+    ends = (senders + first).reshape(-1), (receivers + first).reshape(-1)
+    pairs = Pairs(Edges.from_arrays(*ends, structures * count), images.reshape(-1, 3))
+    most = Needed(jnp.max(needed.pairs), jnp.max(needed.occupancy), jnp.all(needed.is_wide))
+    return pairs, most
+
+
+def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
+    """Return senders, receivers, images and `Needed` of one structure; see `make_pairs`."""
     count = positions.shape[0]
     box, images, basis = _places(grid, positions, cell)
     boxes = jnp.array(grid.boxes, jnp.int32)
     strides = jnp.array([grid.boxes[1] * grid.boxes[2], grid.boxes[2], 1], jnp.int32)
-    table, fullest = _members(jnp.sum(box * strides, axis=1), grid)
+    number = jnp.where(is_atom, jnp.sum(box * strides, axis=1), math.prod(grid.boxes))
+    table, fullest = _members(number, grid)
     steps = [range(-n, n + 1) for n in grid.aside]
     offsets = jnp.array(list(itertools.product(*steps)), jnp.int32)
     beside = box[:, None] + offsets  # [n_atoms, n_offsets, 3]
@@ -104,23 +134,23 @@ def make_pairs(grid: Grid, room: int, positions, cell) -> tuple[Pairs, Needed]:
     senders = jnp.where(inside[..., None], senders, count)  # [n_atoms, n_offsets, occupancy]
     receivers = jnp.arange(count, dtype=jnp.int32)[:, None, None]
     is_self = (senders == receivers) & jnp.all(away == 0, axis=2)[..., None]
-    real = (senders < count) & ~is_self
+    real = (senders < count) & ~is_self & is_atom[:, None, None]
     senders = jnp.where(real, senders, receivers)
     wrapped = positions - images.astype(positions.dtype) @ basis
     shifted = (away.astype(positions.dtype) @ basis)[:, :, None] - wrapped[:, None, None]
     squares = jnp.sum((wrapped[senders] + shifted) ** 2, axis=3)
     near = (real & (squares < grid.reach**2)).reshape(-1)
     room = min(room, near.shape[0])
-    _, kept = numbered(chosen_evenly(near, room), room)
+    kept = places(chosen_evenly(near, room), room)
     receivers = jnp.broadcast_to(receivers, senders.shape).reshape(-1)[kept]
     away = jnp.broadcast_to(away[:, :, None], (*senders.shape, 3)).reshape(-1, 3)[kept]
     senders, real = senders.reshape(-1)[kept], real.reshape(-1)[kept]
     away = jnp.where(real[:, None], away - images[senders] + images[receivers], 0)
-    pairs = Pairs(Edges.from_arrays(senders, receivers, count), away)
     widths = 1 / jnp.linalg.norm(_inverse(basis), axis=0) / boxes
     enough = widths * jnp.maximum(jnp.array(grid.aside), 1) >= grid.reach * (1 - 1e-12)
     is_wide = jnp.all(enough | ~jnp.array(grid.pbc))
-    return pairs, Needed(jnp.sum(near, dtype=jnp.int32), fullest, is_wide)
+    needed = Needed(jnp.sum(near, dtype=jnp.int32), fullest, is_wide)
+    return senders, receivers, away, needed
 
 
 def _inverse(matrix, xp=jnp):
@@ -148,7 +178,7 @@ def _places(grid: Grid, positions, cell, xp=jnp):
 def _members(box, grid: Grid):
     """Return the atoms in each box, [n_boxes, occupancy], n_atoms where none is; the most in one.
 
-    They are in the order of their numbers.
+    They are in the order of their numbers. Atoms of a box that does not exist are in none.
     """
     count, num_boxes = box.shape[0], math.prod(grid.boxes)
     order = jnp.argsort(box, stable=True).astype(jnp.int32)

@@ -19,7 +19,7 @@ from eqfuse.train.run.files import encode, read_file, write_whole
 from eqfuse.train.settings.schema import ConfigError
 
 TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
-_CHECKPOINT, _FORMAT = "checkpoint.safetensors", 2
+_CHECKPOINT, _FORMAT = "checkpoint.safetensors", 3
 _HEAD = (
     "step,time_fs,potential_ev,kinetic_ev,total_ev,temperature_k,conserved_ev,pressure_gpa,"
     "volume_a3\n"
@@ -44,9 +44,40 @@ def read_checkpoint(folder: Path) -> tuple[dict, dict]:
     return arrays, metadata
 
 
+def create(settings: Settings, network: str) -> Path:
+    """Make the folder of a simulation.
+
+    Raises:
+      ConfigError: it exists, or cannot be made.
+    """
+    path = Path(settings.run or f"runs/{time.strftime('%Y%m%d-%H%M%S')}_md")
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        hint = "give another folder, or continue it with resume=" if path.exists() else error
+        raise ConfigError(f"run={path} cannot be made: {hint}") from error
+    values = {"network": network, **dataclasses.asdict(settings)}
+    text = "".join(f"{name}={value}\n" for name, value in values.items())
+    write_whole(path / "settings.txt", text)
+    return path
+
+
+def write_checkpoint(folder: Path, settings: Settings, arrays: dict[str, np.ndarray], **metadata):
+    """Write what `read_checkpoint` reads."""
+    settings = dataclasses.asdict(settings) | {"run": None}
+    metadata |= {"kind": "md", "simulation_format": _FORMAT, "settings": settings}
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    write_whole(folder / _CHECKPOINT, encode(arrays, metadata))
+
+
+def own_folder(folder: Path, number: int, count: int) -> Path:
+    """Return where the files of structure `number` of `count` are: a folder in that of several."""
+    return folder if count == 1 else folder / f"{number:0{len(str(count - 1))}}"
+
+
 @dataclasses.dataclass
 class Folder:
-    """The folder of a simulation.
+    """The folder of one structure of a simulation.
 
     Attributes:
       path: of the folder.
@@ -66,34 +97,21 @@ class Folder:
         return f"trajectory.{self.settings.trajectory}"
 
     @classmethod
-    def create(cls, settings: Settings, network: str) -> "Folder":
-        """Make the folder.
-
-        Raises:
-          ConfigError: it exists, or cannot be made.
-        """
-        path = Path(settings.run or f"runs/{time.strftime('%Y%m%d-%H%M%S')}_md")
-        try:
-            path.mkdir(parents=True)
-        except OSError as error:
-            hint = "give another folder, or continue it with resume=" if path.exists() else error
-            raise ConfigError(f"run={path} cannot be made: {hint}") from error
-        values = {"network": network, **dataclasses.asdict(settings)}
-        text = "".join(f"{name}={value}\n" for name, value in values.items())
-        write_whole(path / "settings.txt", text)
+    def begin(cls, path: Path, settings: Settings) -> "Folder":
+        """Begin the files in a folder, which is made if it is not there."""
+        path.mkdir(exist_ok=True)
         folder = cls(path, settings, {}, Distances())
         folder.sizes[folder.trajectory] = 0
         folder._append(TABLE, _HEAD)
         return folder
 
     @classmethod
-    def reopen(cls, settings: Settings, sizes: dict[str, int], counts) -> "Folder":
+    def reopen(cls, path: Path, settings: Settings, sizes: dict[str, int], counts) -> "Folder":
         """Open the folder of a checkpoint, and cut off what was written after it.
 
         Raises:
           CheckpointError: a file is shorter than it was.
         """
-        path = Path(settings.run)
         for name, size in sizes.items():
             if not (path / name).exists() or (path / name).stat().st_size < size:
                 raise CheckpointError(f"{path / name} is missing or cut: it cannot be continued")
@@ -129,18 +147,6 @@ class Folder:
             file.write(data)
             self.sizes[self.trajectory] = file.tell()
         self.distances.add(atoms)
-
-    def write_checkpoint(self, arrays: dict[str, np.ndarray], **metadata):
-        """Write what `read_checkpoint` reads."""
-        settings = dataclasses.asdict(self.settings) | {"run": None}
-        metadata |= {
-            "kind": "md",
-            "simulation_format": _FORMAT,
-            "settings": settings,
-            "sizes": self.sizes,
-        }
-        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        write_whole(self.path / _CHECKPOINT, encode(arrays, metadata))
 
     def draw(self, periodic: bool):
         """Write the radial distribution, and draw the picture of it and the table."""

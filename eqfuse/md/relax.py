@@ -12,7 +12,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Structure
 from eqfuse.data.samples import species_index
-from eqfuse.inference.pairs import list_pairs, padded_pairs, room_for_edges, room_for_pairs
+from eqfuse.inference.pairs import list_side_by_side, padded_pairs, room_for_edges, room_for_pairs
 from eqfuse.inference.predict import Network
 from eqfuse.md.fire import Structures, begin, compile_relax, place
 from eqfuse.md.settings import RelaxSettings
@@ -152,20 +152,15 @@ class _Batch:
     def _list(self, structures: Structures, fire, frames):
         """Return the pairs of all structures as they are now."""
         positions, cells = jax.device_get(place(structures, fire))
-        reach, starts = self._network.cutoff + self._settings.skin, np.cumsum(structures.sizes)
-        starts = starts - structures.sizes
-        found, near = [], 0
-        for k, atoms in enumerate(frames):
-            at = positions[starts[k] :][: len(atoms)]
-            senders, receivers, images = list_pairs(at, cells[k], atoms.pbc, reach)
-            vectors = at[senders] + images @ cells[k] - at[receivers]
-            near += (np.einsum("ei,ei->e", vectors, vectors) < self._network.cutoff**2).sum()
-            found.append((senders + starts[k], receivers + starts[k], images))
-        senders, receivers, images = map(np.concatenate, zip(*found, strict=True))
+        ends = np.cumsum(structures.sizes)
+        own = [(positions[ends[k] - len(a) : ends[k]], cells[k]) for k, a in enumerate(frames)]
+        reach = self._network.cutoff, self._settings.skin
+        listed = list_side_by_side(own, [atoms.pbc for atoms in frames], *reach)
+        senders, receivers, images, near = listed
         if len(senders) > self._pairs:
             self._pairs = room_for_pairs(len(senders))
         if near > self._edges:
-            self._edges = room_for_edges(int(near))
+            self._edges = room_for_edges(near)
         return padded_pairs(senders, receivers, images, self._nodes, self._pairs)
 
     def _outcomes(self, frames, structures: Structures, before, after) -> list[Outcome]:

@@ -8,19 +8,18 @@ import ase
 import jax
 import numpy as np
 from ase import units
-from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse import ops
-from eqfuse.data import DataError, Structure
-from eqfuse.data.samples import species_index
+from eqfuse.data import DataError
 from eqfuse.inference.predict import Network
 from eqfuse.md.integrators import State
+from eqfuse.md.member import Member
 from eqfuse.md.neighbors import Grid
-from eqfuse.md.output import Folder, read_checkpoint
+from eqfuse.md.output import Folder, create, own_folder, read_checkpoint, write_checkpoint
 from eqfuse.md.settings import Settings
-from eqfuse.md.start import initial_velocities, read_start, require_apart
-from eqfuse.md.stepper import Stepper
-from eqfuse.md.steps import COLUMNS, LIMIT, MOST_STEPS, Room
+from eqfuse.md.start import initial_velocities, structures_of
+from eqfuse.md.stepper import Stepper, side_by_side
+from eqfuse.md.steps import LIMIT, MOST_STEPS, Advanced, Room
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
@@ -28,40 +27,46 @@ from eqfuse.train.settings.schema import ConfigError
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_CHECKPOINTS = 2, 10
 
 
-def run(network, start, settings: Settings | None = None, **changes) -> ase.Atoms:
+def run(network, start, settings: Settings | None = None, **changes):
     """Run a simulation and write its folder: trajectory, table, picture and checkpoint.
+
+    Several structures, or replicas of one, are simulated in one batch, in which each has its own
+    list of neighbours, velocities, noise (of `seed + k` for the k-th) and cell, and a folder
+    inside that of the simulation. A limit that one of them passes stops all.
 
     Args:
       network: the folder of a run, or a file of its network (.safetensors).
-      start: `ase.Atoms`, or a file of which the last frame is taken. Velocities are used if they
-        are not all zero, and drawn for the temperature if they are.
+      start: `ase.Atoms`, several of them, or a file of which the last frame is taken, or all with
+        frames="all". Velocities are used if they are not all zero, and drawn for the temperature
+        if they are.
       settings: None for the defaults.
       changes: settings by name, such as steps=1000.
     Returns:
-      the last frame, with velocities.
+      the last frame, with velocities; a list of them where there are several structures.
     Raises:
       ConfigError: impossible settings, or a folder that exists.
-      DataError: atoms that cannot be simulated: overlapping, not finite, of unknown elements, or
-        periodic without a cell.
+      DataError: atoms that cannot be simulated: overlapping, not finite, of unknown elements,
+        periodic without a cell, or not periodic in the same directions in a batch.
       CheckpointError: no readable network.
       TrainingFailed: a force or the temperature passed its limit, or atoms moved too far in a step;
         the folder holds the last good frame.
       Interrupted: a signal stopped it; the folder can be resumed.
     """
     settings = dataclasses.replace(settings or Settings(), **changes)
-    atoms = start if isinstance(start, ase.Atoms) else read_start(start)
-    simulation = _Simulation(network, atoms, settings)
+    simulation = _Simulation(network, structures_of(start, settings), settings)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        simulation.begin(initial_velocities(atoms, settings))
+        simulation.begin()
         return simulation.proceed()
 
 
-def resume(folder, steps: int | None = None) -> ase.Atoms:
+def resume(folder, steps: int | None = None):
     """Continue a simulation from its checkpoint, with the numbers of one without interruption.
 
     Args:
       folder: that `run` wrote.
       steps: in all; None: as many as it was begun for.
+    Returns:
+      as `run`.
     Raises:
       ConfigError: fewer steps than were done.
       CheckpointError: no readable checkpoint, or another network where that of the simulation was.
@@ -73,14 +78,13 @@ def resume(folder, steps: int | None = None) -> ase.Atoms:
         raise ConfigError(
             f"steps={settings.steps}: {folder} is already at step {metadata['step']}; give more"
         )
-    atoms = ase.Atoms(
-        arrays["numbers"],
-        arrays["state.positions"],
-        cell=arrays["state.cell"],
-        pbc=arrays["pbc"].tolist(),
-    )
-    atoms.set_masses(arrays["masses"])
-    simulation = _Simulation(metadata["network"], atoms, settings)
+    frames = []
+    for k, count in enumerate(arrays["sizes"]):
+        own = {"positions": arrays["state.positions"], "masses": arrays["masses"]}
+        own = {name: array[k, :count] for name, array in own.items()}
+        numbers, cell = arrays["numbers"][k, :count], arrays["state.cell"][k]
+        frames.append(ase.Atoms(numbers, cell=cell, pbc=arrays["pbc"].tolist(), **own))
+    simulation = _Simulation(metadata["network"], frames, settings)
     if simulation.digest != metadata["digest"]:
         raise CheckpointError(
             f"{metadata['network']} holds another network than when {folder} was begun"
@@ -94,53 +98,57 @@ class _Simulation:
     """A simulation between two steps.
 
     Attributes:
-      state: the last good state, on the device.
+      state: the last good state of all structures, on the device.
       digest: of the parameters of the network.
     """
 
-    def __init__(self, network, atoms: ase.Atoms, settings: Settings):
+    def __init__(self, network, frames: list[ase.Atoms], settings: Settings):
         try:
             ops.resolve_here(settings.backend)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if atoms.constraints:
-            raise DataError("the atoms have constraints, which are not simulated; remove them")
         self._settings, self._path = settings, str(Path(network).resolve())
         self._network = Network(network, dtype=settings.dtype, backend=settings.backend)
         self.digest = self._network.metadata["arrays_sha256"]
-        structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
-        self._cell = structure.cell
-        # without labels and other properties, which would not be those of later frames
-        self._atoms = ase.Atoms(atoms.numbers, atoms.positions, cell=self._cell, pbc=atoms.pbc)
-        self._species = species_index(atoms.numbers, self._network.species)
-        self._reference = float(self._network.references[self._species].sum())
-        self._masses = np.asarray(atoms.get_masses(), np.float64)
-        if not (np.isfinite(self._masses) & (self._masses > 0)).all():
-            raise DataError("masses must be finite and greater than zero")
-        if settings.ensemble == "npt" and not all(atoms.pbc):
-            raise DataError(
-                "ensemble=npt needs a cell with three periodic directions, and "
-                f"pbc={atoms.pbc.tolist()}; choose another ensemble, or make the atoms periodic"
-            )
-        self._stepper = Stepper(
-            self._network, self._species, self._masses, self._atoms.pbc, settings
-        )
-        self.state, self._last = None, None
+        self._frames, self._members = frames, []
+        for number, atoms in enumerate(frames):
+            try:
+                self._members.append(Member(atoms, self._network, settings))
+            except DataError as error:
+                text = f"structure {number}: {error}" if len(frames) > 1 else str(error)
+                raise DataError(text) from error
+        pbc = self._members[0].atoms.pbc
+        for number, member in enumerate(self._members):
+            if (member.atoms.pbc != pbc).any():
+                raise DataError(
+                    f"structures 0 and {number} are not periodic in the same directions; those of "
+                    "one batch must be: simulate them apart"
+                )
+        species, masses = zip(*((m.species, m.masses) for m in self._members), strict=True)
+        self._stepper = Stepper(self._network, species, masses, pbc, settings)
+        self.state = None
 
-    def begin(self, velocities):
-        """Compute the first forces, and write the first frame of a new folder."""
-        positions = self._atoms.positions
-        require_apart(positions, self._cell, self._atoms.pbc)
+    def begin(self):
+        """Compute the first forces, and write the first frames of a new folder."""
+        positions = [member.atoms.positions for member in self._members]
+        cells = [member.cell for member in self._members]
+        settings = self._settings
+        velocities = [
+            initial_velocities(atoms, settings.temperature, settings.seed + k)
+            for k, atoms in enumerate(self._frames)
+        ]
         stepper = self._stepper
-        stepper.begin(positions, self._cell)
+        stepper.begin(positions, cells)
         # a step of no length computes the forces with the program of all steps
-        done = stepper.take(stepper.state(positions, velocities, self._cell), 1, 0.0)
-        while not done.state.step and done.reason != LIMIT:
+        done = stepper.take(stepper.state(positions, velocities, cells), 1, 0.0)
+        while not done.state.step[0] and done.reason != LIMIT:
             done = stepper.take(done.state, 1, 0.0)
         if done.reason == LIMIT:
             raise DataError(f"no step can be taken from this structure: {self._excess(done, 0)}")
-        self.state = done.state._replace(step=np.int32(0))
-        self._folder = Folder.create(self._settings, self._path)
+        self.state = done.state._replace(step=np.zeros_like(done.state.step))
+        self._folder = create(settings, self._path)
+        for member, path in self._own_folders():
+            member.folder = Folder.begin(path, settings)
         self._record(done.rows, 0, 1)
 
     def go_on(self, arrays: dict, metadata: dict):
@@ -149,23 +157,24 @@ class _Simulation:
         grid = grid._replace(axes=tuple(map(tuple, grid.axes)))
         room = Room(grid, metadata["pairs"], metadata["edges"])
         self._stepper.go_on(room, (arrays["listed"], arrays["listed_cell"]))
-        scalars = {name: arrays[f"state.{name}"].reshape(()) for name in ("heat", "step")}
-        others = {n: arrays[f"state.{n}"] for n in State._fields if n not in scalars}
-        self.state = State(**others, **scalars)
-        self._last = metadata["step"], metadata["row"]
-        self._folder = Folder.reopen(self._settings, metadata["sizes"], arrays["distances"])
+        self.state = State(**{name: arrays[f"state.{name}"] for name in State._fields})
+        self._folder = Path(self._settings.run)
+        written = zip(metadata["files"], arrays["distances"], arrays["last"], strict=True)
+        for (member, path), (sizes, counts, last) in zip(self._own_folders(), written, strict=True):
+            member.folder = Folder.reopen(path, self._settings, sizes, counts)
+            member.last = last
 
-    def proceed(self) -> ase.Atoms:
-        """Take all steps, and return the last frame."""
+    def proceed(self):
+        """Take all steps, and return the last frames."""
         saved = printed = began = time.perf_counter()
-        first = int(self.state.step)
+        first = self._step
         with StopRequest() as request:
-            while (step := int(self.state.step)) < self._settings.steps:
+            while (step := self._step) < self._settings.steps:
                 every = self._settings.save_every
                 wanted = min(every - step % every, MOST_STEPS, self._settings.steps - step)
                 done = self._stepper.take(self.state, wanted, self._settings.timestep * units.fs)
                 self.state = done.state
-                taken = int(done.state.step) - step
+                taken = self._step - step
                 self._record(done.rows, step + 1, taken)
                 if done.reason == LIMIT:
                     self._stop(self._excess(done, taken))
@@ -174,7 +183,7 @@ class _Simulation:
                     began, first = now, step + taken
                 if request.signum is not None:
                     self._finish()
-                    text = f"stopped at step {step + taken}; resume={self._folder.path} goes on"
+                    text = f"stopped at step {step + taken}; resume={self._folder} goes on"
                     raise Interrupted(request.signum, text)
                 if now - saved > _SECONDS_BETWEEN_CHECKPOINTS:
                     self._checkpoint()
@@ -184,86 +193,92 @@ class _Simulation:
                     self._print(step + taken - first, now - began)
                     printed = now
         self._finish()
-        self._print(int(self.state.step) - first, time.perf_counter() - began)
-        return self._frame()
+        self._print(self._step - first, time.perf_counter() - began)
+        frames = [member.frame(state) for member, state in self._states()]
+        return frames if len(frames) > 1 else frames[0]
 
-    def _excess(self, done, row: int) -> str:
-        potential, _, temperature, force = done.rows[row][:4]
-        if not np.isfinite([potential, temperature, force]).all():
-            return "energy or forces are not finite"
-        if force > self._settings.max_force:
-            return f"a force of {force:.4g} eV/Å is above max_force={self._settings.max_force:g}"
-        limit = self._settings.max_temperature
-        return f"a temperature of {temperature:.4g} K is above max_temperature={limit:g}"
+    @property
+    def _step(self) -> int:
+        return int(self.state.step[0])
+
+    def _own_folders(self) -> list[tuple[Member, Path]]:
+        count = len(self._members)
+        return [(m, own_folder(self._folder, k, count)) for k, m in enumerate(self._members)]
+
+    def _states(self) -> list[tuple[Member, State]]:
+        """Return each structure with its part of the state."""
+        return [
+            (member, jax.tree.map(lambda leaf, k=k: leaf[k], self.state))
+            for k, member in enumerate(self._members)
+        ]
+
+    def _excess(self, done: Advanced, row: int) -> str:
+        """Return which limit the step passed whose row it is, and in which structure."""
+        for number, member in enumerate(self._members):
+            if excess := member.excess(done.rows[row][number]):
+                several = len(self._members) > 1
+                return f"structure {number}: {excess}" if several else excess
+        raise AssertionError("no limit was passed")
 
     def _stop(self, why: str):
-        """Write the last good frame and raise the error."""
-        step = int(self.state.step)
-        if step % self._settings.save_every:  # else it is there
-            self._folder.add_frame(self._frame(), step)
+        """Write the last good frames and raise the error."""
+        if self._step % self._settings.save_every:  # else they are there
+            for member, state in self._states():
+                member.add_frame(state)
         self._finish()
         raise TrainingFailed(
-            f"stopped after step {step}: {why}; {self._folder.path} ends with the last good frame. "
-            "Take a shorter timestep, or look at the structure"
+            f"stopped after step {self._step}: {why}; {self._folder} ends with the last good "
+            "frame. Take a shorter timestep, or look at the structure"
         )
 
     def _record(self, rows, first: int, count: int):
-        """Write the rows of steps from number `first` on, and a frame if one is due."""
-        rows = np.array(rows[:count])
-        rows[:, [COLUMNS.index("potential"), COLUMNS.index("conserved")]] += self._reference
-        last = self._settings.steps
-        for step, row in enumerate(rows, first):
-            if step % self._settings.log_every == 0 or step == last:
-                self._folder.add_row(step, dict(zip(COLUMNS, row, strict=True)))
-        step = first + count - 1
-        if count:
-            self._last = step, rows[-1]
-            if step % self._settings.save_every == 0 or step == last:
-                self._folder.add_frame(self._frame(), step)
-
-    def _frame(self) -> ase.Atoms:
-        atoms = self._atoms.copy()
-        atoms.positions = self.state.positions
-        if atoms.pbc.any():
-            atoms.cell = self.state.cell
-        atoms.set_masses(self._masses)
-        atoms.set_velocities(self.state.velocities)
-        results = {"energy": float(self._last[1][0]), "forces": np.array(self.state.forces)}
-        atoms.calc = SinglePointCalculator(atoms, **results)
-        return atoms
+        for k, (member, state) in enumerate(self._states()):
+            member.record(rows[:count, k], first, state)
 
     def _checkpoint(self):
+        members = self._members
         arrays = {
-            "numbers": self._atoms.numbers,
-            "masses": self._masses,
-            "pbc": self._atoms.pbc,
-            "distances": self._folder.distances.counts,
+            "sizes": np.array([len(member.atoms) for member in members]),
+            "numbers": side_by_side([member.atoms.numbers for member in members], np.int64),
+            "masses": side_by_side([member.masses for member in members]),
+            "pbc": members[0].atoms.pbc,
+            "distances": np.stack([member.folder.distances.counts for member in members]),
+            "last": np.stack([member.last for member in members]),
             **{f"state.{name}": np.asarray(value) for name, value in self.state._asdict().items()},
         }
         arrays["listed"], arrays["listed_cell"] = self._stepper.listed
         room = self._stepper.room
-        self._folder.write_checkpoint(
+        write_checkpoint(
+            self._folder,
+            self._settings,
             arrays,
+            files=[member.folder.sizes for member in members],
             network=self._path,
             digest=self.digest,
-            step=int(self.state.step),
+            step=self._step,
             grid=room.grid,
             pairs=room.pairs,
             edges=room.edges,
-            row=[float(value) for value in self._last[1]],
         )
 
     def _finish(self):
         self._checkpoint()
-        self._folder.draw(all(self._atoms.pbc))
+        for member in self._members:
+            member.folder.draw(all(member.atoms.pbc))
 
     def _print(self, steps: int, seconds: float):
-        step, (potential, kinetic, temperature, *_) = self._last
-        femtoseconds = step * self._settings.timestep
+        femtoseconds = self._step * self._settings.timestep
         speed = steps * self._settings.timestep * 1e-6 / max(seconds, 1e-9) * 86400
         rate = f"{speed:.3g} ns/day" if steps else ""
+        values = np.stack([member.last for member in self._members])
+        potential, kinetic, temperature = values[:, :3].T
+        kelvin = f"T {temperature[0]:.1f} K"
+        if len(values) > 1:
+            kelvin = f"T {temperature.min():.1f} to {temperature.max():.1f} K"
+            rate += f" for each of {len(values)} structures" if steps else ""
+        energy = (potential + kinetic).mean()
         print(
-            f"step {step}/{self._settings.steps}  {femtoseconds:g} fs  "
-            f"E {potential + kinetic:.6f} eV  T {temperature:.1f} K  {rate}",
+            f"step {self._step}/{self._settings.steps}  {femtoseconds:g} fs  "
+            f"E {energy:.6f} eV  {kelvin}  {rate}",
             flush=True,
         )

@@ -49,9 +49,9 @@ def test_stress_is_computed_when_it_is_asked_for(atoms):
     """Stresses of the atoms add up, and those of equal atoms are equal."""
     atoms.get_forces()
     assert "stress" not in atoms.calc.results
-    evaluated = atoms.calc._evaluated
+    packed = atoms.calc._packed
     stress, stresses = atoms.get_stress(), atoms.get_stresses()
-    assert atoms.calc._evaluated is evaluated
+    assert atoms.calc._packed is packed
     np.testing.assert_allclose(stresses.sum(axis=0), stress, rtol=0, atol=1e-12)
     assert np.ptp(stresses, axis=0).max() > 1e-5
     twice = atoms.repeat((2, 1, 1))

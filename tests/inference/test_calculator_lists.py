@@ -8,8 +8,8 @@ import pytest
 
 import eqfuse
 from eqfuse.data import Structure
-from eqfuse.inference.pairs import Program
 from eqfuse.inference.predict import Network, predict
+from eqfuse.inference.program import Program
 
 
 def test_a_list_is_kept_while_the_cell_deforms_within_the_skin(atoms, run):
@@ -91,7 +91,7 @@ def test_nothing_is_compiled_while_neighbours_change_within_a_bucket(atoms):
     for _ in range(20):
         atoms.positions += rng.normal(scale=0.02, size=atoms.positions.shape)
         atoms.get_forces()
-        counts.add(int(calculator._evaluated.num_edges))
+        counts.add(int(calculator._packed.num_edges))
     assert len(counts) > 3
     assert calculator.num_compilations == compiled
 

@@ -4,7 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.inference.pairs import is_valid, list_pairs, padded_pairs, pair_vectors, within
+from eqfuse.inference.pairs import (
+    counted,
+    is_valid,
+    list_pairs,
+    padded_pairs,
+    pair_vectors,
+    within,
+)
 from eqfuse.ops import Edges
 
 CUTOFF, SKIN = 4.0, 0.8
@@ -30,7 +37,8 @@ def test_edges_within_the_cutoff_are_sorted_as_if_made_anew(crystal, extra):
         lengths = np.linalg.norm(vectors, axis=1)
         near = (lengths < CUTOFF) & (lengths > 0)
         size = min(int(near.sum()) + extra, len(near))
-        edges, images, real = jax.jit(within, static_argnums=2)(pairs, near, size)
+        edges, kept = jax.jit(within, static_argnums=2)(pairs, near, size)
+    images, real = pairs.images[np.asarray(kept)], np.asarray(near)[np.asarray(kept)]
     assert 0 < near.sum() < len(found[0])
     assert real.sum() == near.sum()
     expected = sorted(
@@ -45,6 +53,13 @@ def test_edges_within_the_cutoff_are_sorted_as_if_made_anew(crystal, extra):
     # what fills the rest is spread over the atoms
     per_atom = np.bincount(np.asarray(edges.receivers)[~chosen], minlength=len(crystal))
     assert per_atom.max() - per_atom.min() <= 1 + extra // 4
+
+
+@pytest.mark.parametrize("count", [1, 16, 37, 5000])
+def test_places_are_counted(count):
+    keep = np.random.default_rng(count).random(count) < 0.5
+    expected = np.append(0, np.cumsum(keep))
+    np.testing.assert_array_equal(counted(jnp.asarray(keep)), expected)
 
 
 def test_a_list_is_valid_as_long_as_it_holds_all_pairs(crystal):

@@ -15,8 +15,9 @@ from ase.md.verlet import VelocityVerlet
 import eqfuse
 from eqfuse import cli, md
 from eqfuse.data import DataError
-from eqfuse.inference.pairs import evaluate, list_pairs, padded_pairs
-from eqfuse.md import simulation, stepper
+from eqfuse.inference.pairs import list_pairs, padded_pairs
+from eqfuse.inference.program import evaluate
+from eqfuse.md import output, simulation, stepper
 from eqfuse.md.output import read_checkpoint
 from eqfuse.md.stepper import Stepper
 from eqfuse.md.steps import Room
@@ -91,14 +92,14 @@ def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers
     verlet = VelocityVerlet(reference, 2.0 * units.fs)
     settings = {"timestep": 2.0, "skin": 0.1, "save_every": 10, "log_every": 1}
     frames = {}
-    add = simulation.Folder.add_frame
+    add = output.Folder.add_frame
 
     def kept(self, frame, step):
         frames[step] = frame.copy()
         add(self, frame, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation.Folder, "add_frame", kept)
+        patch.setattr(output.Folder, "add_frame", kept)
         md.run(run, atoms, steps=200, run=str(tmp_path / "md"), **settings)
     assert steppers[0].num_lists > 5
     assert (steppers[0].num_programs > 2) == small
@@ -138,7 +139,7 @@ def test_a_resumed_run_has_the_same_numbers(ensemble, run, crystal, tmp_path):
     frames = ase.io.read(tmp_path / "moved" / "trajectory.xyz", ":")
     assert [frame.info["step"] for frame in frames] == [0, 7, 14, 21, 28, 33, 35, 42, 49, 56, 60]
     moving = frames[-1].get_velocities()
-    np.testing.assert_allclose(moving, whole["state.velocities"], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(moving, whole["state.velocities"][0], rtol=0, atol=1e-7)
 
 
 def test_a_resumed_run_has_the_sizes_of_the_arrays(run, crystal, tmp_path, steppers, monkeypatch):
@@ -182,16 +183,16 @@ def test_a_compressed_trajectory_holds_the_same_frames(run, crystal, tmp_path):
 def test_edges_beyond_the_cutoff_contribute_nothing(run, crystal):
     states = []
     for skin in (0.01, 1.5):
-        job = simulation._Simulation(run, crystal, md.Settings(skin=skin))._stepper
+        job = simulation._Simulation(run, [crystal], md.Settings(skin=skin))._stepper
         with jax.enable_x64(True):
-            job.begin(crystal.positions, crystal.cell.array)
-            start = job.state(crystal.positions, np.zeros((4, 3)), crystal.cell.array)
+            job.begin([crystal.positions], [crystal.cell.array])
+            start = job.state([crystal.positions], [np.zeros((4, 3))], [crystal.cell.array])
             states.append((job.take(start, 1, 0.0), job.room))
     (near, few), (far, many) = states
     assert many.pairs > 1.5 * few.pairs
     assert many.edges == few.edges
     np.testing.assert_allclose(near.state.forces, far.state.forces, rtol=0, atol=1e-12)
-    assert near.rows[0, 0] == pytest.approx(far.rows[0, 0], abs=1e-12)
+    assert near.rows[0, 0, 0] == pytest.approx(far.rows[0, 0, 0], abs=1e-12)
 
 
 def test_a_signal_leaves_what_can_be_resumed(run, crystal, tmp_path, monkeypatch, capsys):

@@ -1,0 +1,177 @@
+"""The neighbour list of a calculator, and the sizes of the program that it is padded for."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+
+from eqfuse.data.errors import FlownApartError
+from eqfuse.data.ordering import spatial_order
+from eqfuse.data.samples import species_index
+from eqfuse.inference.pairs import (
+    Pairs,
+    is_valid,
+    list_side_by_side,
+    padded_pairs,
+    room_for_edges,
+    room_for_pairs,
+)
+from eqfuse.inference.program import Program, Sizes
+
+DIVERGED = (
+    "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "
+    "the structures before it look like"
+)
+_NODE_HEADROOM, _NODE_MULTIPLE = 1.1, 4
+_MOST_OWN, _MOST_OTHERS = 2, 1.2
+"""How many times as large as needed a program may be that this calculator, or another, needed."""
+
+
+@dataclasses.dataclass(eq=False)
+class Listed:
+    """A neighbour list on the device, the structure for which it was made, and that of now.
+
+    Atoms are numbered as in `order` on the device.
+
+    Attributes:
+      numbers, pbc, positions, cell: of the structure for which the list was made.
+      order: [n_atoms] the atom that each node is.
+      species: [n_atoms] int32, in the order of the structure.
+      sizes: of the program.
+      pairs, of_nodes: the list, and species and number of the atoms, on the device.
+      now, cell_now: positions and cell of now, where directions without a vector have zeros.
+      given_cell: the cell of now as the structure has it.
+      volume: of the cell of now, Å^3.
+    """
+
+    numbers: np.ndarray
+    pbc: np.ndarray
+    positions: np.ndarray
+    cell: np.ndarray
+    order: np.ndarray
+    species: np.ndarray
+    sizes: Sizes
+    pairs: Pairs
+    of_nodes: list[jax.Array]
+    now: np.ndarray | None = None
+    cell_now: np.ndarray | None = None
+    given_cell: np.ndarray | None = None
+    volume: float = 0.0
+
+    def is_of(self, atoms) -> bool:
+        """Return whether atoms differ at most in their positions from those of before."""
+        return (
+            np.array_equal(self.numbers, atoms.numbers)
+            and np.array_equal(self.pbc, atoms.pbc)
+            and np.array_equal(self.given_cell, atoms.cell.array)
+        )
+
+    def is_valid(self, atoms, cell, cutoff: float, skin: float) -> bool:
+        """Return whether the list holds all pairs of atoms within the cutoff."""
+        return (
+            np.array_equal(self.numbers, atoms.numbers)
+            and np.array_equal(self.pbc, atoms.pbc)
+            and is_valid((self.positions, self.cell), (atoms.positions, cell), cutoff, skin)
+        )
+
+    def move(self, atoms, cell):
+        """Take positions and the cell of atoms as those of now."""
+        self.now = atoms.positions.copy()
+        if self.cell_now is not cell:
+            self.cell_now, self.given_cell = cell, atoms.cell.array.copy()
+            self.volume = abs(np.linalg.det(cell))
+
+    def geometry(self) -> np.ndarray:
+        """Return the positions of the nodes, and below them the cell, [n_nodes + 3, 3] Å."""
+        out = np.zeros((self.sizes.nodes + 3, 3))
+        out[: len(self.order)] = self.now[self.order]
+        out[-3:] = self.cell_now
+        return out
+
+    def in_structure(self, of_nodes) -> np.ndarray:
+        """Return what the nodes have, in the order of the structure."""
+        out = np.empty((len(self.order), *of_nodes.shape[1:]))
+        out[self.order] = of_nodes[: len(self.order)]
+        return out
+
+
+class Lister:
+    """Makes the neighbour lists of a calculator, for programs that are shared with others.
+
+    Args:
+      program: of the network.
+      known: sorted atomic numbers that the network knows.
+      cutoff: Å.
+      skin: Å, by which lists go beyond the cutoff.
+    """
+
+    def __init__(self, program: Program, known: tuple[int, ...], cutoff: float, skin: float):
+        self._program, self._known, self._cutoff, self._skin = program, known, cutoff, skin
+        self._used = set()
+
+    def list(self, atoms, cell) -> Listed:
+        """Return a neighbour list of atoms, on the device.
+
+        Args:
+          atoms: `ase.Atoms`.
+          cell: [3, 3] Å, with zeros for directions without a vector.
+        Raises:
+          DataError: see `eqfuse.Calculator.calculate`.
+        """
+        positions, pbc, count = atoms.positions, atoms.pbc, len(atoms)
+        species = species_index(atoms.numbers, self._known)
+        try:
+            structure, reach = (positions, cell), (self._cutoff, self._skin)
+            *pairs, edges = list_side_by_side([structure], [pbc], *reach)
+        except FlownApartError as err:
+            raise FlownApartError(f"{err}; in a simulation: {DIVERGED}") from err
+        order = spatial_order(positions, cell, pbc, self._cutoff)
+        sizes = self.sizes(count, edges, len(pairs[0]))
+        number = np.argsort(order)
+        ends = number[pairs[0]], number[pairs[1]]
+        pairs = padded_pairs(*ends, pairs[2], sizes.nodes, sizes.pairs)
+        nodes = np.zeros(sizes.nodes, np.int32)
+        nodes[:count] = species[order]
+        with jax.enable_x64(True):
+            pairs, *of_nodes = jax.device_put((pairs, nodes, np.int32(count)))
+        key = atoms.numbers.copy(), atoms.pbc.copy(), positions.copy(), cell.copy()
+        return Listed(*key, order, species, sizes, pairs, of_nodes)
+
+    def sizes(self, atoms: int, edges: int, pairs: int, nodes: int | None = None) -> Sizes:
+        """Return compiled sizes that hold a structure, or new ones with less padding.
+
+        Args:
+          atoms, edges, pairs: that they hold at least.
+          nodes: their number of nodes; None: any. The number of pairs is then given, too.
+        """
+        program, limit = self._program, room_for_edges(edges)
+
+        def fits(sizes: Sizes) -> bool:
+            most = _MOST_OWN if sizes in self._used else _MOST_OTHERS
+            return (
+                atoms <= sizes.nodes <= most * atoms
+                and edges <= sizes.edges <= most * limit
+                and pairs <= sizes.pairs
+                and (nodes is None or (nodes, pairs) == sizes[:2])
+            )
+
+        with program.lock:
+            fitting = list(filter(fits, program.sizes))
+            if fitting:
+                chosen = min(fitting, key=lambda sizes: (sizes.edges, sizes.nodes, sizes.pairs))
+            else:
+                chosen = self._new_sizes(atoms, edges, pairs, nodes)
+                program.sizes.append(chosen)
+        self._used.add(chosen)
+        return chosen
+
+    def _new_sizes(self, atoms: int, edges: int, pairs: int, nodes: int | None) -> Sizes:
+        if nodes is not None:
+            return Sizes(nodes, pairs, room_for_edges(edges))
+        if all(sizes.nodes == atoms for sizes in self._used):
+            # Dynamics keep their atoms, and pay for no others; where one came, more may.
+            return Sizes(atoms, room_for_pairs(pairs), room_for_edges(edges))
+        more = -(-int(_NODE_HEADROOM * atoms + 1) // _NODE_MULTIPLE) * _NODE_MULTIPLE
+        pairs, edges = (math.ceil(count * more / atoms) for count in (pairs, edges))
+        return Sizes(more, room_for_pairs(pairs), room_for_edges(edges))

@@ -1,0 +1,72 @@
+"""A network as a model of torch-sim. Skipped without torch-sim."""
+
+import ase.build
+import numpy as np
+import pytest
+
+import eqfuse
+import eqfuse.torch_sim
+from eqfuse.train.main import main
+from tests.small_runs import TINY
+
+torch = pytest.importorskip("torch")
+torch_sim = pytest.importorskip("torch_sim")
+
+
+@pytest.fixture(scope="module")
+def run(copper, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "copper"
+    settings = ["data=extxyz", f"data.path={copper}", *TINY, "dtype=float64", "epochs=3"]
+    assert main([*settings, "cutoff=3.6", f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture
+def frames():
+    crystal = ase.build.bulk("Cu", cubic=True)
+    frames = [crystal, crystal.repeat((2, 1, 1))]
+    for seed, atoms in enumerate(frames):
+        atoms.rattle(0.05, seed=seed)
+    return frames
+
+
+def test_a_state_has_the_results_of_the_calculator(run, frames):
+    """At first, after moves within the skin, and after moves for which lists are made anew."""
+    model = eqfuse.torch_sim.model(run)
+    rng, lists = np.random.default_rng(0), []
+    for scale in (0.0, 0.01, 0.2):
+        for atoms in frames:
+            atoms.positions += rng.normal(scale=scale, size=atoms.positions.shape)
+        state = torch_sim.io.atoms_to_state(frames, model.device, model.dtype)
+        results, first = model(state), 0
+        lists.append(model._evaluate._pairs)
+        for k, atoms in enumerate(frames):
+            own = slice(first, first := first + len(atoms))
+            atoms.calc = eqfuse.Calculator(run)
+            energy = results["energy"][k].item()
+            assert energy == pytest.approx(atoms.get_potential_energy(), abs=1e-9)
+            forces, stress = results["forces"][own].numpy(), results["stress"][k].numpy()
+            np.testing.assert_allclose(forces, atoms.get_forces(), rtol=0, atol=1e-9)
+            expected = atoms.get_stress(voigt=False)
+            np.testing.assert_allclose(stress, expected, rtol=0, atol=1e-10)
+            assert np.abs(forces).max() > 1e-3
+    assert lists[0] is lists[1]
+    assert lists[1] is not lists[2]
+
+
+def test_dynamics_of_torch_sim_conserve_the_energy(run, frames):
+    model = eqfuse.torch_sim.model(run)
+    state = torch_sim.io.atoms_to_state(frames, model.device, model.dtype)
+    kwargs = {"dt": torch.tensor(1e-3, dtype=model.dtype), "kT": torch.tensor(0.05)}
+    begin, step = torch_sim.integrators.nve(model=model, **kwargs)
+    state = begin(state, seed=0)
+    totals, kinetic = [], []
+    for _ in range(60):
+        state = step(state, dt=kwargs["dt"])
+        moving = torch_sim.calc_kinetic_energy(
+            momenta=state.momenta, masses=state.masses, system_idx=state.system_idx
+        )
+        kinetic.append(moving.numpy())
+        totals.append((moving + state.energy).numpy())
+    assert (np.ptp(kinetic, axis=0) > 1e-3).all()
+    assert (np.ptp(totals, axis=0) < 0.02 * np.ptp(kinetic, axis=0)).all()

@@ -3,6 +3,7 @@
 import ase.build
 import numpy as np
 import pytest
+from ase import units
 
 import eqfuse
 import eqfuse.torch_sim
@@ -57,7 +58,7 @@ def test_a_state_has_the_results_of_the_calculator(run, frames):
 def test_dynamics_of_torch_sim_conserve_the_energy(run, frames):
     model = eqfuse.torch_sim.model(run)
     state = torch_sim.io.atoms_to_state(frames, model.device, model.dtype)
-    kwargs = {"dt": torch.tensor(1e-3, dtype=model.dtype), "kT": torch.tensor(0.05)}
+    kwargs = {"dt": torch.tensor(units.fs, dtype=model.dtype), "kT": torch.tensor(0.05)}
     begin, step = torch_sim.integrators.nve(model=model, **kwargs)
     state = begin(state, seed=0)
     totals, kinetic = [], []

@@ -28,6 +28,8 @@ from eqfuse.bench.cases import BOTH2, SH2, SH3, Case, times
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEP, LARGE = (135, 3026), (999, 22000)
 ORDERS = "forward", "backward", "double"
+PIECES = 16
+"""Of a pass, where there are several threads."""
 CASES = {
     f"{name}, {nodes} nodes": (case, nodes, edges)
     for name, case in {
@@ -46,14 +48,23 @@ def write_kernels(path: str, only: str):
     from eqfuse.ops.backends.llvm.emit import form as emit
     from eqfuse.ops.backends.llvm.runtime.machine import machine
 
-    kernels = {}
+    kernels, here = {}, machine()
     for name, (case, nodes, edges) in CASES.items():
         for order, form in case.forms().items():
             if only in f"{name}, {order}":
-                passes = emit.write(form, "float32", machine())
-                units = [(p.name, p.units.number(edges, nodes), p.scratch) for p in passes.passes]
-                text = emit.generate(form, "float32", machine()).text
-                kernels[name, order] = text, passes.arguments.numbers, units
+                row = max((4 * o.size for o in form.outputs if o.index.value == "row"), default=0)
+                parts = (here.num_parts(row * edges),) if hasattr(here, "num_parts") else ()
+                written = emit.write(form, "float32", here, *parts)
+                passes = [
+                    (p.name, p.units.count or p.units.number(edges, nodes), p.scratch, size)
+                    for p in written.passes
+                    for size in [nodes if p.units.count else edges]
+                ]
+                numbers = written.arguments.numbers
+                copies = [key for key in numbers if key[0] in ("copy", "sum")]
+                widths = dict(zip(copies, written.copies, strict=True))
+                text = emit.generate(form, "float32", here, *parts).text
+                kernels[name, order] = text, numbers, passes, widths
     pathlib.Path(path).write_bytes(pickle.dumps(kernels))
 
 
@@ -69,6 +80,8 @@ def kernels_of(revision: str | None, only: str) -> dict:
             )
             subprocess.run(["tar", "x", "-C", root], input=archive.stdout, check=True)
             (root / "benchmarks").symlink_to(ROOT / "benchmarks")
+            if not (root / "eqfuse" / "bench").exists():  # the cases
+                (root / "eqfuse" / "bench").symlink_to(ROOT / "eqfuse" / "bench")
         program = f"from {__spec__.name} import write_kernels; write_kernels({out!r}, {only!r})"
         environment = os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
         subprocess.run([sys.executable, "-c", program], cwd=root, env=environment, check=True)
@@ -124,7 +137,7 @@ class Kernel:
     """A compiled kernel with its arrays, as a function that runs it on some threads."""
 
     def __init__(self, kernel, form, nodes: int, num_edges: int, tag: str):
-        text, numbers, passes = kernel
+        text, numbers, passes, widths = kernel
         rng = np.random.default_rng(1)
         graph = edges_of_molecules(nodes, num_edges)
         self.outputs = [arrays((o.index.count(num_edges, nodes), o.size)) for o in form.outputs]
@@ -133,25 +146,28 @@ class Kernel:
             array = arrays((operand.index.count(num_edges, nodes), operand.size))
             array[...] = rng.normal(size=array.shape)
             self._arrays["in", n] = array
-            self._arrays["copy", n] = arrays((nodes, 2 * operand.size))
+        self._arrays |= {key: arrays((nodes, width)) for key, width in widths.items()}
         self._arrays |= {("index", name): array for name, array in graph.items()}
         table = [self._arrays[key].ctypes.data for key in sorted(numbers, key=numbers.get)]
-        self._table, self._edges = (ctypes.c_void_p * len(table))(*table), num_edges
+        self._table = (ctypes.c_void_p * len(table))(*table)
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *3 * [ctypes.c_int64], ctypes.c_void_p)
         places = linked(text, [name for name, *_ in passes], tag)
         self._passes = [(kind(p), *rest) for p, (_, *rest) in zip(places, passes, strict=True)]
         self._scratch = [arrays(max(p[2] for p in self._passes)) for _ in range(8)]
 
     def run(self, pool, threads: int):
-        """Run all passes, each split among the threads."""
-        for function, units, _ in self._passes:
+        """Run all passes; each thread takes one piece of a pass after the other."""
+        for function, units, _, rows in self._passes:
+            size = -(-units // (PIECES if threads > 1 else 1)) or 1
+            pieces = iter(range(0, units, size))
 
-            def part(t, function=function, units=units):
-                begin, end = units * t // threads, units * (t + 1) // threads
+            def work(t, function=function, units=units, rows=rows, size=size, pieces=pieces):
                 scratch = self._scratch[t].ctypes.data
-                function(ctypes.addressof(self._table), begin, end, self._edges, scratch)
+                for begin in pieces:
+                    end = min(units, begin + size)
+                    function(ctypes.addressof(self._table), begin, end, rows, scratch)
 
-            list(pool.map(part, range(threads))) if threads > 1 else part(0)
+            list(pool.map(work, range(threads))) if threads > 1 else work(0)
 
 
 def compare(name: str, order: str, kernels: list, threads: list[int], turns: int):

@@ -77,6 +77,8 @@ class MACE(nn.Module):
       radial: how functions of lengths are computed: by networks for each edge, or from a table of
         them that every step makes anew; auto is a table for many edges.
       radial_knots: number of knots of a table; null chooses by its error.
+      radial_accuracy: largest error of slopes of tables, relative to their largest, for which
+        knots are chosen.
       backend: see `eqfuse.ops`; the parameters are the same for all.
       fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batatia et al. 2022, Advances in Neural Information Processing Systems 35.
@@ -114,6 +116,7 @@ class MACE(nn.Module):
     nonlinear: bool = False
     radial: Literal["auto", "network", "table"] = "auto"
     radial_knots: int | None = None
+    radial_accuracy: float = 1e-6
     backend: str | None = None
     fused: str | None = None
 

@@ -160,6 +160,8 @@ class NequIP(nn.Module):
       radial: how functions of lengths are computed: by networks for each edge, or from a table of
         them that every step makes anew; auto is a table for many edges.
       radial_knots: number of knots of a table; null chooses by its error.
+      radial_accuracy: largest error of slopes of tables, relative to their largest, for which
+        knots are chosen.
       backend: see `eqfuse.ops`; the parameters are the same for all.
       fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
     References: Batzner et al. 2022, Nature Communications 13, 2453; Park et al. 2024 (SevenNet);
@@ -195,6 +197,7 @@ class NequIP(nn.Module):
     solid_harmonics: bool = False
     radial: Literal["auto", "network", "table"] = "auto"
     radial_knots: int | None = None
+    radial_accuracy: float = 1e-6
     backend: str | None = None
     fused: str | None = None
 

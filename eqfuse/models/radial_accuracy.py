@@ -13,9 +13,7 @@ from eqfuse.models.radial_table import COLLECTION, FUNCTIONS, NEAREST, choose
 from eqfuse.models.radial_table import KNOTS as DEFAULT
 from eqfuse.ops import Edges
 
-BOUND = 1e-6
-"""Largest error of slopes, relative to their scale, for which knots are chosen."""
-KNOTS = (48, 64, 96, 128, 192, 256, 384, 512)
+KNOTS = (64, 96, 128, 192, 256, 384, 512)
 """Numbers of knots to choose from."""
 SHORTEST = 0.1
 """Part of the cutoff from which on errors are measured: no atoms are nearer to each other."""
@@ -61,13 +59,14 @@ def measure(model: nn.Module, params, knots: int) -> float:
     return float(max(errors))
 
 
-def choose_knots(model: nn.Module, params, bound: float = BOUND) -> tuple[int, float]:
-    """Return how many knots keep errors below a bound, and the error with them, see `measure`.
+def choose_knots(model: nn.Module, params) -> tuple[int, float]:
+    """Return how many knots a network needs, and the error with them, see `measure`.
 
     Returns:
-      The smallest of `KNOTS` that does, or the largest of all where none does.
+      The smallest of `KNOTS` with errors up to `radial_accuracy`, or the largest of all where none
+      has.
     """
-    number = KNOTS[1]
+    number, bound = KNOTS[0], model.radial_accuracy
     error = measure(model, params, number)
     while error > bound and number < KNOTS[-1]:
         needed = number * (error / bound) ** 0.2  # errors fall with the fifth power
@@ -149,17 +148,19 @@ class Accuracy(NamedTuple):
     Attributes:
       knots: of a table.
       error: of slopes, see `measure`.
+      bound: on the error, `radial_accuracy`.
     """
 
     knots: int
     error: float
+    bound: float
 
     def __str__(self):
         text = f"slopes of tables to {self.error:.0e} of their largest with {self.knots} knots"
-        if self.error <= BOUND:
+        if self.error <= self.bound:
             return text
-        needed = self.knots * (self.error / BOUND) ** 0.2
-        return f"{text}, more than {BOUND:.0e}: radial_knots={math.ceil(needed)} is enough"
+        needed = self.knots * (self.error / self.bound) ** 0.2
+        return f"{text}, more than {self.bound:.0e}: radial_knots={math.ceil(needed)} is enough"
 
 
 def with_knots(potential, variables, num_edges: int):
@@ -173,16 +174,19 @@ def with_knots(potential, variables, num_edges: int):
       The potential, and the `Accuracy` of its tables; the same potential, where `radial_knots` is
       set; None for the accuracy where it reads no tables.
     """
-    model, params = potential.model, variables["params"]["model"]
+    model = potential.model
     if not choose(model, num_edges).table:
         return potential, None
     if model.radial_knots is not None:
-        return potential, Accuracy(model.radial_knots, measure(model, params, model.radial_knots))
-    accuracy = Accuracy(*choose_knots(model, params))
+        return potential, accuracy_of(potential, variables)
+    chosen = choose_knots(model, variables["params"]["model"])
+    accuracy = Accuracy(*chosen, model.radial_accuracy)
     return potential.clone(model=model.clone(radial_knots=accuracy.knots)), accuracy
 
 
 def accuracy_of(potential, variables) -> Accuracy:
     """Return the accuracy of the tables of a potential, with the knots that it has."""
-    knots = potential.model.radial_knots or DEFAULT
-    return Accuracy(knots, measure(potential.model, variables["params"]["model"], knots))
+    model = potential.model
+    knots = model.radial_knots or DEFAULT
+    error = measure(model, variables["params"]["model"], knots)
+    return Accuracy(knots, error, model.radial_accuracy)

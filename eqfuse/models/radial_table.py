@@ -93,7 +93,8 @@ def choose(network: nn.Module, num_edges: int) -> Choice:
     """Return whether a network reads its radial functions from a table.
 
     Args:
-      network: with `radial`, `radial_knots` and `num_pairs()`, see `eqfuse.models.NequIP`.
+      network: with `radial`, `radial_knots`, `radial_accuracy` and `num_pairs()`, see
+        `eqfuse.models.NequIP`.
       num_edges: of a batch, with its padding.
     Raises:
       ValueError: settings that are out of range, by their names.
@@ -103,6 +104,8 @@ def choose(network: nn.Module, num_edges: int) -> Choice:
     knots = KNOTS if network.radial_knots is None else network.radial_knots
     if knots < 4:
         raise ValueError(f"radial_knots must be at least 4, or None, got {knots}")
+    if not network.radial_accuracy > 0:
+        raise ValueError(f"radial_accuracy must be positive, got {network.radial_accuracy}")
     if getattr(network, "nonlinear", False):
         if network.radial == "table":
             raise ValueError(

@@ -13,7 +13,6 @@ from eqfuse.data import Batcher, Dataset
 from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.samples import species_table
 from eqfuse.data.store import samples_of
-from eqfuse.models.radial_table import choose
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.initial import initial_parameters
 from eqfuse.train.labels import labels_not_validated, require_labels, weighted
@@ -30,6 +29,7 @@ from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.start import Start
+from eqfuse.train.tables import check_radial, with_knots
 
 
 def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, Start | None]:
@@ -120,11 +120,11 @@ def build_potential(
     model = models.build(settings.name, **fields, backend=backend)
     try:
         model.layer_irreps()
-        choose(model, 0)
         if isinstance(model, models.NequIP):
             model.check()
     except ValueError as error:
         raise ConfigError(f"model={settings.name} is impossible: {error}") from error
+    check_radial(model, settings.name)
     potential = models.Potential(
         model=model,
         scale=(dataset.force_rms,) * count,
@@ -195,18 +195,16 @@ def _train(config, dataset, potential, fields, batchers, params, folder, devices
     with devices.together():
         writes = devices.is_main
         with warnings_printed():
-            resume = config.resume and interrupted_run(config, params, metadata, folder, writes)
+            going_on = config.resume and interrupted_run(config, params, metadata, folder, writes)
+        resume, trained = going_on or (None, params)
     lengths = config.steps, config.epochs, config.max_minutes
     limits = Limits(len(batchers[0]), *lengths)
     print(report(config, dataset, batchers, limits, folder, devices))
     print(models.summary(potential, params))
     batch = devices.part(next(batchers[0].batches(epoch=0)))
     largest = max(shape.n_edges for shape in batchers[0].shapes)
-    potential, accuracy = models.with_knots(potential, params, largest)
+    potential, accuracy = with_knots(potential, trained, largest, metadata)
     print(models.ops_summary(potential, params, batch.graph))
-    if accuracy is not None:
-        metadata["radial"] = accuracy._asdict()
-        print(f"  radial   {accuracy}", flush=True)
     checkpoints = Checkpoints(
         folder.checkpoints,
         metadata,

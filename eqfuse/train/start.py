@@ -13,9 +13,11 @@ from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.models import compile_predict
 from eqfuse.train.elements import check_elements, of_elements
 from eqfuse.train.run.checkpoint import has_checkpoint, module_of, read_checkpoint
+from eqfuse.train.run.resume import RADIAL
 from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import FIT
+from eqfuse.train.tables import check_radial
 
 REFERENCE_TOLERANCE = 1e-3
 """How far the energies of isolated atoms may differ between data of one method, eV."""
@@ -34,6 +36,7 @@ class Start:
       resumed: whether it is the run itself, which goes on.
       elements: as the setting of that name.
       given: the setting `data.reference_energies`.
+      radial: the settings of that kind, by name: how functions of lengths are computed now.
       backend, dtype, batch_size: as the settings of these names.
     """
 
@@ -42,6 +45,7 @@ class Start:
     resumed: bool
     elements: str | None
     given: str | None
+    radial: dict
     backend: str | None
     dtype: str
     batch_size: int
@@ -66,6 +70,7 @@ class Start:
             resumed,
             elements=config.elements,
             given=config.data.reference_energies,
+            radial={name: getattr(config.model, name) for name in RADIAL},
             backend=config.backend,
             dtype=config.dtype,
             batch_size=config.data.batch_size,
@@ -177,8 +182,16 @@ class Start:
         return {z: e + moves.get(z, 0.0) for z, e in dataset.references.items()}
 
     def potential(self) -> tuple[models.Potential, dict]:
-        """Return the potential, and the settings of its model as plain values."""
-        return module_of(self.metadata, self.backend), self.metadata["model_fields"]
+        """Return the potential, and the settings of its model as plain values.
+
+        Raises:
+          ConfigError: tables of radial functions that it cannot have.
+        """
+        fields = self.metadata["model_fields"] | self.radial
+        plain = {k: v for k, v in self.metadata.items() if k != "radial"}  # its knots
+        potential = module_of(plain | {"model_fields": fields}, self.backend)
+        check_radial(potential.model, self.metadata["model"])
+        return potential, fields
 
     def initial_params(self) -> dict:
         """Return its variables as JAX arrays, in the dtype of the run."""

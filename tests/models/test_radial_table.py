@@ -162,7 +162,12 @@ def radial_functions(onset, knots=64):
 
     def of(radial):
         network = types.SimpleNamespace(
-            radial=radial, radial_knots=knots, backend="xla", variables={}, num_pairs=lambda: 1
+            radial=radial,
+            radial_knots=knots,
+            radial_accuracy=1.0,
+            backend="xla",
+            variables={},
+            num_pairs=lambda: 1,
         )
         breaks = (CUTOFF,) if onset is None else (onset, CUTOFF)
 
@@ -251,6 +256,7 @@ def test_auto_counts_a_table_for_each_pair_of_species():
     [
         ({"radial": "tables"}, "radial must be one of auto, network, table, got 'tables'"),
         ({"radial_knots": 3}, "radial_knots must be at least 4, or None, got 3"),
+        ({"radial_accuracy": -1.0}, "radial_accuracy must be positive, got -1.0"),
     ],
 )
 def test_settings_out_of_range_are_refused(graph, settings, message):
@@ -280,7 +286,7 @@ def test_knots_follow_from_a_bound_on_measured_errors(make, batch):
     assert 16 < coarse / fine < 64  # the fifth power of the distance of knots
     found = errors(results(with_table(potential, knots=48), variables, batch), exact)
     assert coarse / 100 < found["forces"] < coarse
-    knots, error = choose_knots(model, params, 2 * fine)
+    knots, error = choose_knots(model.clone(radial_accuracy=2 * fine), params)
     assert (knots, error <= 2 * fine) == (96, True)
     chosen, accuracy = with_knots(with_table(potential, knots=None), variables, 1000)
     assert accuracy.error <= 1e-6

@@ -17,6 +17,7 @@ from eqfuse.train.run.resume import check_same_run
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.step import init_state
+from eqfuse.train.tables import keep_knots, without_radial
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
@@ -66,10 +67,10 @@ def _fingerprint(dataset: Dataset) -> str:
 
 
 def interrupted_run(config, params, metadata: dict, folder: RunFolder, writes: bool):
-    """Return state and position of the run in the folder.
+    """Return state and position of the run in the folder, and its parameters.
 
     Returns:
-      (`TrainState`, dict); None if the run ended before it wrote its first checkpoint.
+      ((`TrainState`, dict), parameters); None if the run ended before its first checkpoint.
     Raises:
       CheckpointError: no readable checkpoint, or one of another model.
       ConfigError: other settings or other data than those of the checkpoint.
@@ -84,8 +85,12 @@ def interrupted_run(config, params, metadata: dict, folder: RunFolder, writes: b
     known = {name: defaults[name] for name in metadata["model_fields"]}
     theirs["model_fields"] = known | theirs["model_fields"]
     files = " or ".join(filter(None, (config.data.origin, config.data.validation_origin)))
+    keep_knots(metadata, theirs)
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
-        if theirs[name] != metadata[name]:
+        both = theirs[name], metadata[name]
+        if name == "model_fields":
+            both = tuple(map(without_radial, both))
+        if both[0] != both[1]:
             raise ConfigError(
                 f"{files} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring it back, or start a new run"
@@ -95,4 +100,4 @@ def interrupted_run(config, params, metadata: dict, folder: RunFolder, writes: b
     _, theirs, state = read_checkpoint(folder.path, ("last",), like, sets_aside=writes)
     position = theirs["position"]
     print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch")
-    return jax.tree.map(jnp.asarray, state), position
+    return (jax.tree.map(jnp.asarray, state), position), flat.unflatten(state.params)

@@ -14,6 +14,10 @@ from eqfuse.train.settings.schema import ConfigError, require
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
 CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
 
+RADIAL = ("radial", "radial_knots", "radial_accuracy")
+"""Settings of a network that are not what it computes but how: it may change them at any time."""
+_RADIAL = tuple(f"model.{name}" for name in RADIAL)
+
 TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 """Learning rates by default for a converted network: measured, see `eqfuse/convert/README.md`."""
 
@@ -32,11 +36,11 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
     if given.get("resume", "null") == "null":
         return None
     require(given["resume"] != "", "resume", "", "the folder of a run")
-    others = [name for name in given if name not in ("resume", *CHANGEABLE)]
+    others = [name for name in given if name not in ("resume", *CHANGEABLE, *_RADIAL)]
     if others:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with resume=, which goes on with the settings of "
-            f"the run; only {', '.join(CHANGEABLE)} can"
+            f"the run; only {', '.join((*CHANGEABLE, *_RADIAL))} can"
         )
     others = parse(arguments)
     folder = os.path.expanduser(others.resume)
@@ -47,7 +51,20 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
             f"start_from={folder} trains it further, in a folder of its own"
         )
     changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
+    config = _with_radial(config, others, given)
     return dataclasses.replace(config, **changed, run=folder, resume=folder)
+
+
+def _with_radial(config: Config, others: Config, given) -> Config:
+    """Return a configuration with the `RADIAL` settings of another one that are given.
+
+    Raises:
+      ConfigError: its network has none.
+    """
+    changed = {name: getattr(others.model, name) for name in RADIAL if f"model.{name}" in given}
+    if changed and config.data.name == "tetris":
+        raise ConfigError(f"model.{min(changed)} is for networks of energies and forces")
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **changed))
 
 
 def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
@@ -60,14 +77,18 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
       ConfigError: no network of energies and forces there, or settings of the network besides.
     """
     names = [argument.partition("=")[0] for argument in arguments]
-    others = [n for n in names if SHORTHANDS.get(n, n).partition(".")[0] in ("model", "preset")]
+    others = [
+        n
+        for n in names
+        if SHORTHANDS.get(n, n).partition(".")[0] in ("model", "preset") and n not in _RADIAL
+    ]
     config = None if "start_from" in names and others else parse(arguments)
     if config is not None and config.start_from is None:
         return None
     if others:
         raise ConfigError(
             f"{', '.join(others)} cannot be given with start_from=, which keeps the network of the "
-            "run; only its data and its training can be others"
+            f"run; only its data, its training and {', '.join(_RADIAL)} can be others"
         )
     if config.data.name == "tetris":
         raise ConfigError("start_from= is for energies and forces; give data= too, see --help")
@@ -77,6 +98,7 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
             f"the network of {config.start_from} classifies the Tetris shapes; start_from= takes "
             "one of energies and forces"
         )
+    theirs = _with_radial(theirs, config, names)
     given = {SHORTHANDS.get(name, name) for name in names}
     if "config" in given:  # it has all settings of the training
         given |= {"training.optimizer", "training.lr"}
@@ -143,7 +165,7 @@ def check_same_run(config: Config, metadata: dict, folder: Path):
     ]
     defaults = {p + f.name: f.default for p, node in parts for f in dataclasses.fields(node)}
     theirs = {key: defaults[key] for key in ours.keys() & defaults.keys()} | theirs
-    ignored = {*CHANGEABLE, "run", "resume"}
+    ignored = {*CHANGEABLE, *_RADIAL, "run", "resume"}
     different = [
         f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"
         for key in sorted(ours.keys() | theirs.keys())

@@ -27,13 +27,15 @@ Options
   -m             train a run for each value of a list: training.lr=1e-2,1e-3 -m. Several lists
                  give all combinations; run= is the folder of all of them
   resume=FOLDER  continue an interrupted run with its own settings; only steps=, epochs=,
-                 max_minutes=, devices= and profile= may change. On a CPU, this reproduces the
-                 uninterrupted run exactly, except with max_minutes=
+                 max_minutes=, devices=, profile= and model.radial= (with its knots and accuracy)
+                 may change. On a CPU, this reproduces the uninterrupted run exactly, except with
+                 max_minutes= or another model.radial=
   start_from=FOLDER
                  start from the trained network of a run, on other data and with other training:
-                 its irreps, its elements and its reference energies stay. For data of another
-                 method, such as DFT after a cheaper one: data.reference_energies=fit, or a file of
-                 atoms. Its errors on the new data are epoch 0
+                 its irreps, its elements and its reference energies stay; model.radial= may
+                 change, and knots of tables are chosen anew. For data of another method, such as
+                 DFT after a cheaper one: data.reference_energies=fit, or a file of atoms. Its
+                 errors on the new data are epoch 0
   profile=true   trace a few steps before the training, print what they launch and how long, and
                  keep the trace in the folder of the run, for Perfetto or TensorBoard
   devices=all    share every batch between the devices of this machine: the same training, faster

@@ -16,7 +16,6 @@ from eqfuse.train import read_metadata
 from eqfuse.train.main import main
 from tests.small_runs import TINY
 
-
 ACCURACY = r"slopes of tables to (\S+) of their largest with (\d+) knots"
 
 

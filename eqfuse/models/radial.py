@@ -15,7 +15,6 @@ from eqfuse.models import mlp
 from eqfuse.models.irreps import require_positive
 from eqfuse.models.radial_table import (
     Pairs,
-    Point,
     RadialTable,
     kept,
     radial_basis,
@@ -207,21 +206,11 @@ class RadialNetworks(nn.Module):
 
 def _from_tables(module, table: RadialTable, networks):
     """Return the outputs of networks by interpolation."""
-    tables = [
-        kept(module, f"table_{k}", functools.partial(_tabulated, table, kernels))
-        for k, kernels in enumerate(networks)
-    ]
+    made = functools.cache(lambda: table.networks(networks))  # all at once, where any is made
+    tables = [kept(module, f"table_{k}", lambda k=k: made()[k]) for k in range(len(networks))]
     if table.shape[0] > mlp.FEW_ROWS:  # apart, so that weights of one layer need no other's memory
         return [out for t in tables for out in table.of_edges([t])]
     return table.of_edges(tables)
-
-
-def _tabulated(table: RadialTable, kernels):
-    def hidden(point: Point):
-        return _hidden_layers(point.basis, [kernel.astype(point.basis.dtype) for kernel in inner])
-
-    *inner, last = kernels
-    return table.table(hidden, last)
 
 
 def _hidden_layers(x, kernels):

@@ -167,18 +167,6 @@ def grid(breaks: tuple[float, ...], knots: int) -> Grid:
     return Grid(points, tuple(left), tuple(right), center, half, tuple(pieces))
 
 
-@functools.cache
-def _from_ends() -> np.ndarray:
-    """Return the matrix from (value, slope, curvature) at -1 and at 1 to coefficients of powers."""
-    n = np.arange(ORDER)
-    rows = []
-    for t in (-1.0, 1.0):
-        for d in range(3):
-            factor = np.prod([n - k for k in range(d)], axis=0) if d else np.ones(ORDER)
-            rows.append(factor * t ** np.maximum(n - d, 0))
-    return np.linalg.inv(rows)
-
-
 @dataclasses.dataclass(frozen=True)
 class RadialTable:
     """The edges of a graph as places in tables of radial functions; in the place of their basis.
@@ -220,19 +208,43 @@ class RadialTable:
             None for nothing.
         """
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-            coefficients = self._coefficients(function).astype(self.dtype)
-        if kernel is None:
-            return coefficients
-        rows = coefficients.reshape(-1, coefficients.shape[-1])
-        if ops.resolve(self.backend, "grouped_dense").startswith("triton"):
-            # XLA finds no tiles for this matmul on a GPU, fused with the conversion before it
-            scale = mlp.scale(kernel)
-            rows = ops.grouped_dense(rows, [kernel], scale=scale, backend=self.backend)
-        else:
-            rows = mlp.dense(rows, kernel, self.backend)
-        return rows.reshape(*coefficients.shape[:2], -1)
+            coefficients = self._coefficients(self._jets(function)).astype(self.dtype)
+        return coefficients if kernel is None else self._last(coefficients, [kernel])[0]
 
-    def _coefficients(self, function):
+    def networks(self, networks) -> list[jax.Array]:
+        """Return the coefficients of dense networks of the basis, [intervals, 6, width] of each.
+
+        They are computed side by side, values, slopes and curvatures as rows of one matrix: what
+        is small costs mostly launches.
+
+        Args:
+          networks: matrices of the layers of each; all but the last have the same shapes.
+        """
+        *hidden, last = zip(*networks, strict=True)
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            jets = self._jets(lambda point: point.basis)
+            for kernels in hidden:
+                jets = _activated(*_side_by_side(jets, jnp.stack(kernels).astype(jets.dtype)))
+            coefficients = self._coefficients(jets).astype(self.dtype)
+        return self._last(coefficients, last)
+
+    def _last(self, coefficients, kernels):
+        """Return coefficients after the last layer of each network, [intervals, 6, width]."""
+        rows = coefficients.reshape(-1, coefficients.shape[-1])
+        backend = ops.resolve(self.backend, "grouped_dense")
+        # XLA finds no tiles for this matmul on a GPU, fused with the conversion before it
+        if backend.startswith("triton") or (backend == "llvm" and mlp.has_few_rows(rows)):
+            scale = mlp.scale(kernels[0])
+            kinds = {"scale": scale, "split": True, "backend": self.backend}
+            parts = ops.grouped_dense(rows, kernels, **kinds)
+        else:
+            shared = rows.shape[1] == kernels[0].shape[0]
+            inputs = [rows] * len(kernels) if shared else jnp.split(rows, len(kernels), axis=1)
+            parts = [mlp.dense(x, w, self.backend) for x, w in zip(inputs, kernels, strict=True)]
+        return [part.reshape(*coefficients.shape[:2], -1) for part in parts]
+
+    def _jets(self, function):
+        """Return values, slopes and curvatures at the points, [3, pairs * points, width]."""
         points = jnp.asarray(self.grid.points)
         count = self.num_pairs or 1
         lengths = jnp.tile(points, count)
@@ -248,27 +260,55 @@ class RadialTable:
 
         ones = jnp.ones_like(lengths)
         (value, slope), (_, curvature) = jax.jvp(with_slope, (lengths,), (ones,))
-        jets = jnp.stack([value, slope, curvature], axis=1)  # [pairs * points, 3, width]
-        jets = jets.reshape(count, len(points), 3, -1)
-        half = self.grid.half[:, None] ** np.arange(3)  # [intervals, 3]
-        ends = [
-            jnp.concatenate([jets[:, first:last] for first, last in parts], axis=1)
+        return jnp.stack([value, slope, curvature])
+
+    def _coefficients(self, jets):
+        """Return the polynomials between points, [pairs * intervals, 6, width]."""
+        jets = jets.reshape(3, self.num_pairs or 1, len(self.grid.points), -1)
+        half = self.grid.half[:, None] ** np.arange(3)[:, None, None, None]
+        left, right = (
+            half * jnp.concatenate([jets[:, :, first:last] for first, last in parts], axis=2)
             for parts in (self.grid.left, self.grid.right)
-        ]
-        ends = jnp.concatenate([end * half[:, :, None] for end in ends], axis=2)
-        ends = ends.reshape(count * len(half), ORDER, -1)
-        # not by `@`: its transpose asks for float64 by name, which it may not get
-        return jnp.swapaxes(_dot(ends, _from_ends().T), 1, 2)
+        )
+        sums, differences = (right + left) / 2, (right - left) / 2
+        (s0, s1, s2), (d0, d1, d2) = sums, differences
+        c4, c5 = (s2 - d1) / 8, (d2 - 3 * (s1 - d0)) / 8
+        c2, c3 = d1 / 2 - 2 * c4, (s1 - d0) / 2 - 2 * c5
+        coefficients = [s0 - c2 - c4, d0 - c3 - c5, c2, c3, c4, c5]
+        return jnp.stack(coefficients, axis=2).reshape(-1, ORDER, jets.shape[-1])
 
     def of_edges(self, tables) -> list[jax.Array]:
         """Return the functions of each edge, [n_edges, width] for each of the tables."""
         return ops.interpolate(tables, self.intervals, self.powers, backend=self.backend)
 
 
-def _dot(x, matrix):
-    """Return x [n, columns, width] contracted with a matrix [columns, m], [n, width, m]."""
-    matrix = jnp.asarray(matrix, x.dtype)
-    return jax.lax.dot_general(x, matrix, (((1,), (0,)), ((), ())))
+def _side_by_side(jets, kernels):
+    """Return dense layers of jets, [3, n, networks * width].
+
+    Args:
+      jets: [3, n, columns], which all networks read, or [3, n, networks * columns].
+      kernels: [networks, columns, width].
+    """
+    count, columns, width = kernels.shape
+    shape, rows = (3, -1, count * width), jets.reshape(-1, jets.shape[-1])
+    scale = mlp.scale(kernels[0])
+    if rows.shape[1] == columns:
+        kernels = jnp.swapaxes(kernels, 0, 1).reshape(columns, -1)
+        return (scale * jax.lax.dot_general(rows, kernels, (((1,), (0,)), ((), ())))).reshape(shape)
+    rows = rows.reshape(-1, count, columns)
+    out = scale * jax.lax.dot_general(rows, kernels, (((2,), (1,)), ((1,), (0,))))
+    return jnp.swapaxes(out, 0, 1).reshape(shape)
+
+
+def _activated(value, slope, curvature):
+    """Return value, slope and curvature after the activation, [3, n, width]."""
+    act = mlp.normalized(jax.nn.silu)
+
+    def with_slope(value, slope):
+        return jax.jvp(act, (value,), (slope,))
+
+    (value, slope), (_, curvature) = jax.jvp(with_slope, (value, slope), (slope, curvature))
+    return jnp.stack([value, slope, curvature])
 
 
 def kept(module: nn.Module, name: str, make: Callable[[], jax.Array]) -> jax.Array:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from eqfuse.export.program import export
+from eqfuse.export.program import RADIAL, export
 from eqfuse.train.exit_code import exit_code
 
 
@@ -18,7 +18,8 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
 
     def write():
-        metadata = export(options.run, options.file, which=options.which, dtype=options.dtype)
+        kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
+        metadata = export(options.run, options.file, **kinds)
         size = options.file.stat().st_size / 1e6
         print(f"{options.file} is written ({size:.1f} MB): energies, forces and stress of")
         print(f"{metadata['elements']}, {metadata['dtype']}, cutoff {metadata['cutoff']} Å")
@@ -37,4 +38,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", metavar="FILE", type=Path, help="to write, such as si.safetensors")
     parser.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
     parser.add_argument("--dtype", choices=("float32", "float64"), help="that of the run")
+    parser.add_argument(
+        "--radial",
+        choices=RADIAL,
+        default="network",
+        help="network; or table, which is faster: functions of lengths are read from tables, and "
+        "the networks that compute them are not in the file",
+    )
     return parser

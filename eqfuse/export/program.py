@@ -11,13 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 from ase.data import chemical_symbols
+from jax.interpreters import partial_eval
 
 from eqfuse import __version__
 from eqfuse.inference.predict import Network
 from eqfuse.ops import Edges
+from eqfuse.ops._edges import orders
 from eqfuse.train.run.files import write_whole
 from eqfuse.train.settings.schema import ConfigError
 
+RADIAL = ("network", "table")
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ARGUMENTS = {
     "weights": "list of the arrays weights.0000, weights.0001, ... of the file",
@@ -37,7 +40,14 @@ RESULTS = {
 }
 
 
-def export(run, file, *, which: str | None = None, dtype: str | None = None) -> dict:
+def export(
+    run,
+    file,
+    *,
+    which: str | None = None,
+    dtype: str | None = None,
+    radial: str = "network",
+) -> dict:
     """Write the program of a trained network to a file of safetensors.
 
     It has any numbers of atoms and edges, and runs on CPUs, NVIDIA and AMD GPUs and TPUs by JAX
@@ -50,22 +60,30 @@ def export(run, file, *, which: str | None = None, dtype: str | None = None) -> 
       file: to write; it must not exist.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
+      radial: "network", or "table" for tables of its radial functions in the place of the networks
+        that compute them: faster, with the accuracy that `eqfuse info` prints.
     Returns:
       the metadata of the file, as text.
     Raises:
       CheckpointError: no readable checkpoint.
       ConfigError: a file that exists or cannot be written, or no flatbuffers.
+      ValueError: tables of a network that can have none, or another `radial`.
     """
     file = Path(file)
     if importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError("exporting needs flatbuffers: pip install 'eqfuse[export]'")
     if os.path.lexists(file):
         raise ConfigError(f"{file} exists already and is not overwritten; name another file")
-    network = Network(run, which=which, dtype=dtype, backend="xla")
+    if radial not in RADIAL:
+        raise ValueError(f"radial must be one of {', '.join(RADIAL)}, got {radial!r}")
+    network = Network(run, which=which, dtype=dtype, backend="xla", radial=radial)
     leaves, structure = jax.tree.flatten(network._params)
     with network._precision():
         shapes = _shapes(leaves, network.dtype)
-        function = jax.jit(_function(network, structure))
+        read = _read(_function(network, structure, range(len(leaves))), shapes)
+        leaves = [leaves[k] for k in read]
+        function = jax.jit(_function(network, structure, read))
+        shapes = _shapes(leaves, network.dtype)
         program = jax.export.export(function, platforms=PLATFORMS)(*shapes).serialize()
     metadata = {
         "format": "eqfuse program 1",
@@ -73,6 +91,7 @@ def export(run, file, *, which: str | None = None, dtype: str | None = None) -> 
         "jax": jax.__version__,
         "dtype": network.dtype,
         "cutoff": repr(network.cutoff),
+        "radial": radial,
         "elements": " ".join(chemical_symbols[z] for z in network.species),
         "arguments": json.dumps(ARGUMENTS, ensure_ascii=False),
         "results": json.dumps(RESULTS, ensure_ascii=False),
@@ -103,21 +122,36 @@ def _shapes(weights, dtype: str) -> tuple:
     )
 
 
-def _function(network: Network, structure):
-    """Return the function of `ARGUMENTS` that computes `RESULTS`."""
+def _read(function, shapes) -> list[int]:
+    """Return which weights a function reads: tables are read in the place of their networks."""
+    jaxpr = jax.make_jaxpr(function)(*shapes).jaxpr
+    _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return [k for k in range(len(shapes[0])) if used[k]]
+
+
+def _function(network: Network, structure, read):
+    """Return the function of `ARGUMENTS` that computes `RESULTS`, with the weights it reads.
+
+    Args:
+      network: the trained network.
+      structure: of its variables.
+      read: numbers of the variables that are weights; the others are in no result.
+    """
     potential = network._potential
-    # tables are chosen by the number of edges, which is a symbol
-    potential = potential.clone(model=potential.model.clone(radial="network"))
     species_of = np.full(len(chemical_symbols), -1, np.int32)
     species_of[list(network.species)] = np.arange(len(network.species))
 
     def function(weights, numbers, positions, cell, senders, receivers, shifts):
-        params = jax.tree.unflatten(structure, weights)
+        variables = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(network._params)]
+        for k, weight in zip(read, weights, strict=True):
+            variables[k] = weight
+        params = jax.tree.unflatten(structure, variables)
         species = jnp.asarray(species_of)[numbers]
         vectors = positions[senders] + shifts - positions[receivers]
         near = jnp.sum(vectors**2, axis=1, keepdims=True) < network.cutoff**2
         vectors = jnp.where(near, vectors, 0)  # zero: padding
-        edges = _edges(senders, receivers, positions.shape[0])
+        count = positions.shape[0]
+        edges = Edges(senders, receivers, *orders((receivers, senders), count), count)
 
         def total(vectors):
             known = jnp.maximum(species, 0)
@@ -134,16 +168,3 @@ def _function(network: Network, structure):
         return energies, forces, jnp.where(volume > 0, (virial + virial.T) / (2 * safe), 0)
 
     return function
-
-
-def _edges(senders, receivers, num_nodes) -> Edges:
-    """Return edges of symbolic numbers, for which `Edges.from_arrays` is not."""
-
-    def grouped(index):
-        numbers = jax.lax.iota(jnp.int32, index.shape[0])
-        order = jax.lax.sort((index, numbers), num_keys=1, is_stable=True)[1]
-        counts = jnp.zeros(num_nodes, jnp.int32).at[index].add(1)
-        ends = jnp.cumsum(counts, dtype=jnp.int32)
-        return order, jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
-
-    return Edges(senders, receivers, *grouped(receivers), *grouped(senders), num_nodes)

@@ -71,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("float32", "float64"), help="that of the run")
     parser.add_argument("--backend", help="implementation of the ops; by device if not given")
     parser.add_argument(
+        "--radial",
+        choices=("auto", "network", "table"),
+        help="whether functions of lengths are read from tables, which are made once; that of the "
+        "run",
+    )
+    parser.add_argument(
         "--log", default="log.lammps", help="LAMMPS's log file, or none [%(default)s]"
     )
     return parser
@@ -98,6 +104,7 @@ def _run(options, mpi, lammps):
             which=options.which,
             dtype=options.dtype,
             backend=options.backend,
+            radial=options.radial,
         )
         _run_file(lmp, mpi.COMM_WORLD, rest)
     except ValueError as error:

@@ -45,6 +45,7 @@ def attach(
     which: str | None = None,
     dtype: str | None = None,
     backend: str | None = None,
+    radial: str | None = None,
 ) -> "Attached":
     """Let a network compute the forces of a LAMMPS instance, whose box and atoms are there.
 
@@ -67,7 +68,7 @@ def attach(
       fix: ID of a `fix ID all external pf/callback 1 1`; None to define one, `eqfuse`.
       forces: "returned" (less to compute, messages between neighbours) or "complete".
       skin: Å, by which lists of neighbours extend beyond the cutoff.
-      which, dtype, backend: see `eqfuse.Calculator`.
+      which, dtype, backend, radial: see `eqfuse.Calculator`; tables are made here, once.
     Returns:
       what is called in each step, with counts of what it did.
     Raises:
@@ -92,7 +93,7 @@ def attach(
     load_mpi()
     comm = lmp.get_mpi_comm()
     share_cores(comm)
-    network = Network(run, which=which, dtype=dtype, backend=backend)
+    network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
     attached = Attached(lmp, comm, network, types, fix or "eqfuse", forces, skin)
     if fix is None:
         lmp.command("fix eqfuse all external pf/callback 1 1")

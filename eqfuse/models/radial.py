@@ -208,7 +208,7 @@ def _from_tables(module, table: RadialTable, networks):
     """Return the outputs of networks by interpolation."""
     made = functools.cache(lambda: table.networks(networks))  # all at once, where any is made
     tables = [kept(module, f"table_{k}", lambda k=k: made()[k]) for k in range(len(networks))]
-    if table.shape[0] > mlp.FEW_ROWS:  # apart, so that weights of one layer need no other's memory
+    if not mlp.has_few_rows(table):  # apart, so that weights of one layer need no other's memory
         return [out for t in tables for out in table.of_edges([t])]
     return table.of_edges(tables)
 

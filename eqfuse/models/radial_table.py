@@ -193,7 +193,7 @@ class RadialTable:
     @property
     def shape(self) -> tuple[int, int]:
         """Return the shape that the basis of the edges would have."""
-        return len(self.powers), self.num_bessel
+        return self.powers.shape[0], self.num_bessel
 
     @property
     def dtype(self):

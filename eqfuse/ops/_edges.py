@@ -132,7 +132,9 @@ def orders(ends, num_nodes: int) -> list:
     Returns:
       [n_edges] int32 and [num_nodes + 1] int32 for each of the ends, in one list.
     """
-    count = len(ends[0])
+    count = ends[0].shape[0]
+    if not isinstance(count, int):
+        return [array for index in ends for array in _of_any_number(index, num_nodes)]
     if any(isinstance(index, np.ndarray) for index in ends) or (num_nodes + 2) * count > MOST:
         return [array for index in ends for array in _grouped(index, num_nodes)]
     # XLA sorts numbers several times as fast as pairs, and both ends in the launches of one; ends
@@ -152,6 +154,15 @@ def _grouped(index, num_nodes: int) -> list:
     xp = np if isinstance(index, np.ndarray) else jnp
     order = xp.argsort(index, stable=True).astype(np.int32)
     return [order, xp.searchsorted(index[order], xp.arange(num_nodes + 1)).astype(np.int32)]
+
+
+def _of_any_number(index, num_nodes) -> list:
+    """Return what `_grouped` does, of a symbolic number of edges, which `jax.export` has."""
+    numbers = jax.lax.iota(jnp.int32, index.shape[0])
+    order = jax.lax.sort((index, numbers), num_keys=1, is_stable=True)[1]
+    counts = jnp.zeros(num_nodes, jnp.int32).at[index].add(1)
+    ends = jnp.cumsum(counts, dtype=jnp.int32)
+    return [order, jnp.concatenate([jnp.zeros(1, jnp.int32), ends])]
 
 
 def _array(index) -> np.ndarray | jax.Array:

@@ -109,6 +109,25 @@ def test_float32_and_unknown_elements(tmp_path):
     assert np.isnan(energies).tolist() == [False, False, True, False]
 
 
+def test_tables_of_radial_functions_travel_in_the_place_of_networks(tmp_path):
+    run, file = untrained_run(tmp_path), tmp_path / "program.safetensors"
+    assert cli.main(["export", str(run), str(file), "--radial", "table"]) == 0
+    atoms = structures()[0]
+    with jax.enable_x64(True):
+        forces = program_of(file)(*arrays_of(atoms, 4.0))[1]
+    atoms.calc = eqfuse.Calculator(run, dtype="float64", radial="table")
+    largest = np.abs(atoms.get_forces()).max()
+    np.testing.assert_allclose(forces, atoms.get_forces(), rtol=0, atol=1e-11 * largest)
+    atoms.calc = eqfuse.Calculator(run, dtype="float64", radial="network")
+    assert 1e-13 < np.abs(forces - atoms.get_forces()).max() / largest < 1e-5
+    with safetensors.safe_open(file, framework="numpy") as opened:
+        assert opened.metadata()["radial"] == "table"
+        shapes = [opened.get_slice(name).get_shape() for name in opened.keys()]  # noqa: SIM118
+    assert [4, 8] not in shapes  # the first layer of the networks
+    with pytest.raises(ValueError, match="radial must be one of network, table, got 'auto'"):
+        export(run, tmp_path / "other.safetensors", radial="auto")
+
+
 def test_what_cannot_be_written_is_refused(tmp_path, capsys):
     run, file = untrained_run(tmp_path), tmp_path / "program.safetensors"
     file.write_text("mine")

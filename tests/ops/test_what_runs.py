@@ -39,6 +39,14 @@ def problem(op: str, over: str, fused: str, backend: str):
     def normal(*shape):
         return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
+    if op == "interpolate":
+        intervals = ops.group_by_interval(jnp.asarray(rng.integers(0, NODES, ROWS), "int32"), NODES)
+
+        def interpolated(params, arrays):
+            powers = arrays["powers"]
+            return ops.interpolate(params["tables"], intervals, powers, backend=backend)[0]
+
+        return interpolated, {"tables": [normal(NODES, 6, 4)]}, {"powers": normal(ROWS, 6)}
     edges, rows = None, [ROWS, ROWS]
     if over == "a graph":
         ends = rng.integers(0, NODES, (2, ROWS))
@@ -105,7 +113,7 @@ def test_the_table_has_every_case():
         for over in ("rows", "a graph")
         for fused in choice.MODES
         if (op, over) != ("TensorProduct", "rows") or fused == "auto"
-    }
+    } | {("interpolate", "rows, by interval", "auto")}
     assert {tuple(line[:3]) for line in LINES} == expected
 
 

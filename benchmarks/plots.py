@@ -59,10 +59,10 @@ def launches(results: list[dict], path) -> None:
     """
     cases: dict[str, dict] = {}
     for result in results:
-        if "error" not in result:
-            model, nodes, _, backend = result["case"].split(", ")
+        model, nodes, _, side = result["case"].split(", ")
+        key = {"e3nn-jax": "e3nn", "eqfuse": "triton"}.get(side)
+        if "error" not in result and key is not None:
             label = f"{model}\n{int(nodes.split()[0]):,} atoms"
-            key = "e3nn" if backend == "e3nn-jax" else "triton"
             cases.setdefault(label, {})[key] = result
     values = {
         "launches of a step": [

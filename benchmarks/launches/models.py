@@ -15,7 +15,12 @@ from eqfuse.bench import record
 from eqfuse.bench.networks import MODELS, loss, potential_of, shapes_of, training_step
 
 SIZES = ((135, 2_700), (3_000, 160_000))
-BACKENDS = {"e3nn-jax": "e3nn", "eqfuse": "triton"}
+SIDES = {
+    "e3nn-jax": ("e3nn", "network"),
+    "eqfuse": ("triton", "network"),
+    "eqfuse with tables": ("triton", "table"),
+}
+"""Backend, and how functions of lengths are computed, by label."""
 
 
 @functools.cache
@@ -41,9 +46,11 @@ def parity(name: str) -> float:
 
 CASES = {
     f"{name}, {size[0]} nodes, {size[1]} edges, {label}": (
-        lambda name=name, backend=backend, size=size: training_step(name, backend, *size)
+        lambda name=name, backend=backend, radial=radial, size=size: training_step(
+            name, backend, *size, radial=radial
+        )
     )
     for name in MODELS
     for size in SIZES
-    for label, backend in BACKENDS.items()
+    for label, (backend, radial) in SIDES.items()
 }

@@ -35,6 +35,10 @@ _SIZES = {
 _JOB = re.compile(r"^    (?:count =|first \+=) ([^a-z\n].*|num_.*)$", re.MULTILINE)
 
 
+class UnknownIndexError(ValueError):
+    """The numbers of an index array are not known: the program computes them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """Blocks that were run: what they touch, which they are, for how many each stands, barriers."""
@@ -222,7 +226,7 @@ def _arguments(launch: Launch, graph: reuse.Graph | None):
     """Return the arrays of a launch and its arguments, of which floats have no numbers.
 
     Raises:
-      ValueError: an index array whose numbers are not known.
+      UnknownIndexError: an index array whose numbers are not known.
     """
     aliased, spec = dict(launch.aliases), launch.spec
     whole = not any(isinstance(a, jax.ShapeDtypeStruct) for a in launch.arrays)
@@ -243,7 +247,8 @@ def _arguments(launch: Launch, graph: reuse.Graph | None):
             size = math.prod(array.shape)
             inputs.append(Array(f"input {n}", size, _SIZES[kind], None, shape=array.shape))
         elif isinstance(array, jax.ShapeDtypeStruct):
-            raise ValueError(f"the numbers of index array {n} of {spec.name} are not known")
+            text = f"the numbers of index array {n} of {spec.name} are not known"
+            raise UnknownIndexError(text)
         else:
             order = graph is not None and _same(array, graph.order)
             name = "order" if order else f"input {n}"

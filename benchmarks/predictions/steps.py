@@ -3,7 +3,8 @@
 Kernels of ours cost what `model` predicts. A matmul costs its operations at the rate of
 `Device.matmul`, or the bytes of its operands and its result, whichever takes longer; all else costs
 those bytes, at the bandwidth of memory, or of level 2 if they are less than half of it. To each the
-launch is added. Bytes of an operand of which only a part is read, as by a gather, count in full.
+launch is added. So do our kernels that read tables of radial functions, whose intervals are not
+known. Bytes of an operand of which only a part is read, as by a gather, count in full.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import zlib
 from benchmarks import launches as compiled_launches
 from benchmarks.launches import account
 from benchmarks.predictions import cases, model
+from benchmarks.predictions.counts import UnknownIndexError
 from benchmarks.predictions.devices import Device
 from benchmarks.predictions.launches import launches_of
 from eqfuse.train.device.hlo import HloProgram
@@ -125,8 +127,13 @@ def items(text: str, counted, device: Device) -> list[Item]:
         kind = account.kind(program, instruction)
         if kind == "eqfuse":
             kernel = kernel_name(shapes.lines[_call(program, instruction).name][1])
-            prediction = model.predict(counted(kernel), device)
             source = f"{program.source(instruction)}: {kernel.rpartition('_')[0]}"
+            try:
+                prediction = model.predict(counted(kernel), device)
+            except UnknownIndexError:  # such as of intervals, which follow from the lengths
+                moved = _other(program, shapes, instruction, kind, device)
+                found.append(dataclasses.replace(moved, name=source))
+                continue
             found.append(Item(kind, source, prediction.seconds, prediction.bound))
             continue
         found.append(_other(program, shapes, instruction, kind, device))

@@ -62,9 +62,14 @@ def loss(potential, params, graph, energy, forces):
     return energies + jnp.mean((prediction.forces - forces) ** 2)
 
 
-def training_step(name: str, backend: str, num_nodes: int, num_edges: int):
-    """Return a step of Adam on energies and forces, and the shapes of its arguments."""
-    potential, graph = potential_of(name, backend), batch(num_nodes, num_edges)
+def training_step(name: str, backend: str, num_nodes: int, num_edges: int, **others):
+    """Return a step of Adam on energies and forces, and the shapes of its arguments.
+
+    Args:
+      name, backend, others: see `potential_of`.
+      num_nodes, num_edges: see `batch`.
+    """
+    potential, graph = potential_of(name, backend, **others), batch(num_nodes, num_edges)
     optimizer = optax.adam(0.01)
     flat = Flat.of(shapes_of(potential, graph))
 

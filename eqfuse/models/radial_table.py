@@ -31,9 +31,9 @@ from eqfuse.ops import Edges
 KINDS = ("auto", "network", "table")
 KNOTS = 128
 """Number of knots where none is given; errors of forces are about 1e-7 with them."""
-EDGES_PER_KNOT = {"cpu": 8, "gpu": 64}
+EDGES_PER_KNOT = {"cpu": 8, "gpu": 16}
 """Number of edges for each knot from which on a table is taken: measured on a CPU, see
-`benchmarks/results/radial_tables.md`; an estimate for a GPU."""
+`benchmarks/results/radial_tables.md`, and predicted for a GPU."""
 NEAREST = 1e-3
 """First knot, as a part of the cutoff; the functions of some networks are singular at zero."""
 MARGIN = 1e-12

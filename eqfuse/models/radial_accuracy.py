@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
-from eqfuse.models.radial_table import COLLECTION, FUNCTIONS, NEAREST, choose
+from eqfuse.models.radial_grid import NEAREST
+from eqfuse.models.radial_table import COLLECTION, FUNCTIONS, choose
 from eqfuse.models.radial_table import KNOTS as DEFAULT
 from eqfuse.ops import Edges
 

@@ -14,8 +14,6 @@ numbers.
 """
 
 import dataclasses
-import functools
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,6 +24,7 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.models import mlp
+from eqfuse.models.radial_grid import ORDER, Grid, grid, places
 from eqfuse.ops import Edges
 
 KINDS = ("auto", "network", "table")
@@ -34,12 +33,8 @@ KNOTS = 128
 EDGES_PER_KNOT = {"cpu": 8, "gpu": 16}
 """Number of edges for each knot from which on a table is taken: measured on a CPU, see
 `benchmarks/results/radial_tables.md`, and predicted for a GPU."""
-NEAREST = 1e-3
-"""First knot, as a part of the cutoff; the functions of some networks are singular at zero."""
-MARGIN = 1e-12
-"""Distance from a break at which derivatives of one side are taken, as a part of the cutoff."""
-ORDER = 6
-"""Coefficients of a polynomial."""
+MOST_PARTS, EDGES_OF_PART = 8, 64
+"""Of an interval, on a GPU: parts at most, and edges of one at least, see `_parts`."""
 COLLECTION = "tables"
 """The variables of a network that are its tables, see
 `radial_accuracy.with_tables`."""
@@ -123,50 +118,6 @@ def choose(network: nn.Module, num_edges: int) -> Choice:
     return Choice(num_edges >= needed, knots, why)
 
 
-class Grid(NamedTuple):
-    """Intervals between knots, and the points at which functions are computed for them.
-
-    Attributes:
-      points: [n_points] Å.
-      left, right: (first, last) of the points at the ends of intervals, for each piece.
-      center, half: [intervals] Å: its middle, and half its length.
-      pieces: (first interval, intervals, start, length of each) of the pieces between breaks.
-    """
-
-    points: np.ndarray
-    left: tuple[tuple[int, int], ...]
-    right: tuple[tuple[int, int], ...]
-    center: np.ndarray
-    half: np.ndarray
-    pieces: tuple[tuple[int, int, float, float], ...]
-
-
-@functools.lru_cache(maxsize=64)
-def grid(breaks: tuple[float, ...], knots: int) -> Grid:
-    """Return equal intervals between breaks, as many in each piece as its length asks for.
-
-    Args:
-      breaks: lengths at which derivatives jump, Å, increasing; the last is the cutoff.
-      knots: number of intervals, roughly.
-    """
-    cutoff = breaks[-1]
-    first, count, pieces, parts, left, right = 0, 0, [], [], [], []
-    ends = [NEAREST * cutoff, *breaks]
-    for start, end in itertools.pairwise(ends):
-        number = max(2, round(knots * (end - start) / cutoff))
-        lengths = np.linspace(start, end, number + 1)
-        points = lengths.copy()  # each piece has its own, on its side of the breaks
-        points[0] += MARGIN * cutoff if first else 0
-        points[-1] -= MARGIN * cutoff
-        left.append((count, count + number))
-        right.append((count + 1, count + number + 1))
-        parts.append((points, (lengths[1:] + lengths[:-1]) / 2, np.diff(lengths) / 2))
-        pieces.append((first, number, start, (end - start) / number))
-        first, count = first + number, count + number + 1
-    points, center, half = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Grid(points, tuple(left), tuple(right), center, half, tuple(pieces))
-
-
 @dataclasses.dataclass(frozen=True)
 class RadialTable:
     """The edges of a graph as places in tables of radial functions; in the place of their basis.
@@ -176,7 +127,8 @@ class RadialTable:
       grid: the intervals.
       num_pairs: each has a table of its own, in the order of `Pairs`; None for one table for all.
       num_bessel: number of functions of the basis.
-      intervals: the interval of each edge.
+      intervals: the interval of each edge, and which of its parts.
+      parts: of an interval, see `_parts`.
       powers: [n_edges, 6], those of its place in the interval; zero beyond the cutoff and for
         padding.
       backend: see `eqfuse.ops`.
@@ -187,6 +139,7 @@ class RadialTable:
     num_pairs: int | None
     num_bessel: int
     intervals: Edges
+    parts: int
     powers: jax.Array
     backend: str | None
 
@@ -279,6 +232,8 @@ class RadialTable:
 
     def of_edges(self, tables) -> list[jax.Array]:
         """Return the functions of each edge, [n_edges, width] for each of the tables."""
+        if self.parts > 1:
+            tables = [jnp.repeat(table, self.parts, axis=0) for table in tables]
         return ops.interpolate(tables, self.intervals, self.powers, backend=self.backend)
 
 
@@ -361,31 +316,28 @@ def radial_basis(
     if not (choice.table or network.variables.get(COLLECTION)):
         return jnp.where(real[:, None], basis, 0), envelope
     cells = grid(tuple(float(b) for b in breaks), choice.knots)
-    interval, powers = _places(cells, lengths, real & (lengths < breaks[-1]))
+    interval, powers = places(cells, lengths, real & (lengths < breaks[-1]))
     count, num_pairs = len(cells.half), None if pairs is None else pairs.count
     if pairs is not None:
         interval = interval + pairs.index * count
-    intervals = ops.group_by_interval(interval, count * (num_pairs or 1))
-    width = basis.shape[1]
-    table = RadialTable(function, cells, num_pairs, width, intervals, powers, network.backend)
-    return table, envelope
+    total = count * (num_pairs or 1)
+    parts = _parts(lengths.shape[0], total, network.backend)
+    if parts > 1:
+        interval = interval * parts + jnp.arange(lengths.shape[0], dtype=jnp.int32) % parts
+    intervals = ops.group_by_interval(interval, total * parts)
+    of_edges = intervals, parts, powers, network.backend
+    return RadialTable(function, cells, num_pairs, basis.shape[1], *of_edges), envelope
 
 
-def _places(cells: Grid, lengths, inside):
-    """Return the interval of each length, [n_edges] int32, and powers of the place in it."""
-    fixed = jax.lax.stop_gradient(lengths)
-    interval = 0
-    for first, number, start, step in cells.pieces:
-        at = jnp.clip(jnp.floor((fixed - start) / step), 0, number - 1).astype(jnp.int32)
-        interval = jnp.where(fixed >= start, first + at, interval)
-    dtype = np.dtype(lengths.dtype)
-    middle = cells.center.astype(dtype)
-    # what the middle loses by rounding, which is 1e-5 of a short interval in float32
-    rest = (cells.center - middle.astype(np.float64)).astype(dtype)
-    constants = jnp.asarray(np.stack([middle, rest, 1 / cells.half], axis=1), dtype)[interval]
-    t = (lengths - constants[:, 0] - constants[:, 1]) * constants[:, 2]
-    t = jnp.where(inside, t, 0)
-    powers = [jnp.ones_like(t)]
-    for _ in range(ORDER - 1):
-        powers.append(powers[-1] * t)
-    return interval, jnp.where(inside[:, None], jnp.stack(powers, axis=1), 0)
+def _parts(num_edges, num_intervals: int, backend: str | None) -> int:
+    """Return into how many parts the edges of an interval are divided: powers of 2.
+
+    A block of a GPU sums the gradient of an interval over its edges, one after the other. For many
+    edges there are too few blocks: each part of an interval has one.
+    """
+    if not ops.resolve(backend, "interpolate").startswith("triton"):
+        return 1
+    parts = 1
+    while parts < MOST_PARTS and num_edges >= 2 * parts * num_intervals * EDGES_OF_PART:
+        parts *= 2
+    return parts

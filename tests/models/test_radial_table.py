@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.models import MACE, NequIP, predict, with_knots, with_tables
+from eqfuse.models import MACE, NequIP, predict, radial_table, with_knots, with_tables
 from eqfuse.models.nequip_edges import xplor_cutoff
 from eqfuse.models.radial import bessel_basis, polynomial_cutoff
 from eqfuse.models.radial_accuracy import choose_knots, measure
@@ -212,6 +212,23 @@ def test_functions_and_two_derivatives_are_continuous():
     for order, (a, b) in enumerate(zip(before, after, strict=True)):
         # 2e-9 of the next derivative, of the order of 10 / Å times this one
         assert np.abs(a - b).max() < 1e-7 * np.abs(a).max(), order
+
+
+@pytest.mark.slow
+def test_parts_of_intervals_change_nothing(make, batch, monkeypatch):
+    """On a GPU the edges of an interval are divided, so that more blocks sum its gradient."""
+    potential, variables, _ = make("nequip xplor")
+    potential = with_table(potential, knots=16)
+    exact = results(potential, variables, batch)
+    monkeypatch.setattr(radial_table, "_parts", lambda *_: 4)
+    found = results(potential, variables, batch)
+    assert max(errors(found, exact).values()) < 1e-12
+
+
+def test_intervals_of_many_edges_are_divided_on_a_gpu():
+    of = radial_table._parts
+    assert [of(n, 128, "triton") for n in (2_700, 16_383, 16_384, 160_000)] == [1, 1, 2, 8]
+    assert of(160_000, 128, "llvm") == 1
 
 
 def test_padding_and_edges_beyond_the_cutoff_add_nothing(make, make_graph, molecule):

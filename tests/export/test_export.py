@@ -114,7 +114,7 @@ def test_tables_of_radial_functions_travel_in_the_place_of_networks(tmp_path):
     assert cli.main(["export", str(run), str(file), "--radial", "table"]) == 0
     atoms = structures()[0]
     with jax.enable_x64(True):
-        forces = program_of(file)(*arrays_of(atoms, 4.0))[1]
+        forces = np.asarray(program_of(file)(*arrays_of(atoms, 4.0))[1])
     atoms.calc = eqfuse.Calculator(run, dtype="float64", radial="table")
     largest = np.abs(atoms.get_forces()).max()
     np.testing.assert_allclose(forces, atoms.get_forces(), rtol=0, atol=1e-11 * largest)

@@ -44,7 +44,7 @@ def main(frames: str, picture: str, *runs: str) -> None:
     atoms = ase.io.read(frames, 0)
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for run in runs:
-        name, _, folder = run.partition("=")
+        name, _, folder = run.rpartition("=")
         curves = hydrogen(folder), stretched(folder, atoms)[0]
         for ax, curve in zip(axes, curves, strict=True):
             ax.plot(DISTANCES, curve, label=name)

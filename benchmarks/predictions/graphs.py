@@ -17,6 +17,11 @@ SMALL, LARGE = (135, 2_700), (3_000, 160_000)
 SIZES = (SMALL, LARGE)
 
 
+def molecules(count: int) -> tuple[int, int]:
+    """Return the size of so many molecules, as those of `SMALL`."""
+    return 27 * count, 540 * count
+
+
 def data_folder() -> pathlib.Path:
     """Return the folder of published data: EQFUSE_TEST_DATA, or `../shared/data`.
 
@@ -30,9 +35,9 @@ def data_folder() -> pathlib.Path:
     return folder
 
 
-def _molecules() -> list[ase.Atoms]:
-    """Return five frames of 3BPA, of 27 atoms each, at 300 K."""
-    return ase.io.read(data_folder() / "3bpa" / "train_300K.xyz", index=":5")
+def _molecules(count: int) -> list[ase.Atoms]:
+    """Return frames of 3BPA, of 27 atoms each, at 300 K."""
+    return ase.io.read(data_folder() / "3bpa" / "train_300K.xyz", index=f":{count}")
 
 
 def solid() -> ase.Atoms:
@@ -49,13 +54,14 @@ def edges(size: tuple[int, int]) -> ops.Edges:
     Edges are ordered by receiver and then sender, as those of a batch are.
 
     Args:
-      size: `SMALL`, five molecules, or `LARGE`, a solid.
+      size: `SMALL`, five molecules, `molecules(count)`, or `LARGE`, a solid.
     Raises:
       ValueError: another size.
     """
-    if size not in SIZES:
+    count = size[0] // 27
+    if size not in (LARGE, molecules(count)):
         raise ValueError(f"there are structures of {SIZES} (nodes, edges), not of {size}")
-    structures = _molecules() if size == SMALL else [solid()]
+    structures = [solid()] if size == LARGE else _molecules(count)
     wanted, parts, first = size[1] // len(structures), [], 0
     for atoms in structures:
         i, j, distance = ase_neighbor_list("ijd", atoms, 7.5)

@@ -25,8 +25,10 @@ from eqfuse.ops.ir.linear_form import Block, Term
 
 COLUMNS = WARP
 """Columns of a tile of a matrix: those that a warp loads at once."""
-ROWS = 4
-"""Rows of a tile for each warp: loads that a thread has on the way."""
+MOST_ROWS = 16
+"""Rows of a tile for each warp, at most: loads that a thread has on the way."""
+SUMS = 48
+"""Sums of rows that a thread has, at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +59,12 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> NodeKernel:
     t.emit("node = receiver")
     t.read_set()
     t.emit("tl.debug_barrier()")
-    blocks = fused.linear.blocks_out
-    plain = [Tile(Part(n, 0, b.mul), b.offset, IDENTITY) for n, b in enumerate(blocks)]
-    for tile in fused.gate.tiles if fused.gate else plain:
-        _write_tile(t, tile)
+    for n, block in enumerate(fused.linear.blocks_out):
+        _write_mixed(t, Part(n, 0, block.mul))
+    if fused.gate:
+        t.emit("tl.debug_barrier()")
+        for tile in fused.gate.tiles:
+            _write_gated(t, tile)
     read = [fused.form.inputs[i].name for i in walk.inputs]
     inputs = [*read, *t.parameters, *(["skip"] if fused.skip else [])]
     note = f"{fused.form!r}\nsummed by node, mixed to {fused.linear.irreps_out}"
@@ -107,7 +111,6 @@ class _Node(DenseEmitter):
         self.fused, self.linear, self.warps = fused, fused.linear, max(1, threads // WARP)
         blocks = (*self.linear.blocks_in, *self.linear.blocks_out)
         self.columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
-        self.rows = ROWS * self.warps * WARP // self.columns
         self.sums: set[int] = set()
         self.parameters = [f"p{n}" for n in range(len(self.linear.parameters))]
         self.integers = ["set_index"] if fused.num_sets else []
@@ -131,14 +134,14 @@ class _Node(DenseEmitter):
             return pointer
         return f"{pointer} + set_index * {shape[0] if len(shape) == 1 else shape[0] * shape[1]}"
 
-    def column_groups(self, mul: int) -> tuple[str, list[int]]:
+    def column_groups(self, mul: int, dim: int) -> tuple[str, list[int]]:
         """Return a loop over `mul` columns, and where in a turn of it each tile begins.
 
-        Two tiles share the loads of the row that they are multiplied with.
+        Some tiles share the loads of the row of `dim` components that they are multiplied with.
         """
-        starts = [0, self.columns] if mul > self.columns else [0]
+        starts = range(0, mul, self.columns)[: 4 if dim == 1 else 2]
         step = len(starts) * self.columns
-        return f"for column in tl.range(0, {mul}, {step}, num_stages=1):", starts
+        return f"for column in tl.range(0, {mul}, {step}, num_stages=1):", list(starts)
 
     def column(self, start: int) -> str:
         """Return the numbers of the columns of a tile."""
@@ -152,12 +155,15 @@ class _Node(DenseEmitter):
           matrix: called with the numbers of rows and the start of a tile, gives the tile.
           size: rows of the matrix.
         """
-        shape = f"[{self.rows}, {self.columns}]"
+        rows = SUMS // (dim * len(starts))
+        rows = min(MOST_ROWS, max(1, power_of_two(rows + 1) // 2)) * self.warps
+        rows = min(rows * WARP // self.columns, power_of_two(size))
+        shape = f"[{rows}, {self.columns}]"
         totals = [
             [self.name(f"tl.zeros({shape}, {self.real})") for _ in range(dim)] for _ in starts
         ]
-        with self.block(f"for at in tl.range(0, {size}, {self.rows}, num_stages=1):"):
-            u = self.name(f"at + tl.arange(0, {self.rows})")
+        with self.block(f"for at in tl.range(0, {size}, {rows}, num_stages=1):"):
+            u = self.name(f"at + tl.arange(0, {rows})")
             values = [
                 self.load(f"{row(f'{u}[:, None]', k)}", f"{u}[:, None] < {size}")
                 for k in range(dim)
@@ -230,29 +236,30 @@ class _Place:
         self.t.emit(f"tl.store({address}, {value}, mask={self.mask})")
 
 
-def _write_tile(t: _Node, tile: Tile):
-    """Write a tile of the output, and the parts of the pre-activation that it is made of."""
-    loop, starts = t.column_groups(tile.part.mul)
+def _write_mixed(t: _Node, part: Part):
+    """Write a block of the pre-activation: the Linear of the sums, bias and skip."""
+    loop, starts = t.column_groups(part.mul, t.linear.blocks_out[part.block].dim)
     with t.block(loop):
-        z = {part: _mixed(t, part, starts) for part in (tile.part, tile.gate) if part}
-        for n, start in enumerate(starts):
-            v = t.column(start)
-            for part, sums in z.items():
-                _finish(t, _Place(t, part, v), sums[n])
-            if t.fused.gate is None:
-                continue
-            place, values = _Place(t, tile.part, v), z[tile.part][n]
-            if tile.gate:
-                act = activated(t, tile.act, z[tile.gate][n][0])
-                values = [f"{act} * {value}" for value in values]
-            else:
-                values = [activated(t, tile.act, value) for value in values]
-            for k, value in enumerate(values):
-                place.store(place.of_out("out", tile, k), value)
+        places = [_Place(t, part, t.column(start)) for start in starts]
+        added = [_added(t, place) for place in places]
+        for place, values, more in zip(places, _mixed(t, part, starts), added, strict=True):
+            for k, (value, terms) in enumerate(zip(values, more, strict=True)):
+                place.store(place.of_z("", k), " + ".join([value, *terms]))
+
+
+def _added(t: _Node, place: _Place) -> list[list[str]]:
+    """Return what is added to each component: bias and skip."""
+    terms: list[list[str]] = [[] for _ in range(place.block.dim)]
+    for bias in t.linear.biases(place.part.block):
+        terms[0].append(place.load(f"{t.weights(bias)} + {place.v}"))
+    if t.fused.skip:
+        for k, more in enumerate(terms):
+            more.append(place.load(place.of_z("skip", k)))
+    return terms
 
 
 def _mixed(t: _Node, part: Part, starts: list[int]) -> list[list[str]]:
-    """Return the columns of a part of the Linear of the sums."""
+    """Return the columns of a block of the Linear of the sums."""
     [out] = t.fused.form.outputs
     dim, results = t.linear.blocks_out[part.block].dim, []
     for term in t.linear.into(part.block):
@@ -263,24 +270,27 @@ def _mixed(t: _Node, part: Part, starts: list[int]) -> list[list[str]]:
 
         def matrix(u: str, start: int, term=term, block=block) -> str:
             v = t.column(start)
-            width = t.linear.blocks_out[part.block].mul
-            place = f"{u}[:, None] * {width} + {part.first} + {v}[None, :]"
             mask = f"({u}[:, None] < {block.mul}) & ({v}[None, :] < {part.mul})"
-            return t.load(f"{t.weights(term)} + {place}", mask)
+            return t.load(f"{t.weights(term)} + {u}[:, None] * {part.mul} + {v}[None, :]", mask)
 
         results.append(t.times(row, matrix, starts, dim, block.mul, term.scale))
     return t.added(results, starts, dim)
 
 
-def _finish(t: _Node, place: _Place, values: list[str]):
-    """Add bias and skip, and write the pre-activation."""
-    for term in t.linear.biases(place.part.block):
-        bias = place.load(f"{t.weights(term)} + {place.part.first} + {place.v}")
-        t.emit(f"{values[0]} += {bias}")
-    for k, value in enumerate(values):
-        if t.fused.skip:
-            t.emit(f"{value} += {place.load(place.of_z('skip', k))}")
-        place.store(place.of_z("", k), value)
+def _write_gated(t: _Node, tile: Tile):
+    """Write a tile of the output, from the pre-activation in memory."""
+    with t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):"):
+        v = t.column(0)
+        place = _Place(t, tile.part, v)
+        values = [place.load(place.of_z("", k)) for k in range(place.block.dim)]
+        if tile.gate:
+            gate = _Place(t, tile.gate, v)
+            act = activated(t, tile.act, gate.load(gate.of_z("", 0)))
+            values = [f"{act} * {value}" for value in values]
+        else:
+            values = [activated(t, tile.act, value) for value in values]
+        for k, value in enumerate(values):
+            place.store(place.of_out("out", tile, k), value)
 
 
 def _write_cotangent(t: _Node, tile: Tile, has_ct_z: bool):
@@ -315,7 +325,7 @@ def _write_cotangent_of_sums(t: _Node, number: int, dz: str):
     """Write the cotangent of a block of the sums, from that of the pre-activation in memory."""
     block = t.linear.blocks_in[number]
     [source] = t.fused.form.inputs
-    loop, starts = t.column_groups(block.mul)
+    loop, starts = t.column_groups(block.mul, block.dim)
     with t.block(loop):
         results = []
         for term in (term for term in t.linear.linear_form.terms if term.x is not None):

@@ -244,9 +244,9 @@ class TensorProductLinear(nn.Module):
         num_rows = batch_axes.count if edges is None else edges.num_edges
         num_nodes = 0 if edges is None else edges.num_nodes
         backend, mode = kernels
-        chosen = choose(mode, fused, num_rows, backend, dtype)
+        chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
         record_fused(chosen.text)
-        call = definitions.Call(fused, num_rows, num_nodes, backend, chosen.fuses, chosen.in_blocks)
+        call = definitions.Call(fused, num_rows, num_nodes, backend, *chosen.how)
         outputs = _fused.evaluate(call, arrays, integers)
         outputs = [batch_axes.apart(out) for out in outputs]
         if self.split is not None:

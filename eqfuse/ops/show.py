@@ -93,11 +93,12 @@ def show(
 
         gpu_target(target)  # refuses an unknown one before anything is made
     kernels = plan.kernels(form, dtype) if form.paths else ()
+    counts = num_edges, num_nodes
     sections = [
         f"{irreps_x} (x) {irreps_y} -> {product.irreps_out or 'nothing'}",
         *_notes(product, graph or weights),
         f"{op.kind} runs here on {op.backend}{op.why and ', ' + op.why}",
-        *_fused_lines(product, irreps_x, irreps_y, linear, fused, op.backend, num_edges, dtype),
+        *_fused_lines(product, irreps_x, irreps_y, linear, fused, op.backend, counts, dtype),
         "",
         repr(form),
         "",
@@ -128,7 +129,7 @@ def _notes(product: products.Product, on_graph: bool):
         yield "no path from x and y to these irreps: the output is empty or zero, without a kernel"
 
 
-def _fused_lines(product, irreps_x, irreps_y, linear, fused, backend, num_rows: int, dtype: str):
+def _fused_lines(product, irreps_x, irreps_y, linear, fused, backend, counts, dtype: str):
     """Yield what `choose` says of a product and a Linear that follows, if one does."""
     if linear is None:
         return
@@ -138,7 +139,7 @@ def _fused_lines(product, irreps_x, irreps_y, linear, fused, backend, num_rows: 
     options |= linears.normalizations(None, None)
     mixed, _ = linears.for_product(product, irreps, _irreps(linear), **options)
     whole = Fused.build(product.form, mixed, None, False)
-    chosen = choose(resolve_fused(fused), whole, num_rows, backend, jnp.dtype(dtype))
+    chosen = choose(resolve_fused(fused), whole, *counts, backend, jnp.dtype(dtype))
     yield f"with a Linear to {mixed.irreps_out}, {chosen.text}"
 
 

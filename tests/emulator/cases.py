@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import interpreted
-from benchmarks.fused_cases import SPECS
+from benchmarks import fused_cases, interpreted
 from eqfuse import ops
 from eqfuse.bench.cases import CASES
 from tests.emulator.functions import emulate
@@ -20,6 +19,8 @@ from tests.emulator.functions import emulate
 LINEARS = {"linear 64-l2": "64x0e+64x1o+64x2e", "linear 16-l1": "16x0e+16x1o"}
 DENSE = {"radial 64": (3, 8, (64, 40, 16)), "radial 8": (2, 16, (8, 24))}
 """Layers side by side, as those of radial networks: how many, n_in and n_out of each."""
+SMALL_GRAPH = {"x": "3x0e+3x1o", "y": "0e+1o", "out": "4x0e+2x0e+2x1o", "gated": True}
+SPECS = fused_cases.SPECS | {"small graph": {**SMALL_GRAPH, "on_graph": True}}
 NAMES = (*CASES, *(f"fused {name}" for name in SPECS), *LINEARS, *DENSE)
 ORDERS = ("forward", "backward", "double")
 

@@ -1,11 +1,15 @@
 """The PTX that ships, emulated, gives what e3nn-jax gives, and breaks no rule of memory."""
 
+import re
+
 import pytest
 
 from eqfuse.bench.cases import CASES
 from eqfuse.ops import _linear_modules
 from eqfuse.ops.backends.triton.emit import linear_plan, plan
+from eqfuse.ops.primitives import choice
 from tests.emulator import cases
+from tests.ops import tiers
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
 
@@ -43,6 +47,20 @@ def test_edges_side_by_side_do_not_race(order, monkeypatch):
     """On graphs that do not fill a GPU, the sums of edges meet in shared memory."""
     monkeypatch.setattr(plan, "edge_lanes", lambda *_: 2)
     cases.check("tetris-1", order, "float32", "sm_90")
+
+
+@pytest.mark.parametrize("order", tiers.slow_unless(["backward"], *cases.ORDERS))
+@pytest.mark.parametrize("target", tiers.slow_unless(["sm_90"], "sm_80", "sm_90"))
+@pytest.mark.parametrize("lanes", tiers.slow_unless([2], 1, 2, 4))
+def test_kernels_of_nodes_do_not_race(order, target, lanes, monkeypatch):
+    """Forward and backward: what a thread writes and another reads has a barrier between."""
+    monkeypatch.setattr(plan, "edge_lanes", lambda *_: lanes)
+    monkeypatch.setattr(choice.Bound, "forward_only", False)
+    texts = []
+    cases.check("fused small graph", order, "float32", target, lambda t: (texts.append(t), t)[1])
+    kernels = {re.search(r"\.entry (\w+?)_[0-9a-f]{16}", text)[1] for text in texts}
+    assert "fused_node" in kernels
+    assert ("fused_node_backward" in kernels) == (order != "forward")
 
 
 FEW = ("linear 16-l1", "forward", False), ("radial 8", "backward", True)

@@ -6,6 +6,7 @@ The one place where that is decided, for the argument `fused` and EQFUSE_FUSED.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide
@@ -21,6 +22,8 @@ LARGE = 2**32
 BLOCK = 8192
 """Rows at a time: predicted 5% slower than all at once, where 2,048 are 25% slower."""
 FEWEST_ROWS = 256
+LIGHT = 32 * 2**20
+"""Bytes of matrices that the programs of all nodes read from a GPU's level-2 cache together."""
 
 
 def resolve_fused(fused: str | None) -> str:
@@ -80,6 +83,11 @@ class Bound:
         """Return whether what is chosen is not one kernel: see `Choice`."""
         return self.fuses and (self.backend, self.where) == ("triton", "rows")
 
+    @property
+    def forward_only(self) -> bool:
+        """Return whether what is chosen is not for the derivatives: see `Choice`."""
+        return self.fuses and (self.backend, self.where) == ("triton", "graph")
+
 
 TABLE = (
     Bound(
@@ -106,9 +114,10 @@ TABLE = (
     Bound(
         "triton",
         "graph",
-        False,
-        "two kernels: on large graphs fusing saves 18 of 516 us (predicted, "
-        "benchmarks/predictions)",
+        True,
+        f"with a gate, in float32, where the nodes' programs read at most {LIGHT >> 20} MiB of "
+        "matrices together, one kernel computes the value, and the derivatives are part by part "
+        "(predicted, benchmarks/results/fused.md)",
     ),
 )
 """What "auto" chooses. Backends "xla" and "e3nn" compute op by op."""
@@ -126,19 +135,27 @@ class Choice:
     Attributes:
       in_blocks: whether what computes it without a product in memory is not one kernel, but the
         kernels of its parts, on some rows at a time.
+      forward_only: whether its derivatives are the kernels of its parts all the same.
     """
 
     fuses: bool
     text: str
     in_blocks: bool = False
+    forward_only: bool = False
+
+    @property
+    def how(self) -> tuple[bool, bool, bool]:
+        """Return the last fields of a `definitions.Call`."""
+        return self.fuses, self.in_blocks, self.forward_only
 
 
-def choose(mode: str, fused: Fused, num_rows: int, backend: str, dtype) -> Choice:
+def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str, dtype) -> Choice:
     """Return what runs a fused op.
 
     Args:
       mode: one of `MODES`.
       num_rows: rows, or edges of the graph.
+      num_nodes: of the graph.
       dtype: of its operands.
     Raises:
       ValueError: "always" where there is no kernel of the whole op, saying why.
@@ -154,13 +171,18 @@ def choose(mode: str, fused: Fused, num_rows: int, backend: str, dtype) -> Choic
     where = "graph" if fused.summed else "rows"
     [bound] = [b for b in TABLE if (b.backend, b.where) == (backend.split("-")[0], where)]
     [product] = fused.form.outputs
+    matrices = sum(math.prod(p.shape) for p in fused.linear.parameters) // max(fused.num_sets, 1)
+    is_light = num_nodes * matrices * dtype.itemsize <= LIGHT
     beyond = {
-        "llvm": num_rows >= FEWEST_ROWS,
-        "triton": num_rows * product.size * dtype.itemsize >= LARGE,
+        ("llvm", "rows"): num_rows >= FEWEST_ROWS,
+        ("triton", "rows"): num_rows * product.size * dtype.itemsize >= LARGE,
+        ("triton", "graph"): fused.gate is not None and dtype.name == "float32" and is_light,
     }
-    fuses = bound.fuses and beyond[bound.backend]
+    fuses = bound.fuses and beyond[bound.backend, bound.where]
     chosen = bound.chosen if fuses else "apart"
-    return Choice(fuses, f"{chosen}: {bound.why}", fuses and bound.in_blocks)
+    return Choice(
+        fuses, f"{chosen}: {bound.why}", fuses and bound.in_blocks, fuses and bound.forward_only
+    )
 
 
 def refusal(fused: Fused, backend: str, dtype) -> str:

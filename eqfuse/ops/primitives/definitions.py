@@ -24,6 +24,7 @@ class Call:
     Attributes:
       fuses: whether one kernel each way is to compute it, see `choice`.
       in_blocks: whether the kernels of its parts are to compute some rows at a time, see `blocks`.
+      forward_only: whether the kernels of its parts are to compute its derivatives.
     """
 
     fused: Fused
@@ -32,6 +33,7 @@ class Call:
     backend: str
     fuses: bool = False
     in_blocks: bool = False
+    forward_only: bool = False
 
     @property
     def by_rows(self) -> bool:
@@ -43,6 +45,11 @@ class Call:
     def keeps_sums(self) -> bool:
         """Return whether the product is an output too: the sums of nodes, for its derivatives."""
         return self.fuses and self.fused.summed and self.backend.startswith("triton")
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Return whether it is fused on a GPU and is what follows the sums of nodes."""
+        return self.fuses and self.fused.only_mixes and self.backend.startswith("triton")
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -113,7 +113,13 @@ def _summed_jvp(primals, tangents, *, call):
     active = tuple(t is not None for t in changed)
     floats = [m, *primals[len(inputs) : n]]
     index = primals[n:][: fused.num_sets > 0]
-    mixed = dataclasses.replace(call, fused=fused.mixed, num_rows=call.num_nodes, num_nodes=0)
+    mixed = dataclasses.replace(
+        call,
+        fused=fused.mixed,
+        num_rows=call.num_nodes,
+        num_nodes=0,
+        fuses=not call.forward_only,
+    )
     arrays = [*floats, outputs[-1], *(t for t in changed if t is not None), *index]
     t_outputs = tangent_p.bind(*rules.vary_alike(arrays), call=mixed, active=active)
     t_m = ad.Zero(jax.typeof(m).to_tangent_aval()) if t_m is None else t_m

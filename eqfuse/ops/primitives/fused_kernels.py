@@ -23,7 +23,7 @@ def runs(call: Call) -> bool:
         return not call.in_blocks
     matrices = any(term.x is not None for term in call.fused.linear.linear_form.terms)
     rows = call.num_rows and call.num_output_rows
-    has_kernel = call.keeps_sums or (call.fused.only_mixes and call.backend.startswith("triton"))
+    has_kernel = call.keeps_sums or call.mixes_rows
     return bool(has_kernel and rows and call.fused.form.paths and matrices)
 
 

@@ -88,9 +88,8 @@ class Layer:
         gate = None if self.gated is None else self.gated.gate
         fused = Fused.build(form, self.linear, gate, bool(added))
         mode, dtype = resolve_fused(None), operands[0].dtype
-        chosen = choose(mode, fused, num_rows, product.backend, dtype)
-        how = chosen.fuses, chosen.in_blocks
-        call = Call(fused, num_rows, num_nodes, product.backend, *how)
+        chosen = choose(mode, fused, num_rows, num_nodes, product.backend, dtype)
+        call = Call(fused, num_rows, num_nodes, product.backend, *chosen.how)
         floats = [*operands, *(arrays[p] for p in self.parameters), *added]
         return _fused.evaluate(call, floats, integers)[0][: self.num_rows]
 

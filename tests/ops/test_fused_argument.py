@@ -240,3 +240,25 @@ def test_models_pass_it_to_their_ops(name):
 def test_bounds_are_found_by_backend_and_rows_or_graph():
     places = {(b.backend, b.where) for b in choice.TABLE}
     assert len(places) == len(choice.TABLE) == 4
+
+
+def test_auto_on_a_graph_on_a_gpu_fuses_gated_ops_of_few_nodes_and_small_matrices(monkeypatch):
+    pytest.importorskip("triton")
+    case = CASES["graph-gate-skip"]
+    problem = Problem(case, np.float32)
+
+    def chosen(problem):
+        with ops.recorded() as calls:
+            jax.eval_shape(lambda: problem.apply("triton", problem.params, problem.arrays).array)
+        return calls[-1].fused.partition(":")[0]
+
+    assert chosen(problem) == "fused"
+    assert chosen(Problem(CASES["graph-linear"], np.float32)) == "apart"
+    assert chosen(Problem(case, jnp.bfloat16)) == "apart"
+    with monkeypatch.context() as patch:
+        patch.setattr(choice, "FEW_NODES", 4)
+        assert chosen(problem) == "apart"
+    elements = sum(p.size for p in jax.tree.leaves(problem.params))
+    for light, expected in ((5 * 4 * elements, "fused"), (5 * 4 * elements - 1, "apart")):
+        monkeypatch.setattr(choice, "LIGHT", light)
+        assert chosen(problem) == expected

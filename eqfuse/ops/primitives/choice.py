@@ -22,6 +22,7 @@ LARGE = 2**32
 BLOCK = 8192
 """Rows at a time: predicted 5% slower than all at once, where 2,048 are 25% slower."""
 FEWEST_ROWS = 256
+FEW_NODES = 135
 LIGHT = 32 * 2**20
 """Bytes of matrices that the programs of all nodes read from a GPU's level-2 cache together."""
 
@@ -115,9 +116,9 @@ TABLE = (
         "triton",
         "graph",
         True,
-        f"with a gate, in float32, where the nodes' programs read at most {LIGHT >> 20} MiB of "
-        "matrices together, one kernel computes the value, and the derivatives are part by part "
-        "(predicted, benchmarks/results/fused.md)",
+        f"with a gate, in float32, up to {FEW_NODES} nodes whose programs read at most "
+        f"{LIGHT >> 20} MiB of matrices together, one kernel computes the value, and the "
+        "derivatives are part by part (predicted, benchmarks/results/fused.md)",
     ),
 )
 """What "auto" chooses. Backends "xla" and "e3nn" compute op by op."""
@@ -172,7 +173,7 @@ def choose(mode: str, fused: Fused, num_rows: int, num_nodes: int, backend: str,
     [bound] = [b for b in TABLE if (b.backend, b.where) == (backend.split("-")[0], where)]
     [product] = fused.form.outputs
     matrices = sum(math.prod(p.shape) for p in fused.linear.parameters) // max(fused.num_sets, 1)
-    is_light = num_nodes * matrices * dtype.itemsize <= LIGHT
+    is_light = num_nodes <= FEW_NODES and num_nodes * matrices * dtype.itemsize <= LIGHT
     beyond = {
         ("llvm", "rows"): num_rows >= FEWEST_ROWS,
         ("triton", "rows"): num_rows * product.size * dtype.itemsize >= LARGE,

@@ -13,8 +13,8 @@ from eqfuse.ops.transforms.sequence.primitive import Traced, sequence_p
 MOST = {"llvm": 3_500_000, "triton": 0, "triton-interpret": 0}
 """Operations from which on it is worth more to share each step out, by backend: see `sequence`.
 
-None on a GPU: a training step of the Tetris network is predicted to take 276 us in one block, and 84
-in 44 launches (benchmarks/results/sequences.md).
+None on a GPU: a training step of the Tetris network is predicted to take 276 us in one block, and
+84 in 44 launches (benchmarks/results/sequences.md).
 """
 
 

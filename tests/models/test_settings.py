@@ -1,0 +1,108 @@
+"""What holds for all settings in which published networks differ, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.models.networks import idle_parameters, variables_of
+from tests.models.settings_variants import NETWORKS
+from tests.ops import tiers
+
+QUICK = [
+    "allegro, product",
+    "allegro, spline",
+    "mace, nonlinear",
+    "mace, edges",
+    "nequip, so3",
+    "nequip, one-hot",
+    "nequip, skips",
+]
+ALL = tiers.slow_unless(QUICK, *NETWORKS)
+
+
+def network(name, irreps_out="0e", **others):
+    make, variant = NETWORKS[name]
+    return make(variant, irreps_out, **others)
+
+
+def moved(variables):
+    """Return variables in which those that begin as zero are not."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda p: p + 0.3 * rng.normal(size=p.shape), variables)
+
+
+def values_and_gradients(model, variables, graph):
+    def total(variables, vectors):
+        out = model.apply(variables, vectors, graph.species, graph.edges).array
+        return jnp.sum(jnp.sin(out)), out
+
+    gradients, out = jax.jit(jax.grad(total, (0, 1), has_aux=True))(variables, graph.vectors)
+    return [out, *jax.tree.leaves(gradients)]
+
+
+@pytest.mark.parametrize("backend", [pytest.param("xla", marks=pytest.mark.slow), "llvm"])
+@pytest.mark.parametrize("name", ALL)
+def test_the_backends_compute_what_e3nn_does(graph, name, backend):
+    model, reference = network(name, backend=backend), network(name, backend="e3nn")
+    variables = variables_of(reference, graph)
+    assert jax.tree.structure(variables_of(model, graph)) == jax.tree.structure(variables)
+    variables = moved(variables)
+    expected = values_and_gradients(reference, variables, graph)
+    for ours, theirs in zip(values_and_gradients(model, variables, graph), expected, strict=True):
+        assert np.abs(theirs).max() > 1e-9
+        # a few thousand operations of 1e-16 each
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-11 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_vectors_turn_with_the_structure(graph, rotation, name):
+    so3 = name == "nequip, so3"
+    options = {"hidden": "4x0e+3x1o"} if name == "nequip, layers differ" else {}
+    model = network(name, "0e + 1e" if so3 else "0e + 1o", **options)
+    variables = moved(variables_of(model, graph))
+    apply = jax.jit(lambda v: model.apply(variables, v, graph.species, graph.edges))
+    out = apply(graph.vectors)
+    assert np.abs(out.filter("1e + 1o").array).max() > 1e-6
+    for matrix in (rotation, -rotation):
+        turned, expected = apply(graph.vectors @ matrix.T), out.transform_by_matrix(matrix)
+        error = np.abs(turned.array - expected.array).max() / np.abs(out.array).max()
+        # a network of SO(3) knows the left hand from the right
+        assert error > 1e-6 if so3 and matrix is not rotation else error < 1e-10
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_parameter_is_idle(graph, name):
+    # what is kept although nobody reads it has idle parameters
+    others = {"keep_irreps": False} if name.startswith("nequip") else {}
+    assert idle_parameters(network(name, **others), graph) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_network_of_fewer_species_predicts_the_same(graph, name):
+    model = network(name)
+    variables = moved(variables_of(model, graph))
+    smaller, params = model.narrow(variables["params"], np.array([2, 0]))
+    species = jnp.asarray(np.where(np.arange(len(graph.species)) % 2, 2, 0), jnp.int32)
+    expected = model.apply(variables, graph.vectors, species, graph.edges).array
+    renumbered = jnp.where(species == 2, 0, 1).astype(jnp.int32)
+    out = smaller.apply({"params": params}, graph.vectors, renumbered, graph.edges).array
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+    sizes = [sum(p.size for p in jax.tree.leaves(tree)) for tree in (params, variables)]
+    assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_padding_and_edges_beyond_the_cutoff_change_nothing(graph, name):
+    model = network(name)
+    variables = moved(variables_of(model, graph))
+    lengths = np.linalg.norm(graph.vectors, axis=1)
+    edge = np.argmin(np.where(lengths > 0, lengths, np.inf))
+    out = []
+    for length in (0.0, 3.0 + 1e-7, 6.0, 1.0):
+        vectors = np.array(graph.vectors)
+        vectors[edge] *= length / lengths[edge]
+        out.append(model.apply(variables, vectors, graph.species, graph.edges).array)
+    np.testing.assert_array_equal(out[0], out[1])
+    np.testing.assert_array_equal(out[0], out[2])
+    assert np.abs(out[0] - out[3]).max() > 1e-6

@@ -19,6 +19,8 @@ QUICK = [
     "nequip, skips",
 ]
 ALL = tiers.slow_unless(QUICK, *NETWORKS)
+FEW = tiers.slow_unless(QUICK[1::2], *NETWORKS)
+"""Of each kind one by default, where what is tested is alike in all."""
 
 
 def network(name, irreps_out="0e", **others):
@@ -55,7 +57,7 @@ def test_the_backends_compute_what_e3nn_does(graph, name, backend):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-11 * np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", FEW)
 def test_vectors_turn_with_the_structure(graph, rotation, name):
     so3 = name == "nequip, so3"
     options = {"hidden": "4x0e+3x1o"} if name == "nequip, layers differ" else {}
@@ -71,14 +73,14 @@ def test_vectors_turn_with_the_structure(graph, rotation, name):
         assert error > 1e-6 if so3 and matrix is not rotation else error < 1e-10
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", FEW)
 def test_no_parameter_is_idle(graph, name):
     # what is kept although nobody reads it has idle parameters
     others = {"keep_irreps": False} if name.startswith("nequip") else {}
     assert idle_parameters(network(name, **others), graph) == []
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", FEW)
 def test_a_network_of_fewer_species_predicts_the_same(graph, name):
     model = network(name)
     variables = moved(variables_of(model, graph))
@@ -92,7 +94,7 @@ def test_a_network_of_fewer_species_predicts_the_same(graph, name):
     assert sizes[0] < sizes[1]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", FEW)
 def test_padding_and_edges_beyond_the_cutoff_change_nothing(graph, name):
     model = network(name)
     variables = moved(variables_of(model, graph))

@@ -233,8 +233,8 @@ MUTANTS = (
     Mutant(
         "senders of a batch not moved to their structure",
         f"{DATA}/batching.py",
-        "senders = [s.senders + offset for",
-        "senders = [s.senders for",
+        "np.concatenate([index + offsets, loops])",
+        "np.concatenate([index, loops])",
         ("tests/data/test_batching.py",),
     ),
     Mutant(
@@ -262,14 +262,14 @@ MUTANTS = (
     Mutant(
         "state of the optimiser not restored",
         f"{TRAINING}/loop.py",
-        "state, at = resume[0], Position(**resume[1])",
-        "state, at = resume[0].replace(optimizer=state.optimizer), Position(**resume[1])",
+        "state, at = resume[0], Position.of(resume[1])",
+        "state, at = resume[0].replace(optimizer=state.optimizer), Position.of(resume[1])",
         ("tests/train/run/test_resume.py::test_an_interrupted_run_ends_like_one_that_was_not",),
     ),
     Mutant(
         "settings beside resume= ignored",
         f"{TRAINING}/run/resume.py",
-        'others = [name for name in given if name not in ("resume", *CHANGEABLE)]',
+        'others = [name for name in given if name not in ("resume", *CHANGEABLE, *_RADIAL)]',
         "others = []",
         ("tests/train/run/test_resume.py::test_what_cannot_be_resumed_is_refused",),
     ),

@@ -119,7 +119,7 @@ def count(launch: Launch, target: str, cache: float, resident, edges=None) -> Co
     """
     kernel, listing = _prepared(launch.spec, target)
     graph = _graph(launch, edges)
-    arrays, arguments = _arguments(launch, graph)
+    arrays, arguments = _arguments(launch, graph, kernel.num_warps)
     orders = frozenset(n for n, a in enumerate(arrays) if a.name == "order")
     samples: list[Sample] = []
     seen: list[Traffic] = []
@@ -222,7 +222,7 @@ def _same(array, other) -> bool:
     return known and bool((np.asarray(array) == other).all())
 
 
-def _arguments(launch: Launch, graph: reuse.Graph | None):
+def _arguments(launch: Launch, graph: reuse.Graph | None, warps: int):
     """Return the arrays of a launch and its arguments, of which floats have no numbers.
 
     Raises:
@@ -236,7 +236,7 @@ def _arguments(launch: Launch, graph: reuse.Graph | None):
         found = Array(f"output {n}", size, _SIZES[kind], None, writable=True, shape=shape)
         if whole:
             values = poison((size,), jnp.dtype(spec.output_dtypes[n]))
-            found = Array.output(found.name, values, spec.num_warps)
+            found = Array.output(found.name, values, warps)
             found = dataclasses.replace(found, shape=shape)
         outputs.append(found)
     inputs = []

@@ -73,7 +73,7 @@ def run_launch(launch: Launch, target: str, mend=None) -> list[np.ndarray]:
       EmulationError: see there.
     """
     machine = _machine(launch.spec, target) if mend is None else _mended(launch.spec, target, mend)
-    spec, warps = launch.spec, launch.spec.num_warps
+    spec, warps = launch.spec, machine.program.warps
     inputs = [
         Array.input(f"input {n} ({t})", np.asarray(a))
         for n, (a, t) in enumerate(zip(launch.arrays, spec.input_types, strict=True))

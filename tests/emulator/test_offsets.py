@@ -120,7 +120,7 @@ def last_programs(launch) -> dict[str, int]:
 
     kernel = compile_kernel(launch.spec, "sm_90")
     machine = Machine(kernel.assembly, kernel.shared_bytes, inside, addresses_only=True)
-    _, arguments = counts._arguments(launch, None)
+    _, arguments = counts._arguments(launch, None, kernel.num_warps)
     last = np.cumsum(counts._jobs(launch)) - 1
     machine.run(arguments, launch.grid, last, checked=False)
     return touched

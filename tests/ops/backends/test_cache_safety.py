@@ -73,7 +73,7 @@ def test_a_planted_triton_kernel_is_not_loaded(folder, monkeypatch, fault):
 
     case = runpy.run_path(str(pathlib.Path(__file__).parent / "triton" / "row_sum.py"))
     spec = case["spec"]()
-    forged = compile.CompiledKernel(spec.name, "sm_80", "forged", b"", 1, 0, 0, 0.0, False)
+    forged = compile.CompiledKernel(spec.name, "sm_80", "forged", b"", 1, 0, 1, 0, 0.0, False)
     path, key = compile._place(spec, "sm_80")
     _cache.write_entry(path, key, compile._to_json(forged))
     monkeypatch.setattr(compile, "_KERNELS", {})

@@ -73,7 +73,7 @@ def test_a_cubin_goes_beside_a_short_hash(monkeypatch):
     for kernel_spec, has_warps in ((spec(), 1), (spec(np.float64), 1), (linear(), 2)):
         compiled = compile_kernel(kernel_spec, "sm_90")
         assert (compiled.shared_bytes > 1000) == (has_warps > 1)
-        kernel, image = handover.gpu_kernel(LIBRARY, kernel_spec, compiled)
+        kernel, image = handover.gpu_kernel(LIBRARY, compiled)
         name, warps, clusters, shared, text, _, capability = kernel
         assert (name, warps, clusters, capability) == (kernel_spec.name, has_warps, 1, 90)
         assert shared == compiled.shared_bytes
@@ -91,7 +91,7 @@ def test_jaxlib_without_the_field_assembles_ptx(monkeypatch):
     monkeypatch.setattr(handover, "takes_cubins", lambda: False)
     for kernel_spec, warps in ((spec(), 1), (linear(), 2)):
         compiled = compile_kernel(kernel_spec, "sm_90")
-        kernel, image = handover.gpu_kernel(LIBRARY, kernel_spec, compiled)
+        kernel, image = handover.gpu_kernel(LIBRARY, compiled)
         shared = compiled.shared_bytes
         assert kernel == (kernel_spec.name, warps, 1, shared, compiled.assembly, "", 90)
         assert image == b""
@@ -147,7 +147,7 @@ def test_each_launch_for_rocm_has_a_file_that_jaxlib_may_delete():
     compiled = compile_kernel(spec(), "gfx942")
     files = []
     for _ in range(2):
-        kernel, image = handover.gpu_kernel(LIBRARY, spec(), compiled)
+        kernel, image = handover.gpu_kernel(LIBRARY, compiled)
         name, warps, clusters, shared, path, _, capability = kernel
         assert (name, warps, clusters, shared, capability) == (spec().name, 1, 1, 0, 0)
         assert image == b""
@@ -157,5 +157,5 @@ def test_each_launch_for_rocm_has_a_file_that_jaxlib_may_delete():
         assert file.read_bytes() == compiled.binary
         file.unlink()
     found = compile_kernel(spec(), "gfx942")  # the cache has its own
-    path = handover.gpu_kernel(LIBRARY, spec(), found)[0][4]
+    path = handover.gpu_kernel(LIBRARY, found)[0][4]
     assert pathlib.Path(path).read_bytes() == compiled.binary

@@ -8,6 +8,7 @@ import importlib.metadata
 import pathlib
 import threading
 import time
+import warnings
 
 import eqfuse
 from eqfuse.ops import _cache
@@ -26,6 +27,7 @@ class CompiledKernel:
       binary: machine code: NVIDIA's cubin, of which registers and spills are, or AMD's code object.
       registers: per thread.
       spilled_bytes: per thread, stores plus loads; for AMD the scratch memory.
+      num_warps: of a program: those of the spec, or more where fewer would spill.
       shared_bytes: per program.
       compile_seconds: what it took when it was compiled.
       from_disk: whether this process found it on disk.
@@ -37,6 +39,7 @@ class CompiledKernel:
     binary: bytes
     registers: int
     spilled_bytes: int
+    num_warps: int
     shared_bytes: int
     compile_seconds: float
     from_disk: bool
@@ -50,6 +53,9 @@ class CompileCounts:
     in_memory: int = 0
     on_disk: int = 0
 
+
+MOST_WARPS = 8
+"""Warps of a program up to which more are tried where fewer spill."""
 
 _LOCK = threading.RLock()
 _KERNELS: dict[tuple[KernelSpec, str], CompiledKernel] = {}
@@ -95,11 +101,25 @@ def find(spec: KernelSpec, target: str, *, compiled_elsewhere: bool = False):
             return None
         kernel = _from_json(value, from_disk=not compiled_elsewhere)
         _count("compiled" if compiled_elsewhere else "on_disk")
-        _KERNELS[spec, target] = kernel
-        return kernel
+        return _keep(spec, kernel)
 
 
 def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
+    kernel = _compile_once(spec, target)
+    # an element of a dense kernel's tile is of one thread, and more threads have fewer each; a
+    # thread of another kernel has a channel, and more threads would compute it twice
+    most = MOST_WARPS if spec.coalesce and target.startswith("sm_") else spec.num_warps
+    warps = spec.num_warps
+    while kernel.spilled_bytes and (warps := 2 * warps) <= most:
+        other = _compile_once(dataclasses.replace(spec, num_warps=warps), target)
+        kernel = min(kernel, other, key=lambda k: k.spilled_bytes)
+    path, key = _place(spec, target)
+    _cache.write_entry(path, key, _to_json(kernel))
+    _count("compiled")
+    return _keep(spec, kernel)
+
+
+def _compile_once(spec: KernelSpec, target: str) -> CompiledKernel:
     start = time.perf_counter()
     stages, metadata = pipeline.compile_stages(spec, target)
     if metadata.get("global_scratch_size"):
@@ -107,21 +127,30 @@ def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
             f"kernel {spec.name} asks for scratch memory on the device, which is not passed to it"
         )
     registers, spilled = pipeline.resources(stages)
-    kernel = CompiledKernel(
+    return CompiledKernel(
         entry=metadata["name"],
         target=target,
         assembly=stages.get("ptx") or stages["amdgcn"],
         binary=stages.get("cubin") or stages["hsaco"],
         registers=registers,
         spilled_bytes=spilled,
+        num_warps=spec.num_warps,
         shared_bytes=metadata["shared"],
         compile_seconds=round(time.perf_counter() - start, 3),
         from_disk=False,
     )
-    path, key = _place(spec, target)
-    _cache.write_entry(path, key, _to_json(kernel))
-    _count("compiled")
-    _KERNELS[spec, target] = kernel
+
+
+def _keep(spec: KernelSpec, kernel: CompiledKernel) -> CompiledKernel:
+    """Keep a kernel in memory; warn of one for NVIDIA that spills. AMD's scratch has other uses."""
+    _KERNELS[spec, kernel.target] = kernel
+    if kernel.spilled_bytes and kernel.target.startswith("sm_"):
+        warnings.warn(
+            f"kernel {spec.name} for {kernel.target} spills {kernel.spilled_bytes} bytes of each "
+            "thread's registers to memory: its results are right, and it is slower than it need be",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return kernel
 
 

@@ -11,7 +11,6 @@ import tempfile
 import jaxlib
 
 from eqfuse.ops.backends.triton.runtime.compile import CompiledKernel
-from eqfuse.ops.backends.triton.spec import KernelSpec
 
 # the first jaxlib whose kernels have the field `module_image` (in jaxlib/gpu/triton.proto)
 _FIRST_WITH_IMAGES = (0, 11, 1)
@@ -22,7 +21,7 @@ def takes_cubins() -> bool:
     return jaxlib.version.__version_info__ >= _FIRST_WITH_IMAGES
 
 
-def gpu_kernel(library, spec: KernelSpec, compiled: CompiledKernel):
+def gpu_kernel(library, compiled: CompiledKernel):
     """Return jaxlib's description of the kernel, and bytes that follow its serialised call.
 
     jaxlib finds a kernel that it has loaded by its name and PTX. A cubin is handed over beside it,
@@ -40,7 +39,7 @@ def gpu_kernel(library, spec: KernelSpec, compiled: CompiledKernel):
             text = hashlib.sha256(compiled.binary).hexdigest()[:32]
             image = _image(compiled)
     kernel = library.TritonKernel(
-        compiled.entry, spec.num_warps, 1, compiled.shared_bytes, text, "", capability
+        compiled.entry, compiled.num_warps, 1, compiled.shared_bytes, text, "", capability
     )
     return kernel, image
 

@@ -119,7 +119,7 @@ def lower_gpu(
         *(library.create_scalar_parameter(int(value), "i32") for value in scalars),
         *(library.create_array_parameter(0, _ALIGNMENT) for _ in avals_out),
     ]
-    kernel, image = gpu_kernel(library, spec, compiled)
+    kernel, image = gpu_kernel(library, compiled)
     call = library.TritonKernelCall(kernel, *_grid_of_three(spec, grid), parameters)
     rule = ffi.ffi_lowering(
         "triton_kernel_call_ffi", api_version=4, operand_output_aliases=dict(aliases)

@@ -12,7 +12,7 @@ from eqfuse.ops.backends.triton.runtime.source import LANGUAGE_LOCK, load
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
 # raised when a change of this file changes what is compiled, so that old entries are not found
-REVISION = 5
+REVISION = 6
 
 # registers per thread at which ptxas fits fewer programs on a processor, for small programs
 _REGISTER_STEPS = (64, 80, 96, 128, 144, 168, 200, 255)

@@ -4,7 +4,7 @@ import importlib
 
 from eqfuse import _startup
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Calculator", "Committee", "descriptors", "hessian", "predict"]
 _MODULES = {
     "Calculator": "calculator",

@@ -11,7 +11,7 @@ from eqfuse import ops
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
 from tests.ops import tiers
-from tests.ops.linear_cases import CASES, Case
+from tests.ops.linear_cases import CASES, Case, Problem
 from tests.ops.parity import only
 from tests.ops.test_fused_argument import SMALL, always
 from tests.ops.test_tensor_product_linear import (
@@ -48,6 +48,13 @@ def test_all_orders_equal_e3nn(name, x64):
     expected = orders_of_e3nn(GRAPH[name])
     for order, a, b in zip(("value", "jvp", "vjp", "vjp of vjp"), got, expected, strict=True):
         assert worst(a, b) < 1e-12, order
+
+
+@pytest.mark.parametrize("name", tiers.slow_unless(CORE, *GRAPH))
+def test_gradients_equal_e3nn(name, x64):
+    """Float64, 1e-12; a backward that nothing differentiates is the kernel of nodes."""
+    got = gradients(always(GRAPH[name]), "triton-interpret")
+    assert worst(got, gradients(Problem(GRAPH[name]), "e3nn")) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, jnp.float16])

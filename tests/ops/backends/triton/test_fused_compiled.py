@@ -76,3 +76,18 @@ def test_kernels_of_linear_load_several_elements_at_once():
         assert several.assembly.count("ld.global") <= 0.6 * one_at_once.assembly.count("ld.global")
         assert several.registers <= one_at_once.registers
     assert not any(spec.coalesce for spec in fused_kernels("rows-gate-16-l1", "float32"))
+
+
+@pytest.mark.parametrize(("case", "target"), tiers.targets(["nequip-16-l1"], ["nequip-64-l2"]))
+def test_kernels_of_nodes_compile_without_spilling(case, target):
+    from eqfuse.ops.backends.triton.emit import node_kernel
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+
+    fused = CASES[case]
+    given = (True,) + (False,) * (len(fused.sizes) - 1)
+    specs = [
+        node_kernel.forward(fused, "float32", 2),
+        node_kernel.backward(fused.mixed, given, "float32", 2),
+    ]
+    for kernel in specs:
+        assert compile_kernel(kernel.spec, target).spilled_bytes == 0

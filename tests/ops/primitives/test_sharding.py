@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eqfuse import ops
+from eqfuse.bench.launches import H100
 from tests.ops import tiers
 
 HERE = pathlib.Path(__file__).parent
@@ -44,10 +45,9 @@ def test_every_gpu_computes_its_own_rows():
     """Compiled for four H100s, forward and backward launch on 2 of 8 rows and move nothing."""
     pytest.importorskip("triton", reason="kernels are compiled by triton")
     topologies = pytest.importorskip("jax.experimental.topologies")
-    description = (HERE.parents[2] / "benchmarks" / "launches" / "h100.txtpb").read_text()
     try:
         topology = topologies.get_topology_desc(
-            "", platform="cuda", topology="1x1x4", target_config=description
+            "", platform="cuda", topology="1x1x4", target_config=H100.read_text()
         )
     except Exception as error:  # jax raises different types where the plug-in is missing
         pytest.skip(f"jax's CUDA plug-in is not installed: {error}")

@@ -53,19 +53,20 @@ def targets(cases, slow_cases=()) -> list:
     ]
 
 
-def value_and_derivatives(cases, core):
+def value_and_derivatives(cases, core, everywhere: str | None = None):
     """Return the parameters `name`, `dtype` and `backend` of a test of all cases.
 
     By default every case runs in float64 on the native backend, where one sees what it asks of an
-    op before it chooses a backend, and those of the core on every backend but XLA; the core's first
-    on XLA too, and in float32.
+    op before it chooses a backend, and those of the core on every backend but XLA; one of these on
+    XLA too, and in float32.
 
     Args:
       cases: names.
       core: those that ask something of a backend.
+      everywhere: the one that runs on XLA and in float32; None for the first of the core.
     """
     assert {*core} <= {*cases}
-    first = next(name for name in cases if name in core)
+    first = everywhere or next(name for name in cases if name in core)
     found = []
     for name, dtype, given in itertools.product(cases, (np.float64, np.float32), BACKENDS):
         backend, marks = (given, ()) if isinstance(given, str) else (given.values[0], given.marks)

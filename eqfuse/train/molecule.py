@@ -19,7 +19,7 @@ from eqfuse.train.labels import labels_not_validated, require_labels, weighted
 from eqfuse.train.loop import Fit
 from eqfuse.train.metrics import Loss
 from eqfuse.train.run.callbacks import Callback, loggers
-from eqfuse.train.run.metadata import interrupted_run, run_metadata
+from eqfuse.train.run.metadata import interrupted_run, kept_references, run_metadata
 from eqfuse.train.run.progress import warnings_printed
 from eqfuse.train.run.report import report
 from eqfuse.train.run.results import write_results
@@ -64,6 +64,10 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
             references=references,
             validation=validation,
         )
+    if config.resume is not None and dataset.references_fitted:
+        kept = kept_references(config.resume, dataset.references)
+        if kept is not None:
+            dataset = dataset.with_references(kept, structures, validation)
     messages = [warning.message for warning in caught]
     if config.resume is None:  # it was checked when the run began
         messages += settings.check_data(dataset, structures, validation)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import hashlib
+import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from eqfuse.data.lazy import Joined
 from eqfuse.data.structures import LABELS, UNWEIGHTED
 from eqfuse.train.optimizer import flat_training
 from eqfuse.train.run.checkpoint import has_checkpoint, read_checkpoint
+from eqfuse.train.run.files import FILES, CheckpointError, read_file
 from eqfuse.train.run.resume import check_same_run
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.settings.schema import ConfigError
@@ -64,6 +67,29 @@ def _fingerprint(dataset: Dataset) -> str:
             known = [getattr(sample, name) is not None for name in LABELS]
             digest.update(np.array([*known, *sample.weights], np.float64).tobytes())
     return digest.hexdigest()
+
+
+def kept_references(run: str | Path, fitted: dict[int, float]) -> dict[int, float] | None:
+    """Return the reference energies of a run that is resumed, where they are those fitted now.
+
+    Least squares have other last digits with another version of NumPy, and the energies of the
+    samples with them; with the references of the run, its data are the same.
+
+    Args:
+      run: its folder.
+      fitted: to the data, eV by atomic number.
+    Returns:
+      eV by atomic number; None where the run has others, or no checkpoint that can be read.
+    """
+    try:
+        metadata = read_file(Path(run) / "checkpoints" / FILES["last"][0], only_metadata=True)[1]
+    except CheckpointError:  # what is wrong is said where the run is read
+        return None
+    kept = {int(z): energy for z, energy in metadata["reference_energies"].items()}
+    same = kept.keys() == fitted.keys() and all(
+        math.isclose(energy, fitted[z], rel_tol=1e-9, abs_tol=1e-9) for z, energy in kept.items()
+    )
+    return kept if same else None
 
 
 def interrupted_run(config, params, metadata: dict, folder: RunFolder, writes: bool):

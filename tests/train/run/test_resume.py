@@ -15,10 +15,11 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.train import molecule
+from eqfuse.train import molecule, read_metadata
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.run.metadata import kept_references
 from eqfuse.train.run.resume import check_same_run
 from eqfuse.train.settings.options import parse
 from eqfuse.train.settings.schema import ConfigError
@@ -271,3 +272,12 @@ def test_settings_that_an_earlier_version_did_not_have_were_at_their_default(tmp
     config = parse(["model=mace", "data=ethanol", "model.zbl=true"])
     with pytest.raises(ConfigError, match=r"model.zbl \(False there, True here\)"):
         check_same_run(config, metadata, tmp_path)
+
+
+def test_references_of_the_run_are_kept_where_only_last_digits_differ(finished, tmp_path):
+    kept = {int(z): e for z, e in read_metadata(finished)["reference_energies"].items()}
+    moved = {z: np.nextafter(e, 0) for z, e in kept.items()}
+    assert kept_references(finished, moved) == kept != moved
+    assert kept_references(finished, {z: e + 1e-3 for z, e in kept.items()}) is None
+    assert kept_references(finished, {**kept, 99: 0.0}) is None
+    assert kept_references(tmp_path / "none", kept) is None

@@ -67,17 +67,10 @@ def neighbor_list(
     except ImportError as error:
         raise ImportError('eqfuse.jax_md needs jax-md: pip install "eqfuse[jaxmd]"') from error
 
-    network = Network(run, dtype=dtype, backend=backend)
-    if network.dtype == "float64" and not jax.config.jax_enable_x64:
-        raise ValueError(
-            "the network computes in float64, which JAX has disabled: set jax_enable_x64, or give "
-            'dtype="float32"'
-        )
+    network = _network(run, numbers, dtype, backend)
     if neighbor_kwargs.setdefault("format", partition.Sparse) is not partition.Sparse:
         raise ValueError("the list must have format=jax_md.partition.Sparse, with both directions")
     _require_wide(displacement, box, network.cutoff, fractional_coordinates)
-    if numbers is None and len(network.species) > 1:
-        raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
     neighbor_fn = partition.neighbor_list(
         displacement,
         box,
@@ -93,16 +86,8 @@ def neighbor_list(
         species = np.zeros(count, np.int32) if index is None else index
         if len(species) != count:
             raise ValueError(f"there are {count} positions and {len(species)} numbers")
-        receivers, senders = neighbor.idx
-        padding = receivers >= count
-        # spread over the atoms: the edges of one are summed one after the other
-        loops = jnp.arange(len(receivers), dtype=receivers.dtype) * count // len(receivers)
-        receivers, senders = (jnp.where(padding, loops, end) for end in (receivers, senders))
         difference = jax.vmap(functools.partial(displacement, **kwargs))
-        vectors = difference(R[senders], R[receivers])
-        near = ~padding & (jnp.sum(vectors**2, axis=1) < network.cutoff**2)
-        vectors = jnp.where(near[:, None], vectors, 0).astype(network.dtype)
-        edges = Edges.from_arrays(senders, receivers, count)
+        vectors, edges = _edges(R, neighbor, difference, network)
         with jax.default_matmul_precision("highest"):
             energies = network._potential.apply(network._params, vectors, species, edges)
         if reference_energies:
@@ -110,6 +95,33 @@ def neighbor_list(
         return energies if per_particle else jnp.sum(energies)
 
     return neighbor_fn, energy_fn
+
+
+def _network(run, numbers, dtype: str | None, backend: str | None) -> Network:
+    """Return the network of a run, or refuse it: see `neighbor_list`."""
+    network = Network(run, dtype=dtype, backend=backend)
+    if network.dtype == "float64" and not jax.config.jax_enable_x64:
+        raise ValueError(
+            "the network computes in float64, which JAX has disabled: set jax_enable_x64, or give "
+            'dtype="float32"'
+        )
+    if numbers is None and len(network.species) > 1:
+        raise ValueError(f"give numbers=: the network knows several elements, {network.species}")
+    return network
+
+
+def _edges(R, neighbor, difference, network: Network) -> tuple[jax.Array, Edges]:
+    """Return vectors [n, 3] Å of a list, zero beyond the cutoff and for padding, and edges."""
+    count = R.shape[0]
+    receivers, senders = neighbor.idx
+    padding = receivers >= count
+    # spread over the atoms: the edges of one are summed one after the other
+    loops = jnp.arange(len(receivers), dtype=receivers.dtype) * count // len(receivers)
+    receivers, senders = (jnp.where(padding, loops, end) for end in (receivers, senders))
+    vectors = difference(R[senders], R[receivers])
+    near = ~padding & (jnp.sum(vectors**2, axis=1) < network.cutoff**2)
+    vectors = jnp.where(near[:, None], vectors, 0).astype(network.dtype)
+    return vectors, Edges.from_arrays(senders, receivers, count)
 
 
 def _require_wide(displacement, box, cutoff: float, fractional: bool):

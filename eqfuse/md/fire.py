@@ -102,6 +102,56 @@ def place(structures: Structures, fire: Fire) -> tuple[jax.Array, jax.Array]:
     return positions, jnp.einsum("gki,gji->gkj", structures.cells, fire.deformation)
 
 
+def _step(structures, relaxed: Relaxed, forces, limits) -> Fire:
+    """Return the state after a step of each structure that is not relaxed yet.
+
+    Args:
+      relaxed: the state and what was computed for it.
+      forces: on the coordinates of `Fire`, of atoms and of cells.
+      limits: the largest force (eV/Å) and number of steps.
+    """
+    fire, index, count = relaxed.fire, structures.index, len(structures.cells)
+
+    def dot(one, other):
+        """Return the product over the coordinates of each structure."""
+        of_atoms = jax.ops.segment_sum(jnp.sum(one[0] * other[0], axis=1), index, count)
+        return of_atoms + jnp.sum(one[1] * other[1], axis=(1, 2))
+
+    def each(function, one, other, *factors):
+        atoms = function(one[0], other[0], *(f[index][:, None] for f in factors))
+        return atoms, function(one[1], other[1], *(f[:, None, None] for f in factors))
+
+    velocities = fire.velocities
+    downhill = dot(forces, velocities) > 0
+    norm = jnp.sqrt(dot(velocities, velocities) / jnp.maximum(dot(forces, forces), 1e-300))
+    mixed = each(
+        lambda v, f, a, n, good: jnp.where(good, (1 - a) * v + a * n * f, 0),
+        *(velocities, forces, fire.mixing, norm, downhill),
+    )
+    began = fire.taken > 0
+    patient = downhill & (fire.good > _PATIENCE)
+    faster = jnp.minimum(fire.step * _FASTER, LONGEST_STEP)
+    timestep = jnp.where(patient, faster, jnp.where(downhill, fire.step, fire.step * _SLOWER))
+    timestep = jnp.where(began, timestep, STEP)
+    mixing = jnp.where(patient, fire.mixing * _LESS_MIXING, fire.mixing)
+    mixing = jnp.where(downhill, mixing, _MIXING)
+    kicked = each(lambda v, f, dt: v + dt * f, mixed, forces, timestep)
+    length = timestep * jnp.sqrt(dot(kicked, kicked))
+    share = timestep * jnp.minimum(1, MOST_MOVED / jnp.maximum(length, 1e-300))
+    goes_on = (relaxed.largest >= limits[0]) & (fire.taken < limits[1])
+    moved = each(lambda v, _, share: share * v, kicked, kicked, jnp.where(goes_on, share, 0))
+    of_cells = moved[1] / jnp.maximum(structures.sizes, 1)[:, None, None]
+    return Fire(
+        positions=fire.positions + moved[0],
+        deformation=fire.deformation + of_cells,
+        velocities=kicked,
+        step=timestep,
+        mixing=mixing,
+        good=jnp.where(downhill, fire.good + 1, 0),
+        taken=fire.taken + goes_on,
+    )
+
+
 def compile_relax(potential: Potential, cutoff: float, dtype: str, skin: float, pressure: float):
     """Return a compiled function: params, structures, fire, pairs, listed, limits -> `Relaxed`.
 
@@ -165,54 +215,12 @@ def compile_relax(potential: Potential, cutoff: float, dtype: str, skin: float, 
         room = ((cutoff + skin) * stretch - cutoff)[structures.index]
         return jnp.all((2 * moved <= room) | (room > 0) & (moved == 0))
 
-    def step(structures, relaxed: Relaxed, forces, limits) -> Fire:
-        fire, index, count = relaxed.fire, structures.index, len(structures.cells)
-
-        def dot(one, other):
-            """Return the product over the coordinates of each structure."""
-            of_atoms = jax.ops.segment_sum(jnp.sum(one[0] * other[0], axis=1), index, count)
-            return of_atoms + jnp.sum(one[1] * other[1], axis=(1, 2))
-
-        def each(function, one, other, *factors):
-            atoms = function(one[0], other[0], *(f[index][:, None] for f in factors))
-            return atoms, function(one[1], other[1], *(f[:, None, None] for f in factors))
-
-        velocities = fire.velocities
-        downhill = dot(forces, velocities) > 0
-        norm = jnp.sqrt(dot(velocities, velocities) / jnp.maximum(dot(forces, forces), 1e-300))
-        mixed = each(
-            lambda v, f, a, n, good: jnp.where(good, (1 - a) * v + a * n * f, 0),
-            *(velocities, forces, fire.mixing, norm, downhill),
-        )
-        began = fire.taken > 0
-        patient = downhill & (fire.good > _PATIENCE)
-        faster = jnp.minimum(fire.step * _FASTER, LONGEST_STEP)
-        timestep = jnp.where(patient, faster, jnp.where(downhill, fire.step, fire.step * _SLOWER))
-        timestep = jnp.where(began, timestep, STEP)
-        mixing = jnp.where(patient, fire.mixing * _LESS_MIXING, fire.mixing)
-        mixing = jnp.where(downhill, mixing, _MIXING)
-        kicked = each(lambda v, f, dt: v + dt * f, mixed, forces, timestep)
-        length = timestep * jnp.sqrt(dot(kicked, kicked))
-        share = timestep * jnp.minimum(1, MOST_MOVED / jnp.maximum(length, 1e-300))
-        goes_on = (relaxed.largest >= limits[0]) & (fire.taken < limits[1])
-        moved = each(lambda v, _, share: share * v, kicked, kicked, jnp.where(goes_on, share, 0))
-        of_cells = moved[1] / jnp.maximum(structures.sizes, 1)[:, None, None]
-        return Fire(
-            positions=fire.positions + moved[0],
-            deformation=fire.deformation + of_cells,
-            velocities=kicked,
-            step=timestep,
-            mixing=mixing,
-            good=jnp.where(downhill, fire.good + 1, 0),
-            taken=fire.taken + goes_on,
-        )
-
     def relax(params, structures, fire, pairs: Pairs, listed: Fire, limits, *, size) -> Relaxed:
         def evaluated(fire):
             return forces_of(params, structures, fire, pairs, listed, size)
 
         def body(carry):
-            return evaluated(step(structures, *carry, limits))
+            return evaluated(_step(structures, *carry, limits))
 
         def goes_on(carry):
             relaxed = carry[0]

@@ -146,4 +146,8 @@ def test_the_gate_of_older_releases_is_read(network):
             )
         }
         put(block, "equivariant_nonlin", of_kind("e3nn.nn._gate.Gate", **acts))
-    jax.tree.map(np.testing.assert_array_equal, parameters(found, description), expected)
+    read = parameters(found, description)
+    assert jax.tree.structure(read) == jax.tree.structure(expected)
+    pairs = list(zip(jax.tree.leaves(read), jax.tree.leaves(expected), strict=True))
+    assert pairs
+    assert all(np.array_equal(one, other) for one, other in pairs)

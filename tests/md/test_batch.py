@@ -11,18 +11,8 @@ import pytest
 from eqfuse import cli, md
 from eqfuse.data import DataError
 from eqfuse.md.output import read_checkpoint
-from eqfuse.train.main import main
 from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
-from tests.small_runs import TINY
-
-
-@pytest.fixture(scope="module")
-def run(copper, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "copper"
-    settings = ["data=extxyz", f"data.path={copper}", *TINY, "dtype=float64", "epochs=3"]
-    assert main([*settings, "cutoff=3.6", f"run={folder}"]) == 0
-    return folder
 
 
 @pytest.fixture

@@ -8,21 +8,11 @@ from ase import units
 import eqfuse
 from eqfuse.data import DataError
 from eqfuse.jax_md import neighbor_list
-from eqfuse.train.main import main
-from tests.small_runs import TINY
 
 # of jax-md 0.2.29 itself
 pytestmark = pytest.mark.filterwarnings("ignore:scatter inputs have incompatible:FutureWarning")
 space = pytest.importorskip("jax_md.space")
 simulate = pytest.importorskip("jax_md.simulate")
-
-
-@pytest.fixture(scope="module")
-def run(copper, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "copper"
-    settings = ["data=extxyz", f"data.path={copper}", *TINY, "dtype=float64", "epochs=3"]
-    assert main([*settings, "cutoff=3.6", f"run={folder}"]) == 0
-    return folder
 
 
 @pytest.fixture

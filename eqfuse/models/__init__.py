@@ -15,7 +15,7 @@ from eqfuse.models.nequip import NequIP
 from eqfuse.models.pairs import ZBL
 from eqfuse.models.potential import Potential, Prediction, compile_predict, predict
 from eqfuse.models.radial_accuracy import accuracy_of, with_knots, with_tables
-from eqfuse.models.radial_table import choose
+from eqfuse.models.radial_choice import choose
 from eqfuse.models.tetris_head import tetris_logits
 from eqfuse.models.tetris_net import TetrisNet
 

@@ -47,7 +47,7 @@ def nequip_edges(
       edges: `eqfuse.ops.Edges`.
     Returns:
       IrrepsArray [n_edges, 0e + 1o + ...] (even irreps with `so3`), and [n_edges, num_bessel],
-      or a table in its place, see `radial_table.choose`.
+      or a table in its place, see `radial_choice.choose`.
     """
     cutoff = network.cutoff
     lengths, directions, real = lengths_and_directions(vectors)

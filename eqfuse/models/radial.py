@@ -139,7 +139,7 @@ def edge_geometry(
       transform: of the lengths and pairs [n], positive, before the Bessel functions; None for none.
       apply_cutoff: False for a basis that is not multiplied by the envelope.
       pairs: the pair of species of each edge, on which radial functions depend; None: they do not.
-      network: whose radial functions may be read from tables, see `radial_table.choose`; None for
+      network: whose radial functions may be read from tables, see `radial_choice.choose`; None for
         the basis itself.
     Raises:
       ValueError: settings that are not positive.

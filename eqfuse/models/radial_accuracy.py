@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
 
+from eqfuse.models.radial_choice import KNOTS as DEFAULT
+from eqfuse.models.radial_choice import choose
 from eqfuse.models.radial_grid import NEAREST
-from eqfuse.models.radial_table import COLLECTION, FUNCTIONS, choose
-from eqfuse.models.radial_table import KNOTS as DEFAULT
+from eqfuse.models.radial_table import COLLECTION, FUNCTIONS
 from eqfuse.ops import Edges
 
 KNOTS = (64, 96, 128, 192, 256, 384, 512)

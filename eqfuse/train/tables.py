@@ -1,7 +1,7 @@
 """Tables of radial functions in a run, which may change how it computes them when it goes on."""
 
 from eqfuse import models
-from eqfuse.models.radial_table import choose
+from eqfuse.models.radial_choice import choose
 from eqfuse.train.run.resume import RADIAL
 from eqfuse.train.settings.schema import ConfigError
 

@@ -13,7 +13,8 @@ from eqfuse.models import MACE, NequIP, predict, radial_table, with_knots, with_
 from eqfuse.models.nequip_edges import xplor_cutoff
 from eqfuse.models.radial import bessel_basis, polynomial_cutoff
 from eqfuse.models.radial_accuracy import choose_knots, measure
-from eqfuse.models.radial_table import RadialTable, choose, radial_basis
+from eqfuse.models.radial_choice import choose
+from eqfuse.models.radial_table import RadialTable, radial_basis
 from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
 from tests.ops import tiers
@@ -198,7 +199,8 @@ def test_values_and_slopes_at_every_length(onset):
 
 
 def test_functions_and_two_derivatives_are_continuous():
-    knots = CUTOFF * (1e-3 + (1 - 1e-3) * np.arange(1, 64) / 64)
+    """At every knot, of which the last is the cutoff."""
+    knots = CUTOFF * (1e-3 + (1 - 1e-3) * np.arange(1, 65) / 64)
     _, table = radial_functions(None)
     ones = np.ones_like(knots)
 

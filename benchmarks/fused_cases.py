@@ -45,7 +45,9 @@ def fused(
         build = products.tensor_product
         options["weighted"] = weighted and on_graph
     product = build(e3nn.Irreps(x), e3nn.Irreps(y), **options)
-    linear, _ = linears.for_product(product, product.irreps_out, out, force_irreps_out=True)
+    linear, _ = linears.for_product(
+        product.irreps_out, product.zero_flags, product.irreps_out, out, force_irreps_out=True
+    )
     if split is not None:
         linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
     names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")

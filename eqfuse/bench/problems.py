@@ -14,7 +14,8 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.bench.cases import BOTH2, CASES, SH2, SH3, Case, Channelwise, Contraction, times
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index
 
 ORDERS = ("forward", "backward", "double")
 SPECIES, CONTRACTION_MUL = 4, 128

@@ -1,7 +1,6 @@
 """`graph_tensor_product`: gather, product, weights and sum to the receivers in one kernel."""
 
 import e3nn_jax as e3nn
-import jax.numpy as jnp
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
@@ -9,9 +8,9 @@ from eqfuse.ops._edges import Edges, check_edges
 from eqfuse.ops._tensor_product import (
     are_irreps,
     elementwise_tensor_product,
+    graph_operands,
     irreps_filter,
     normalization,
-    operands,
     sharing,
     tensor_product,
 )
@@ -70,7 +69,7 @@ def graph_tensor_product(
     }
     if are_irreps(x, y):
         return tensor_product(x, y, backend="xla", **options)
-    x, y, weights = check(x, y, weights, edges, options)
+    x, y, weights = graph_operands(x, y, weights, edges, options)
     if backend == "e3nn":
         refuse(mode, "backend 'e3nn' computes op by op")
         return _reference.graph_tensor_product(x, y, weights, edges, **options)
@@ -97,36 +96,3 @@ def graph_tensor_product(
     form = sharing(product.form, arrays, edges.num_edges)
     [out] = forms.evaluate(form, arrays, edges, backend=backend)
     return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
-
-
-def check(x, y, weights, edges, options):
-    """Return x, y and weights (or None) of one dtype; y and weights of each edge, or one for all.
-
-    Raises:
-      ValueError: shapes that do not fit the edges or the irreps of the product.
-    """
-    x, y = operands("a product on a graph", x, y)
-    if edges is None:
-        raise ValueError(
-            "a product on a graph needs edges: eqfuse.ops.Edges.from_arrays makes them"
-        )
-    if x.shape[:-1] != (edges.num_nodes,):
-        raise ValueError(f"x must be [{edges.num_nodes} nodes, {x.irreps}], got shape {x.shape}")
-    if y.shape[:-1] not in ((edges.num_edges,), (1,)):
-        raise ValueError(
-            f"y must be [{edges.num_edges} edges, {y.irreps}], or one row for all edges, got shape "
-            f"{y.shape}"
-        )
-    if weights is None:
-        return x, y, None
-    irreps_out = tensor_product(x.irreps, y.irreps, backend="xla", **options)
-    weights = weights.array if isinstance(weights, e3nn.IrrepsArray) else jnp.asarray(weights)
-    shape = (edges.num_edges, irreps_out.num_irreps)
-    if weights.ndim != 2 or any(n not in (1, s) for n, s in zip(weights.shape, shape, strict=True)):
-        raise ValueError(
-            f"weights must be [{shape[0]} edges, {shape[1]} irreps of {irreps_out}], or 1 for "
-            f"either, got shape {weights.shape}"
-        )
-    dtype = jnp.result_type(x.dtype, weights.dtype)
-    weights = jnp.broadcast_to(weights.astype(dtype), (weights.shape[0], shape[1]))
-    return x.astype(dtype), y.astype(dtype), weights

@@ -2,6 +2,7 @@
 
 import e3nn_jax as e3nn
 import jax.numpy as jnp
+import numpy as np
 
 from eqfuse.ops.ir.contraction import symmetric_basis
 
@@ -74,3 +75,10 @@ def symmetric_contraction(x, weights, irreps_out, correlation: int):
             chunk += jnp.einsum("...pu,...upk->...uk", w, products)
         chunks.append(chunk)
     return e3nn.from_chunks(irreps_out, chunks, x.shape[:-1], x.dtype)
+
+
+def spread(weights, irreps: e3nn.Irreps, keep):
+    """Return weights of the irreps that are kept as weights of all, zero for the others."""
+    kept = np.concatenate([[ir in keep] * mul for mul, ir in irreps] + [np.zeros(0, bool)])
+    whole = jnp.zeros((weights.shape[0], irreps.num_irreps), weights.dtype)
+    return whole.at[:, kept.astype(bool)].set(weights)

@@ -10,7 +10,8 @@ import numpy as np
 
 from eqfuse.ops._backend import resolve
 from eqfuse.ops.ir import channelwise, products
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.batch_axes import BatchAxes
 
@@ -239,3 +240,36 @@ def _with_constant_zeros(array: e3nn.IrrepsArray) -> e3nn.IrrepsArray:
     if not any(array.zero_flags):
         return array
     return e3nn.from_chunks(array.irreps, array.chunks, array.shape[:-1], array.dtype)
+
+
+def graph_operands(x, y, weights, edges, options):
+    """Return x, y and weights (or None) of one dtype; y and weights of each edge, or one for all.
+
+    Raises:
+      ValueError: shapes that do not fit the edges or the irreps of the product.
+    """
+    x, y = operands("a product on a graph", x, y)
+    if edges is None:
+        raise ValueError(
+            "a product on a graph needs edges: eqfuse.ops.Edges.from_arrays makes them"
+        )
+    if x.shape[:-1] != (edges.num_nodes,):
+        raise ValueError(f"x must be [{edges.num_nodes} nodes, {x.irreps}], got shape {x.shape}")
+    if y.shape[:-1] not in ((edges.num_edges,), (1,)):
+        raise ValueError(
+            f"y must be [{edges.num_edges} edges, {y.irreps}], or one row for all edges, got shape "
+            f"{y.shape}"
+        )
+    if weights is None:
+        return x, y, None
+    irreps_out = tensor_product(x.irreps, y.irreps, backend="xla", **options)
+    weights = weights.array if isinstance(weights, e3nn.IrrepsArray) else jnp.asarray(weights)
+    shape = (edges.num_edges, irreps_out.num_irreps)
+    if weights.ndim != 2 or any(n not in (1, s) for n, s in zip(weights.shape, shape, strict=True)):
+        raise ValueError(
+            f"weights must be [{shape[0]} edges, {shape[1]} irreps of {irreps_out}], or 1 for "
+            f"either, got shape {weights.shape}"
+        )
+    dtype = jnp.result_type(x.dtype, weights.dtype)
+    weights = jnp.broadcast_to(weights.astype(dtype), (weights.shape[0], shape[1]))
+    return x.astype(dtype), y.astype(dtype), weights

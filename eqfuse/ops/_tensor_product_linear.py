@@ -6,18 +6,17 @@ import e3nn_jax as e3nn
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import matmul_precision, record_fused, resolve
 from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges, check_edges, nearest
-from eqfuse.ops._graph_product import check as check_graph
 from eqfuse.ops._linear_arguments import OF_LINEAR_ALONE, check_index, check_positional
 from eqfuse.ops._linear_modules import OF_FUSED, declare, promoted, rechunked
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     evaluate_rows,
+    graph_operands,
     irreps_filter,
     normalization,
     operands,
@@ -27,8 +26,8 @@ from eqfuse.ops.backends.xla import gates
 from eqfuse.ops.backends.xla.activations import UnknownActivationError
 from eqfuse.ops.ir import channelwise as _channelwise
 from eqfuse.ops.ir import linears, products
-from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.operands import INDEX_ARRAYS
 from eqfuse.ops.primitives import definitions
 from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.batch_axes import BatchAxes
@@ -107,13 +106,13 @@ class TensorProductLinear(nn.Module):
         Raises:
           ValueError: shapes or irreps that do not fit, naming both; a backend that cannot run.
         """
-        return self._apply(x, y, weights, edges, index, skip, lambda linear: None, lambda z: z)
+        return self._apply(x, y, weights, edges, index, skip)
 
-    def _apply(self, x, y, weights, edges, index, skip, make_gate, gate):
+    def _apply(self, x, y, weights, edges, index, skip, make_gate=None, gate=lambda z: z):
         check_edges(edges, weights)
         parameters = jax.tree.leaves(self.variables)
         mode = resolve_fused(self.fused)
-        is_gated = isinstance(self, TensorProductLinearGate)
+        is_gated = make_gate is not None
         op = "tensor_product_linear_gate" if is_gated else "tensor_product_linear"
         backend = resolve(self.backend, op, x, y, weights, skip, *parameters)
         check_index(index, self.num_indexed_weights)
@@ -142,7 +141,8 @@ class TensorProductLinear(nn.Module):
             weights = edges = None
             product = self._product(x, y, weights, edges, options)
         linear, declared = linears.for_product(
-            product,
+            product.irreps_out,
+            product.zero_flags,
             irreps,
             self.irreps_out,
             force_irreps_out=self.force_irreps_out,
@@ -157,7 +157,7 @@ class TensorProductLinear(nn.Module):
             sizes = tuple(part.dim for part in self._parts(linear.irreps_out) if part.dim)
             linear, columns = linears.cut(linear, sizes or (0,))
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
-        fused_gate = make_gate(linear)
+        fused_gate = make_gate(linear) if is_gated else None
         if is_gated and fused_gate is None:
             refuse(mode, "the kernels do not know an activation; see the argument even_act")
         kernels = backend, mode
@@ -169,7 +169,7 @@ class TensorProductLinear(nn.Module):
     def _operands(self, x, y, weights, edges, options):
         """Return x, y and weights, of one dtype, that fit the edges."""
         if edges is not None and not self.channelwise:
-            x, y, weights = check_graph(x, y, weights, edges, options)
+            x, y, weights = graph_operands(x, y, weights, edges, options)
             rows = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
             y = e3nn.IrrepsArray(y.irreps, rows, zero_flags=y.zero_flags)
             if weights is not None:
@@ -286,8 +286,10 @@ class TensorProductLinear(nn.Module):
             product = _reference.tensor_product(x, y, **options)
         else:
             if weights is not None and self.filter_ir_out is None:
-                x, y, weights = check_graph(x, y, weights, edges, {"filter_ir_out": computed})
-                weights = _spread(weights, e3nn.tensor_product(x.irreps, y.irreps), computed)
+                x, y, weights = graph_operands(x, y, weights, edges, {"filter_ir_out": computed})
+                weights = _reference.spread(
+                    weights, e3nn.tensor_product(x.irreps, y.irreps), computed
+                )
             product = _reference.graph_tensor_product(x, y, weights, edges, **options)
         return self._mixed(product, index, skip, gate)
 
@@ -343,13 +345,6 @@ class TensorProductLinearGate(TensorProductLinear):
                 return None
 
         return self._apply(x, y, weights, edges, index, skip, fused, lambda z: reference(z, **acts))
-
-
-def _spread(weights, irreps: e3nn.Irreps, keep):
-    """Return weights of the irreps that are kept as weights of all, zero for the others."""
-    kept = np.concatenate([[ir in keep] * mul for mul, ir in irreps] + [np.zeros(0, bool)])
-    whole = jnp.zeros((weights.shape[0], irreps.num_irreps), weights.dtype)
-    return whole.at[:, kept.astype(bool)].set(weights)
 
 
 def _split(x: e3nn.IrrepsArray, parts) -> tuple[e3nn.IrrepsArray, ...]:

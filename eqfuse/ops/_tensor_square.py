@@ -8,8 +8,9 @@ import numpy as np
 
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._tensor_product import are_irreps, evaluate_rows, normalization, operands
-from eqfuse.ops.ir.form import Form, Index, Path, Segment
-from eqfuse.ops.ir.products import (
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Path, Segment
+from eqfuse.ops.ir.product_parts import (
     OUT,
     Columns,
     Operands,

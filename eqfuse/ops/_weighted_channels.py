@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._tensor_product import operands
-from eqfuse.ops.ir.form import Form, Operand, Path, Role, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Operand, Path, Role, Segment, SegmentRef
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.primitives.batch_axes import BatchAxes
 

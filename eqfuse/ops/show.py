@@ -17,8 +17,9 @@ from eqfuse.ops._tensor_product import irreps_filter, normalization
 from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.backends.triton.emit.form_kernel import FormKernel
 from eqfuse.ops.ir import linears, products
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.operands import Index
 from eqfuse.ops.primitives.choice import MODES, choose, resolve_fused
 
 ORDERS = ("forward", "backward", "double")
@@ -137,7 +138,9 @@ def _fused_lines(product, irreps_x, irreps_y, linear, fused, backend, counts, dt
     irreps = products.product_irreps(_irreps(irreps_x), _irreps(irreps_y), None, *flags)
     options = {"force_irreps_out": False, "biases": False, "num_sets": 0, "input_precision": "ieee"}
     options |= linears.normalizations(None, None)
-    mixed, _ = linears.for_product(product, irreps, _irreps(linear), **options)
+    mixed, _ = linears.for_product(
+        product.irreps_out, product.zero_flags, irreps, _irreps(linear), **options
+    )
     whole = Fused.build(product.form, mixed, None, False)
     chosen = choose(resolve_fused(fused), whole, *counts, backend, jnp.dtype(dtype))
     yield f"with a Linear to {mixed.irreps_out}, {chosen.text}"

@@ -45,7 +45,7 @@ MUTANTS = (
     # the algebra
     Mutant(
         "'norm' of Clebsch-Gordan coefficients",
-        f"{OPS}/ir/products.py",
+        f"{OPS}/ir/product_parts.py",
         '"norm": math.sqrt(ir1.dim * ir2.dim),',
         '"norm": math.sqrt(ir1.dim + ir2.dim),',
         (

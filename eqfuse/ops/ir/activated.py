@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from eqfuse.ops.ir.form import Form, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import Block, Rows
+from eqfuse.ops.ir.operands import Operand, Path, Segment, SegmentRef
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,19 @@ import functools
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops.ir.form import Form, Index, Path, Segment
-from eqfuse.ops.ir.products import OUT, Operands, Product, W, X, Y, coupling, regrouped, renumbered
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Path, Segment
+from eqfuse.ops.ir.product_parts import (
+    OUT,
+    Operands,
+    Product,
+    W,
+    X,
+    Y,
+    coupling,
+    regrouped,
+    renumbered,
+)
 
 
 @functools.cache

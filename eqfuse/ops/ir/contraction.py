@@ -13,7 +13,8 @@ import functools
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Operand, Path, Role, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Operand, Path, Role, Segment, SegmentRef
 
 ZERO = 1e-10
 """Coefficients of e3nn's bases below this are rounding."""

@@ -17,125 +17,9 @@ for derivatives of any order. Pure Python, hashable, without JAX.
 
 import collections
 import dataclasses
-import enum
 import functools
 
-INDEX_ARRAYS = (
-    "senders",
-    "receivers",
-    "receiver_order",
-    "receiver_ptr",
-    "sender_order",
-    "sender_ptr",
-)
-"""Names of the index arrays of a form on a graph, in the order of its operands, as in `Edges`."""
-
-
-class Index(enum.Enum):
-    """How the row of an operand follows from the row of the form."""
-
-    ROW = "row"
-    SENDER = "sender"
-    RECEIVER = "receiver"
-    SHARED = "shared"
-
-    @property
-    def is_node(self) -> bool:
-        """Return whether it is a node."""
-        return self in (Index.SENDER, Index.RECEIVER)
-
-    @property
-    def edge_arrays(self) -> tuple[str, ...]:
-        """Return the arrays of `Edges` that list the edges of each node; none for rows."""
-        return (f"{self.value}_order", f"{self.value}_ptr") if self.is_node else ()
-
-    @property
-    def counted(self) -> str | None:
-        """Return what the leading axis of an operand's array counts; None for one shared row."""
-        if self is Index.SHARED:
-            return None
-        return "nodes" if self.is_node else "rows"
-
-    def count(self, num_rows: int, num_nodes: int) -> int:
-        """Return rows of an operand."""
-        return {Index.ROW: num_rows, Index.SHARED: 1}.get(self, num_nodes)
-
-
-class Role(enum.IntEnum):
-    """What an operand is in the product that a form comes from; a derivative's keeps its role.
-
-    Kernels take paths together that read the same segments of the two factors.
-    """
-
-    LEFT = 0
-    RIGHT = 1
-    OTHER = 2
-    OUTPUT = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """A block of `mul` channels times `dim` components inside the row of an operand.
-
-    Channel u, component i is the element `offset + u * channel_stride + i * component_stride`: both
-    of e3nn's layouts, mul_ir (strides dim, 1) and ir_mul (strides 1, mul), and parts of either.
-    """
-
-    offset: int
-    mul: int
-    dim: int
-    channel_stride: int
-    component_stride: int = 1
-
-    def element(self, channel: int, component: int) -> int:
-        return self.offset + channel * self.channel_stride + component * self.component_stride
-
-
-@dataclasses.dataclass(frozen=True)
-class Operand:
-    """An array [rows, size] that a form reads or writes."""
-
-    name: str
-    size: int
-    segments: tuple[Segment, ...]
-    channels: bool
-    index: Index = Index.ROW
-    role: Role = Role.OTHER
-
-    @property
-    def is_whole(self) -> bool:
-        """Return whether the segments are the whole row."""
-        return sum(s.mul * s.dim for s in self.segments) == self.size
-
-    def __repr__(self):
-        blocks = "+".join(
-            f"{s.mul}x{s.dim}" if self.channels else f"{s.dim}" for s in self.segments
-        )
-        return f"{self.name}[{self.index.value}: {blocks}]"
-
-
-@dataclasses.dataclass(frozen=True)
-class SegmentRef:
-    """One segment of one operand: `form.inputs[operand].segments[segment]`, or of the outputs."""
-
-    operand: int
-    segment: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Path:
-    """Products of components of some input segments, summed into one output segment.
-
-    Attributes:
-      factors: the input segments that are multiplied.
-      output: the output segment.
-      terms: ((components, coefficient), ...), with `components` one index for each factor, in
-        order, and one for the output.
-    """
-
-    factors: tuple[SegmentRef, ...]
-    output: SegmentRef
-    terms: tuple[tuple[tuple[int, ...], float], ...]
+from eqfuse.ops.ir.operands import Index, Operand, Path, SegmentRef
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +45,7 @@ class Form:
     paths: tuple[Path, ...]
 
     def __post_init__(self):
-        names = [operand.name for operand in self.inputs + self.outputs]
+        names = [operand.name for operand in self.operands]
         if len(set(names)) < len(names):
             raise ValueError(f"the operands of a form need distinct names, got {names}")
         for path in self.paths:
@@ -229,7 +113,7 @@ class Form:
     @property
     def on_graph(self) -> bool:
         """Return whether any operand is indexed by node, so that edges are needed."""
-        return any(o.index.is_node for o in self.inputs + self.outputs)
+        return any(o.index.is_node for o in self.operands)
 
     @property
     def needs_integers(self) -> bool:
@@ -256,7 +140,7 @@ class Form:
     @property
     def max_mul(self) -> int:
         """Return the largest number of channels of any operand, at least 1."""
-        operands = [o for o in self.inputs + self.outputs if o.channels]
+        operands = [o for o in self.operands if o.channels]
         return max((s.mul for o in operands for s in o.segments), default=1)
 
     def counts(self, num_rows: int, num_nodes: int = 0, itemsize: int = 4) -> Counts:
@@ -271,7 +155,7 @@ class Form:
             mul = max(o[s.operand].segments[s.segment].mul for o, s in refs)
             operations += mul * len(path.terms) * (len(path.factors) + 1)
         elements = 0
-        for operand in self.inputs + self.outputs:
+        for operand in self.operands:
             elements += operand.size * operand.index.count(num_rows, num_nodes)
         return Counts(len(self.paths), self.num_terms, operations * num_rows, elements * itemsize)
 
@@ -281,7 +165,7 @@ class Form:
         Inputs: those of this form, then one tangent for each active input. Outputs: the tangents
         of the outputs.
         """
-        used = {operand.name for operand in self.inputs + self.outputs}
+        used = {operand.name for operand in self.operands}
         tangents, tangent_of = [], {}
         for i, operand in enumerate(self.inputs):
             if active[i]:
@@ -309,7 +193,7 @@ class Form:
         given = [n + o for o in range(len(self.outputs)) if cotangents[o]]
         wanted = [i for i in range(n) if linear[i]]
         used = {self.inputs[i].name for i in known}
-        names = {j: _fresh(f"d{self._operands[j].name}", used) for j in given}
+        names = {j: _fresh(f"d{self.operands[j].name}", used) for j in given}
         names |= {i: _fresh(f"d{self.inputs[i].name.removeprefix('t_')}", used) for i in wanted}
         return self._with(known + given, wanted, names).merged()
 
@@ -323,10 +207,6 @@ class Form:
         n = len(self.inputs)
         outputs = [*range(n, n + len(self.outputs))]
         return self._with([i for i in range(n) if keep[i]], outputs)
-
-    @property
-    def _operands(self) -> tuple[Operand, ...]:
-        return self.inputs + self.outputs
 
     def _with(self, inputs: list[int], outputs: list[int], names=None) -> "Form":
         """Return the form of some operands, and of the paths that have no others.
@@ -350,9 +230,9 @@ class Form:
                 terms = tuple(((*c[:out], *c[out + 1 :], c[out]), value) for c, value in terms)
             paths.append(Path((*refs[:out], *refs[out + 1 :]), output, terms))
         operands = [
-            dataclasses.replace(self._operands[j], name=names[j])
+            dataclasses.replace(self.operands[j], name=names[j])
             if names and j in names
-            else self._operands[j]
+            else self.operands[j]
             for j in order
         ]
         sides = tuple(operands[: len(inputs)]), tuple(operands[len(inputs) :])

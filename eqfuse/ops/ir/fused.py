@@ -5,9 +5,10 @@ z = Linear(product(x, y, w)) + skip,    out = gate(z)
 
 import dataclasses
 
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, SegmentRef
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.gates import Gate
 from eqfuse.ops.ir.linears import Linear
+from eqfuse.ops.ir.operands import INDEX_ARRAYS, Index, Operand, Path, SegmentRef
 
 COMPONENTS = 40
 """Components that a thread of a GPU sums at a time, at most: of a product, or of cotangents."""

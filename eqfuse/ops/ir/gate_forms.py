@@ -10,9 +10,10 @@ import dataclasses
 import functools
 
 from eqfuse.ops.ir.activated import Activated, ActivatedPart, operand, path_between
-from eqfuse.ops.ir.form import Form, Operand, SegmentRef
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.gates import IDENTITY, Gate, Part
 from eqfuse.ops.ir.linears import Linear
+from eqfuse.ops.ir.operands import Operand, SegmentRef
 
 
 @dataclasses.dataclass(frozen=True)

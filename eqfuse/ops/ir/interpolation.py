@@ -2,7 +2,8 @@
 
 import functools
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Operand, Path, Role, Segment, SegmentRef
 
 
 @functools.cache

@@ -9,7 +9,6 @@ import e3nn_jax as e3nn
 import numpy as np
 
 from eqfuse.ops.ir.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
-from eqfuse.ops.ir.products import Product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,11 +241,12 @@ def linear(
     return Linear(linear_form, tuple(parameters), irreps_out)
 
 
-def for_product(product: Product, irreps: e3nn.Irreps, irreps_out, **options):
+def for_product(computed: e3nn.Irreps, zero_flags, irreps: e3nn.Irreps, irreps_out, **options):
     """Return the Linear of a product's output, whose blocks of one irrep lie side by side.
 
     Args:
-      product: the paths that are computed, at least those that the Linear reads.
+      computed: irreps of the product that is computed, at least those that the Linear reads.
+      zero_flags: which of its blocks are zero by structure.
       irreps: of what e3nn's Linear gets in the place of their result, sorted and merged; its
         parameters are numbered by them. It may have blocks that are known to be zero.
       irreps_out, options: see `linear`.
@@ -255,13 +255,12 @@ def for_product(product: Product, irreps: e3nn.Irreps, irreps_out, **options):
     Raises:
       ValueError: a product that was not regrouped.
     """
-    irs = [ir for _, ir in product.irreps_out]
+    irs = [ir for _, ir in computed]
     if len(set(irs)) < len(irs):
         raise ValueError("a Linear is fused with products that are regrouped only")
     whole = linear(irreps, (False,) * len(irreps), e3nn.Irreps(irreps_out), **options)
     options = options | {"force_irreps_out": True, "numbered": irreps}
-    computed = linear(product.irreps_out, product.zero_flags, whole.irreps_out, **options)
-    return computed, whole.parameters
+    return linear(computed, zero_flags, whole.irreps_out, **options), whole.parameters
 
 
 def sum_of(linears) -> LinearForm:

@@ -20,8 +20,9 @@ import functools
 import heapq
 import math
 
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm, Rows
+from eqfuse.ops.ir.operands import Index
 from eqfuse.ops.ir.steps import (
     Activate,
     Array,

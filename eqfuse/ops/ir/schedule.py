@@ -3,7 +3,8 @@
 import collections
 import functools
 
-from eqfuse.ops.ir.form import Form, Index, Path
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Path
 
 
 def reductions(form: Form) -> dict[Index, list[int]]:

@@ -11,8 +11,9 @@ import functools
 import math
 
 from eqfuse.ops.ir.activated import Activated
-from eqfuse.ops.ir.form import Form, Index, Operand
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm, Rows, Weights
+from eqfuse.ops.ir.operands import Index, Operand
 
 BYTES = {"bool": 1, "int32": 4, "float32": 4, "float64": 8}
 

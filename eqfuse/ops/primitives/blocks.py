@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.primitives import choice
 from eqfuse.ops.primitives.definitions import Call, product
 from eqfuse.ops.primitives.rules import definitions, split, vary_alike

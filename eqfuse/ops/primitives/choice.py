@@ -11,9 +11,10 @@ import os
 
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide
 from eqfuse.ops.backends.triton.emit import node_kernel, plan
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import COMPONENTS, Fused, backward_form, together
-from eqfuse.ops.ir.products import Product
+from eqfuse.ops.ir.operands import Index
+from eqfuse.ops.ir.product_parts import Product
 
 MODES = ("auto", "always", "never")
 _VARIABLE = "EQFUSE_FUSED"

@@ -11,7 +11,8 @@ from jax.interpreters import batching
 
 from eqfuse import _jax_compat
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import INDEX_ARRAYS, Index
 from eqfuse.ops.primitives import multilinear
 from eqfuse.ops.primitives.rules import split, vary_alike, with_auto_axes
 

@@ -16,7 +16,8 @@ from eqfuse.ops.backends.triton import forms as triton_forms
 from eqfuse.ops.backends.triton import linear_forms as triton_linear_forms
 from eqfuse.ops.backends.xla import forms as xla_forms
 from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import INDEX_ARRAYS, Index
 from eqfuse.ops.primitives import (
     blocks,
     forms,

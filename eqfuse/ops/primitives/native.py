@@ -11,8 +11,9 @@ from eqfuse.ops.backends.llvm.emit.form import generate
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide, transposed, width_of
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.backends.xla import linear_forms
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm, Rows, Weights
+from eqfuse.ops.ir.operands import Index
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.ir.steps import Activate, Extent
 

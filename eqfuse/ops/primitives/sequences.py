@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from eqfuse.ops.backends.llvm.emit import program as native_program
 from eqfuse.ops.backends.llvm.runtime import machine, threads
-from eqfuse.ops.ir.form import INDEX_ARRAYS
 from eqfuse.ops.ir.linear_form import Weights
+from eqfuse.ops.ir.operands import INDEX_ARRAYS
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.ir.steps import Extent
 from eqfuse.ops.primitives import native

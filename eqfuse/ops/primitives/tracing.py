@@ -7,8 +7,9 @@ import numpy as np
 from jax.interpreters import partial_eval as pe
 
 from eqfuse.ops.ir import activated
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm, Rows
+from eqfuse.ops.ir.operands import INDEX_ARRAYS
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.ir.steps import Activate, Array, Extent, Multilinear
 

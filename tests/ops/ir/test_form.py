@@ -12,7 +12,8 @@ import pytest
 
 from eqfuse.bench.cases import CASES
 from eqfuse.ops.ir import channelwise, products
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Operand, Path, Role, Segment, SegmentRef
 
 EPS = np.finfo(np.float64).eps
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
-from eqfuse.ops.ir.products import filled
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Operand, Path, Role, Segment, SegmentRef
+from eqfuse.ops.ir.product_parts import filled
 from eqfuse.ops.transforms.fuse.layouts import Draft, Slot, Unfit
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import Index
+from eqfuse.ops.ir.operands import Index
 from eqfuse.ops.primitives import forms
 from eqfuse.ops.transforms.fuse.indices import summed
 from eqfuse.ops.transforms.fuse.layouts import Unfit

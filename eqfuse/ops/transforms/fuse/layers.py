@@ -8,10 +8,11 @@ import e3nn_jax as e3nn
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.linear_form import LinearForm, Rows
 from eqfuse.ops.ir.linears import Linear, Parameter
+from eqfuse.ops.ir.operands import INDEX_ARRAYS, Index
 from eqfuse.ops.primitives import fused as _fused
 from eqfuse.ops.primitives.choice import choose, resolve_fused
 from eqfuse.ops.primitives.definitions import Call

@@ -10,7 +10,8 @@ import itertools
 
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Operand, Path, Segment
 from eqfuse.ops.transforms.fuse.indices import Gathered
 from eqfuse.ops.transforms.fuse.polynomials import Polynomial, Terms
 

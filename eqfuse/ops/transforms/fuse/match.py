@@ -7,7 +7,8 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Form, Index, Role
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Role
 from eqfuse.ops.transforms.fuse import channels, layouts
 from eqfuse.ops.transforms.fuse.indices import Gathered
 from eqfuse.ops.transforms.fuse.layouts import ONE, Draft, Slot, Unfit

@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Role
+from eqfuse.ops.ir.operands import Role
 from eqfuse.ops.transforms.fuse import polynomials
 from eqfuse.ops.transforms.fuse.gathers import Gathers
 from eqfuse.ops.transforms.fuse.indices import summed

@@ -9,8 +9,8 @@ from jax.lax import GatherScatterMode
 
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide
 from eqfuse.ops.ir import steps
-from eqfuse.ops.ir.form import INDEX_ARRAYS, Index
 from eqfuse.ops.ir.linear_form import Weights
+from eqfuse.ops.ir.operands import INDEX_ARRAYS, Index
 from eqfuse.ops.ir.steps import Copy, Elementwise, Multilinear, Number, Reduce
 from eqfuse.ops.transforms.fuse.trace import Node
 from eqfuse.ops.transforms.sequence.matmul import dot_general

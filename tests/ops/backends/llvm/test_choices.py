@@ -15,7 +15,7 @@ from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.backends.llvm.runtime import machine
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Index
+from eqfuse.ops.ir.operands import Index
 
 MIB = 1 << 20
 LARGE, SMALL = Machine(64, 32, 2 * MIB, 480 * MIB), Machine(64, 32, MIB // 2, 8 * MIB)

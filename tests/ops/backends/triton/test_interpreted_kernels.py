@@ -7,7 +7,8 @@ import pytest
 from eqfuse.bench.cases import CASES as BENCHMARKS
 from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.ir import channelwise, products
-from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Operand, Path, Segment, SegmentRef
 from tests.ops import tiers
 from tests.ops.cases import ELEMENTWISE, GRAPH, SMALL, TENSOR_PRODUCT, Case
 

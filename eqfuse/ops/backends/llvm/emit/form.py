@@ -10,7 +10,8 @@ from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout, vectors
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, KernelPasses, Module, Pass, Units
 from eqfuse.ops.backends.llvm.emit.parts import Sums, is_cut
 from eqfuse.ops.backends.llvm.emit.plan import Plan
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index
 from eqfuse.ops.ir.schedule import reductions
 
 

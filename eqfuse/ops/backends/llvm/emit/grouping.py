@@ -1,8 +1,9 @@
 """Which paths of a pass run through the channels together, and in which order."""
 
-from eqfuse.ops.backends.llvm.emit.contract import split
 from eqfuse.ops.backends.llvm.emit.plan import Plan
-from eqfuse.ops.ir.form import Form, Path, Role
+from eqfuse.ops.backends.llvm.emit.scalars import split
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Path, Role
 from eqfuse.ops.ir.schedule import ordered_groups, product_of
 
 Component = tuple[int, int, int]

@@ -3,7 +3,7 @@
 import collections
 import functools
 
-from eqfuse.ops.backends.llvm.emit.contract import Contraction, split
+from eqfuse.ops.backends.llvm.emit.contract import Contraction
 from eqfuse.ops.backends.llvm.emit.grouping import (
     accumulators,
     components_out,
@@ -14,7 +14,8 @@ from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import lanes, padded
 from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.backends.llvm.emit.rows import Row, RowsEmitter
-from eqfuse.ops.ir.form import Path
+from eqfuse.ops.backends.llvm.emit.scalars import split
+from eqfuse.ops.ir.operands import Path
 
 
 class Groups:

@@ -15,7 +15,7 @@ from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Pass, Units
 from eqfuse.ops.backends.llvm.emit.parts import PTR, boundary
 from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
-from eqfuse.ops.ir.form import Index
+from eqfuse.ops.ir.operands import Index
 
 
 def write_pass(plan: Plan, arguments: Arguments, copies: Copies, name: str, sums=None) -> Pass:

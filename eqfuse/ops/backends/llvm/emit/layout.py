@@ -9,7 +9,7 @@ import dataclasses
 import functools
 
 from eqfuse.ops.backends.llvm.emit.ir import STREAMED, Function
-from eqfuse.ops.ir.form import Operand, Segment
+from eqfuse.ops.ir.operands import Operand, Segment
 
 
 def lanes(mul: int, widest: int) -> int:

@@ -9,8 +9,8 @@ from eqfuse.ops.backends.llvm.emit.choices import Machine
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout, padded
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE
-from eqfuse.ops.ir.form import Operand, Segment
 from eqfuse.ops.ir.linear_form import Block, LinearForm, Rows, Term, Weights
+from eqfuse.ops.ir.operands import Operand, Segment
 
 Lanes = tuple[int, int]
 """A vector of channels: the first, and how many."""

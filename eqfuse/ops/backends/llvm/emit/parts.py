@@ -12,7 +12,8 @@ import functools
 from eqfuse.ops.backends.llvm.emit.ir import Function
 from eqfuse.ops.backends.llvm.emit.layout import Copies, Layout
 from eqfuse.ops.backends.llvm.emit.module import SIGNATURE, Axis, Pass, Units
-from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index
 
 NODE, ORDER, PTR = "receivers", "receiver_order", "receiver_ptr"
 """The index arrays that cut the receivers into parts."""

@@ -2,9 +2,10 @@
 
 from eqfuse.ops.backends.llvm.emit import ir
 from eqfuse.ops.backends.llvm.emit.choices import Machine
-from eqfuse.ops.backends.llvm.emit.contract import Scalars, split
 from eqfuse.ops.backends.llvm.emit.layout import Layout, vectors
-from eqfuse.ops.ir.form import Form, Index, Operand
+from eqfuse.ops.backends.llvm.emit.scalars import Scalars, split
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Operand
 
 NODE_ARRAYS = {Index.SENDER: "senders", Index.RECEIVER: "receivers"}
 

@@ -25,8 +25,9 @@ from eqfuse.ops.backends.llvm.emit.parts import NODE, ORDER, PTR, boundary
 from eqfuse.ops.backends.llvm.emit.plan import Plan
 from eqfuse.ops.backends.llvm.emit.row_arrays import Arrays
 from eqfuse.ops.backends.llvm.emit.rows import RowsEmitter
-from eqfuse.ops.ir.form import Form, Index, Operand, Segment
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import Rows
+from eqfuse.ops.ir.operands import Index, Operand, Segment
 from eqfuse.ops.ir.program import Program
 from eqfuse.ops.ir.steps import Activate
 

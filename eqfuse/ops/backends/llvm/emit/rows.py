@@ -5,7 +5,7 @@ import functools
 from eqfuse.ops.backends.llvm.emit.ir import STREAMED, Function
 from eqfuse.ops.backends.llvm.emit.layout import Copies
 from eqfuse.ops.backends.llvm.emit.plan import NODE_ARRAYS, Key, Plan
-from eqfuse.ops.ir.form import Index, Path
+from eqfuse.ops.ir.operands import Index, Path
 
 
 class RowsEmitter:

@@ -7,7 +7,9 @@ products of two components, and sums of them that several outputs need, are name
 import collections
 import dataclasses
 
-from eqfuse.ops.ir.form import Form, Operand, Path, SegmentRef
+from eqfuse.ops.backends.triton.emit.emitter import component_name
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Path, SegmentRef
 
 
 @dataclasses.dataclass
@@ -194,8 +196,3 @@ class ArithmeticEmitter:
 def _whole(value: float) -> float:
     """Return the integer that a coefficient is but for rounding, or the coefficient."""
     return float(round(value)) if abs(value - round(value)) < 1e-14 else value
-
-
-def component_name(operand: Operand, segment: int, component: int) -> str:
-    """Return the variable that holds one component of an operand."""
-    return f"{operand.name}_{segment}_{component}"

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterable
 
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
+from eqfuse.ops.ir.operands import Operand
 
 SLICE = 16
 """Terms of one matmul: as few as Triton takes, since each is code, and loops are not."""
@@ -13,6 +14,11 @@ WARPS = 4
 def power_of_two(n: int) -> int:
     """Return the smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def component_name(operand: Operand, segment: int, component: int) -> str:
+    """Return the variable that holds one component of an operand."""
+    return f"{operand.name}_{segment}_{component}"
 
 
 def program(note: str, names: list[str], lines: list[str], sums: Iterable[int] = ()) -> str:

@@ -8,11 +8,11 @@ bit. Every thread holds one channel, and the coefficients are literals.
 
 import dataclasses
 
-from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
-from eqfuse.ops.backends.triton.emit.emitter import program
+from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter
+from eqfuse.ops.backends.triton.emit.emitter import component_name, program
 from eqfuse.ops.backends.triton.emit.form_operands import WARP, OperandEmitter, Task
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
-from eqfuse.ops.ir.form import Index, Path
+from eqfuse.ops.ir.operands import Index, Path
 
 ADDED = 16
 """Sums that edge lanes add at a time, at most: each takes shared memory."""

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from eqfuse.ops.backends.triton.emit.arithmetic import component_name
-from eqfuse.ops.backends.triton.emit.emitter import Emitter
-from eqfuse.ops.ir.form import Form, Index, Operand, Path
+from eqfuse.ops.backends.triton.emit.emitter import Emitter, component_name
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Operand, Path
 
 WARP = 32
 THREADS = 256

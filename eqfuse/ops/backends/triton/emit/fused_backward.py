@@ -6,9 +6,9 @@ parameters are not its business: they are sums over all rows, for which a kernel
 the product and the cotangent of the pre-activation, which this kernel writes if it is asked to.
 """
 
-from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
+from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter
 from eqfuse.ops.backends.triton.emit.elementwise import activated
-from eqfuse.ops.backends.triton.emit.emitter import SLICE
+from eqfuse.ops.backends.triton.emit.emitter import SLICE, component_name
 from eqfuse.ops.backends.triton.emit.fused_emitter import FusedEmitter
 from eqfuse.ops.backends.triton.emit.fused_forward import FusedKernel, gate_value
 from eqfuse.ops.ir.form import Form

@@ -7,11 +7,12 @@ tile in a loop, so that the code of a matmul does not grow with the channels.
 
 import contextlib
 
-from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
-from eqfuse.ops.backends.triton.emit.emitter import SLICE, power_of_two
+from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter
+from eqfuse.ops.backends.triton.emit.emitter import SLICE, component_name, power_of_two
 from eqfuse.ops.backends.triton.emit.preactivation import THREADS, PreactivationEmitter
-from eqfuse.ops.ir.form import Form, Index, Operand
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import COMPONENTS, Fused
+from eqfuse.ops.ir.operands import Index, Operand
 from eqfuse.ops.ir.schedule import ordered_groups
 
 LANES = 32

@@ -10,7 +10,8 @@ import functools
 
 from eqfuse.ops.backends.triton.emit.form_kernel import FormKernel, generate
 from eqfuse.ops.backends.triton.emit.form_operands import WARP, Task, blocks
-from eqfuse.ops.ir.form import Form, Index, Path, Role
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.operands import Index, Path, Role
 from eqfuse.ops.ir.schedule import ordered_groups, reductions
 
 REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}

@@ -7,10 +7,11 @@ edges in their order, and waits for the node that has most of them. Nothing is a
 import contextlib
 
 from eqfuse.ops.backends.triton.emit import linear_kernel, linear_plan
-from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter, component_name
-from eqfuse.ops.backends.triton.emit.emitter import DenseEmitter, power_of_two
-from eqfuse.ops.ir.form import Form, Index, Operand
+from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter
+from eqfuse.ops.backends.triton.emit.emitter import DenseEmitter, component_name, power_of_two
+from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm, Weights
+from eqfuse.ops.ir.operands import Index, Operand
 from eqfuse.ops.ir.schedule import ordered_groups
 
 MOST_CHANNELS = 128

@@ -1,7 +1,7 @@
 """The console command `eqfuse`."""
 
-import argparse
 import difflib
+import importlib
 import sys
 
 from eqfuse import __version__
@@ -30,110 +30,22 @@ Equivariant interatomic potentials in JAX with fused tensor products.
 eqfuse COMMAND --help describes each; eqfuse --version prints the version."""
 
 
-# A command is imported when it is called: JAX takes seconds to import.
-def _train(arguments: list[str]) -> int:
-    from eqfuse.train.main import main
-
-    return main(arguments, "eqfuse train")
-
-
-def _predict(arguments: list[str]) -> int:
-    from eqfuse.inference.command import main
-
-    return main(arguments)
-
-
-def _evaluate(arguments: list[str]) -> int:
-    from eqfuse.inference.evaluate import main
-
-    return main(arguments)
-
-
-def _select(arguments: list[str]) -> int:
-    from eqfuse.inference.select import main
-
-    return main(arguments)
-
-
-def _md(arguments: list[str]) -> int:
-    from eqfuse.md.command import main
-
-    return main(arguments)
-
-
-def _lammps(arguments: list[str]) -> int:
-    from eqfuse.lammps.command import main
-
-    return main(arguments)
-
-
-def _check(arguments: list[str]) -> int:
-    from eqfuse.inference.check.command import main
-
-    return main(arguments)
-
-
-def _relax(arguments: list[str]) -> int:
-    from eqfuse.md.relax_command import main
-
-    return main(arguments)
-
-
-def _export(arguments: list[str]) -> int:
-    from eqfuse.export.command import main
-
-    return main(arguments)
-
-
-def _convert(arguments: list[str]) -> int:
-    from eqfuse.convert.command import main
-
-    return main(arguments)
-
-
-def _info(arguments: list[str]) -> int:
-    what = "Print the backends, devices and versions of this machine, or what a run trained."
-    parser = argparse.ArgumentParser(prog="eqfuse info", description=what)
-    parser.add_argument("run", nargs="?", help="the folder of a run, or a file of its network")
-    run = parser.parse_args(arguments).run
-    if run is not None:
-        from eqfuse.inference.info import main
-
-        return main(run)
-    from eqfuse.ops.info import info
-
-    print(info())
-    return 0
-
-
-def _show(arguments: list[str]) -> int:
-    from eqfuse.ops.show import main
-
-    main(arguments, "eqfuse show")
-    return 0
-
-
-def _bench(arguments: list[str]) -> int:
-    from eqfuse.bench.command import main
-
-    return main(arguments)
-
-
 COMMANDS = {
-    "train": _train,
-    "predict": _predict,
-    "evaluate": _evaluate,
-    "select": _select,
-    "md": _md,
-    "lammps": _lammps,
-    "relax": _relax,
-    "check": _check,
-    "export": _export,
-    "convert": _convert,
-    "info": _info,
-    "bench": _bench,
-    "show": _show,
+    "train": "eqfuse.train.main",
+    "predict": "eqfuse.inference.command",
+    "evaluate": "eqfuse.inference.evaluate",
+    "select": "eqfuse.inference.select",
+    "md": "eqfuse.md.command",
+    "lammps": "eqfuse.lammps.command",
+    "relax": "eqfuse.md.relax_command",
+    "check": "eqfuse.inference.check.command",
+    "export": "eqfuse.export.command",
+    "convert": "eqfuse.convert.command",
+    "info": "eqfuse.inference.info",
+    "bench": "eqfuse.bench.command",
+    "show": "eqfuse.ops.show",
 }
+"""The module of each, which is imported when it is called: JAX takes seconds to import."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -157,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         what = f"{name!a} is not a command of eqfuse" if name else "eqfuse needs a command"
         print(f"error: {what}; {hint}", file=sys.stderr)
         return 2
-    return COMMANDS[name](others)
+    return importlib.import_module(COMMANDS[name]).main(others) or 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from eqfuse.train.main import main
+
 # A network that compiles in seconds.
 TINY = [
     "channels=2",
@@ -14,6 +16,18 @@ TINY = [
     "data.val=4",
     "training.second_stage=null",  # a run that is made longer is the same as a longer one
 ]
+
+
+def train_on_copper(copper, tmp_path_factory, *settings: str):
+    """Train on the frames of the fixture `copper`; return the folder of the run.
+
+    Args:
+      settings: what differs from `TINY` and a cutoff of 3.6 Å.
+    """
+    folder = tmp_path_factory.mktemp("runs") / "copper"
+    usual = ["data=extxyz", f"data.path={copper}", *TINY, "cutoff=3.6"]
+    assert main([*usual, *settings, f"run={folder}"]) == 0
+    return folder
 
 
 def labelled(atoms, names=("energy", "forces")):

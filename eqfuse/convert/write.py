@@ -17,6 +17,7 @@ from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import GROUPS, Config
+from eqfuse.train.settings.options import to_yaml
 
 
 def write_run(converted: Converted, path, run):
@@ -56,7 +57,7 @@ def write_run(converted: Converted, path, run):
             "choice": converted.choice,
         },
     }
-    folder = RunFolder(config)
+    folder = RunFolder(run, to_yaml(config))
     try:
         checkpoints = Checkpoints(folder.checkpoints, metadata)
         progress = {"position": {"epoch": 0, "batch": 0}, "epoch": 0}

@@ -1,16 +1,14 @@
 """The command `eqfuse predict RUN FILE [OUT]`: what a run predicts for a file."""
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
-from eqfuse import data, ops
+from eqfuse import data
 from eqfuse.data.readers import stem
+from eqfuse.inference.arguments import add_backend, add_keys, count_of, label_keys, run
 from eqfuse.inference.output import atoms_of, format_of, write_atoms
 from eqfuse.inference.predict import load_networks, predict
-from eqfuse.train import CheckpointError
-from eqfuse.train.device.programs import keep_programs
 
 
 def main(arguments: list[str]) -> int:
@@ -21,19 +19,7 @@ def main(arguments: list[str]) -> int:
     Returns:
       0 done; 2 a run or file that cannot be used.
     """
-    options = _parser().parse_args(arguments)
-    keep_programs()
-    try:
-        ops.resolve_here(options.backend)
-    except ValueError as error:
-        print(f"error: --backend: {error}", file=sys.stderr)
-        return 2
-    try:
-        _predict(options)
-    except (CheckpointError, data.DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run(_parser(), arguments, _predict)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,24 +38,12 @@ def _parser() -> argparse.ArgumentParser:
         help="file to write: .xyz (extended XYZ), .traj, .db or what else ASE writes (by default "
         "<file>-predicted.xyz, here)",
     )
-    for name, unit in (("energy", "eV"), ("forces", "eV/Å"), ("stress", "eV/Å^3")):
-        help = f"name in the file, {unit}; as in the training if not given"
-        parser.add_argument(f"--{name}-key", help=help)
+    add_keys(parser)
     parser.add_argument("--which", choices=("best", "last"), help="checkpoint (the best there is)")
     parser.add_argument("--dtype", choices=("float32", "float64"), help="as trained if not given")
     parser.add_argument("--batch-size", type=count_of, help="frames at once (16, fewer large ones)")
-    parser.add_argument(
-        "--backend",
-        help="implementation of the ops, such as xla or triton,linear=xla; by device if not given",
-    )
+    add_backend(parser)
     return parser
-
-
-def count_of(text: str) -> int:
-    """Return the number of frames that an argument is."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of frames, 1 or more")
-    return int(text)
 
 
 def _predict(options):
@@ -102,19 +76,3 @@ def _predict(options):
             f"largest spread of a force: {1e3 * spread.max():.0f} meV/Å, frame {worst}, atom "
             f"{spread.argmax()}"
         )
-
-
-def label_keys(options, trained_on: dict) -> data.Keys:
-    """Return the names of the labels in a file, by default those of the training.
-
-    Args:
-      options: of the command.
-      trained_on: the settings of the data of the run.
-    """
-    keys = {}
-    for name, usual in data.Keys()._asdict().items():
-        given = getattr(options, f"{name}_key")
-        keys[name] = given or trained_on.get(f"{name}_key", usual)
-        if keys[name] != usual:
-            print(f"{name} under the key {keys[name]!r}")
-    return data.Keys(**keys)

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import csv
-import sys
 from pathlib import Path
 
 import ase.io
@@ -13,16 +12,14 @@ import rich.table
 import rich.text
 import scipy.stats
 
-from eqfuse import data, ops
+from eqfuse import data
 from eqfuse import plots as pictures
 from eqfuse.data.error_table import error_table
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled
-from eqfuse.inference.command import label_keys
+from eqfuse.inference.arguments import add_backend, add_keys, label_keys, run
 from eqfuse.inference.output import atoms_of
-from eqfuse.inference.predict import Network, Predicted, load_networks, predict
-from eqfuse.train import CheckpointError
-from eqfuse.train.device.programs import keep_programs
+from eqfuse.inference.predict import Predicted, load_networks, predict
 
 SOURCE = "file.txt"
 """Names the file that the results of a folder are of."""
@@ -38,19 +35,7 @@ def main(arguments: list[str]) -> int:
     Returns:
       0 done; 2 a run or file that cannot be used.
     """
-    options = _parser().parse_args(arguments)
-    keep_programs()
-    try:
-        ops.resolve_here(options.backend)
-    except ValueError as error:
-        print(f"error: --backend: {error}", file=sys.stderr)
-        return 2
-    try:
-        _evaluate(options, load_networks(options.run, backend=options.backend))
-    except (CheckpointError, data.DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run(_parser(), arguments, _evaluate)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,18 +52,13 @@ def _parser() -> argparse.ArgumentParser:
         help="extended XYZ file, or rMD17 .npz, with labels, of which some may be missing",
     )
     parser.add_argument("--out", type=Path, help="folder to write to (RUN/evaluation-<file>)")
-    keys = "; as in the training if not given"
-    parser.add_argument("--energy-key", help=f"name in the file, eV{keys}")
-    parser.add_argument("--forces-key", help=f"eV/Å{keys}")
-    parser.add_argument("--stress-key", help=f"eV/Å^3, optional in the file{keys}")
-    parser.add_argument(
-        "--backend",
-        help="implementation of the ops, such as xla or triton,linear=xla; by device if not given",
-    )
+    add_keys(parser)
+    add_backend(parser)
     return parser
 
 
-def _evaluate(options, networks: list[Network]):
+def _evaluate(options):
+    networks = load_networks(options.run, backend=options.backend)
     keys = label_keys(options, networks[0].metadata["config"]["data"])
     structures = data.read_structures(options.file, keys=keys, require_labels=False)
     structures = _not_isolated(structures, options.file)

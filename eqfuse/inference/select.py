@@ -1,19 +1,16 @@
 """The command `eqfuse select RUNS FILE [OUT]`: frames that a committee disagrees on, for labels."""
 
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from eqfuse import data
 from eqfuse.data.readers import stem
-from eqfuse.inference.command import count_of
+from eqfuse.inference.arguments import count_of, run
 from eqfuse.inference.output import atoms_of, format_of, write_atoms
 from eqfuse.inference.predict import load_networks, predict
 from eqfuse.inference.predicted import Predicted
-from eqfuse.train import CheckpointError
-from eqfuse.train.device.programs import keep_programs
 
 
 def main(arguments: list[str]) -> int:
@@ -24,14 +21,7 @@ def main(arguments: list[str]) -> int:
     Returns:
       0 done; 2 runs or a file that cannot be used.
     """
-    options = _parser().parse_args(arguments)
-    keep_programs()
-    try:
-        _select(options)
-    except (CheckpointError, data.DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run(_parser(), arguments, _select)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -200,9 +200,9 @@ def _size(text: str) -> int:
     return int(text)
 
 
-def main(arguments: list[str] | None = None, program: str = "python -m eqfuse.ops.show") -> None:
-    """Print `show` of the command line's arguments; `program` is how it was called."""
-    parser = argparse.ArgumentParser(prog=program, description=__doc__.split("\n")[0])
+def main(arguments: list[str] | None = None) -> None:
+    """Print `show` of the command line's arguments."""
+    parser = argparse.ArgumentParser(prog="eqfuse show", description=__doc__.split("\n")[0])
     parser.add_argument("irreps_x", help="of the first operand, such as '32x0e+32x1o'")
     parser.add_argument("irreps_y", help="of the second operand, such as '0e+1o+2e'")
     parser.add_argument(

@@ -3,19 +3,16 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.data import Batch, Batcher, prefetched
-from eqfuse.models import Potential, predict
+from eqfuse.data import Batcher, prefetched
+from eqfuse.train.compiled import Compiled
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.device.profiling import profile
-from eqfuse.train.device.sequences import compiled_step
-from eqfuse.train.metrics import Errors, Loss, best_of, error_sums
-from eqfuse.train.optimizer import flat_training
+from eqfuse.train.metrics import Errors, best_of
 from eqfuse.train.position import Position
 from eqfuse.train.run.callbacks import Callback
 from eqfuse.train.run.progress import Progress, duration, waiting
@@ -23,7 +20,7 @@ from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.schedule import LearningRate, Limits, MoleculeTraining, average_decay
-from eqfuse.train.step import TrainState, init_state, train_step
+from eqfuse.train.step import TrainState
 
 _ALL_STEPS = "all steps done"
 
@@ -33,13 +30,11 @@ class Fit:
 
     Args:
       settings: of the training.
-      potential, loss: what is trained, and on what.
-      params: initial parameters, or those of a trained network (`start_from=`).
+      compiled: what is trained, and its compiled step.
       batchers: of the training and the validation samples.
       limits: how long the run may take.
       folder, checkpoints: where the results go.
       devices: which share every batch.
-      sequence: "on", "off" or "auto", see `compiled_step`.
       profiled: whether a step is traced before the training.
       pretrained: whether the network was trained before; it is validated first, as epoch 0.
       callbacks: called with every line of metrics.csv.
@@ -48,51 +43,24 @@ class Fit:
     def __init__(
         self,
         settings: MoleculeTraining,
-        potential: Potential,
-        loss: Loss,
-        params,
+        compiled: Compiled,
         batchers: tuple[Batcher, Batcher],
         limits: Limits,
         folder: RunFolder,
         checkpoints: Checkpoints,
         devices: Devices,
         *,
-        sequence: str,
         profiled: bool,
         pretrained: bool,
         callbacks: Sequence[Callback] = (),
     ):
         self._train, self._val = batchers
-        self._settings, self._limits = settings, limits
-        second = dataclasses.replace(loss, energy=settings.second_energy_weight)
-        self._losses = loss, second
-        # on the device, once
-        self._losses_there = devices.replicated(jax.tree.map(jnp.asarray, self._losses))
+        self._settings, self._compiled, self._limits = settings, compiled, limits
         self._folder, self._checkpoints = folder, checkpoints
         self._devices, self._profiled, self._callbacks = devices, profiled, callbacks
         self._first_epoch = 0 if pretrained else 1
         self._learning_rate = LearningRate(settings)
         self._compiled_shapes = set()
-        self._flat, optimizer = flat_training(settings, params)
-        self._initial = lambda: init_state(self._flat.flatten(params), optimizer)
-        unflatten, stress = self._flat.unflatten, loss.stress > 0
-
-        @devices.summed
-        def errors(params, batch: Batch):
-            prediction = predict(potential, unflatten(params), batch.graph, stress=stress)
-            return error_sums(prediction, batch.labels, batch.graph, loss.penalty)
-
-        def step(state: TrainState, batch: Batch, learning_rate, decay, loss: Loss):
-            def loss_of(params, batch: Batch):
-                sums = errors(params, batch)
-                return loss(sums), sums
-
-            return train_step(state, batch, learning_rate, decay, loss=loss_of, optimizer=optimizer)
-
-        self._choices: list[str] = []  # of sequences, to be printed when the display allows it
-        mode = sequence if devices.count == 1 else "off"
-        self._train_step = compiled_step(step, mode, profiled, self._choices.append)
-        self._errors = compiled_step(errors, mode, profiled)
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
         """Train until a limit is reached.
@@ -106,7 +74,7 @@ class Fit:
           TrainingFailed: the loss is not finite.
           Interrupted: by a signal, the checkpoint being written.
         """
-        state, at = self._initial(), Position(epoch=self._first_epoch)
+        state, at = self._compiled.initial(), Position(epoch=self._first_epoch)
         if resume is not None:
             state, at = resume[0], Position.of(resume[1])
             self._learning_rate.restore(at.learning_rate)
@@ -126,7 +94,7 @@ class Fit:
         if reason is None or due:
             self._prepare(state, at)
         by = "epoch" if self._settings.validate_every is None else "step"
-        with Progress(len(self._train), self._losses[0].stress > 0, by) as progress:
+        with Progress(len(self._train), self._settings.stress_weight > 0, by) as progress:
             self._signal(stop)
             reason = self._reason_to_stop(int(state.step))
             if resumed and (reason is None or due):
@@ -177,7 +145,7 @@ class Fit:
         """Return the learning rate, the decay of the average and the loss of a step."""
         rate = self._learning_rate(step, self._limits.fraction(step))
         decay = average_decay(self._settings.ema_decay, step, at.second_since)
-        return rate, decay, self._losses_there[at.second_since is not None]
+        return rate, decay, self._compiled.losses_there[at.second_since is not None]
 
     def _begin_stage(self, step: int, at: Position, progress: Progress):
         """Move on to the second stage, where it is time."""
@@ -193,20 +161,19 @@ class Fit:
         """Trace the step on the next batch, and print what it launched; nothing is trained."""
         args, writes = self._next(state, at), self._devices.is_main
         with self._devices.together():
-            print(profile(self._train_step, args, self._folder.profile, writes), flush=True)
+            print(profile(self._compiled.step, args, self._folder.profile, writes), flush=True)
 
     def _prepare(self, state: TrainState, at: Position):
         """Compile a step and the validation, and measure this, before the clock starts."""
         with waiting("compiling the training step"):
-            jax.block_until_ready(self._train_step(*self._next(state, at)))
-        if self._choices:
-            print("\n".join(self._choices), flush=True)
-            self._choices.clear()
+            jax.block_until_ready(self._compiled.step(*self._next(state, at)))
+        while self._compiled.choices:
+            print(self._compiled.choices.pop(0), flush=True)
         batch = self._devices.spread(next(self._val.batches(shuffle=False)))
         with waiting("compiling the validation"):
-            jax.block_until_ready(self._errors(state.average, batch))
+            jax.block_until_ready(self._compiled.errors(state.average, batch))
         start = time.monotonic()
-        jax.block_until_ready(self._errors(state.average, batch))
+        jax.block_until_ready(self._compiled.errors(state.average, batch))
         self._reserve(len(self._val) * (time.monotonic() - start))
         self._limits.start(at.elapsed)
 
@@ -239,12 +206,8 @@ class Fit:
         plain = {**progress, "position": dataclasses.asdict(at)}
         with self._devices.together():
             self._checkpoints.offer(
-                "last", int(state.step), self.average_of(state), plain, state=state
+                "last", int(state.step), self._compiled.average_of(state), plain, state=state
             )
-
-    def average_of(self, state: TrainState) -> Callable:
-        """Return a function that gives the averaged parameters as a tree."""
-        return lambda: self._flat.unflatten(np.asarray(state.average))
 
     def _epoch(self, state: TrainState, at: Position, stop, progress):
         """Train on the rest of the batches of an epoch, or until a validation, limit or signal.
@@ -258,9 +221,9 @@ class Fit:
                 break
             self._begin_stage(step, at, progress)
             start = time.monotonic()
-            new_state, value, sums = self._train_step(state, batch, *self._knobs(step, at))
-            while self._choices:  # of a batch of another shape than the first
-                progress.log(self._choices.pop(0))
+            new_state, value, sums = self._compiled.step(state, batch, *self._knobs(step, at))
+            while self._compiled.choices:  # of a batch of another shape than the first
+                progress.log(self._compiled.choices.pop(0))
             value = float(value)
             if not math.isfinite(value):
                 raise TrainingFailed(self._not_finite(value, at, step))
@@ -297,10 +260,10 @@ class Fit:
         start, limits = time.monotonic(), self._limits
         validation = Errors()
         for number, batch in enumerate(self._batches(self._val, shuffle=False)):
-            validation.add(self._errors(state.average, batch))
+            validation.add(self._compiled.errors(state.average, batch))
             progress.heartbeat(f"validation, batch {number + 1} of {len(self._val)}")
         self._reserve(time.monotonic() - start)
-        val_loss = self._losses[at.second_since is not None](validation.sums)
+        val_loss = self._compiled.losses[at.second_since is not None](validation.sums)
         trained = Errors(at.error_sums).table() or dict.fromkeys(validation.table(), math.nan)
         step = int(state.step)
         per_step = float(np.median(times)) if times else math.nan
@@ -328,7 +291,7 @@ class Fit:
             after = after.validated(at.epoch == 0 or at.batch == len(self._train))
         if criterion < at.best:
             record = {"epoch": at.epoch, "validation": errors}
-            self._checkpoints.offer("best", step, self.average_of(state), record)
+            self._checkpoints.offer("best", step, self._compiled.average_of(state), record)
         self._keep(state, after, errors)
         validating = (time.monotonic() - start) / at.unvalidated if at.epoch > 1 else 0.0
         progress.end_epoch(row, limits.left(step, per_step + validating))

@@ -16,18 +16,17 @@ from eqfuse.train.settings.options import parse, sweep, to_yaml
 from eqfuse.train.settings.schema import ConfigError
 
 
-def main(arguments: list[str] | None = None, program: str = "python train.py") -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run what the arguments ask for.
 
     Args:
       arguments: settings such as "layers=3"; None for those of the command line.
-      program: how it was called, for the help text.
     Returns:
       0 done; 1 the training failed; 2 settings or data refused; 128 + signal if interrupted.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if "--help" in arguments or "-h" in arguments:
-        print(help_text(program))
+        print(help_text())
         return 0
     if "--version" in arguments:
         print(f"eqfuse {__version__}")

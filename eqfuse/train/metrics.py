@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from eqfuse.data import Labels
 from eqfuse.graph import Graph
 from eqfuse.models import Prediction
+from eqfuse.train.schedule import MoleculeTraining
 
 
 def error_sums(
@@ -98,6 +99,12 @@ class Loss:
     force_scale: float
     kind: str = "mse"
     delta: float = 0.01
+
+    @classmethod
+    def of(cls, settings: MoleculeTraining, force_scale: float) -> "Loss":
+        """Return that of a training, whose weights and penalty are settings."""
+        weights = settings.energy_weight, settings.forces_weight, settings.stress_weight
+        return cls(*weights, force_scale, settings.loss, settings.huber_delta)
 
     @property
     def penalty(self) -> Callable | None:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
@@ -13,31 +13,44 @@ from eqfuse.data import Batcher, Dataset
 from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.samples import species_table
 from eqfuse.data.store import samples_of
+from eqfuse.train.compiled import Compiled
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.initial import initial_parameters
 from eqfuse.train.labels import labels_not_validated, require_labels, weighted
 from eqfuse.train.loop import Fit
-from eqfuse.train.metrics import Loss
 from eqfuse.train.run.callbacks import Callback, loggers
 from eqfuse.train.run.metadata import interrupted_run, kept_references, run_metadata
 from eqfuse.train.run.progress import warnings_printed
 from eqfuse.train.run.report import report
 from eqfuse.train.run.results import write_results
-from eqfuse.train.run.runs import RunFolder, folder_for
+from eqfuse.train.run.runs import RunFolder, new_folder
 from eqfuse.train.run.saving import Checkpoints
-from eqfuse.train.schedule import Limits
+from eqfuse.train.schedule import Limits, MoleculeTraining
 from eqfuse.train.settings.config import Config, PotentialSettings
+from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.sources import MoleculeData
 from eqfuse.train.start import Start
+from eqfuse.train.step import TrainState
 from eqfuse.train.tables import check_radial, with_knots
 
 
-def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, Start | None]:
+def load_dataset(
+    settings: MoleculeData,
+    training: MoleculeTraining,
+    cutoff: float,
+    seed: int,
+    start: Start | None = None,
+    resume: str | None = None,
+) -> tuple[Dataset, Start | None]:
     """Read the data of a run, split and reference them; print warnings.
 
     Args:
-      config: of the run.
-      start: the network that it starts from, if any.
+      settings, training: of the data, and of the training on them.
+      cutoff: Å.
+      seed: of the split.
+      start: the network that the run starts from, if any.
+      resume: folder of the run that goes on, if any.
     Returns:
       The dataset, and the network; with `elements=data` for the elements of the data only.
     Raises:
@@ -45,9 +58,8 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
       ConfigError: a weight for labels that no frame has, or for an unknown config_type; elements
         or reference energies that do not fit the network.
     """
-    settings = config.data
     structures, validation = weighted(settings, settings.read(), settings.read_validation())
-    require_labels(config.training, settings, without_isolated_atoms(structures))
+    require_labels(training, settings, without_isolated_atoms(structures))
     references = settings.read_reference_energies()
     if start is not None:
         start = start.for_elements(species_table(Joined(structures, validation or [])))
@@ -56,28 +68,28 @@ def load_dataset(config: Config, start: Start | None = None) -> tuple[Dataset, S
         warnings.simplefilter("always")
         dataset = Dataset.build(
             structures,
-            cutoff=config.model.cutoff,
+            cutoff=cutoff,
             train_size=_size(settings.train),
             val_size=_size(settings.val),
-            seed=config.seed,
+            seed=seed,
             species=None if start is None else start.species,
             references=references,
             validation=validation,
         )
-    if config.resume is not None and dataset.references_fitted:
-        kept = kept_references(config.resume, dataset.references)
+    if resume is not None and dataset.references_fitted:
+        kept = kept_references(resume, dataset.references)
         if kept is not None:
             dataset = dataset.with_references(kept, structures, validation)
     messages = [warning.message for warning in caught]
-    if config.resume is None:  # it was checked when the run began
+    if resume is None:  # it was checked when the run began
         messages += settings.check_data(dataset, structures, validation)
     if start is not None:
         dataset, more = _referenced(
             settings.references_origin, start, dataset, structures, validation
         )
         messages += more
-    require_labels(config.training, settings, dataset.train, chosen=True)
-    messages += labels_not_validated(config.training, dataset)
+    require_labels(training, settings, dataset.train, chosen=True)
+    messages += labels_not_validated(training, dataset)
     dataset = _with_test(dataset, settings.read_test())
     for message in messages:
         print(f"warning: {message}", file=sys.stderr, flush=True)
@@ -152,13 +164,17 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
       TrainingFailed: the loss is not finite; the last good checkpoint stays.
       Interrupted: by Ctrl-C; the checkpoint is written.
     """
+    name, writes = f"{config.model.name}_{config.data.name}", devices.is_main
     with devices.together():
-        callbacks = [*loggers(config.loggers), *callbacks] if devices.is_main else []
-        if devices.is_main:
-            folder_for(config)
+        callbacks = [*loggers(config.loggers), *callbacks] if writes else []
+        if writes and config.resume is None:
+            new_folder(config.run, name)  # refused before the data are read
         with warnings_printed():
-            start = Start.of(config)
-        dataset, start = load_dataset(config, start)
+            own = config.elements, config.backend, config.dtype
+            start = Start.read(config.start_from, config.resume, config.model, config.data, *own)
+        dataset, start = load_dataset(
+            config.data, config.training, config.model.cutoff, config.seed, start, config.resume
+        )
         if start is None:
             potential, fields = build_potential(config.model, dataset, config.backend)
             params = _initial_parameters(potential, dataset, config.seed, config.dtype)
@@ -167,9 +183,45 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
             params = start.initial_params()
         batchers = _batchers(config.data.batch_size, config.seed, config.dtype, dataset, devices)
     with devices.together():
-        folder = RunFolder(config, writes=devices.is_main)
+        folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):
-        _train(config, dataset, potential, fields, batchers, params, folder, devices, callbacks)
+        metadata = run_metadata(dataclasses.asdict(config), dataset, potential, fields)
+        resume, trained = None, params
+        if config.resume is not None:
+            with devices.together(), warnings_printed():
+                resume, trained = interrupted_run(
+                    config.data, config.training, params, metadata, folder, writes
+                )
+        limits = Limits(len(batchers[0]), config.steps, config.epochs, config.max_minutes)
+        how = config.data, config.training, config.start_from, config.backend
+        print(report(*how, dataset, batchers, limits, folder, devices))
+        potential, accuracy = _with_tables(
+            potential, params, trained, batchers[0], metadata, devices
+        )
+        seconds = config.training.checkpoint_seconds
+        checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
+        how = {"sequence": config.sequence, "profiled": config.profile}
+        compiled = Compiled(config.training, potential, dataset.force_rms, params, devices, **how)
+        places = folder, checkpoints, devices
+        known = {"profiled": config.profile, "pretrained": start is not None}
+        fit = Fit(
+            config.training, compiled, batchers, limits, *places, **known, callbacks=callbacks
+        )
+        for callback in callbacks:
+            callback.on_start(folder.path, metadata["config"])
+
+        def finish(state: TrainState | None):
+            if state is not None and accuracy is not None:
+                trained = compiled.average_of(state)()
+                print(f"radial     {models.accuracy_of(potential, trained)}", flush=True)
+            if writes:
+                batches = {"batch_size": config.data.batch_size, "dtype": config.dtype}
+                ended = state is not None
+                errors = write_results(folder, potential, dataset, **batches, ended=ended)
+                for callback in callbacks:
+                    callback.on_end(errors)
+
+        _train(fit, resume, checkpoints, finish)
 
 
 def _batchers(
@@ -194,71 +246,36 @@ def _batchers(
     ]
 
 
-def _train(config, dataset, potential, fields, batchers, params, folder, devices, callbacks):
-    metadata = run_metadata(config, dataset, potential, fields)
-    with devices.together():
-        writes = devices.is_main
-        with warnings_printed():
-            going_on = config.resume and interrupted_run(config, params, metadata, folder, writes)
-        resume, trained = going_on or (None, params)
-    lengths = config.steps, config.epochs, config.max_minutes
-    limits = Limits(len(batchers[0]), *lengths)
-    print(report(config, dataset, batchers, limits, folder, devices))
+def _with_tables(potential, params, trained, batcher: Batcher, metadata: dict, devices: Devices):
+    """Print what the network is; return it with its tables of radial functions, see `with_knots`.
+
+    Args:
+      potential, params: the network.
+      trained: the parameters that it goes on with.
+      batcher: of the training samples.
+      metadata: of the checkpoints.
+      devices: which share every batch.
+    """
     print(models.summary(potential, params))
-    batch = devices.part(next(batchers[0].batches(epoch=0)))
-    largest = max(shape.n_edges for shape in batchers[0].shapes)
+    batch = devices.part(next(batcher.batches(epoch=0)))
+    largest = max(shape.n_edges for shape in batcher.shapes)
     potential, accuracy = with_knots(potential, trained, largest, metadata)
     print(models.ops_summary(potential, params, batch.graph))
-    checkpoints = Checkpoints(
-        folder.checkpoints,
-        metadata,
-        config.training.checkpoint_seconds,
-        writes=devices.is_main,
-    )
-    training = config.training
-    loss = Loss(
-        energy=training.energy_weight,
-        forces=training.forces_weight,
-        stress=training.stress_weight,
-        force_scale=dataset.force_rms,
-        kind=training.loss,
-        delta=training.huber_delta,
-    )
-    for callback in callbacks:
-        callback.on_start(folder.path, metadata["config"])
-    ended, drawn = False, True
+    return potential, accuracy
+
+
+def _train(fit: Fit, resume, checkpoints: Checkpoints, finish: Callable):
+    """Train, then call `finish` with the last state, or with None if the training did not end."""
+    state, finishes = None, True
     try:
-        fit = Fit(
-            training,
-            potential,
-            loss,
-            params,
-            batchers,
-            limits,
-            folder,
-            checkpoints,
-            devices,
-            sequence=config.sequence,
-            profiled=config.profile,
-            pretrained=config.start_from is not None,
-            callbacks=callbacks,
-        )
         state = fit.run(resume)
-        ended = True
-        if accuracy is not None:
-            print(
-                f"radial     {models.accuracy_of(potential, fit.average_of(state)())}", flush=True
-            )
     except KeyboardInterrupt:  # the second Ctrl-C, which stops at once
-        drawn = False
+        finishes = False
         raise
     finally:
         checkpoints.flush()
-        if devices.is_main and drawn:
-            batches = {"batch_size": config.data.batch_size, "dtype": config.dtype}
-            errors = write_results(folder, potential, dataset, **batches, ended=ended)
-            for callback in callbacks:
-                callback.on_end(errors)
+        if finishes:
+            finish(state)
 
 
 def _initial_parameters(potential, dataset: Dataset, seed: int, dtype: str):

@@ -14,9 +14,9 @@ from eqfuse.models import compile_predict
 from eqfuse.train.elements import check_elements, of_elements
 from eqfuse.train.run.checkpoint import has_checkpoint, module_of, read_checkpoint
 from eqfuse.train.run.resume import RADIAL
-from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.config import PotentialSettings
 from eqfuse.train.settings.schema import ConfigError, require
-from eqfuse.train.sources import FIT
+from eqfuse.train.sources import FIT, MoleculeData
 from eqfuse.train.tables import check_radial
 
 REFERENCE_TOLERANCE = 1e-3
@@ -51,29 +51,41 @@ class Start:
     batch_size: int
 
     @classmethod
-    def of(cls, config: Config) -> "Start | None":
-        """Return that of the run that is named, or None; of a resumed run, that in its own folder.
+    def read(
+        cls,
+        start_from: str | None,
+        resume: str | None,
+        model: PotentialSettings,
+        data: MoleculeData,
+        elements: str | None,
+        backend: str | None,
+        dtype: str,
+    ) -> "Start | None":
+        """Return that of the run `start_from`; of a resumed run, that in its own folder.
 
+        Args:
+          start_from, resume, elements, backend, dtype: the settings of these names.
+          model, data: of the run.
+        Returns:
+          The network; None without `start_from`.
         Raises:
           CheckpointError: no readable checkpoint.
         """
-        if config.start_from is None:
+        if start_from is None:
             return None
-        folder, names = config.start_from, ("best", "last")
-        resumed = config.resume is not None and has_checkpoint(config.resume, "last")
-        if resumed:
-            folder, names = config.resume, ("last",)
+        resumed = resume is not None and has_checkpoint(resume, "last")
+        folder, names = (resume, ("last",)) if resumed else (start_from, ("best", "last"))
         params, metadata, _ = read_checkpoint(folder, names)
         return cls(
             params,
             metadata,
             resumed,
-            elements=config.elements,
-            given=config.data.reference_energies,
-            radial={name: getattr(config.model, name) for name in RADIAL},
-            backend=config.backend,
-            dtype=config.dtype,
-            batch_size=config.data.batch_size,
+            elements=elements,
+            given=data.reference_energies,
+            radial={name: getattr(model, name) for name in RADIAL},
+            backend=backend,
+            dtype=dtype,
+            batch_size=data.batch_size,
         )
 
     @property

@@ -21,6 +21,7 @@ from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
 
 DEFAULT_STEPS = 100
@@ -166,7 +167,9 @@ def run(config: Config, devices: Devices) -> None:
     module = models.build(config.model.name, **fields, backend=config.backend)
     _check_reach(module)
     params = initial_parameters(module, config.seed, graph, config.dtype)
-    with contextlib.closing(RunFolder(config)) as folder:
+    settings = None if config.resume else to_yaml(config)
+    name = f"{config.model.name}_tetris"
+    with contextlib.closing(RunFolder(config.run, settings, name)) as folder:
         if config.resume is not None:
             print("resume     from the beginning: a Tetris run takes seconds")
             folder.forget()
@@ -176,7 +179,24 @@ def run(config: Config, devices: Devices) -> None:
         print(f"run        {folder.path}")
         print(models.summary(module, params))
         print(models.ops_summary(module, params, graph), flush=True)
-        params = _train(config, module, params, graph, labels, fields, folder)
+        metadata = {
+            "config": dataclasses.asdict(config),
+            "model": config.model.name,
+            "model_fields": fields,
+            "irreps": [str(irreps) for irreps in module.layer_irreps()],
+            "potential": None,
+            "task": "tetris",
+        }
+        flat = Flat.of(params)
+        step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
+        step = compiled_step(step, config.sequence, config.profile, print)
+        state = flat.flatten(params), optimizer.init(flat.flatten(params))
+        if config.profile:
+            print(profile(step, (*state, graph), folder.profile), flush=True)
+        limit = min(filter(None, (config.steps, config.epochs)), default=DEFAULT_STEPS)
+        seconds = 60 * (config.max_minutes or np.inf)
+        checkpoints = Checkpoints(folder.checkpoints, metadata)
+        params = _train(step, state, graph, labels, flat, limit, seconds, folder, checkpoints)
         rotations = config.training.rotations
         shown = demonstrate(module, params, graph, labels, rotations=rotations, seed=config.seed)
         _report(shown, rotations)
@@ -185,27 +205,32 @@ def run(config: Config, devices: Devices) -> None:
         print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
 
 
-def _train(config: Config, module, params, graph: Graph, labels, fields: dict, folder: RunFolder):
-    """Train until the accuracy is 100%; return the parameters, which are in the checkpoints too."""
-    metadata = {
-        "config": dataclasses.asdict(config),
-        "model": config.model.name,
-        "model_fields": fields,
-        "irreps": [str(irreps) for irreps in module.layer_irreps()],
-        "potential": None,
-        "task": "tetris",
-    }
-    checkpoints = Checkpoints(folder.checkpoints, metadata)
-    flat = Flat.of(params)
-    step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
-    step = compiled_step(step, config.sequence, config.profile, print)
-    params = flat.flatten(params)
-    state = optimizer.init(params)
-    if config.profile:
-        print(profile(step, (params, state, graph), folder.profile), flush=True)
-    limit = min(config.steps or np.inf, config.epochs or np.inf)
-    limit = DEFAULT_STEPS if limit == np.inf else limit
-    deadline = time.monotonic() + 60 * (config.max_minutes or np.inf)
+def _train(
+    step,
+    state: tuple,
+    graph: Graph,
+    labels,
+    flat: Flat,
+    limit: int,
+    seconds: float,
+    folder: RunFolder,
+    checkpoints: Checkpoints,
+):
+    """Train until the accuracy is 100%; return the parameters, which are in the checkpoints too.
+
+    Args:
+      step: that of `training_step`, compiled.
+      state: parameters in one array, and state of the optimizer, before the first step.
+      graph, labels: the shapes.
+      flat: how the parameters lie in the array.
+      limit, seconds: how many steps it takes at most, and how long, s.
+      folder, checkpoints: where the results go.
+    Raises:
+      TrainingFailed: 100% not reached.
+      Interrupted: by a signal; the checkpoint is written.
+    """
+    deadline = time.monotonic() + seconds
+    params, state = state
     with StopRequest() as stop:
         for count in range(limit + 1):
             # Loss and accuracy are those of the parameters before the step.

@@ -255,7 +255,8 @@ def test_problems_are_warnings_or_refused(water, tmp_path, capsys):
     settings = ["data=extxyz", f"data.path={tmp_path / 'zero.xyz'}", *TINY]
     seen = {}
     for check in ("warn", "off"):
-        load_dataset(parse([*settings, f"data.check={check}"]))
+        config = parse([*settings, f"data.check={check}"])
+        load_dataset(config.data, config.training, config.model.cutoff, config.seed)
         seen[check] = capsys.readouterr().err
     assert f"warning: forces are exactly zero in 1 of 20 frames ({tmp_path}" in seen["warn"]
     assert seen["off"] == ""

@@ -6,17 +6,14 @@ import ase.io
 import pytest
 
 import eqfuse
-from eqfuse.train.main import main
-from tests.small_runs import TINY
+from tests.small_runs import train_on_copper
 
 
 @pytest.fixture(scope="session")
 def run(copper, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "copper"
-    settings = ["data=extxyz", f"data.path={copper}", *TINY, "dtype=float64", "epochs=60"]
     # in so few steps Adam comes further
-    assert main([*settings, "cutoff=3.6", "training.optimizer=adam", f"run={folder}"]) == 0
-    return folder
+    more = ["dtype=float64", "epochs=60", "training.optimizer=adam"]
+    return train_on_copper(copper, tmp_path_factory, *more)
 
 
 @pytest.fixture
@@ -30,7 +27,4 @@ def atoms(run):
 @pytest.fixture(scope="session")
 def single(copper, tmp_path_factory):
     """Trained until forces are more than the rounding of what they are sums of."""
-    folder = tmp_path_factory.mktemp("runs") / "copper"
-    settings = ["data=extxyz", f"data.path={copper}", *TINY, "cutoff=3.6", "epochs=60"]
-    assert main([*settings, "training.optimizer=adam", f"run={folder}"]) == 0
-    return folder
+    return train_on_copper(copper, tmp_path_factory, "epochs=60", "training.optimizer=adam")

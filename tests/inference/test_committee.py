@@ -8,17 +8,14 @@ import pytest
 
 import eqfuse
 from eqfuse.cli import main as eqfuse_command
-from eqfuse.train.main import main
-from tests.small_runs import TINY
+from tests.small_runs import train_on_copper
 
 
 @pytest.fixture(scope="module")
 def runs(copper, tmp_path_factory):
     """Return a folder with two runs of one step each, as seeds=2 makes it."""
-    folder = tmp_path_factory.mktemp("runs") / "committee"
-    settings = ["data=extxyz", f"data.path={copper}", *TINY, "cutoff=3", "steps=1"]
-    assert main([*settings, "seeds=2", "dtype=float64", f"run={folder}"]) == 0
-    return folder
+    more = ["cutoff=3", "steps=1", "seeds=2", "dtype=float64"]
+    return train_on_copper(copper, tmp_path_factory, *more)
 
 
 def test_a_calculator_of_mean_and_spread(runs, copper):

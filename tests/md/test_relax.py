@@ -9,16 +9,13 @@ from ase.optimize import FIRE
 import eqfuse
 from eqfuse import cli, md
 from eqfuse.data import DataError
-from eqfuse.train.main import main
-from tests.small_runs import TINY
+from tests.small_runs import train_on_copper
 
 
 @pytest.fixture(scope="module")
 def run(copper, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "copper"
-    settings = ["data=extxyz", f"data.path={copper}", *TINY, "dtype=float64", "epochs=60"]
-    assert main([*settings, "cutoff=3.6", "training.optimizer=adam", f"run={folder}"]) == 0
-    return folder
+    more = ["dtype=float64", "epochs=60", "training.optimizer=adam"]
+    return train_on_copper(copper, tmp_path_factory, *more)
 
 
 @pytest.fixture

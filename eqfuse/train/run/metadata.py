@@ -18,25 +18,27 @@ from eqfuse.train.run.checkpoint import has_checkpoint, read_checkpoint
 from eqfuse.train.run.files import FILES, CheckpointError, read_file
 from eqfuse.train.run.resume import check_same_run
 from eqfuse.train.run.runs import RunFolder
+from eqfuse.train.schedule import OptimizerSettings
 from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.sources import MoleculeData
 from eqfuse.train.step import init_state
 from eqfuse.train.tables import keep_knots, without_radial
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
 
-def run_metadata(config, dataset: Dataset, potential, fields: dict) -> dict:
+def run_metadata(settings: dict, dataset: Dataset, potential, fields: dict) -> dict:
     """Return plain values, with which the network can be made and the run be told from others.
 
     Args:
-      config: of the run.
+      settings: all of the run, as plain values.
       dataset: that it trains on.
       potential, fields: its network, and the fields of its model as plain values.
     """
     return {
         "task": "molecule",
-        "config": dataclasses.asdict(config),
-        "model": config.model.name,
+        "config": settings,
+        "model": settings["model"]["name"],
         "model_fields": fields,
         "irreps": [str(irreps) for irreps in potential.model.layer_irreps()],
         "potential": potential.to_plain(),
@@ -92,36 +94,50 @@ def kept_references(run: str | Path, fitted: dict[int, float]) -> dict[int, floa
     return kept if same else None
 
 
-def interrupted_run(config, params, metadata: dict, folder: RunFolder, writes: bool):
+def interrupted_run(
+    data: MoleculeData,
+    training: OptimizerSettings,
+    params,
+    metadata: dict,
+    folder: RunFolder,
+    writes: bool,
+):
     """Return state and position of the run in the folder, and its parameters.
 
+    Args:
+      data, training: settings of the run that goes on.
+      params, metadata: of the run as it would begin now, see `run_metadata`.
+      folder: of the run.
+      writes: whether this process sets damaged checkpoints aside.
     Returns:
-      ((`TrainState`, dict), parameters); None if the run ended before its first checkpoint.
+      ((`TrainState`, dict), parameters); (None, `params`) if the run ended before its first
+      checkpoint.
     Raises:
       CheckpointError: no readable checkpoint, or one of another model.
       ConfigError: other settings or other data than those of the checkpoint.
     """
     if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
         print("resume     from the beginning: the run ended before its first checkpoint")
-        return None
+        return None, params
     _, theirs, _ = read_checkpoint(folder.path, ("last",))
-    check_same_run(config, theirs, folder.path)  # before the state, which follows the settings
+    # before the state, which follows the settings
+    check_same_run(metadata["config"], theirs["config"], folder.path)
     # settings that earlier versions did not have are as these versions were: their defaults
     defaults = {f.name: f.default for f in dataclasses.fields(models.MODELS[theirs["model"]])}
     known = {name: defaults[name] for name in metadata["model_fields"]}
     theirs["model_fields"] = known | theirs["model_fields"]
-    files = " or ".join(filter(None, (config.data.origin, config.data.validation_origin)))
     keep_knots(metadata, theirs)
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         both = theirs[name], metadata[name]
         if name == "model_fields":
             both = tuple(map(without_radial, both))
         if both[0] != both[1]:
+            files = " or ".join(filter(None, (data.origin, data.validation_origin)))
             raise ConfigError(
                 f"{files} is not as it was when the run in {folder.path} "
                 f"began ({name} differs); bring it back, or start a new run"
             )
-    flat, optimizer = flat_training(config.training, params)
+    flat, optimizer = flat_training(training, params)
     like = init_state(flat.flatten(params), optimizer)
     _, theirs, state = read_checkpoint(folder.path, ("last",), like, sets_aside=writes)
     position = theirs["position"]

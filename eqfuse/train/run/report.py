@@ -13,13 +13,15 @@ from eqfuse.train.file_sources import described
 from eqfuse.train.run.results import evaluated_samples, evaluation_batcher
 from eqfuse.train.run.runs import RunFolder
 from eqfuse.train.schedule import Limits, MoleculeTraining
-from eqfuse.train.settings.config import Config
-from eqfuse.train.sources import AVERAGE, FIT
+from eqfuse.train.sources import AVERAGE, FIT, MoleculeData
 from eqfuse.train.start import reference_batcher
 
 
 def report(
-    config: Config,
+    settings: MoleculeData,
+    training: MoleculeTraining,
+    start_from: str | None,
+    backend: str | None,
     dataset: Dataset,
     batchers: list[Batcher],
     limits: Limits,
@@ -29,7 +31,8 @@ def report(
     """Return what is about to be trained, on one screen.
 
     Args:
-      config: of the run.
+      settings, training: of the data, and of the training.
+      start_from, backend: the settings of these names.
       dataset, batchers: of the training and the validation samples.
       limits: how long the run may take.
       folder: where the results go.
@@ -42,23 +45,31 @@ def report(
     references = ", ".join(
         f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species
     )
-    origin = _references_origin(config.data.references_origin, config.start_from, dataset)
+    origin = _references_origin(settings.references_origin, start_from, dataset)
     rows = {
-        **({} if config.start_from is None else {"start": f"the network of {config.start_from}"}),
-        "data": described(config.data.origin),
-        "frames": _frames(config.data.validation_origin, dataset),
+        **({} if start_from is None else {"start": f"the network of {start_from}"}),
+        "data": described(settings.origin),
+        "frames": _frames(settings.validation_origin, dataset),
         "species": " ".join(chemical_symbols[z] for z in dataset.species),
         "references": f"{references} eV ({origin})",
         # zero, added, takes the sign from what is rounded to -0.0
         "energy": f"{round(dataset.energy_per_atom, 4) + 0.0:.4f} eV/atom mean, relative to the "
         "references",
         "force RMS": f"{dataset.force_rms:.4f} eV/Å{_outliers(dataset)}",
-        **_labels(config.training, dataset),
+        **_labels(training, dataset),
         "neighbours": f"{dataset.mean_neighbors:.1f} per atom within {dataset.cutoff} Å",
         "batches": f"{len(train)} per epoch, padded to {shapes}; "
         f"{waste.nodes:.0%} of the atoms and {waste.edges:.0%} of the edges are padding",
-        "programs": _programs(config, dataset, batchers, limits),
-        "backend": _backend(config.backend, config.dtype),
+        "programs": _programs(
+            dataset,
+            batchers,
+            limits,
+            settings.batch_size,
+            first=0 if start_from else 1,
+            refits=settings.reference_energies == FIT,
+            ends_early=training.schedule == "plateau" or folder.resumed,
+        ),
+        "backend": _backend(backend, train.dtype),
         "devices": f"{devices.count}"
         + (", each with its part of every batch" if devices.count > 1 else ""),
         "run": folder.path,
@@ -138,8 +149,25 @@ def _labels(training: MoleculeTraining, dataset: Dataset) -> dict[str, str]:
     return rows
 
 
-def _programs(config: Config, dataset: Dataset, batchers: list[Batcher], limits: Limits) -> str:
-    """Return how many programs will be compiled, for as long as the run may last."""
+def _programs(
+    dataset: Dataset,
+    batchers: list[Batcher],
+    limits: Limits,
+    batch_size: int,
+    *,
+    first: int,
+    refits: bool,
+    ends_early: bool,
+) -> str:
+    """Return how many programs will be compiled, for as long as the run may last.
+
+    Args:
+      dataset, batchers, limits: see `report`.
+      batch_size: as the setting of that name.
+      first: how many make the initial parameters.
+      refits: whether others move the reference energies to the data.
+      ends_early: whether it may end before its limit.
+    """
     train, val = batchers
     epochs = limits.steps / len(train)
     if math.isinf(epochs):
@@ -147,20 +175,16 @@ def _programs(config: Config, dataset: Dataset, batchers: list[Batcher], limits:
     else:
         training = len(train.used_shapes(range(1, math.ceil(epochs) + 1)))
     validation = len(val.used_shapes(shuffle=False))
-    first, purpose = (1 if config.start_from is None else 0), "parameters"
-    if config.data.reference_energies == FIT:
-        batches = reference_batcher(dataset, config.data.batch_size, config.dtype)
+    purpose = "parameters"
+    if refits:
+        batches = reference_batcher(dataset, batch_size, train.dtype)
         first = len(batches.used_shapes(shuffle=False))
         purpose = "reference energies"
     sets = evaluated_samples(dataset, ended=True)
-    last = evaluation_batcher(sets, config.data.batch_size, config.dtype)
+    last = evaluation_batcher(sets, batch_size, train.dtype)
     last = len(last.used_shapes(shuffle=False))
-    ends_early = (
-        config.max_minutes is not None
-        or config.training.schedule == "plateau"
-        or config.resume is not None
-    )
-    count = f"{'at most ' if ends_early else ''}{first + training + validation + last}"
+    at_most = ends_early or math.isfinite(limits.seconds)
+    count = f"{'at most ' if at_most else ''}{first + training + validation + last}"
     return (
         f"{count} to compile: {first} for the {purpose}, {training} to train, "
         f"{validation} to validate, {last} for the errors at the end"

@@ -7,8 +7,14 @@ from pathlib import Path
 
 from eqfuse.train.run.files import FILES, CheckpointError, read_file
 from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings.config import DEFAULTS, SHORTHANDS, Config
-from eqfuse.train.settings.options import from_plain, of_this_version, read_yaml
+from eqfuse.train.settings.config import DEFAULTS, SHORTHANDS, Config, PotentialSettings
+from eqfuse.train.settings.options import (
+    flat,
+    from_plain,
+    of_this_version,
+    read_yaml,
+    settings_of,
+)
 from eqfuse.train.settings.schema import ConfigError, require
 
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
@@ -51,20 +57,16 @@ def resumed_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
             f"start_from={folder} trains it further, in a folder of its own"
         )
     changed = {name: getattr(others, name) for name in CHANGEABLE if name in given}
-    config = _with_radial(config, others, given)
-    return dataclasses.replace(config, **changed, run=folder, resume=folder)
+    if config.data.name == "tetris" and (radial := given.keys() & {*_RADIAL}):
+        raise ConfigError(f"{min(radial)} is for networks of energies and forces")
+    model = _with_radial(config.model, others.model, given)
+    return dataclasses.replace(config, model=model, **changed, run=folder, resume=folder)
 
 
-def _with_radial(config: Config, others: Config, given) -> Config:
-    """Return a configuration with the `RADIAL` settings of another one that are given.
-
-    Raises:
-      ConfigError: its network has none.
-    """
-    changed = {name: getattr(others.model, name) for name in RADIAL if f"model.{name}" in given}
-    if changed and config.data.name == "tetris":
-        raise ConfigError(f"model.{min(changed)} is for networks of energies and forces")
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **changed))
+def _with_radial(model: PotentialSettings, other: PotentialSettings, given) -> PotentialSettings:
+    """Return the settings of a network with the `RADIAL` ones of another that are given."""
+    changed = {name: getattr(other, name) for name in RADIAL if f"model.{name}" in given}
+    return dataclasses.replace(model, **changed)
 
 
 def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -> Config | None:
@@ -98,11 +100,12 @@ def started_config(parse: Callable[[list[str]], Config], arguments: list[str]) -
             f"the network of {config.start_from} classifies the Tetris shapes; start_from= takes "
             "one of energies and forces"
         )
-    theirs = _with_radial(theirs, config, names)
+    model = _with_radial(theirs.model, config.model, names)
     given = {SHORTHANDS.get(name, name) for name in names}
     if "config" in given:  # it has all settings of the training
         given |= {"training.optimizer", "training.lr"}
-    return dataclasses.replace(config, model=theirs.model, training=_tuning(config, given))
+    training = _tuning(config.training, config.start_from, given)
+    return dataclasses.replace(config, model=model, training=training)
 
 
 def _trained_config(run: Path) -> Config:
@@ -124,10 +127,9 @@ def _is_converted(run: Path) -> bool:
         return False
 
 
-def _tuning(config: Config, given: set[str]) -> MoleculeTraining:
+def _tuning(training: MoleculeTraining, start_from: str, given: set[str]) -> MoleculeTraining:
     """Return the training; a converted network has smaller steps by default."""
-    training = config.training
-    if not _is_converted(Path(config.start_from)):
+    if not _is_converted(Path(start_from)):
         return training
     optimizer = training.optimizer if "training.optimizer" in given else "adam"
     lr = training.lr if "training.lr" in given else TUNING_LR[optimizer]
@@ -150,39 +152,27 @@ def read_config(folder: Path) -> Config:
     return from_plain(plain, path)
 
 
-def check_same_run(config: Config, metadata: dict, folder: Path):
+def check_same_run(ours: dict, theirs: dict, folder: Path):
     """Refuse a checkpoint that was made with other settings than those in config.yaml.
 
     A setting that the version which made the checkpoint did not have yet was at its default.
 
+    Args:
+      ours, theirs: the settings of config.yaml and of the checkpoint, as plain values.
+      folder: of the run.
     Raises:
       ConfigError: naming the settings that differ.
     """
-    ours, theirs = _flat(dataclasses.asdict(config)), of_this_version(_flat(metadata["config"]))
-    parts = [
-        ("", config),
-        *((f"{group}.", getattr(config, group)) for group in (*DEFAULTS, "training")),
-    ]
-    defaults = {p + f.name: f.default for p, node in parts for f in dataclasses.fields(node)}
-    theirs = {key: defaults[key] for key in ours.keys() & defaults.keys()} | theirs
-    ignored = {*CHANGEABLE, *_RADIAL, "run", "resume"}
+    ours, theirs = flat(ours, folder), of_this_version(flat(theirs, folder))
+    known = settings_of({group: ours[group] for group in DEFAULTS})
+    theirs = {key: field.default for key, field in known.items()} | theirs
     different = [
         f"{key} ({theirs.get(key)} there, {ours.get(key)} here)"
         for key in sorted(ours.keys() | theirs.keys())
-        if key not in ignored and ours.get(key) != theirs.get(key)
+        if key not in (*CHANGEABLE, *_RADIAL, "run", "resume") and ours.get(key) != theirs.get(key)
     ]
     if different:
         raise ConfigError(
             f"the checkpoint in {folder} is of another run than its config.yaml: "
             + ", ".join(different)
         )
-
-
-def _flat(plain: dict) -> dict:
-    flat = {}
-    for key, value in plain.items():
-        if isinstance(value, dict):
-            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
-        else:
-            flat[key] = value
-    return flat

@@ -14,54 +14,61 @@ from eqfuse import __version__
 from eqfuse.train.run.checkpoint import has_checkpoint
 from eqfuse.train.run.files import set_aside, write_whole
 from eqfuse.train.run.stopping import TrainingFailed
-from eqfuse.train.settings.config import Config
-from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
 
 
 class RunFolder:
     """A folder with `config.yaml`, a growing `metrics.csv` and `checkpoints/`, locked while open.
 
-    It is a new one, or with `config.resume` that of the run to go on with.
-
     Args:
-      config: of the run.
+      run: the folder; None for a new one in runs/, named by the time and `name`.
+      settings: what a new folder has in config.yaml; None for the folder of a run to go on with.
+      name: what is trained, and on what.
       writes: whether this process makes and writes the folder; another one does it otherwise.
     Attributes:
       path: the folder.
+      resumed: whether it is that of a run to go on with.
     Raises:
       ConfigError: the folder exists already (nothing is ever overwritten), cannot be made, or
         another process trains in it.
     """
 
-    def __init__(self, config: Config, writes: bool = True):
+    def __init__(
+        self,
+        run: str | Path | None,
+        settings: str | None,
+        name: str = "run",
+        writes: bool = True,
+    ):
         self._writes = writes
         self._columns = None
+        self.resumed = settings is None
         if not writes:
-            self.path = Path(config.run or "the folder of the run")
+            self.path = Path(run or "the folder of the run")
             return
-        self.path = folder_for(config)
-        if config.resume is not None:
+        if self.resumed:
+            self.path = Path(run)
             self._lock = _lock(self.path)
             return
-        self._make(config)
+        self.path = self._make(run, name)
         self._lock = _lock(self.path)
         try:
-            header = f"# eqfuse {__version__}\n"
-            write_whole(self.path / "config.yaml", header + to_yaml(config))
+            write_whole(self.path / "config.yaml", f"# eqfuse {__version__}\n{settings}")
         except OSError as error:
             self.close()
             shutil.rmtree(self.path, ignore_errors=True)
             raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
 
-    def _make(self, config: Config):
+    def _make(self, run: str | Path | None, name: str) -> Path:
         while True:
+            path = new_folder(run, name)
             try:
-                return self.path.mkdir(parents=True)
+                path.mkdir(parents=True)
+                return path
             except FileExistsError:  # another run of this second was faster
-                self.path = folder_for(config)
+                continue
             except OSError as error:
-                raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
+                raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
 
     @property
     def checkpoints(self) -> Path:
@@ -217,25 +224,27 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def folder_for(config: Config) -> Path:
-    """Return where the run will write, or raise ConfigError where `run` exists already."""
-    if config.run is not None:
-        path = Path(config.run)
+def new_folder(run: str | Path | None, name: str) -> Path:
+    """Return where a new run will write, see `RunFolder`.
+
+    Raises:
+      ConfigError: `run` exists already.
+    """
+    if run is not None:
+        path = Path(run)
         try:
             path.lstat()
         except FileNotFoundError:
             return path
         except OSError as error:
             raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
-        if config.resume is not None:
-            return path
         resumable = (path / "config.yaml").exists()
         what = f"go on with it by resume={path}" if resumable else "remove it"
         raise ConfigError(
             f"run={path} exists already and is not overwritten; {what}, or name another folder"
         )
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    base = Path("runs") / f"{stamp}_{config.model.name}_{config.data.name}"
+    base = Path("runs") / f"{stamp}_{name}"
     path, count = base, 1
     while os.path.lexists(path):
         count += 1

@@ -10,15 +10,15 @@ from eqfuse.train.settings.presets import PRESETS
 _HEAD = """\
 Train an equivariant interatomic potential.
 
-  {program} [name=value ...]
+  eqfuse train [name=value ...]
 
 Examples
-  {program}                                  NequIP learns the eight Tetris shapes
-  {program} model=allegro layers=1           Allegro, which is strictly local, learns them
-  {program} data=FILE.xyz                    train on energies and forces (eV, eV/Å)
-  {program} model=mace preset=large data=FILE.xyz data.val=OTHER.xyz data.test=THIRD.xyz
-  {program} data=FILE.xyz channels=16 max_minutes=5 run=runs/first
-  {program} config=runs/first/config.yaml seeds=4    the same, four times, with other seeds
+  eqfuse train                               NequIP learns the eight Tetris shapes
+  eqfuse train model=allegro layers=1        Allegro, which is strictly local, learns them
+  eqfuse train data=FILE.xyz                 train on energies and forces (eV, eV/Å)
+  eqfuse train model=mace preset=large data=FILE.xyz data.val=OTHER.xyz data.test=THIRD.xyz
+  eqfuse train data=FILE.xyz channels=16 max_minutes=5 run=runs/first
+  eqfuse train config=runs/first/config.yaml seeds=4    the same, four times, with other seeds
 
 Options
   config=FILE    take the settings of a YAML file, such as config.yaml of a run, or a few of your
@@ -60,13 +60,9 @@ Exit codes: 0 done; 1 the training failed; 2 settings or data refused; 130 inter
 """
 
 
-def help_text(program: str = "python train.py") -> str:
-    """Return the help: examples, choices, then every setting with its default.
-
-    Args:
-      program: how the command is called.
-    """
-    parts = [_HEAD.replace("{program}", program), "Choices"]
+def help_text() -> str:
+    """Return the help: examples, choices, then every setting with its default."""
+    parts = [_HEAD, "Choices"]
     parts += [_line(choice, doc) for rows in choices().values() for choice, doc in rows]
     parts += ["", "Presets (a setting beside one overrides it)"]
     parts += [_line(f"model={model}", f"preset={'|'.join(PRESETS[model])}") for model in PRESETS]

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from eqfuse.train.main import main
-from eqfuse.train.run.resume import resumed_config
 from eqfuse.train.run.runs import RunFolder
-from eqfuse.train.settings.options import parse
 from tests.small_runs import TINY
 from tests.train.run.test_resume import assert_same, history
 
@@ -99,14 +97,14 @@ def changed(change):
 def test_a_damaged_log_is_set_aside(folder, capsys, damage, said):
     """Nothing that was set aside before is overwritten."""
     row = dict.fromkeys(history(folder)[0], 0.0) | {"epoch": 3, "ms_per_step": 1, "elapsed_s": 1}
-    log, config = folder / "metrics.csv", resumed_config(parse, [f"resume={folder}"])
+    log = folder / "metrics.csv"
     original = log.read_bytes()
     for kept in ("metrics.csv.damaged", "metrics.csv.damaged.2"):
         log.unlink()
         log.write_bytes(original)
         damage(log)
         before = None if log.is_dir() else log.read_bytes()
-        opened = RunFolder(config)
+        opened = RunFolder(folder, None)
         opened.forget_after(8)
         opened.log(row)
         opened.close()
@@ -124,7 +122,7 @@ def test_a_damaged_log_is_set_aside(folder, capsys, damage, said):
 @pytest.mark.parametrize("end", [b"3,12,0.0", b"", b"\r"])
 def test_a_log_that_was_cut_off_is_not_damaged(folder, capsys, end):
     log = folder / "metrics.csv"
-    opened = RunFolder(resumed_config(parse, [f"resume={folder}"]))
+    opened = RunFolder(folder, None)
     rows, text = history(folder), log.read_bytes()
     log.write_bytes(text.removesuffix(b"\r\n") + end if end != b"3,12,0.0" else text + end)
     opened.forget_after(8)
@@ -138,7 +136,7 @@ def test_a_log_that_lost_lines_of_finished_epochs_says_so(folder, capsys, end):
     """A killed run loses only the line of an epoch that it trains again."""
     log = folder / "metrics.csv"
     log.write_bytes(log.read_bytes().rpartition(b"\n2,")[0] + end)
-    opened = RunFolder(resumed_config(parse, [f"resume={folder}"]))
+    opened = RunFolder(folder, None)
     opened.forget_after(8)
     opened.close()
     [warning] = capsys.readouterr().err.splitlines()
@@ -158,8 +156,8 @@ def test_a_run_with_a_damaged_log_goes_on(three_epochs, folder, capsys):
 
 
 def test_a_tetris_run_with_a_folder_for_a_log_begins_again(tmp_path, capsys):
-    RunFolder(parse(["model=tetris", f"run={tmp_path / 'run'}"])).close()
-    opened = RunFolder(resumed_config(parse, [f"resume={tmp_path / 'run'}"]))
+    RunFolder(tmp_path / "run", "seed: 0\n").close()
+    opened = RunFolder(tmp_path / "run", None)
     for damage in (Path.touch, Path.mkdir, lambda path: None):
         damage(opened.metrics)
         opened.forget()

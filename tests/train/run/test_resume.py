@@ -265,13 +265,13 @@ def test_two_processes_do_not_share_a_folder(whole, capsys):
 
 def test_settings_that_an_earlier_version_did_not_have_were_at_their_default(tmp_path):
     config = parse(["model=mace", "data=ethanol"])
-    metadata = {"config": dataclasses.asdict(config)}
+    theirs = dataclasses.asdict(config)
     for name in ("zbl", "distance_transform"):
-        del metadata["config"]["model"][name]
-    check_same_run(config, metadata, tmp_path)
+        del theirs["model"][name]
+    check_same_run(dataclasses.asdict(config), theirs, tmp_path)
     config = parse(["model=mace", "data=ethanol", "model.zbl=true"])
     with pytest.raises(ConfigError, match=r"model.zbl \(False there, True here\)"):
-        check_same_run(config, metadata, tmp_path)
+        check_same_run(dataclasses.asdict(config), theirs, tmp_path)
 
 
 def test_references_of_the_run_are_kept_where_only_last_digits_differ(finished, tmp_path):

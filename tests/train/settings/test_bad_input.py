@@ -241,16 +241,16 @@ def test_a_run_folder_may_have_any_name(tmp_path, water, tiny, name):
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
     """Also where the other is made after a name was chosen."""
     monkeypatch.chdir(tmp_path)
-    free = runs.folder_for
+    free = runs.new_folder
 
-    def taken_meanwhile(config):
-        path = free(config)
+    def taken_meanwhile(run, name):
+        path = free(run, name)
         if not path.name.endswith("_2"):
             path.mkdir(parents=True)
         return path
 
-    monkeypatch.setattr(runs, "folder_for", taken_meanwhile)
-    folder = RunFolder(parse(["data=ethanol"]))
+    monkeypatch.setattr(runs, "new_folder", taken_meanwhile)
+    folder = RunFolder(None, "seed: 0\n")
     folder.close()
     assert folder.path.name.endswith("_2")
     assert (folder.path / "config.yaml").exists()

@@ -11,8 +11,8 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.batching import Sample
 from eqfuse.data.errors import DataError
-from eqfuse.data.lazy import Joined, Lazy, chosen, evenly, flags, selected
-from eqfuse.data.references import energies_of_atoms, fit_reference_energies, subtract
+from eqfuse.data.lazy import Joined, Lazy, chosen, evenly, flags
+from eqfuse.data.references import energies_of_atoms, fitted_references, subtract
 from eqfuse.data.samples import species_table
 from eqfuse.data.splits import split_indices
 from eqfuse.data.store import StoredSamples, samples_of
@@ -110,7 +110,9 @@ class Dataset:
         train_names, val_names = chosen(names, train_indices), chosen(val_names, val_indices)
         fitted = references == "average" or (references is None and not isolated)
         if fitted:
-            references = _fitted(train_structures, train_names, val_structures, val_names, species)
+            references = fitted_references(
+                train_structures, train_names, val_structures, val_names, species
+            )
         elif references is None:
             references = energies_of_atoms(isolated)
         references = dict(references)
@@ -245,37 +247,6 @@ def _isolated_atoms_apart(structures, name: str) -> tuple[np.ndarray, np.ndarray
             "references; give structures of several atoms too"
         )
     return np.flatnonzero(~isolated), np.flatnonzero(isolated)
-
-
-def _fitted(train, train_names, val, val_names, species) -> dict[int, float]:
-    """Return reference energies fitted to the training structures that have an energy.
-
-    Without any they are zero.
-
-    Raises:
-      DataError: an element that none of these has, with the first structure that has it.
-    """
-    with_energy = selected(train, lambda s: s.energy is not None)
-    if not with_energy:
-        return dict.fromkeys(species, 0.0)
-    references = fit_reference_energies(with_energy)
-    _require_fitted(references, train, train_names, "trains on")
-    _require_fitted(references, val, val_names, "validates with")
-    return references
-
-
-def _require_fitted(references, structures: Sequence[Structure], names: Sequence[str], does: str):
-    for structure, name in zip(structures, names, strict=True):
-        unseen = sorted(set(structure.numbers.tolist()) - set(references))
-        if unseen:
-            raise DataError(
-                f"{name}: {does} {', '.join(chemical_symbols[z] for z in unseen)}, which no "
-                "training structure with an energy has, and reference energies are fitted to "
-                "these; train on "
-                "such structures (another seed= may choose them), leave them out, or give the "
-                "energy of the isolated atom (data.reference_energies, or a frame with "
-                "config_type=IsolatedAtom)"
-            )
 
 
 def _warn_of_unseen_elements(train, val):

@@ -11,6 +11,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.errors import DataError
+from eqfuse.data.lazy import selected
 from eqfuse.data.readers import Keys, read_structures
 from eqfuse.data.structures import MAX_ATOMIC_NUMBER, Structure
 
@@ -164,3 +165,34 @@ def require_references(numbers: np.ndarray, references: Mapping[int, float]) -> 
             "for each element (data.reference_energies, or frames with config_type=IsolatedAtom), "
             "or none, and they are fitted to the training structures"
         )
+
+
+def fitted_references(train, train_names, val, val_names, species) -> dict[int, float]:
+    """Return reference energies fitted to the training structures that have an energy.
+
+    Without any they are zero.
+
+    Raises:
+      DataError: an element that none of these has, with the first structure that has it.
+    """
+    with_energy = selected(train, lambda s: s.energy is not None)
+    if not with_energy:
+        return dict.fromkeys(species, 0.0)
+    references = fit_reference_energies(with_energy)
+    _require_fitted(references, train, train_names, "trains on")
+    _require_fitted(references, val, val_names, "validates with")
+    return references
+
+
+def _require_fitted(references, structures: Sequence[Structure], names: Sequence[str], does: str):
+    for structure, name in zip(structures, names, strict=True):
+        unseen = sorted(set(structure.numbers.tolist()) - set(references))
+        if unseen:
+            raise DataError(
+                f"{name}: {does} {', '.join(chemical_symbols[z] for z in unseen)}, which no "
+                "training structure with an energy has, and reference energies are fitted to "
+                "these; train on "
+                "such structures (another seed= may choose them), leave them out, or give the "
+                "energy of the isolated atom (data.reference_energies, or a frame with "
+                "config_type=IsolatedAtom)"
+            )

@@ -80,7 +80,9 @@ class Fit:
             self._learning_rate.restore(at.learning_rate)
         state = self._devices.replicated(state)
         if self._profiled:
-            self._profile(state, at)
+            args, writes = self._next(state, at), self._devices.is_main
+            with self._devices.together():
+                print(profile(self._compiled.step, args, self._folder.profile, writes), flush=True)
         self._limits.start(at.elapsed)
         if resume is None:
             self._keep(state, at)
@@ -157,12 +159,6 @@ class Fit:
         weight = self._settings.second_energy_weight
         progress.log(f"second stage: energy_weight={weight:g}, and averaged parameters")
 
-    def _profile(self, state: TrainState, at: Position):
-        """Trace the step on the next batch, and print what it launched; nothing is trained."""
-        args, writes = self._next(state, at), self._devices.is_main
-        with self._devices.together():
-            print(profile(self._compiled.step, args, self._folder.profile, writes), flush=True)
-
     def _prepare(self, state: TrainState, at: Position):
         """Compile a step and the validation, and measure this, before the clock starts."""
         with waiting("compiling the training step"):
@@ -200,10 +196,9 @@ class Fit:
     def _keep(self, state: TrainState, at: Position, validation=None):
         """Offer the last checkpoint."""
         at.elapsed, at.learning_rate = self._limits.elapsed, self._learning_rate.to_plain()
-        progress = {"epoch": at.epoch if at.batch else max(0, at.epoch - 1)}
-        if validation is not None:
-            progress["validation"] = validation
-        plain = {**progress, "position": dataclasses.asdict(at)}
+        plain = {"epoch": at.epoch if at.batch else max(0, at.epoch - 1)}
+        plain |= {} if validation is None else {"validation": validation}
+        plain["position"] = dataclasses.asdict(at)
         with self._devices.together():
             self._checkpoints.offer(
                 "last", int(state.step), self._compiled.average_of(state), plain, state=state

@@ -1,83 +1,13 @@
-"""What settings of mace (`mace_run_train`) and nequip (its YAML) are called here."""
+"""What settings of mace and nequip are called here."""
 
-_MODEL = {
-    "r_max": "cutoff=",
-    "max_ell": "model.lmax= (of the spherical harmonics)",
-    "max_L": "model.hidden_lmax=",
-    "l_max": "lmax=",
-    "num_channels": "channels=",
-    "num_features": "channels=",
-    "hidden_irreps": "channels= and model.hidden_lmax= (64x0e + 64x1o is channels=64, 1)",
-    "num_interactions": "layers=",
-    "num_layers": "layers=",
-    "num_radial_basis": "model.num_bessel=",
-    "num_bessels": "model.num_bessel=",
-    "num_cutoff_basis": "model.poly_power=",
-    "polynomial_cutoff_p": "model.poly_power=",
-    "radial_MLP": "model.radial_layers= and model.radial_hidden=",
-    "invariant_layers": "model.radial_layers=",
-    "invariant_neurons": "model.radial_hidden=",
-    "radial_mlp_depth": "model.radial_layers=",
-    "radial_mlp_width": "model.radial_hidden=",
-    "MLP_irreps": "model.readout_hidden=",
-    "pair_repulsion": "model.zbl=true",
-    "foundation_model": "start_from=",
-    "default_dtype": "dtype=",
-    "model_dtype": "dtype=",
-    "device": "the environment variable JAX_PLATFORMS=cpu or cuda",
-    "distributed": "devices=distributed",
-    "enable_cueq": "nothing: the fused ops are always used, see backend=",
-    "name": "run=FOLDER",
-    "work_dir": "run=FOLDER",
-    "run_name": "run=FOLDER",
-    "root": "run=FOLDER",
-    "restart_latest": "resume=FOLDER",
+from importlib import resources
+
+import yaml
+
+_FILE = resources.files(__package__) / "other_names.yaml"
+OTHER_NAMES: dict[str, str] = {
+    theirs: ours
+    for ours, names in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()
+    for theirs in names
 }
-_DATA = {
-    "E0s": "data.reference_energies= (average, '{1: -13.6}', or a file of atoms)",
-    "train_file": "data=FILE",
-    "valid_file": "data.val=FILE",
-    "test_file": "data.test=FILE",
-    "train_file_path": "data=FILE",
-    "val_file_path": "data.val=FILE",
-    "test_file_path": "data.test=FILE",
-    "dataset_file_name": "data=FILE",
-    "valid_fraction": "data.val=0.1",
-    "n_train": "data.train=",
-    "n_val": "data.val=",
-    "virials_key": "data.stress_key= (stress is minus the virials over the volume)",
-    "valid_batch_size": "batch_size=",
-}
-_TRAINING = {
-    "virials_weight": "training.stress_weight=",
-    "loss_coeffs": "training.energy_weight=, training.forces_weight=, training.stress_weight=",
-    "swa": "training.second_stage=0.75 (the part of the run after which it begins)",
-    "stage_two": "training.second_stage=0.75 (the part of the run after which it begins)",
-    "start_swa": "training.second_stage=0.75 (the part of the run after which it begins)",
-    "start_stage_two": "training.second_stage=0.75 (the part of the run after which it begins)",
-    "swa_energy_weight": "training.second_energy_weight=",
-    "swa_forces_weight": "training.second_energy_weight= (relative to that of forces)",
-    "swa_lr": "training.schedule= and training.min_lr=",
-    "ema": "training.ema_decay=0.99 (0: no average)",
-    "use_ema": "training.ema_decay=0.99 (0: no average)",
-    "amsgrad": "training.optimizer=amsgrad",
-    "optimizer_name": "training.optimizer=",
-    "learning_rate": "lr=",
-    "scheduler": "training.schedule=",
-    "lr_scheduler_name": "training.schedule=",
-    "scheduler_patience": "training.patience=",
-    "lr_scheduler_patience": "training.patience=",
-    "lr_factor": "training.factor=",
-    "lr_scheduler_factor": "training.factor=",
-    "clip_grad": "training.clip_norm=",
-    "gradient_clip_val": "training.clip_norm=",
-    "max_num_epochs": "epochs=",
-    "max_epochs": "epochs=",
-    "max_time": "max_minutes=",
-    "eval_interval": "training.validate_every= (in steps; every epoch is validated without it)",
-    "metrics_key": "training.best=",
-    "monitor": "training.best=",
-    "wandb": "loggers=wandb",
-}
-OTHER_NAMES = {**_MODEL, **_DATA, **_TRAINING}
 """By their name: what to write here."""

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops._functions import linear
 from eqfuse.ops._tensor_product_linear import TensorProductLinear as _TensorProductLinear
-from eqfuse.ops._tensor_product_linear_gate import (
-    TensorProductLinearGate as _TensorProductLinearGate,
-)
+from eqfuse.ops._tensor_product_linear import TensorProductLinearGate as _TensorProductLinearGate
 
 OPTIONS = (
     "biases",

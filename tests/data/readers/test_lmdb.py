@@ -3,7 +3,6 @@
 import pickle
 import zlib
 
-import ase.build
 import lmdb
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from ase.db.row import AtomsRow
 from ase.io.jsonio import encode
 
 from eqfuse.data import DataError, Keys, read_structures
-from tests.small_runs import labelled
 
 
 def write(path, rows: dict[str, bytes], subdir=False):
@@ -28,15 +26,6 @@ def encoded(atoms, **columns) -> bytes:
     fields["cell"] = np.asarray(fields["cell"])
     fields |= {"mtime": 0.0, "key_value_pairs": columns, "data": {}}
     return zlib.compress(encode(fields).encode())
-
-
-@pytest.fixture
-def frames(rng):
-    cell = ase.build.bulk("Cu", cubic=True)
-    cell.set_cell(cell.cell.array * [[1.02], [1.0], [0.97]], scale_atoms=True)
-    cell.positions += rng.normal(scale=0.05, size=(4, 3))
-    names = ("energy", "forces", "stress")
-    return [labelled(ase.build.molecule("H2O")), labelled(cell, names)]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Validation every so many steps: which lines there are, and that resuming does not change them."""
 
-import csv
 import math
 
 import jax
@@ -12,6 +11,7 @@ from eqfuse.train.main import main
 from eqfuse.train.position import Position
 from eqfuse.train.run.checkpoint import read_checkpoint
 from tests.small_runs import TINY
+from tests.train.run.test_resume import history
 
 EVERY = ["training.validate_every=3", "training.schedule=constant", "training.second_stage=null"]
 
@@ -30,14 +30,8 @@ def whole(settings, tmp_path_factory):
     return folder
 
 
-def rows_of(folder) -> list[dict]:
-    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if k not in ("ms_per_step", "elapsed_s")} for row in rows]
-
-
 def assert_same(first, second):
-    assert rows_of(first) == rows_of(second)
+    assert history(first) == history(second)
     for name in ("best", "last"):
         (_, ours, _), (_, theirs, _) = (read_checkpoint(f, (name,)) for f in (first, second))
         for key in ("arrays_sha256", "step", "epoch", "validation"):
@@ -55,7 +49,7 @@ def test_positions_count_steps_since_the_last_validation():
 
 @pytest.mark.slow
 def test_lines_are_of_every_third_step_and_the_last(whole):
-    rows = rows_of(whole)
+    rows = history(whole)
     assert [(row["epoch"], row["step"]) for row in rows] == [
         ("1", "3"),
         ("2", "6"),
@@ -73,7 +67,7 @@ def test_a_line_is_that_of_the_epoch_where_both_end_together(settings, tmp_path)
     for name, more in (("epochs", []), ("steps", ["training.validate_every=4"])):
         assert main([*settings, *more, "epochs=2", f"run={tmp_path / name}"]) == 0
     assert_same(tmp_path / "epochs", tmp_path / "steps")
-    assert math.isfinite(float(rows_of(tmp_path / "steps")[1]["train_loss"]))
+    assert math.isfinite(float(history(tmp_path / "steps")[1]["train_loss"]))
 
 
 @pytest.mark.slow
@@ -100,6 +94,6 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
 def test_a_run_made_longer_forgets_the_line_of_its_end(settings, whole, tmp_path):
     folder = tmp_path / "run"
     assert main([*settings, *EVERY, "steps=8", f"run={folder}"]) == 0
-    assert [row["step"] for row in rows_of(folder)] == ["3", "6", "8"]
+    assert [row["step"] for row in history(folder)] == ["3", "6", "8"]
     assert main([f"resume={folder}", "steps=10"]) == 0
-    assert rows_of(folder) == rows_of(whole)
+    assert history(folder) == history(whole)

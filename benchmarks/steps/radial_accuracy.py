@@ -89,7 +89,9 @@ def main():
                 potential, params, metadata = load_run(options.run)
                 cutoff = metadata["model_fields"]["cutoff"]
                 config = parse([*options.settings, "model=nequip", f"cutoff={cutoff}"])
-            dataset, _ = load_dataset(config)
+            dataset, _ = load_dataset(
+                config.data, config.training, config.model.cutoff, config.seed
+            )
             sample = dataset.train[0]
             if options.in_box:
                 sample = dataclasses.replace(sample, cell=BOX * np.eye(3))

@@ -179,8 +179,8 @@ def test_a_run_interrupted_at_the_end_of_an_epoch_can_be_profiled(settings, tmp_
     folder = tmp_path / "run"
     before = Fit._validate
 
-    def interrupted(self, state, at, times, limits, progress):
-        raise self._interrupted(signal.SIGINT, state, at, limits)
+    def interrupted(self, state, at, times, progress):
+        raise self._interrupted(signal.SIGINT, state, at)
 
     monkeypatch.setattr(Fit, "_validate", interrupted)
     assert main([*settings, "epochs=1", f"run={folder}"]) == 128 + signal.SIGINT

@@ -9,7 +9,8 @@ import pytest
 from optax import contrib
 
 from eqfuse.train.flat import Flat
-from eqfuse.train.muon import RMS, _Stacks, is_matrix, merged, muon, place
+from eqfuse.train.matrices import Stacks, is_matrix, merged, place
+from eqfuse.train.muon import RMS, muon
 from eqfuse.train.optimizer import decays_of, flat_training, make_optimizer
 from eqfuse.train.schedule import LearningRate, MoleculeTraining, average_decay
 from eqfuse.train.step import apply_gradient, init_state
@@ -111,9 +112,9 @@ def test_padding_changes_no_update_of_muon(monkeypatch):
     gradient = {name: jnp.float32(rng.normal(size=p.shape)) for name, p in params.items()}
     updates = []
     for padding, count in ((0.0, 5), (1e9, 1)):
-        monkeypatch.setattr("eqfuse.train.muon.PADDING", padding)
+        monkeypatch.setattr("eqfuse.train.matrices.PADDING", padding)
         flat = Flat.of(params, place)
-        assert len(_Stacks.of(flat).names) == count
+        assert len(Stacks.of(flat).names) == count
         optimizer = muon(flat)
         state = optimizer.init(flat.flatten(params))
         updates.append(flat.unflatten(optimizer.update(flat.flatten(gradient), state)[0]))
@@ -152,7 +153,7 @@ def test_muon_is_that_of_optax(spared):
 def test_muon_keeps_its_state_as_optax_does():
     """Runs of before, whose optimizer was optax's, go on."""
     flat = Flat.of({f"w[{n}]": jnp.zeros((4, 4 + 8 * n)) for n in range(3)}, place)
-    stacks = _Stacks.of(flat)
+    stacks = Stacks.of(flat)
     dimensions = dict.fromkeys(stacks.names, contrib.MuonDimensionNumbers(1, 2))
     of_optax = contrib.muon(1.0, muon_weight_dimension_numbers=dimensions | {"others": None})
     params = jnp.zeros(flat.size)

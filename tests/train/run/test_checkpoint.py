@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 from eqfuse import models
 from eqfuse.train import CheckpointError, load_run, read_metadata
 from eqfuse.train.flat import Flat
-from eqfuse.train.muon import muon, place
+from eqfuse.train.matrices import place
+from eqfuse.train.muon import muon
 from eqfuse.train.run.checkpoint import (
     DamagedCheckpointWarning,
     named_arrays,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from eqfuse.train.settings import help
 from eqfuse.train.settings.config import SHORTHANDS
-from eqfuse.train.settings.presets import PRESETS
+from eqfuse.train.settings.options import PRESETS
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 _HEAD = """\

@@ -25,8 +25,7 @@ from eqfuse.data import Shape, collate
 from eqfuse.train import load_run
 from eqfuse.train.initial import initial_parameters
 from eqfuse.train.molecule import build_potential, load_dataset
-from eqfuse.train.settings.options import parse
-from eqfuse.train.settings.presets import PRESETS
+from eqfuse.train.settings.options import PRESETS, parse
 
 BOX = 30.0
 """Edge of the cell of a molecule, Å, whose stress is compared, too."""

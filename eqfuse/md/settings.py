@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from typing import Literal
 
 from eqfuse.train.settings.schema import (
@@ -9,8 +10,10 @@ from eqfuse.train.settings.schema import (
     POSITIVE,
     ConfigError,
     check_ranges,
+    described,
     nearest,
     setting,
+    split,
     typed,
 )
 
@@ -66,7 +69,7 @@ class Settings:
     )
     backend: str | None = setting(None, "of the ops: triton, llvm, xla or e3nn; null: by device")
     run: str | None = setting(
-        None, "folder that is written; null: runs/<date-time>_md", path="written"
+        None, "folder that is written; null: runs/<date-time>_md", convert=os.path.expanduser
     )
 
     def __post_init__(self):
@@ -115,9 +118,7 @@ def parse(arguments: list[str], known=None, kind=Settings) -> dict:
     fields = {f.name: f for f in dataclasses.fields(kind) if known is None or f.name in known}
     given = {}
     for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if not equals or not name or name.startswith("-"):
-            raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
+        name, value = split(argument)
         if name not in fields:
             raise ConfigError(f"{name} is not a setting here; {nearest(name, fields)}")
         given[name] = typed(name, fields[name], value)
@@ -128,9 +129,6 @@ def help_text(text: str = _HELP, kind=Settings) -> str:
     """Return the help: a text, and every setting with its default."""
     lines = [text]
     for field in dataclasses.fields(kind):
-        default = "null" if field.default is None else field.default
-        text = field.metadata["help"]
-        if field.name == "ensemble":
-            text = f"nve, langevin, nose-hoover or npt; {text}"
+        text, default = described(field)
         lines.append(f"  {field.name:<16} {text} [{default}]")
     return "\n".join(lines)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from eqfuse.train.file_sources import ExtxyzData, FileData
-from eqfuse.train.settings.schema import one_of, require, setting
+from eqfuse.train.settings.schema import absolute, one_of, require, setting
 from eqfuse.train.sources import (
     EthanolData,
     LithiumFluorideData,
@@ -17,7 +17,7 @@ class PublicData(FileData):
     """A public data set: a local file, or downloaded."""
 
     folder: str | None = setting(
-        None, "where downloads are kept; null: ~/.cache/eqfuse", path="read"
+        None, "where downloads are kept; null: ~/.cache/eqfuse", convert=absolute
     )
 
     def _downloaded(self, file: str):

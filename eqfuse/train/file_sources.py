@@ -7,7 +7,7 @@ import os
 import sys
 from typing import ClassVar
 
-from eqfuse.train.settings.schema import one_of, require, setting
+from eqfuse.train.settings.schema import absolute, one_of, require, setting
 from eqfuse.train.sources import MoleculeData, import_data
 
 _LARGE = 64e6  # bytes of files
@@ -18,12 +18,14 @@ class FileData(MoleculeData):
     """Data from files, or downloaded where `path` is None."""
 
     format: ClassVar[str | None] = None  # of eqfuse.data.readers.FORMATS; None: by the suffix
-    path: str | None = setting(None, "a local file to train on; null: download it", path="read")
+    path: str | None = setting(
+        None, "a local file to train on; null: download it", convert=absolute
+    )
     val_path: str | None = setting(
         None,
         "a file or pattern, of the same format, to validate with; null: frames of data.path "
         "(data.val)",
-        path="read",
+        convert=absolute,
     )
 
     check: str = setting(
@@ -41,7 +43,7 @@ class FileData(MoleculeData):
         None,
         "a file or pattern, of the same format, whose errors of the best network are evaluated "
         "once, at the end",
-        path="read",
+        convert=absolute,
     )
 
     def __post_init__(self):
@@ -135,7 +137,7 @@ class ExtxyzData(FileData):
     path: str | None = setting(
         None,
         "the file to train on, or several: a.xyz,b.xyz, 'frames/*.xyz'; data=FILE sets it",
-        path="read",
+        convert=absolute,
     )
     energy_key: str = setting("energy", "name of the energies in the file, eV")
     forces_key: str = setting("forces", "name of the forces in the file, eV/Å")

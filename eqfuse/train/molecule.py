@@ -26,7 +26,8 @@ from eqfuse.train.run.results import write_results
 from eqfuse.train.run.runs import RunFolder, new_folder
 from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.schedule import Limits, MoleculeTraining
-from eqfuse.train.settings.config import Config, PotentialSettings
+from eqfuse.train.settings.config import Config
+from eqfuse.train.settings.networks import PotentialSettings
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.sources import MoleculeData

@@ -5,7 +5,14 @@ import math
 
 import yaml
 
-from eqfuse.train.settings.schema import POSITIVE, Range, check_ranges, require, setting
+from eqfuse.train.settings.schema import (
+    POSITIVE,
+    Range,
+    absolute,
+    check_ranges,
+    require,
+    setting,
+)
 
 FIT, AVERAGE = "fit", "average"
 """Values of `data.reference_energies`: see its help."""
@@ -20,6 +27,10 @@ def import_data():
     from eqfuse import data
 
     return data
+
+
+def _references(value: str) -> str:
+    return value if value in (FIT, AVERAGE) or value.startswith("{") else absolute(value)
 
 
 def _is_weight(value) -> bool:
@@ -63,8 +74,7 @@ class MoleculeData:
         "average: least squares per species; null: frames of the data with "
         "config_type=IsolatedAtom, or, without any, average; with start_from=, null: those of "
         "that run; fit: these, moved by least squares to the data",
-        path="read",
-        words=(FIT, AVERAGE),
+        convert=_references,
     )
     reference_key: str | None = setting(
         None, "name of the energies in the file of isolated atoms; null: data.energy_key"

@@ -14,7 +14,7 @@ from eqfuse.models import compile_predict
 from eqfuse.train.elements import check_elements, of_elements
 from eqfuse.train.run.checkpoint import has_checkpoint, module_of, read_checkpoint
 from eqfuse.train.run.resume import RADIAL
-from eqfuse.train.settings.config import PotentialSettings
+from eqfuse.train.settings.networks import PotentialSettings
 from eqfuse.train.settings.schema import ConfigError, require
 from eqfuse.train.sources import FIT, MoleculeData
 from eqfuse.train.tables import check_radial

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from eqfuse.train.run.files import FILES, CheckpointError, read_file
 from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings.config import DEFAULTS, SHORTHANDS, Config, PotentialSettings
+from eqfuse.train.settings.config import DEFAULTS, SHORTHANDS, Config
+from eqfuse.train.settings.networks import PotentialSettings
 from eqfuse.train.settings.options import (
     flat,
     from_plain,

@@ -8,10 +8,30 @@ from pathlib import Path
 import yaml
 
 from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
-from eqfuse.train.settings.other_names import OTHER_NAMES
-from eqfuse.train.settings.presets import PRESETS
-from eqfuse.train.settings.schema import ConfigError, nearest, one_of, require, typed
-from eqfuse.train.settings.tetris import tetris_defaults
+from eqfuse.train.settings.schema import ConfigError, nearest, one_of, require, split, typed
+
+
+def _read_own(name: str) -> dict:
+    return yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
+
+
+def _merged(parts) -> dict:
+    """Return settings whose parts are in a list, or in lists of these; the later win."""
+    if isinstance(parts, dict):
+        return parts
+    return {key: value for part in parts for key, value in _merged(part).items()}
+
+
+_SETS = _read_own("presets.yaml")
+PRESETS: dict[str, dict[str, dict]] = {
+    model: {name: _merged(parts) for name, parts in sets.items()}
+    for model, sets in _SETS["networks"].items()
+}
+"""By model and name: settings by their full names."""
+OTHER_NAMES: dict[str, str] = {
+    theirs: ours for ours, names in _read_own("other_names.yaml").items() for theirs in names
+}
+"""By the name of a setting of mace or nequip: what to write here."""
 
 
 def parse(arguments: list[str]) -> Config:
@@ -25,37 +45,32 @@ def parse(arguments: list[str]) -> Config:
     """
     given = {}
     for argument in arguments:
-        given |= _settings(*_split(argument))
+        key, value = split(argument)
+        is_file = re.search(r"[/*~]|\.[A-Za-z]", value)
+        if key == "data" and is_file:
+            given |= {"data": "extxyz", "data.path": value}
+        else:
+            given["data.val_path" if key == "data.val" and is_file else _full(key)] = value
     file = given.pop("config", "null")
-    if file == "null":
-        return _config({}, given)
+    return _config({} if file == "null" else _base(file, given), given)
+
+
+def _full(key: str) -> str:
+    return SHORTHANDS.get(key, key)
+
+
+def _base(file: str, given: dict) -> dict:
+    """Return the settings of a file which hold beside those that are given, by full name."""
     base = flat(read_yaml(Path(file).expanduser()), file)
-    for name in ("run", "resume"):  # another run has a folder of its own
-        base.pop(name, None)
-    for group in DEFAULTS:  # of another model or other data, only the settings of the command
-        if group in given and given[group] != base.get(group):
-            base = {k: v for k, v in base.items() if not k.startswith(f"{group}.")}
-    if "tetris" in (given.get("data"), base.get("data")) and given.get("data"):
-        base = {k: v for k, v in base.items() if not k.startswith("training.")}
-    return _config(base, given)
-
-
-def _split(argument: str) -> tuple[str, str]:
-    """Return the name and the value of an argument."""
-    key, equals, value = argument.partition("=")
-    if not equals or not key or key.startswith(("+", "~", "-")):
-        raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
-    return key, value
-
-
-def _settings(key: str, value: str) -> dict[str, str]:
-    """Return the settings that an argument means, by full name."""
-    is_file = re.search(r"[/*~]|\.[A-Za-z]", value)
-    if key == "data" and is_file:
-        return {"data": "extxyz", "data.path": value}
-    if key == "data.val" and is_file:
-        return {"data.val_path": value}
-    return {SHORTHANDS.get(key, key): value}
+    left = ["run", "resume"]  # another run has a folder of its own
+    left += [
+        f"{group}." for group in DEFAULTS if group in given and given[group] != base.get(group)
+    ]
+    if "data" in given and "tetris" in (given["data"], base.get("data")):
+        left.append("training.")
+    return {
+        k: v for k, v in base.items() if k not in left and k.partition(".")[0] + "." not in left
+    }
 
 
 def sweep(arguments: list[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
@@ -108,7 +123,7 @@ def flat(plain, path) -> dict:
         if key in GROUPS and isinstance(value, dict):
             values |= {key if n == "name" else f"{key}.{n}": v for n, v in value.items()}
         else:
-            values[SHORTHANDS.get(key, key)] = value
+            values[_full(key)] = value
     return values
 
 
@@ -140,30 +155,30 @@ def of_this_version(settings: dict) -> dict:
 
 def settings_of(choices: dict) -> dict[str, dataclasses.Field]:
     """Return every setting of the chosen groups by its full name."""
-    settings = {f.name: f for f in dataclasses.fields(Config) if f.name not in GROUPS}
-    for group, choice in (*choices.items(), ("training", choices["data"])):
-        for f in dataclasses.fields(GROUPS[group][choice]):
-            if f.name != "name":
-                settings[f"{group}.{f.name}"] = f
-    return settings
+    nodes = {group: GROUPS[group][choice] for group, choice in choices.items()}
+    nodes = {"": Config, **nodes, "training": GROUPS["training"][choices["data"]]}
+    return {
+        f"{group}.{field.name}".lstrip("."): field
+        for group, node in nodes.items()
+        for field in dataclasses.fields(node)
+        if "help" in field.metadata
+    }
 
 
 def _config(base: dict, given: dict) -> Config:
     """Return the configuration of the settings of a file and those that are typed, by full name."""
-    both = {**base, **given}
+    both = base | given
     choices = {group: both.get(group, default) for group, default in DEFAULTS.items()}
     for group, choice in choices.items():
         one_of(group, choice, list(GROUPS[group]))
     known = settings_of(choices)
-    for key in both:
-        if key not in known and key not in choices:
-            raise _unknown(str(key), known, choices)
-    defaults = tetris_defaults(choices["model"], both) if choices["data"] == "tetris" else {}
-    layers = [defaults]
+    if unknown := [key for key in both if key not in known and key not in choices]:
+        raise _unknown(str(unknown[0]), known, choices)
+    values = dict(_SETS["tetris"][choices["model"]]) if choices["data"] == "tetris" else {}
     for layer in (base, given):
-        layers += [_preset(layer.get("preset"), both, known, choices), layer]
-    parts = {"": {}} | {group: {} for group in GROUPS}
-    for full, value in {key: v for layer in layers for key, v in layer.items()}.items():
+        values |= _preset(layer.get("preset"), both, known, choices) | layer
+    parts = {group: {} for group in ("", *GROUPS)}
+    for full, value in values.items():
         if full in known:
             group, _, name = full.rpartition(".")
             parts[group][name] = typed(full, known[full], value)
@@ -195,23 +210,21 @@ def _preset(name: str | None, given: dict, known: dict, choices: dict) -> dict:
 
 def _unknown(key: str, known: dict, choices: dict) -> ConfigError:
     """Return the error of a setting that the chosen groups do not have."""
-    group, _, name = key.partition(".")
-    short = {full: short for short, full in SHORTHANDS.items()}.get(key, key)
     if key == "training":
         return ConfigError("training follows from data=; set its fields, such as training.lr=0.01")
-    if short != key:
-        choice = choices["data" if group == "training" else group]
-        return ConfigError(f"{short}: {group}={choice} has no such setting")
+    group, _, name = key.partition(".")
+    chosen = "data" if group == "training" else group
     owners = [
-        f"{'data' if group == 'training' else group}={choice}"
+        choice
         for choice, node in GROUPS.get(group, {}).items()
         if name in {f.name for f in dataclasses.fields(node)} - {"name"}
     ]
     if owners:
-        return ConfigError(f"{key} is a setting of {' and '.join(owners)} only")
+        others = f"{chosen}={', '.join(owners)}, and not of {chosen}={choices[chosen]}"
+        return ConfigError(f"{key} is a setting of {others}")
     if other := OTHER_NAMES.get(key.removeprefix("--")):
         return ConfigError(f"{key} is a name of mace or nequip; here: {other}")
-    by_leaf = [name for name in known if name.endswith("." + key)]
     names = [*known, *(s for s, target in SHORTHANDS.items() if target in known), *choices]
+    by_leaf = [full for full in known if full.endswith("." + key)]
     hint = "nearest: " + ", ".join(by_leaf) if by_leaf else nearest(key, names)
     return ConfigError(f"{key} is not a setting of this run; {hint}")

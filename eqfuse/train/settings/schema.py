@@ -1,15 +1,12 @@
 """Settings as fields of dataclasses: types, ranges and help, and errors that name what is wrong."""
 
-import ast
+import contextlib
 import dataclasses
 import difflib
 import math
 import os
-import re
-import types
 from collections.abc import Callable
-from pathlib import Path
-from typing import Literal, NamedTuple, Union, get_args, get_origin
+from typing import Literal, NamedTuple, get_args, get_origin
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -30,24 +27,40 @@ NOT_NEGATIVE = Range(lambda value: value >= 0, "finite and zero or more")
 FRACTION = Range(lambda value: 0 < value < 1, "between 0 and 1")
 
 
-def setting(
-    default,
-    text: str,
-    within: Range | None = None,
-    path: str | None = None,
-    words: tuple[str, ...] = (),
-):
+def setting(default, text: str, within: Range | None = None, convert: Callable = str):
     """Return a field.
 
     Args:
       default: its value where none is given.
       text: its help.
       within: the range of a number.
-      path: "read" for a path that is read, which is made absolute, "written" for another one.
-      words: values of such a setting that are no paths, as mappings, "{a: 1}", never are.
+      convert: applied to a text, such as `absolute` for the name of a file that is read.
     """
-    metadata = {"help": text, "within": within, "path": path, "words": words}
+    metadata = {"help": text, "within": within, "convert": convert}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def absolute(path: str) -> str:
+    """Return the whole name of a file, or of several with commas between them."""
+    files = [path] if os.path.exists(path) else path.split(",")
+    return ",".join(os.path.abspath(os.path.expanduser(file)) for file in files)
+
+
+def described(field: dataclasses.Field) -> tuple[str, str]:
+    """Return the help of a setting, with its words if it has any, and its default, as typed."""
+    kinds = field.type, *get_args(field.type)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    default = "null" if field.default is None else str(field.default)
+    default = default.lower() if isinstance(field.default, bool) else default
+    return "; ".join([*filter(None, [", ".join(words)]), field.metadata["help"]]), default
+
+
+def split(argument: str) -> tuple[str, str]:
+    """Return the name and the value of an argument, or raise ConfigError."""
+    key, equals, value = argument.partition("=")
+    if not equals or not key or key.startswith(("+", "~", "-")):
+        raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
+    return key, value
 
 
 def nearest(name: str, valid) -> str:
@@ -80,10 +93,8 @@ def typed(key: str, field: dataclasses.Field, value):
     Raises:
       ConfigError: a value of another type.
     """
-    kind, optional = field.type, False
-    if get_origin(kind) in (Union, types.UnionType):
-        optional = True
-        [kind] = (k for k in get_args(kind) if k is not type(None))
+    optional = type(None) in get_args(field.type)
+    kind = get_args(field.type)[0] if optional else field.type
     if value in (None, "null") and optional:
         return None
     if get_origin(kind) is Literal:
@@ -93,24 +104,12 @@ def typed(key: str, field: dataclasses.Field, value):
         return str(value).lower() == "true"
     if kind is str and isinstance(value, str):
         require("\0" not in value, key, repr(value), "without NUL characters")
-        is_word = value in field.metadata["words"] or value.startswith("{")
-        path = None if is_word else field.metadata["path"]
-        value = os.path.expanduser(value) if path else value
-        return absolute(value) if path == "read" else value
+        return field.metadata["convert"](value)
     if kind in (int, float) and type(value) in (int, kind, str):
-        try:
+        with contextlib.suppress(ValueError, OverflowError):
             return kind(value)
-        except (ValueError, OverflowError):
-            pass
-    raise ConfigError(
-        f"{key}={value} is impossible: it must be {_KINDS[kind]}{' or null' if optional else ''}"
-    )
-
-
-def absolute(path: str) -> str:
-    """Return the whole name of a file, or of several with commas between them."""
-    files = [path] if os.path.exists(path) else path.split(",")
-    return ",".join(os.path.abspath(os.path.expanduser(file)) for file in files)
+    what = _KINDS[kind] + (" or null" if optional else "")
+    raise ConfigError(f"{key}={value} is impossible: it must be {what}")
 
 
 def check_ranges(settings, prefix: str):
@@ -124,35 +123,3 @@ def check_ranges(settings, prefix: str):
         if within is not None and value is not None:
             finite = not isinstance(value, float) or math.isfinite(value)
             require(finite and within.holds(value), prefix + field.name, value, within.text)
-
-
-def fields_of_source(path: Path, name: str) -> tuple[str, list[tuple]]:
-    """Read the settings of a network from the source of its class.
-
-    The fields of the class are the settings and its docstring is their help. It is not imported:
-    that would import JAX, which takes seconds, and for which `--help` does not wait.
-
-    Args:
-      path: the file.
-      name: the class, whose fields have literal defaults.
-    Returns:
-      the first line of the docstring, and (name, type, default, help) of each field that is a
-      number, a text, or true or false.
-    """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    [node] = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
-    doc = ast.get_docstring(node)
-    attributes = re.split(r"\n\n|\n(?=\w)", doc.partition("Attributes:\n")[2])[0]
-    texts = {}
-    for names, text in re.findall(r"^  (\w[\w, ]*): (.*(?:\n    .*)*)", attributes, re.M):
-        texts |= dict.fromkeys(names.split(", "), " ".join(text.split()).rstrip("."))
-    fields = [
-        (item.target.id, ast.unparse(item.annotation), ast.literal_eval(item.value))
-        for item in node.body
-        if isinstance(item, ast.AnnAssign)
-    ]
-    return doc.splitlines()[0], [
-        (name, eval(kind, {"Literal": Literal}), default, texts[name])
-        for name, kind, default in fields
-        if not kind.startswith("tuple")
-    ]

@@ -1,4 +1,4 @@
-"""The settings of a run on the eight Tetris shapes: its network, data, training and defaults."""
+"""The settings of a run on the eight Tetris shapes: its network, data and training."""
 
 import dataclasses
 
@@ -17,9 +17,9 @@ class TetrisData:
     """Eight shapes of four cubes, to be classified; embedded."""
 
     name: str = "tetris"
-    radius: float = setting(
-        1.1,
-        "neighbours are cubes nearer than this, in edges of a cube; by default those that share a "
+    radius: float | None = setting(
+        None,
+        "neighbours are cubes nearer than this, in edges of a cube; null: 1.1, those that share a "
         "face, or the cutoff for allegro, which is strictly local",
         POSITIVE,
     )
@@ -39,43 +39,19 @@ class TetrisTraining:
         check_ranges(self, "training.")
 
 
-def tetris_defaults(model: str, given: dict) -> dict:
-    """Return the defaults of a run on the Tetris shapes, where they are not those of the classes.
-
-    Args:
-      model: name of the model.
-      given: settings of the user, by full name.
-    """
-    own = {
-        "tetris": {},
-        "nequip": {"model.channels": 16},  # few channels keep the logits small
-        # Products of products make large logits, and rounding, of large steps.
-        "mace": {
-            "model.channels": 16,
-            "model.correlation": 2,
-            "model.parity": True,
-            "training.lr": 0.003,
-        },
-        # A cube that sees three cubes in a plane cannot tell one hand from the other.
-        "allegro": {
-            "model.channels": 16,
-            "model.latent_dim": 64,
-            "data.radius": given.get("model.cutoff", 5.0),
-        },
-    }
-    return own[model]
-
-
-def check_network(model) -> None:
-    """Refuse settings of a network that the shapes have no use for.
+def complete(data: TetrisData, model) -> None:
+    """Choose the radius of the neighbours for a network, if none is given.
 
     Raises:
-      ConfigError: naming the setting.
+      ConfigError: a setting of the network that the shapes have no use for.
     """
-    mean = getattr(model, "shift", "mean") == "mean"
-    require(mean, "model.shift", "zero", "left out for tetris, which has no energies")
-    for name, value, need in (
-        ("zbl", "true", "left out for tetris, whose cubes are no nuclei"),
-        ("distance_transform", "agnesi", "left out for tetris, whose cubes are no elements"),
+    if data.radius is None:
+        # A cube that sees three cubes in a plane cannot tell one hand from the other.
+        data.radius = model.cutoff if model.name == "allegro" else 1.1
+    for name, value, needless in (
+        ("shift", "zero", "which has no energies"),
+        ("zbl", True, "whose cubes are no nuclei"),
+        ("distance_transform", "agnesi", "whose cubes are no elements"),
     ):
-        require(not getattr(model, name, None), f"model.{name}", value, need)
+        need = f"left out for tetris, {needless}"
+        require(getattr(model, name, None) != value, f"model.{name}", str(value).lower(), need)

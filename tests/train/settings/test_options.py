@@ -5,15 +5,15 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from eqfuse.models import MODELS
 from eqfuse.train.file_sources import matching
 from eqfuse.train.run.resume import read_config
-from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config, PotentialSettings
+from eqfuse.train.settings.config import DEFAULTS, GROUPS, SHORTHANDS, Config
 from eqfuse.train.settings.help import help_text
-from eqfuse.train.settings.options import parse, sweep, to_yaml
-from eqfuse.train.settings.other_names import OTHER_NAMES
-from eqfuse.train.settings.presets import PRESETS
+from eqfuse.train.settings.networks import PotentialSettings
+from eqfuse.train.settings.options import OTHER_NAMES, PRESETS, parse, sweep, to_yaml
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.sources import MoleculeData
 
@@ -155,7 +155,7 @@ def test_what_names_of_mace_and_nequip_are_called_here_exists():
 @pytest.mark.parametrize(("model", "name"), [(m, p) for m in PRESETS for p in PRESETS[m]])
 def test_a_preset_is_taken_whole(model, name):
     config = parse([f"model={model}", f"preset={name}", *MOLECULE])
-    typed = [f"{key}={value}" for key, value in PRESETS[model][name].items()]
+    typed = [f"{key}={yaml.safe_dump(v).split()[0]}" for key, v in PRESETS[model][name].items()]
     assert config.preset == name
     assert dataclasses.replace(config, preset=None) == parse([f"model={model}", *typed, *MOLECULE])
 

@@ -10,7 +10,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Structure
 from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.listed import DIVERGED, Listed, Lister
+from eqfuse.inference.listed import DIVERGED, Listed, Lister, State
 from eqfuse.inference.predict import Network
 from eqfuse.inference.program import Evaluated, Packed, atom_strain_derivatives, program_of
 from eqfuse.train.device.allocator import keep_memory
@@ -94,6 +94,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         keep_memory()
         self.network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
         self.skin = float(skin)
+        self._state: State | None = None
         self._begin()
         super().__init__(atoms=atoms, label=label, directory=directory)
         self.use_cache = False  # ASE would copy the atoms once more
@@ -101,7 +102,9 @@ class Calculator(ase.calculators.calculator.Calculator):
     def _begin(self):
         network = self.network
         self._program = program_of(network._potential, network.cutoff, network.dtype)
-        self._lister = Lister(self._program, network.species, network.cutoff, self.skin)
+        self._lister = Lister(
+            self._program, network.species, network.references, network.cutoff, self.skin
+        )
         self._lock = threading.RLock()
         self._listed, self._packed = None, None
 
@@ -133,14 +136,17 @@ class Calculator(ase.calculators.calculator.Calculator):
     def get_property(self, name, atoms=None, allow_calculation=True):
         """Return a property as ASE's calculators do, for one thread after the other."""
         with self._lock:
-            return super().get_property(name, atoms, allow_calculation)
+            if atoms is not None:
+                self._take(atoms)
+            # ASE would compare the atoms again, and copy them in each step
+            return super().get_property(name, None, allow_calculation)
 
     def check_state(self, atoms, tol=1e-15):
         """Return what of atoms changed since the last calculation, of what results depend on."""
-        if self.atoms is None:
-            return ["positions", "numbers", "cell", "pbc"]
-        now, before = _state(atoms), _state(self.atoms)
-        return [name for name in now if now[name] != before[name]]
+        if self._state is None:
+            return list(State._fields)
+        changed = zip(State._fields, self._state, State.of(atoms), strict=True)
+        return [name for name, before, now in changed if now != before]
 
     def reset(self):
         """Forget the results; `atoms` are those of before until the next calculation."""
@@ -155,13 +161,11 @@ class Calculator(ase.calculators.calculator.Calculator):
             skin (see `eqfuse.data.neighbor_list`), a periodic direction without a lattice vector.
         """
         with self._lock:
-            if atoms is not None and self.check_state(atoms) == ["positions"]:
-                self.atoms.positions = atoms.positions
-            elif atoms is not None:
-                self.atoms = atoms.copy()
+            if atoms is not None and atoms is not self.atoms:
+                self._take(atoms)
             listed, packed = self._compute()
             energies = listed.in_structure(packed.node_energy)
-            energies += self.network.references[listed.species]
+            energies += listed.references
             energy = float(energies.sum())
             self.results = {
                 "energy": energy,
@@ -192,26 +196,37 @@ class Calculator(ase.calculators.calculator.Calculator):
             listed, _ = self._compute()
             return self._evaluate(listed), listed.of_nodes[0], listed.order
 
+    def _take(self, atoms):
+        """Take atoms as those that results are of, and forget those of others."""
+        state = State.of(atoms)
+        if state == self._state:
+            return
+        if self._state is not None and state[1:] == self._state[1:]:
+            self.atoms.positions = atoms.positions
+        else:
+            self.atoms = atoms.copy()
+        self._state, self.results = state, {}
+
     def _compute(self) -> tuple[Listed, Packed]:
         """Return what the network computes for `atoms`; from before, if they are as before."""
-        atoms, listed = self.atoms, self._listed
-        if not np.isfinite(atoms.positions).all():
-            raise DataError(f"positions are not finite: {DIVERGED}")
-        if listed is not None and listed.is_of(atoms):
-            if self._packed is not None and np.array_equal(listed.now, atoms.positions):
+        atoms, state, listed = self.atoms, self._state, self._listed
+        if listed is not None and listed.state[1:] == state[1:]:
+            if self._packed is not None and listed.state == state:
                 return listed, self._packed
             cell = listed.cell_now
         else:
+            _require_finite(atoms.positions)
             cell = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).cell
         self._packed = None
-        if listed is None or not listed.is_valid(atoms, cell, self.cutoff, self.skin):
+        if listed is None or not listed.is_valid(state, atoms, cell, self.cutoff, self.skin):
+            _require_finite(atoms.positions)
             self._listed = listed = self._lister.list(atoms, cell)
-        listed.move(atoms, cell)
+        listed.move(state, atoms, cell)
         self._packed = packed = self._run(listed)
         return listed, packed
 
     def _run(self, listed: Listed) -> Packed:
-        params, geometry = self.network._params, listed.geometry()
+        params, geometry = self.network._params, listed.geometry
         while True:
             sizes = listed.sizes
             with jax.enable_x64(True), jax.default_matmul_precision("highest"):
@@ -226,7 +241,7 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     def _evaluate(self, listed: Listed) -> Evaluated:
         """Return all that the network computes for a structure, on the device."""
-        geometry, (species, count) = listed.geometry(), listed.of_nodes
+        geometry, (species, count) = listed.geometry, listed.of_nodes
         structure = geometry[:-3], geometry[None, -3:], np.zeros(len(species), np.int32)
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             return self._program.compiled(
@@ -239,6 +254,11 @@ class Calculator(ase.calculators.calculator.Calculator):
             )
 
 
+def _require_finite(positions):
+    if not np.isfinite(positions).all():
+        raise DataError(f"positions are not finite: {DIVERGED}")
+
+
 def _unknown_argument(name: str) -> str:
     """Return what to do instead of passing an argument that the calculator does not have."""
     if name in _OTHER_NAMES:
@@ -246,9 +266,3 @@ def _unknown_argument(name: str) -> str:
     near = difflib.get_close_matches(name, _ARGUMENTS, n=1)
     hint = f"nearest: {near[0]}" if near else f"it has {', '.join(_ARGUMENTS)}"
     return f"Calculator has no argument {name}; {hint}"
-
-
-def _state(atoms) -> dict[str, bytes]:
-    """Return what results depend on; in bytes, which are compared quickly."""
-    of_atoms = {name: atoms.arrays[name].tobytes() for name in ("positions", "numbers")}
-    return of_atoms | {"cell": atoms.cell.array.tobytes(), "pbc": atoms.pbc.tobytes()}

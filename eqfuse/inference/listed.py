@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +29,22 @@ _MOST_OWN, _MOST_OTHERS = 2, 1.2
 """How many times as large as needed a program may be that this calculator, or another, needed."""
 
 
+class State(NamedTuple):
+    """What results depend on of atoms, in bytes, which are compared quickly."""
+
+    positions: bytes
+    numbers: bytes
+    cell: bytes
+    pbc: bytes
+
+    @classmethod
+    def of(cls, atoms) -> "State":
+        """Return the state of `ase.Atoms`."""
+        arrays = atoms.arrays
+        parts = arrays["positions"], arrays["numbers"], atoms.cell.array, atoms.pbc
+        return cls(*[part.tobytes() for part in parts])
+
+
 @dataclasses.dataclass(eq=False)
 class Listed:
     """A neighbour list on the device, the structure for which it was made, and that of now.
@@ -35,65 +52,50 @@ class Listed:
     Atoms are numbered as in `order` on the device.
 
     Attributes:
-      numbers, pbc, positions, cell: of the structure for which the list was made.
+      positions, cell: of the structure for which the list was made.
       order: [n_atoms] the atom that each node is.
-      species: [n_atoms] int32, in the order of the structure.
+      number: [n_atoms] the node that each atom is.
+      references: [n_atoms] eV, in the order of the structure.
       sizes: of the program.
       pairs, of_nodes: the list, and species and number of the atoms, on the device.
-      now, cell_now: positions and cell of now, where directions without a vector have zeros.
-      given_cell: the cell of now as the structure has it.
+      state: of now; the numbers and the periodic directions are those of the list.
+      cell_now: the cell of now, where directions without a vector have zeros.
+      geometry: [n_nodes + 3, 3] Å, positions of the nodes, and below them `cell_now`.
       volume: of the cell of now, Å^3.
     """
 
-    numbers: np.ndarray
-    pbc: np.ndarray
     positions: np.ndarray
     cell: np.ndarray
     order: np.ndarray
-    species: np.ndarray
+    number: np.ndarray
+    references: np.ndarray
     sizes: Sizes
     pairs: Pairs
     of_nodes: list[jax.Array]
-    now: np.ndarray | None = None
+    state: State
+    geometry: np.ndarray | None = None
     cell_now: np.ndarray | None = None
-    given_cell: np.ndarray | None = None
     volume: float = 0.0
 
-    def is_of(self, atoms) -> bool:
-        """Return whether atoms differ at most in their positions from those of before."""
-        return (
-            np.array_equal(self.numbers, atoms.numbers)
-            and np.array_equal(self.pbc, atoms.pbc)
-            and np.array_equal(self.given_cell, atoms.cell.array)
-        )
-
-    def is_valid(self, atoms, cell, cutoff: float, skin: float) -> bool:
+    def is_valid(self, state: State, atoms, cell, cutoff: float, skin: float) -> bool:
         """Return whether the list holds all pairs of atoms within the cutoff."""
-        return (
-            np.array_equal(self.numbers, atoms.numbers)
-            and np.array_equal(self.pbc, atoms.pbc)
-            and is_valid((self.positions, self.cell), (atoms.positions, cell), cutoff, skin)
+        before = self.state
+        return (before.numbers, before.pbc) == (state.numbers, state.pbc) and is_valid(
+            (self.positions, self.cell), (atoms.positions, cell), cutoff, skin
         )
 
-    def move(self, atoms, cell):
-        """Take positions and the cell of atoms as those of now."""
-        self.now = atoms.positions.copy()
+    def move(self, state: State, atoms, cell):
+        """Take atoms, of a state, and their cell as those of now."""
+        self.state = state
         if self.cell_now is not cell:
-            self.cell_now, self.given_cell = cell, atoms.cell.array.copy()
-            self.volume = abs(np.linalg.det(cell))
+            self.cell_now, self.volume = cell, abs(np.linalg.det(cell))
+        self.geometry = np.zeros((self.sizes.nodes + 3, 3))
+        self.geometry[: len(self.order)] = atoms.positions.take(self.order, axis=0)
+        self.geometry[-3:] = cell
 
-    def geometry(self) -> np.ndarray:
-        """Return the positions of the nodes, and below them the cell, [n_nodes + 3, 3] Å."""
-        out = np.zeros((self.sizes.nodes + 3, 3))
-        out[: len(self.order)] = self.now[self.order]
-        out[-3:] = self.cell_now
-        return out
-
-    def in_structure(self, of_nodes) -> np.ndarray:
+    def in_structure(self, of_nodes: np.ndarray) -> np.ndarray:
         """Return what the nodes have, in the order of the structure."""
-        out = np.empty((len(self.order), *of_nodes.shape[1:]))
-        out[self.order] = of_nodes[: len(self.order)]
-        return out
+        return of_nodes.take(self.number, axis=0)
 
 
 class Lister:
@@ -102,12 +104,16 @@ class Lister:
     Args:
       program: of the network.
       known: sorted atomic numbers that the network knows.
+      references: their energies, eV.
       cutoff: Å.
       skin: Å, by which lists go beyond the cutoff.
     """
 
-    def __init__(self, program: Program, known: tuple[int, ...], cutoff: float, skin: float):
-        self._program, self._known, self._cutoff, self._skin = program, known, cutoff, skin
+    def __init__(
+        self, program: Program, known: tuple[int, ...], references, cutoff: float, skin: float
+    ):
+        self._program, self._known, self._references = program, known, references
+        self._cutoff, self._skin = cutoff, skin
         self._used = set()
 
     def list(self, atoms, cell) -> Listed:
@@ -135,8 +141,9 @@ class Lister:
         nodes[:count] = species[order]
         with jax.enable_x64(True):
             pairs, *of_nodes = jax.device_put((pairs, nodes, np.int32(count)))
-        key = atoms.numbers.copy(), atoms.pbc.copy(), positions.copy(), cell.copy()
-        return Listed(*key, order, species, sizes, pairs, of_nodes)
+        places, references = (order, number), self._references[species]
+        geometry = positions.copy(), cell
+        return Listed(*geometry, *places, references, sizes, pairs, of_nodes, State.of(atoms))
 
     def sizes(self, atoms: int, edges: int, pairs: int, nodes: int | None = None) -> Sizes:
         """Return compiled sizes that hold a structure, or new ones with less padding.

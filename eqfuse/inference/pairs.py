@@ -106,7 +106,7 @@ def is_valid(listed, positions, cutoff: float, skin: float) -> bool:
     """
     (old, old_cell), (new, cell) = listed, positions
     stretch = 1.0
-    if not np.array_equal(old_cell, cell):
+    if old_cell is not cell and not np.array_equal(old_cell, cell):
         if np.linalg.det(old_cell) == 0:
             return False
         deformation = np.linalg.solve(old_cell, cell)

@@ -12,6 +12,7 @@ from eqfuse.ops import Edges, TensorProductLinear
 from eqfuse.ops.backends.triton import linear_forms as linear_launches
 from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
 from eqfuse.ops.ir import linears, products
+from eqfuse.ops.ir.operands import Index
 from eqfuse.ops.primitives import forms, linear_forms
 from eqfuse.ops.show import derivatives
 from tests.emulator.machine import Machine
@@ -24,6 +25,8 @@ MANY = 3 * 2**24
 An offset of 32 bits is negative then, and so outside of every array.
 """
 MOST = 2**32
+SETS = 3 * 2**18
+"""Sets of matrices of 64 by 64, which are as many numbers."""
 
 
 def structs(operands):
@@ -31,22 +34,35 @@ def structs(operands):
     return [jax.ShapeDtypeStruct((MANY, o.size), jnp.float32) for o in operands]
 
 
-def last_edge() -> Edges:
+def last_edge(rows: int = MANY) -> Edges:
     """Return a graph of which only the last edge is looked at, from its last node to that node.
 
     Pages of these arrays that nobody touches take no memory.
     """
-    ends, pointers = np.zeros(MANY, np.int32), np.zeros(MANY + 1, np.int32)
-    ends[-1], pointers[-2:] = MANY - 1, (MANY - 1, MANY)
-    return Edges(ends, ends, ends, pointers, ends, pointers, MANY)
+    ends, pointers = np.zeros(rows, np.int32), np.zeros(rows + 1, np.int32)
+    ends[-1], pointers[-2:] = rows - 1, (rows - 1, rows)
+    return Edges(ends, ends, ends, pointers, ends, pointers, rows)
 
 
-def product(order: str, on_graph: bool):
-    """Return a function of an order of a product, and its arguments."""
+def last_set(rows: int) -> np.ndarray:
+    """Return indices of sets of weights, of which the last row has the last set."""
+    index = np.zeros(rows, np.int32)
+    index[-1] = SETS - 1
+    return index
+
+
+def product(order: str, on_graph: bool, rows_only: bool = False):
+    """Return a function of an order of a product, and its arguments.
+
+    Args:
+      rows_only: whether only gradients of rows are wanted, so that nothing is summed over edges.
+    """
     found = products.tensor_product(
         e3nn.Irreps("64x0e"), e3nn.Irreps("0e"), None, "component", weighted=True, on_graph=on_graph
     )
     form = derivatives(found.form)[order]
+    if rows_only:
+        form = form.restrict(tuple(o.index is Index.ROW for o in form.outputs))
     if not on_graph:
         return lambda *a: forms.evaluate(form, a, backend="triton"), structs(form.inputs)
 
@@ -56,36 +72,73 @@ def product(order: str, on_graph: bool):
     return function, [last_edge(), *structs(form.inputs)]
 
 
-def linear(order: str):
+def linear(order: str, rows: int = MANY, num_sets: int = 0):
     """Return a function of an order of a Linear, and its arguments."""
     irreps = e3nn.Irreps("64x0e")
-    form = derivatives(linears.linear(irreps, (False,), irreps).linear_form)[order]
-    arrays = [jax.ShapeDtypeStruct(form.shape(o, MANY), jnp.float32) for o in form.inputs]
-    return lambda *a: linear_forms.evaluate(form, list(a), None, MANY, "triton"), arrays
+    found = linears.linear(irreps, (False,), irreps, num_sets=num_sets).linear_form
+    form = derivatives(found)[order]
+    arrays = [jax.ShapeDtypeStruct(form.shape(o, rows), jnp.float32) for o in form.inputs]
+
+    def function(index, *arrays):
+        return linear_forms.evaluate(form, list(arrays), index, rows, "triton")
+
+    return function, [last_set(rows) if num_sets else None, *arrays]
 
 
-def fused():
-    """Return a fused op over rows, and its arguments."""
-    module = TensorProductLinear("64x0e", backend="triton", fused="always")
-    x, y = (jax.ShapeDtypeStruct((MANY, n), jnp.float32) for n in (64, 1))
+def fused(rows: int = MANY, num_sets: int = 0, edges: Edges | None = None, **fields):
+    """Return a fused op over rows or on a graph, and its arguments.
 
-    def call(method, *args):
-        *first, x, y = args
-        return method(*first, e3nn.IrrepsArray("64x0e", x), e3nn.IrrepsArray("0e", y))
+    Args:
+      fields: of the op.
+    """
+    fields |= {"num_indexed_weights": num_sets} if num_sets else {}
+    irreps_y = e3nn.Irreps("64x0e" if fields.get("channelwise") else "0e")
 
-    small = [jnp.ones((1, n), jnp.float32) for n in (64, 1)]
-    initial = TensorProductLinear("64x0e", backend="e3nn").init
-    params = jax.eval_shape(lambda *a: call(initial, jax.random.key(0), *a), *small)
-    return lambda params, x, y: call(module.apply, params, x, y).array, [params, x, y]
+    def call(method, backend, params, key, x, y, index, edges):
+        module = TensorProductLinear("64x0e", backend=backend, fused="always", **fields)
+        first = [key] if method == "init" else [params]
+        x, y = e3nn.IrrepsArray("64x0e", x), e3nn.IrrepsArray(irreps_y, y)
+        return getattr(module, method)(*first, x, y, None, edges, index)
+
+    index = last_set(rows) if num_sets else None
+    x, y = (jax.ShapeDtypeStruct((rows, n), jnp.float32) for n in (64, irreps_y.dim))
+    params = jax.eval_shape(
+        lambda x, y: call("init", "triton", None, jax.random.key(0), x, y, index, edges), x, y
+    )
+
+    def function(params, x, y, index, edges):
+        return call("apply", "triton", params, None, x, y, index, edges).array
+
+    return function, [params, x, y, index, edges]
+
+
+def cotangents_of_nodes():
+    """Return the gradient of a fused op on a graph by x, and its arguments."""
+    function, args = fused(edges=last_edge())
+
+    def gradient(params, x, *others):
+        def of_x(x):
+            return function(params, x, *others)
+
+        return jax.vjp(of_x, x)[1](jax.eval_shape(of_x, x))
+
+    return gradient, args
 
 
 CASES = {
     "rows": lambda: product("forward", False),
+    "rows that read nodes": lambda: product("backward", True, rows_only=True),
     "receivers": lambda: product("forward", True),
     "senders": lambda: product("backward", True),
     "Linear": lambda: linear("forward"),
     "gradient of a Linear": lambda: linear("backward"),
+    "sets of a Linear": lambda: linear("forward", 64, SETS),
     "fused rows": fused,
+    "sets of fused rows": lambda: fused(64, SETS),
+    "fused nodes": lambda: fused(edges=last_edge()),
+    "cotangents of fused nodes": cotangents_of_nodes,
+    "sets of fused nodes": lambda: fused(64, SETS, edges=last_edge(64)),
+    "fused edges that read nodes": lambda: fused(edges=last_edge(), channelwise=True),
 }
 
 

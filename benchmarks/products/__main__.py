@@ -12,7 +12,8 @@ import numpy as np
 from benchmarks import cpu_timing
 from benchmarks.networks import Timed, normal
 from eqfuse.bench.cases import BOTH2, BOTH3, SH2, SH3, Case, times
-from eqfuse.bench.problems import Problem, derivative, graph_product
+from eqfuse.bench.problem import Problem, derivative
+from eqfuse.bench.problems import graph_product
 
 NODES, EDGES = 135, 2700
 

@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks.networks import normal
 from eqfuse.bench import record
 from eqfuse.bench.cases import BOTH2, CASES, SH2, times
-from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative, row_product
+from eqfuse.bench.problem import ORDERS, Problem, derivative
+from eqfuse.bench.problems import PROBLEMS, row_product
 from eqfuse.bench.timing import compiled, interleaved
 
 BACKENDS = ("e3nn", "xla", "llvm")

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from eqfuse import ops
 from eqfuse.bench import launches, machine, op_times, parity, steps
 from eqfuse.bench.errors import first_line, spoiled
-from eqfuse.bench.problems import ORDERS, PROBLEMS, derivative
+from eqfuse.bench.problem import ORDERS, derivative
+from eqfuse.bench.problems import PROBLEMS
 from eqfuse.bench.record import environment
 from eqfuse.bench.timing import gpu_rates, precision
 

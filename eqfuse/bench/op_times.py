@@ -16,7 +16,8 @@ import numpy as np
 from eqfuse import ops
 from eqfuse.bench.errors import first_line
 from eqfuse.bench.peers import PEERS, Side
-from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative
+from eqfuse.bench.problem import ORDERS, Problem, derivative
+from eqfuse.bench.problems import PROBLEMS
 from eqfuse.bench.record import ParityError
 from eqfuse.bench.timing import compile_all, interleaved_batches, precision
 

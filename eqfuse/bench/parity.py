@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative
+from eqfuse.bench.problem import ORDERS, Problem, derivative
+from eqfuse.bench.problems import PROBLEMS
 from eqfuse.bench.record import ParityError
 from eqfuse.bench.timing import precision
 

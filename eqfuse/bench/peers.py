@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.bench.cases import Case
-from eqfuse.bench.problems import Problem
+from eqfuse.bench.problem import Problem
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.operands import Operand
 

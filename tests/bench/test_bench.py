@@ -13,7 +13,8 @@ from eqfuse import ops
 from eqfuse.bench import command as program
 from eqfuse.bench import measure, op_times, parity, peers, plan, steps
 from eqfuse.bench.errors import first_line, spoiled
-from eqfuse.bench.problems import ORDERS, PROBLEMS
+from eqfuse.bench.problem import ORDERS
+from eqfuse.bench.problems import PROBLEMS
 from eqfuse.bench.record import ParityError
 from eqfuse.bench.tables import Tables
 from eqfuse.bench.worker import Job, Worker

@@ -7,7 +7,8 @@ import pytest
 
 from eqfuse.bench import op_times, parity, peers
 from eqfuse.bench.cases import Case, Channelwise, Contraction
-from eqfuse.bench.problems import ORDERS, channelwise, contraction, derivative, graph_product
+from eqfuse.bench.problem import ORDERS, derivative
+from eqfuse.bench.problems import channelwise, contraction, graph_product
 
 TINY = (4, 9)
 

@@ -4,39 +4,19 @@ Forward: the program walks the edges of its node as the kernel of the product do
 sums; then it multiplies them by the matrices of the Linear, adds the skip, and applies the gate.
 Backward: it takes the cotangents of its node through the gate and the Linear, to that of the sums,
 from which the kernel of the product's backward goes on.
-
-A row of a node times a matrix: threads side by side have columns, warps have some of the rows each,
-and at the end their sums are added, always in one order. What one thread has written and another
-reads lies in memory, with a barrier between.
 """
 
 import dataclasses
 
 from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.backends.triton.emit.elementwise import activated
-from eqfuse.ops.backends.triton.emit.emitter import DenseEmitter, power_of_two
-from eqfuse.ops.backends.triton.emit.form_kernel import ADDED, TaskEmitter
+from eqfuse.ops.backends.triton.emit.emitter import power_of_two
+from eqfuse.ops.backends.triton.emit.form_kernel import TaskEmitter
 from eqfuse.ops.backends.triton.emit.form_operands import THREADS, WARP
-from eqfuse.ops.backends.triton.spec import KernelSpec
+from eqfuse.ops.backends.triton.emit.node_emitter import NodeEmitter, NodeKernel, Place
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.gates import IDENTITY, Part, Tile
-from eqfuse.ops.ir.linear_form import Block, Term
-
-COLUMNS = WARP
-"""Columns of a tile of a matrix: those that a warp loads at once."""
-MOST_ROWS = 16
-"""Rows of a tile for each warp, at most: loads that a thread has on the way."""
-SUMS = 48
-"""Sums of rows that a thread has, at most."""
-
-
-@dataclasses.dataclass(frozen=True)
-class NodeKernel:
-    """A kernel of which each program has a node, and the names of its inputs."""
-
-    spec: KernelSpec
-    inputs: tuple[str, ...]
 
 
 def refusal(fused: Fused, dtype: str) -> str:
@@ -54,7 +34,7 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> NodeKernel:
     [task] = plan.tasks(Form(fused.form.inputs, sums, fused.form.paths), dtype, edge_lanes)
     walk = TaskEmitter(dataclasses.replace(task, all_channels=True))
     walk.emit_all()
-    t = _Node(fused, dtype, walk.leading * walk.lanes)
+    t = NodeEmitter(fused, dtype, walk.leading * walk.lanes)
     t.lines += walk.lines
     t.emit("node = receiver")
     t.read_set()
@@ -83,7 +63,7 @@ def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> NodeKernel
     """
     names = fused.cotangents(given)
     lanes = max(WARP, power_of_two(fused.form.max_mul))
-    t = _Node(fused, dtype, min(THREADS, lanes * edge_lanes))
+    t = NodeEmitter(fused, dtype, min(THREADS, lanes * edge_lanes))
     t.emit("node = tl.program_id(0).to(tl.int64)")
     t.read_set()
     gated = "ct_out" in names
@@ -103,151 +83,18 @@ def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> NodeKernel
     return t.kernel("fused_node_backward", note, inputs, t.integers, ["dm", *["dz"] * gated])
 
 
-class _Node(DenseEmitter):
-    """Writes what a program does with the rows of its node, whose number is `node`."""
-
-    def __init__(self, fused: Fused, dtype: str, threads: int):
-        super().__init__(dtype)
-        self.fused, self.linear, self.warps = fused, fused.linear, max(1, threads // WARP)
-        blocks = (*self.linear.blocks_in, *self.linear.blocks_out)
-        self.columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
-        self.sums: set[int] = set()
-        self.parameters = [f"p{n}" for n in range(len(self.linear.parameters))]
-        self.integers = ["set_index"] if fused.num_sets else []
-
-    def kernel(self, stem: str, note: str, inputs, integers, outputs) -> NodeKernel:
-        """Return the kernel of the lines so far."""
-        names = (*inputs, *integers)
-        types = dict.fromkeys(outputs, self.dtype)
-        spec = self.spec(stem, note, names, integers, (), types, self.warps, self.sums)
-        return NodeKernel(spec, names)
-
-    def read_set(self):
-        """Read which set of weights the node has, if there are several."""
-        if self.fused.num_sets:
-            self.emit("set_index = tl.load(set_index_ptr + node).to(tl.int64)")
-
-    def weights(self, term: Term) -> str:
-        """Return the pointer to a matrix or a bias."""
-        shape, pointer = self.linear.parameters[term.w - 1].shape, f"p{term.w - 1}_ptr"
-        if not self.fused.num_sets:
-            return pointer
-        return f"{pointer} + set_index * {shape[0] if len(shape) == 1 else shape[0] * shape[1]}"
-
-    def column_groups(self, mul: int, dim: int) -> tuple[str, list[int]]:
-        """Return a loop over `mul` columns, and where in a turn of it each tile begins.
-
-        Some tiles share the loads of the row of `dim` components that they are multiplied with.
-        """
-        starts = range(0, mul, self.columns)[: 4 if dim == 1 else 2]
-        step = len(starts) * self.columns
-        return f"for column in tl.range(0, {mul}, {step}, num_stages=1):", list(starts)
-
-    def column(self, start: int) -> str:
-        """Return the numbers of the columns of a tile."""
-        return self.name(f"column + {start} + tl.arange(0, {self.columns})")
-
-    def times(self, row, matrix, starts: list[int], dim: int, size: int, scale: float):
-        """Return scale * row times a matrix, [columns] for each tile and component.
-
-        Args:
-          row: called with the numbers of rows of the matrix and a component, gives an address.
-          matrix: called with the numbers of rows and the start of a tile, gives the tile.
-          size: rows of the matrix.
-        """
-        rows = SUMS // (dim * len(starts))
-        rows = min(MOST_ROWS, max(1, power_of_two(rows + 1) // 2)) * self.warps
-        rows = min(rows * WARP // self.columns, power_of_two(size))
-        shape = f"[{rows}, {self.columns}]"
-        totals = [
-            [self.name(f"tl.zeros({shape}, {self.real})") for _ in range(dim)] for _ in starts
-        ]
-        with self.block(f"for at in tl.range(0, {size}, {rows}, num_stages=1):"):
-            u = self.name(f"at + tl.arange(0, {rows})")
-            values = [
-                self.load(f"{row(f'{u}[:, None]', k)}", f"{u}[:, None] < {size}")
-                for k in range(dim)
-            ]
-            for start, sums in zip(starts, totals, strict=True):
-                tile = matrix(u, start)
-                for value, total in zip(values, sums, strict=True):
-                    self.emit(f"{total} += {value} * {tile}")
-        names = [name for sums in totals for name in sums]
-        for first in range(0, len(names), ADDED):
-            some = names[first : first + ADDED]
-            every, reduced = ", ".join(some), ", ".join(f"{name}_sum" for name in some)
-            if len(some) == 1:
-                self.emit(f"{reduced} = tl.sum({every}, 0)")
-                continue
-            self.sums.add(len(some))
-            self.emit(f"{reduced} = tl.reduce(({every}), 0, add_{len(some)})")
-        scaled = "" if scale == 1.0 else f"{scale!r} * "
-        return [[self.name(f"{scaled}{name}_sum") for name in sums] for sums in totals]
-
-    def added(self, results, starts: list[int], dim: int) -> list[list[str]]:
-        """Return the sums of results of `times`, or zeros."""
-        if not results:
-            zeros = f"tl.zeros([{self.columns}], {self.real})"
-            return [[self.name(zeros) for _ in range(dim)] for _ in starts]
-        first, *others = results
-        for other in others:
-            for sums, more in zip(first, other, strict=True):
-                for total, value in zip(sums, more, strict=True):
-                    self.emit(f"{total} += {value}")
-        return first
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Columns of a part of a row: what the pointer is, and where a component of them lies."""
-
-    t: _Node
-    part: Part
-    v: str
-
-    @property
-    def block(self) -> Block:
-        return self.t.linear.blocks_out[self.part.block]
-
-    @property
-    def mask(self) -> str:
-        return f"{self.v} < {self.part.mul}"
-
-    def of_z(self, prefix: str, k: int) -> str:
-        """Return the address in an array of the pre-activation or of its cotangents."""
-        array = self.t.linear.array_of(self.part.block)
-        size = self.t.linear.linear_form.outputs[array].size
-        name = {"": self.t.fused.arrays[array], "ct_": f"ct_{self.t.fused.arrays[array]}"}
-        pointer = name.get(prefix, prefix)
-        offset = self.block.offset + self.part.first * self.block.dim
-        return f"{pointer}_ptr + node * {size} + {offset} + {self.v} * {self.block.dim} + {k}"
-
-    def of_out(self, pointer: str, tile: Tile, k: int) -> str:
-        """Return the address in the gated row or in its cotangent."""
-        place = (
-            f"node * {self.t.fused.sizes[0]} + {tile.offset} + {self.v} * {self.block.dim} + {k}"
-        )
-        return f"{pointer}_ptr + {place}"
-
-    def load(self, address: str) -> str:
-        return self.t.load(address, self.mask)
-
-    def store(self, address: str, value: str):
-        self.t.emit(f"tl.store({address}, {value}, mask={self.mask})")
-
-
-def _write_mixed(t: _Node, part: Part):
+def _write_mixed(t: NodeEmitter, part: Part):
     """Write a block of the pre-activation: the Linear of the sums, bias and skip."""
     loop, starts = t.column_groups(part.mul, t.linear.blocks_out[part.block].dim)
     with t.block(loop):
-        places = [_Place(t, part, t.column(start)) for start in starts]
+        places = [Place(t, part, t.column(start)) for start in starts]
         added = [_added(t, place) for place in places]
         for place, values, more in zip(places, _mixed(t, part, starts), added, strict=True):
             for k, (value, terms) in enumerate(zip(values, more, strict=True)):
                 place.store(place.of_z("", k), " + ".join([value, *terms]))
 
 
-def _added(t: _Node, place: _Place) -> list[list[str]]:
+def _added(t: NodeEmitter, place: Place) -> list[list[str]]:
     """Return what is added to each component: bias and skip."""
     terms: list[list[str]] = [[] for _ in range(place.block.dim)]
     for bias in t.linear.biases(place.part.block):
@@ -258,7 +105,7 @@ def _added(t: _Node, place: _Place) -> list[list[str]]:
     return terms
 
 
-def _mixed(t: _Node, part: Part, starts: list[int]) -> list[list[str]]:
+def _mixed(t: NodeEmitter, part: Part, starts: list[int]) -> list[list[str]]:
     """Return the columns of a block of the Linear of the sums."""
     [out] = t.fused.form.outputs
     dim, results = t.linear.blocks_out[part.block].dim, []
@@ -277,14 +124,14 @@ def _mixed(t: _Node, part: Part, starts: list[int]) -> list[list[str]]:
     return t.added(results, starts, dim)
 
 
-def _write_gated(t: _Node, tile: Tile):
+def _write_gated(t: NodeEmitter, tile: Tile):
     """Write a tile of the output, from the pre-activation in memory."""
     with t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):"):
         v = t.column(0)
-        place = _Place(t, tile.part, v)
+        place = Place(t, tile.part, v)
         values = [place.load(place.of_z("", k)) for k in range(place.block.dim)]
         if tile.gate:
-            gate = _Place(t, tile.gate, v)
+            gate = Place(t, tile.gate, v)
             act = activated(t, tile.act, gate.load(gate.of_z("", 0)))
             values = [f"{act} * {value}" for value in values]
         else:
@@ -293,11 +140,11 @@ def _write_gated(t: _Node, tile: Tile):
             place.store(place.of_out("out", tile, k), value)
 
 
-def _write_cotangent(t: _Node, tile: Tile, has_ct_z: bool):
+def _write_cotangent(t: NodeEmitter, tile: Tile, has_ct_z: bool):
     """Write the cotangent of the parts of the pre-activation that a tile is made of."""
     with t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):"):
         v = t.column(0)
-        place = _Place(t, tile.part, v)
+        place = Place(t, tile.part, v)
         components = range(place.block.dim)
         cts = [place.load(place.of_out("ct_out", tile, k)) for k in components]
         if tile.act == IDENTITY and tile.gate is None:
@@ -309,7 +156,7 @@ def _write_cotangent(t: _Node, tile: Tile, has_ct_z: bool):
                 pairs = zip(cts, slopes, strict=True)
                 results = [(place, [f"{ct} * {slope}" for ct, slope in pairs])]
             else:
-                gate = _Place(t, tile.gate, v)
+                gate = Place(t, tile.gate, v)
                 x = gate.load(gate.of_z("z", 0))
                 act, slope = activated(t, tile.act, x), activated(t, tile.act, x, True)
                 total = " + ".join(f"{ct} * {value}" for ct, value in zip(cts, z, strict=True))
@@ -321,7 +168,7 @@ def _write_cotangent(t: _Node, tile: Tile, has_ct_z: bool):
                 at.store(at.of_z("dz", k), value + more)
 
 
-def _write_cotangent_of_sums(t: _Node, number: int, dz: str):
+def _write_cotangent_of_sums(t: NodeEmitter, number: int, dz: str):
     """Write the cotangent of a block of the sums, from that of the pre-activation in memory."""
     block = t.linear.blocks_in[number]
     [source] = t.fused.form.inputs
@@ -335,7 +182,7 @@ def _write_cotangent_of_sums(t: _Node, number: int, dz: str):
             width = t.linear.blocks_out[whole].mul
 
             def row(v: str, k: int, whole=whole, width=width) -> str:
-                return _Place(t, Part(whole, 0, width), v).of_z(dz or "ct_", k)
+                return Place(t, Part(whole, 0, width), v).of_z(dz or "ct_", k)
 
             def matrix(v: str, start: int, term=term, width=width) -> str:
                 u = t.column(start)
@@ -352,7 +199,7 @@ def _write_cotangent_of_sums(t: _Node, number: int, dz: str):
                 t.emit(f"tl.store({place} + {k}, {value}, mask={u} < {block.mul})")
 
 
-def _write_zeros(t: _Node, size: int, first: int, stop: int):
+def _write_zeros(t: NodeEmitter, size: int, first: int, stop: int):
     """Write zeros to columns of the cotangent of the sums that the Linear does not read."""
     if first == stop:
         return

@@ -2,7 +2,7 @@
 
 import sys
 
-from eqfuse.train.main import main
+from eqfuse.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -1,7 +1,9 @@
 """The console command `eqfuse`."""
 
+import contextlib
 import difflib
 import importlib
+import os
 import sys
 
 from eqfuse import __version__
@@ -54,8 +56,22 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
       arguments: the name of the command and its arguments; None for those of the command line.
     Returns:
-      The exit code of the command; 2 for an unknown one.
+      The exit code of the command; 2 for an unknown one, 141 (128 and SIGPIPE) if what reads its
+      output has ended, as `head` does.
     """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):  # Python flushes them once more at the end
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 141
+
+
+def _run(arguments: list[str] | None) -> int:
     name, *others = (sys.argv[1:] if arguments is None else arguments) or [""]
     if name in ("--help", "-h"):
         print(_HELP)

@@ -36,6 +36,16 @@ def test_what_is_no_command_is_one_line(arguments, message, capsys):
     assert captured.err == f"error: {message}\n"
 
 
+def test_a_reader_of_its_output_that_ends_is_no_error():
+    """As `head` does, which may end before anything is written."""
+    arguments = [sys.executable, "-m", "eqfuse.cli", "train", "--help"]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(arguments, **pipe) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 def test_each_command_has_help_of_its_own(capsys):
     assert main(["train", "--help"]) == 0
     assert "\n  eqfuse train [name=value ...]\n" in capsys.readouterr().out

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from eqfuse import data
+from eqfuse.data.errors import counted
 from eqfuse.data.readers import stem
 from eqfuse.inference.arguments import add_backend, add_keys, count_of, label_keys, run
 from eqfuse.inference.output import atoms_of, format_of, write_atoms
@@ -68,7 +69,8 @@ def _predict(options):
     frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
     write_atoms(out, frames, format)
     atoms = sum(structure.num_atoms for structure in structures)
-    print(f"{len(frames)} frames of {atoms} atoms predicted in {seconds:.1f} s; they are in {out}")
+    done = f"{counted(len(frames), 'frame')} of {counted(atoms, 'atom')} predicted"
+    print(f"{done} in {seconds:.1f} s; they are in {out}")
     if len(networks) > 1:
         worst = max(range(len(frames)), key=lambda k: predicted[k].spread.forces.max())
         spread = predicted[worst].spread.forces

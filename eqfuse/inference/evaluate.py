@@ -15,6 +15,7 @@ import scipy.stats
 from eqfuse import data
 from eqfuse import plots as pictures
 from eqfuse.data.error_table import error_table
+from eqfuse.data.errors import counted
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled
 from eqfuse.inference.arguments import add_backend, add_keys, label_keys, run
@@ -99,11 +100,11 @@ def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
         named = getattr(options, f"{name}_key") is not None
         if count == 0 and (named or not any(counts.values())):
             missing = missing_label(options.file, name, keys)
-            raise data.DataError(f"{options.file}, in none of {total} frames: {missing}")
+            raise data.DataError(f"{options.file}, in none of {counted(total, 'frame')}: {missing}")
     for name, count in counts.items():
         if count < total and (count or name != "stress"):
             hint = "" if count else f": {missing_label(options.file, name, keys)}"
-            print(f"{name} in {count} of {total} frames{hint}")
+            print(f"{name} in {count} of {counted(total, 'frame')}{hint}")
 
 
 def _not_isolated(structures, path) -> list[data.Structure]:
@@ -159,7 +160,7 @@ def draw_parity(structures, predicted: list[Predicted], target: Path):
         tuple(map(np.concatenate, zip(*with_forces, strict=True))),
         target,
         tuple(zip(*stress, strict=True)),
-        f"{len(pairs)} frames",
+        counted(len(pairs), "frame"),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse import data
+from eqfuse.data.errors import counted
 from eqfuse.data.readers import stem
 from eqfuse.inference.arguments import count_of, run
 from eqfuse.inference.output import atoms_of, format_of, write_atoms
@@ -61,7 +62,7 @@ def _select(options):
     write_atoms(out, frames, format)
     spreads = [1e3 * predicted[k].spread.forces.max() for k in (numbers[0], numbers[-1])]
     print(
-        f"{len(frames)} of {len(structures)} frames, with spreads of the forces from "
+        f"{len(frames)} of {counted(len(structures), 'frame')}, with spreads of the forces from "
         f"{spreads[0]:.0f} to {spreads[1]:.0f} meV/Å, are in {out}"
     )
 

@@ -66,13 +66,14 @@ class FileData(MoleculeData):
         if self.check == "off":
             return []
         from eqfuse.data.checks import find_problems
+        from eqfuse.data.errors import counted
 
         problems = find_problems(dataset, structures, validation)
         if problems and self.check == "strict":
             for problem in problems:
                 print(f"problem: {problem}", file=sys.stderr, flush=True)
             raise import_data().DataError(
-                f"data.check=strict refuses data with problems, of which there are {len(problems)}"
+                f"data.check=strict refuses data with {counted(len(problems), 'problem')}"
             )
         return problems
 
@@ -87,16 +88,19 @@ class FileData(MoleculeData):
         if self.path is None:
             return self._download()
         self._check_apart()
-        return self._read_all(self.path)
+        return self._read_all("path")
 
     def read_validation(self) -> list | None:
-        return None if self.val_path is None else self._read_all(self.val_path)
+        return None if self.val_path is None else self._read_all("val_path")
 
     def read_test(self) -> list | None:
-        return None if self.test is None else self._read_all(self.test)
+        return None if self.test is None else self._read_all("test")
 
-    def _read_all(self, path: str):
-        files = matching(path)
+    def _read_all(self, name: str):
+        """Read the files of a setting."""
+        files = matching(getattr(self, name))
+        if missing := [file for file in files if not os.path.exists(file)]:
+            raise import_data().DataError(f"no such file: {missing[0]}; check data.{name}")
         if self._stores(files):
             from eqfuse.data.store import store_structures
 
@@ -169,12 +173,14 @@ def matching(path: str) -> list[str]:
     matches = sorted(file for file in glob.glob(path, recursive=True) if os.path.isfile(file))
     if not matches:
         raise import_data().DataError(
-            f"no file matches {path}; check the pattern (data.path, data.val_path)"
+            f"no file matches {path}; check the pattern (data.path, data.val or data.test)"
         )
     return matches
 
 
 def described(origin: str) -> str:
     """Return where structures are from, with the number of files if it is a pattern."""
+    from eqfuse.data.errors import counted
+
     files = matching(origin)
-    return origin if files == [origin] else f"{origin}: {len(files)} files"
+    return origin if files == [origin] else f"{origin}: {counted(len(files), 'file')}"

@@ -82,8 +82,6 @@ def load_dataset(
         if kept is not None:
             dataset = dataset.with_references(kept, structures, validation)
     messages = [warning.message for warning in caught]
-    if resume is None:  # it was checked when the run began
-        messages += settings.check_data(dataset, structures, validation)
     if start is not None:
         dataset, more = _referenced(
             settings.references_origin, start, dataset, structures, validation
@@ -92,6 +90,8 @@ def load_dataset(
     require_labels(training, settings, dataset.train, chosen=True)
     messages += labels_not_validated(training, dataset)
     dataset = _with_test(dataset, settings.read_test())
+    if resume is None:  # it was checked when the run began
+        messages += settings.check_data(dataset, structures, validation)
     for message in messages:
         print(f"warning: {message}", file=sys.stderr, flush=True)
     return dataset, start

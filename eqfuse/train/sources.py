@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 
 import yaml
 
@@ -161,6 +162,11 @@ class MoleculeData:
         if (typed := self._typed_references()) is not None:
             return typed
         path, key = self._references_path(), self.reference_key or self._keys().energy
+        if path is not None and not os.path.exists(path):
+            raise import_data().DataError(
+                f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
+                "energies in eV, '{H: -13.6, 8: -2041.9}', average or fit"
+            )
         return None if path is None else import_data().isolated_atom_energies(path, energy_key=key)
 
     def _typed_references(self) -> dict[int, float] | None:

@@ -7,8 +7,16 @@ import ase.io
 import ase.units
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
 
-from eqfuse.data import Dataset, Structure, isolated_atom_energies, read_embedded, read_structures
+from eqfuse.data import (
+    DataError,
+    Dataset,
+    Structure,
+    isolated_atom_energies,
+    read_embedded,
+    read_structures,
+)
 from eqfuse.data.checks import find_problems
 from eqfuse.data.checks.differences import energy_differences
 from eqfuse.data.checks.springs import springs
@@ -168,7 +176,7 @@ def test_forces_that_are_zero_by_symmetry_are_no_problem(crystal):
 
 def test_energies_that_are_zero(ethanol):
     [problem] = problems(replaced(ethanol, 7, energy=0.0))
-    assert "1 frames have energies more than" in problem
+    assert "1 frame has energies more than" in problem
     assert "structure 7" in problem
 
 
@@ -176,7 +184,7 @@ def test_close_atoms(ethanol):
     positions = ethanol[5].positions.copy()
     positions[3] = positions[0] + [0, 0, 0.3]
     found = problems(replaced(ethanol, 5, positions=positions))
-    assert "1 frames have atoms nearer than 0.5 Å; the nearest are 0.300 Å" in found[0]
+    assert "1 frame has atoms nearer than 0.5 Å; the nearest are 0.300 Å" in found[0]
     assert "(structure 5, atoms 0 and 3)" in found[0]
 
 
@@ -197,23 +205,47 @@ def test_copies(ethanol, rng):
     copy = dataclasses.replace(copy, positions=copy.positions.round(5), origin="other.xyz, frame 0")
     found = problems(ethanol[:60], validation=[*ethanol[60:], copy])
     [problem] = found
-    assert "1 validation frames are training frames, too" in problem
+    assert "1 validation frame is a training frame, too" in problem
     assert "structure 20 and other.xyz, frame 0" in problem
     again = dataclasses.replace(moved(ethanol[3], rng), energy=ethanol[3].energy + 0.1)
     found = problems([*ethanol[:60], again], validation=ethanol[60:])
-    assert "1 frames are copies of others" in found[0]
-    assert "1 pairs of the same structures have energies that differ, by up to 0.0111" in found[1]
+    assert "1 frame is a copy of others" in found[0]
+    assert "1 pair of the same structures has energies that differ, by up to 0.0111" in found[1]
     assert len(found) == 2
+
+
+def test_test_frames_that_are_trained_on_or_validate(ethanol, rng, tmp_path, capsys):
+    """In a run: the third frame is a copy of a training frame, the fifth of a validation frame."""
+    frames = [*ethanol[60:62], moved(ethanol[0], rng), ethanol[62], moved(ethanol[50], rng)]
+    parts = {"train": ethanol[:50], "val": ethanol[50:60], "test": frames}
+    for name, structures in parts.items():
+        atoms = [ase.Atoms(s.numbers, s.positions) for s in structures]
+        for one, s in zip(atoms, structures, strict=True):
+            one.calc = SinglePointCalculator(one, energy=s.energy, forces=s.forces)
+        ase.io.write(tmp_path / f"{name}.xyz", atoms, format="extxyz")
+    files = [f"data={tmp_path}/train.xyz"]
+    files += [f"data.{name}={tmp_path}/{name}.xyz" for name in ("val", "test")]
+    files += ["data.reference_energies={H: 0, C: 0, O: 0}", "cutoff=4"]
+    config = parse(files)
+    load_dataset(config.data, config.training, config.model.cutoff, config.seed)
+    shown = capsys.readouterr().err
+    for kind, of in (("training", ("train", 0, 2)), ("validation", ("val", 0, 4))):
+        file, frame, copy = of
+        assert f"1 test frame is a {kind} frame, too, so that errors of test are too small" in shown
+        assert f"{file}.xyz, frame {frame} and {tmp_path}/test.xyz, frame {copy}" in shown
+    strict = parse([*files, "data.check=strict"])
+    with pytest.raises(DataError, match=r"data\.check=strict refuses data with 2 problems"):
+        load_dataset(strict.data, strict.training, strict.model.cutoff, strict.seed)
 
 
 def test_outliers_name_frame_and_atom(ethanol):
     forces = ethanol[11].forces.copy()
     forces[4, 1] += 500.0
     found = problems(replaced(ethanol, 11, forces=forces))
-    assert any("1 frames have forces above" in p and "atom 4 of structure 11" in p for p in found)
+    assert any("1 frame has forces above" in p and "atom 4 of structure 11" in p for p in found)
     assert any("forces do not add up to zero in 1 of 100 frames" in p for p in found)
     found = problems(replaced(ethanol, 12, energy=ethanol[12].energy + 40.0))
-    assert any("1 frames have energies more than" in p and "structure 12" in p for p in found)
+    assert any("1 frame has energies more than" in p and "structure 12" in p for p in found)
 
 
 def test_net_forces(ethanol):
@@ -244,7 +276,7 @@ def test_reference_energies_that_are_not_determined(ethanol):
     frames.append(dataclasses.replace(silane, positions=1.36 * methane.positions))
     dataset = Dataset.build(frames, cutoff=CUTOFF, validation=ethanol[:1])
     [problem] = [p for p in find_problems(dataset, frames) if "reference" in p]
-    assert "Si is in 1 training frames only (silane)" in problem
+    assert "Si is in 1 training frame only (silane)" in problem
 
 
 def test_problems_are_warnings_or_refused(water, tmp_path, capsys):
@@ -263,9 +295,7 @@ def test_problems_are_warnings_or_refused(water, tmp_path, capsys):
     assert main([*settings, "data.check=strict", f"run={tmp_path / 'run'}"]) == 2
     *problems, error = capsys.readouterr().err.splitlines()
     assert problems[0].startswith("problem: forces are exactly zero")
-    assert error.startswith(
-        f"error: data.check=strict refuses data with problems, of which there are {len(problems)}"
-    )
+    assert error.startswith(f"error: data.check=strict refuses data with {len(problems)} problems")
     assert not (tmp_path / "run").exists()
     assert main([*settings, "data.check=maybe"]) == 2
     assert "data.check=maybe is unknown" in capsys.readouterr().err

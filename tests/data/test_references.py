@@ -183,10 +183,10 @@ def test_an_isolated_atom_needs_no_forces(tmp_path):
     path.write_text(text.replace("IsolatedAtom", "isolated_atom"))  # of GAP
     assert read_extxyz(path)[0].is_isolated_atom
     path.write_text(text.replace("energy", "other"))
-    with pytest.raises(DataError, match="none of 1 frames: no energy"):
+    with pytest.raises(DataError, match="none of 1 frame: no energy"):
         read_extxyz(path)
     path.write_text(text.replace("IsolatedAtom", "Atom"))
-    with pytest.raises(DataError, match="none of 1 frames: no forces"):
+    with pytest.raises(DataError, match="none of 1 frame: no forces"):
         read_extxyz(path)
 
 

@@ -60,8 +60,10 @@ def refused(arguments, capsys, code=2):
 
 @pytest.mark.slow
 def test_it_starts_from_the_network_and_learns(base, settings, tmp_path, capsys):
+    """In one stage: the loss of a second one weighs energies otherwise, and is not compared."""
     folder = tmp_path / "run"
-    assert main([*settings, "epochs=40", "lr=0.02", f"run={folder}"]) == 0
+    settings = [*settings, "training.second_stage=null"]
+    assert main([*settings, "epochs=40", "lr=0.05", f"run={folder}"]) == 0
     out = capsys.readouterr().out
     assert f"the network of {base}" in out
     assert f"those of {base}" in out

@@ -22,17 +22,18 @@ def find_problems(
     """Return what is probably wrong with data, a sentence each.
 
     Args:
-      dataset: made of the structures.
+      dataset: made of the structures, and of test structures, which are compared with the others.
       structures: in the order of the file, whose neighbours may be frames of a trajectory.
       validation: those that were given for validation, if any.
     """
     frames = without_isolated_atoms(Joined(structures, validation or ()))
-    samples = Joined(dataset.train, dataset.val)
-    distances = Distances.of(samples, dataset.cutoff)
+    samples, sets = Joined(dataset.train, dataset.val), (dataset.train, dataset.val, dataset.test)
+    every = Joined(*sets)
+    distances = Distances.of(every, dataset.cutoff)
     return [
         *zero_labels(samples),
-        *close_pairs(samples, distances),
-        *duplicates(samples, len(dataset.train), distances),
+        *close_pairs(every, distances),
+        *duplicates(every, [len(part) for part in sets], distances),
         *springs(frames),
         *energy_differences(frames),
         *total_energies_in_hartree(frames),

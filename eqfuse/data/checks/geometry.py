@@ -2,11 +2,13 @@
 
 import dataclasses
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from eqfuse.data.batching import Sample
+from eqfuse.data.errors import counted
 
 NEAREST = 0.5
 """Å; no two nuclei are nearer in data to learn from: H2 has 0.74, and 0.5 costs 5 eV."""
@@ -14,6 +16,7 @@ _SAME = 1e-4  # Å: more than what files round, less than what a step of dynamic
 _SAME_ENERGY = 1e-3  # eV/atom
 _SAME_SUMS = 1e-4  # relative
 _PIECE = 10_000  # frames whose sums are compared at once
+_SETS = "training", "validation", "test"
 _FOLLOWING = 3  # frames, next to each other by a sum over pairs, that are compared
 
 
@@ -68,42 +71,50 @@ def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str
         ends = sample.senders[edge], sample.receivers[edge]
         pair = sorted(number_of(sample, atom) for atom in ends)
         yield (
-            f"{count} frames have atoms nearer than {NEAREST} Å; the nearest are "
-            f"{distances.nearest.min():.3f} Å apart ({sample.name}, atoms {pair[0]} and {pair[1]})"
-            ": are positions in Å?"
+            f"{counted(count, 'frame has', 'frames have')} atoms nearer than {NEAREST} Å; the "
+            f"nearest are {distances.nearest.min():.3f} Å apart ({sample.name}, atoms {pair[0]} "
+            f"and {pair[1]}): are positions in Å?"
         )
 
 
-def duplicates(samples: Sequence[Sample], num_train: int, distances: Distances) -> Iterator[str]:
+def duplicates(
+    samples: Sequence[Sample], sizes: Sequence[int], distances: Distances
+) -> Iterator[str]:
     """Yield how many structures occur twice, also rotated, mirrored or with atoms in another order.
 
     Structures are the same here if they have the same elements and the same distances up to the
     cutoff.
 
     Args:
-      samples: training samples, then validation samples.
-      num_train: how many are training samples.
+      samples: those of training, validation and test, one after the other.
+      sizes: the numbers of these.
       distances: of the samples.
     """
     pairs = _same(samples, distances)
-    within = [p for p in pairs if (p[0] < num_train) == (p[1] < num_train)]
-    across = [p for p in pairs if (p[0] < num_train) != (p[1] < num_train)]
-    if within:
+    sets = defaultdict(list)
+    for pair in pairs:
+        sets[tuple(np.searchsorted(np.cumsum(sizes), pair, "right").tolist())].append(pair)
+    if within := [pair for part in range(len(_SETS)) for pair in sets[part, part]]:
         yield (
-            f"{_count(within)} frames are copies of others, or what a rotation, a reflection or "
-            f"another order of atoms makes of them: {_example(samples, within)}"
+            f"{counted(_count(within), 'frame is a copy', 'frames are copies')} of others, or what "
+            f"a rotation, a reflection or another order of atoms makes of them: "
+            f"{_example(samples, within)}"
         )
-    if across:
-        yield (
-            f"{len({max(p) for p in across})} validation frames are training frames, too, so that "
-            f"errors of validation are too small: {_example(samples, across)}"
-        )
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        if across := sets[one, other]:
+            first, later = _SETS[one], _SETS[other]
+            are = f"{later} frame is a {first} frame", f"{later} frames are {first} frames"
+            yield (
+                f"{counted(_count(across), *are)}, too, so that errors of {later} are too small: "
+                f"{_example(samples, across)}"
+            )
     differing = [(d, p) for p in pairs if (d := _energy_difference(samples, p)) > _SAME_ENERGY]
     if differing:
         most, pair = max(differing)
+        have = "pair of the same structures has", "pairs of the same structures have"
         yield (
-            f"{len(differing)} pairs of the same structures have energies that differ, by up to "
-            f"{most:.3g} eV/atom: {_example(samples, [pair])}"
+            f"{counted(len(differing), *have)} energies that differ, by up to {most:.3g} eV/atom: "
+            f"{_example(samples, [pair])}"
         )
 
 

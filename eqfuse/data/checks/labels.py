@@ -6,6 +6,7 @@ import numpy as np
 
 from eqfuse.data.batching import Sample
 from eqfuse.data.checks.geometry import number_of, vectors
+from eqfuse.data.errors import counted
 from eqfuse.data.lazy import evenly, selected
 
 _SAMPLED = 10_000  # frames that say what usual forces are
@@ -30,8 +31,8 @@ def zero_labels(samples: Sequence[Sample]) -> Iterator[str]:
         if zero:
             yield (
                 f"{name} {'are' if name == 'forces' else 'is'} exactly zero in {len(zero)} of "
-                f"{labelled} frames ({zero[0].name}): a placeholder? Leave {name} out there, or "
-                f"give config_{name}_weight=0"
+                f"{counted(labelled, 'frame')} ({zero[0].name}): a placeholder? Leave {name} out "
+                f"there, or give config_{name}_weight=0"
             )
 
 
@@ -72,9 +73,9 @@ def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
         k = int(np.argmax(largest))
         atom = number_of(labelled[k], int(np.argmax(lengths(labelled[k]))))
         yield (
-            f"{count} frames have forces above {limit:.3g} eV/Å, far from all others (median "
-            f"{np.exp(center):.2g}); the largest, {largest[k]:.4g} eV/Å, is on atom {atom} of "
-            f"{labelled[k].name}"
+            f"{counted(count, 'frame has', 'frames have')} forces above {limit:.3g} eV/Å, far from "
+            f"all others (median {np.exp(center):.2g}); the largest, {largest[k]:.4g} eV/Å, is "
+            f"on atom {atom} of {labelled[k].name}"
         )
 
 
@@ -90,8 +91,9 @@ def energy_outliers(samples: Sequence[Sample]) -> Iterator[str]:
     if 0 < count <= max(1, _FEW * len(labelled)):
         k = int(np.argmax(deviations))
         yield (
-            f"{count} frames have energies more than {limit:.3g} eV/atom from the median; the "
-            f"farthest, by {energies[k] - np.median(energies):+.4g} eV/atom, is {labelled[k].name}"
+            f"{counted(count, 'frame has', 'frames have')} energies more than {limit:.3g} eV/atom "
+            f"from the median; the farthest, by {energies[k] - np.median(energies):+.4g} "
+            f"eV/atom, is {labelled[k].name}"
         )
 
 
@@ -111,7 +113,7 @@ def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
         k = int(np.argmax(np.where(bad, errors, 0)))
         net = np.linalg.norm(labelled[k].forces.sum(axis=0))
         yield (
-            f"forces do not add up to zero in {bad.sum()} of {len(labelled)} frames; the largest "
-            f"sum is {net:.3g} eV/Å, in {labelled[k].name}: are forces of atoms missing, or fixed "
-            "atoms set to zero?"
+            f"forces do not add up to zero in {bad.sum()} of {counted(len(labelled), 'frame')}; "
+            f"the largest sum is {net:.3g} eV/Å, in {labelled[k].name}: are forces of atoms "
+            "missing, or fixed atoms set to zero?"
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from ase.data import chemical_symbols, covalent_radii
 
+from eqfuse.data.errors import counted
 from eqfuse.data.lazy import chosen, selected
 from eqfuse.data.neighbors import neighbor_list
 from eqfuse.data.structures import Structure
@@ -58,7 +59,7 @@ def springs(structures: Sequence[Structure]) -> Iterator[str]:
         return
     names = {k: _elements(kind) for k, kind in enumerate(kinds.tolist())}
     best = int(np.argmax(np.where(certain, np.abs(stiffness) / error, 0)))
-    where = f"{len(sample)} frames"
+    where = counted(len(sample), "frame")
     if (stiffness[certain] < 0).all():
         yield (
             f"forces push atoms together where bonds are short (stiffness of "

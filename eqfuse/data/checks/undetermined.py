@@ -7,6 +7,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from eqfuse.data.dataset import Dataset
+from eqfuse.data.errors import counted
 from eqfuse.data.lazy import chosen, selected
 from eqfuse.data.references import compositions
 from eqfuse.data.structures import Structure
@@ -43,7 +44,7 @@ def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -
         frames = np.flatnonzero(table[which, k])
         z = int(species[k])
         yield (
-            f"{chemical_symbols[z]} is in {len(frames)} training frames only "
+            f"{chemical_symbols[z]} is in {counted(len(frames), 'training frame')} only "
             f"({train[frames[0]].origin or 'a structure'}), whose errors are its reference energy, "
             f"{dataset.references[z]:.1f} eV; leave them out, or {_GIVE}"
         )

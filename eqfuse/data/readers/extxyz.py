@@ -120,7 +120,7 @@ def _lines(path) -> Iterator[str]:
         ):
             yield from text
     except FileNotFoundError as err:
-        raise DataError(f"no such file: {path}; check the path (data.path, data.val_path)") from err
+        raise DataError(f"no such file: {path}") from err
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as err:
         raise DataError(f"{path} cannot be read as text: {err}") from err
 

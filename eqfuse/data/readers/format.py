@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import ase.units
 
-from eqfuse.data.errors import DataError
+from eqfuse.data.errors import DataError, counted
 from eqfuse.data.structures import Structure, count_labelled
 
 _KCAL_PER_MOL = ase.units.kcal / ase.units.mol
@@ -122,7 +122,9 @@ def collected(
     frames = [s for s in structures if not s.is_isolated_atom]
     for name, labelled in (("energy", structures), ("forces", frames)) if missing else ():
         if labelled and not count_labelled(labelled, name):
-            raise DataError(f"{path}, in none of {len(labelled)} frames: {missing(name)}")
+            raise DataError(
+                f"{path}, in none of {counted(len(labelled), 'frame')}: {missing(name)}"
+            )
     return structures
 
 
@@ -154,7 +156,7 @@ def require_file(path: str | os.PathLike) -> None:
     """
     require_regular(path)
     if not os.path.exists(path):
-        raise DataError(f"no such file: {path}; check the path (data.path, data.val_path)")
+        raise DataError(f"no such file: {path}")
 
 
 def imported(module: str, path: str | os.PathLike):

@@ -94,7 +94,7 @@ def _load(path) -> tuple[dict[str, np.ndarray], Units]:
             units = _units(path, file)
             return {key: _array(path, file, key) for key in keys}, units
     except FileNotFoundError as err:
-        raise DataError(f"no such file: {path}; check the path (data.path)") from err
+        raise DataError(f"no such file: {path}") from err
     except DataError:
         raise
     except Exception as err:  # zip, zlib and numpy raise many types on broken files

@@ -7,6 +7,7 @@ from ase.data import chemical_symbols
 
 from eqfuse import ops
 from eqfuse.data import Batcher, Dataset
+from eqfuse.data.errors import counted
 from eqfuse.data.structures import LABELS, UNWEIGHTED
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.file_sources import described
@@ -118,7 +119,7 @@ def _outliers(dataset: Dataset) -> str:
     sample, atom, force = max(dataset.force_outliers, key=lambda outlier: outlier[2])
     count = len(dataset.force_outliers)
     return (
-        f", without {count} training frame{'s' if count > 1 else ''} of much larger forces: the "
+        f", without {counted(count, 'training frame')} of much larger forces: the "
         f"largest is {force:.4g} eV/Å, {sample.name}, atom {atom} (all are trained on; "
         "training.loss=huber or universal gives them less weight)"
     )
@@ -136,15 +137,13 @@ def _labels(training: MoleculeTraining, dataset: Dataset) -> dict[str, str]:
             continue
         weight = getattr(training, f"{name}_weight")
         used = f"weight {weight}" if weight else f"not trained on (training.{name}_weight=0)"
-        rows[title] = (
-            f"in {counts[0]} of {of[0]} training and {counts[1]} of {of[1]} validation frames, "
-            f"{used}"
-        )
+        validation = counted(of[1], "validation frame")
+        rows[title] = f"in {counts[0]} of {of[0]} training and {counts[1]} of {validation}, {used}"
     parts = dataset.train, dataset.val
     weighted = [sum(s.weights != UNWEIGHTED for s in samples) for samples in parts]
     if any(weighted):
         rows["weights"] = (
-            f"of their own in {weighted[0]} training and {weighted[1]} validation frames"
+            f"of their own in {weighted[0]} training and {counted(weighted[1], 'validation frame')}"
         )
     return rows
 

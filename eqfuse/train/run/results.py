@@ -12,6 +12,7 @@ import numpy as np
 from eqfuse import plots
 from eqfuse.data import Batcher, Dataset, Sample
 from eqfuse.data.error_table import error_table
+from eqfuse.data.errors import counted
 from eqfuse.data.structures import LABELS, count_labelled
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.run.checkpoint import read_checkpoint
@@ -82,7 +83,8 @@ def write_results(
             rows += [{"set": name, **row} for row in error_table(labelled, part)]
             if name != "training":
                 target = folder.path / ("parity.png" if name == "validation" else "parity_test.png")
-                title = f"{folder.path.name}, epoch {metadata['epoch']}: {len(part)} {name} frames"
+                frames = counted(len(part), f"{name} frame")
+                title = f"{folder.path.name}, epoch {metadata['epoch']}: {frames}"
                 plots.parity(**_pairs(samples, part), target=target, title=title)
         if ended:
             print(_table(rows, metadata["epoch"], len(dataset.train)), flush=True)

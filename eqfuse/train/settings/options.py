@@ -45,6 +45,8 @@ def parse(arguments: list[str]) -> Config:
     """
     given = {}
     for argument in arguments:
+        if argument.startswith("-") and (other := _other_name(argument.partition("=")[0])):
+            raise ConfigError(other)
         key, value = split(argument)
         is_file = re.search(r"[/*~]|\.[A-Za-z]", value)
         if key == "data" and is_file:
@@ -53,6 +55,13 @@ def parse(arguments: list[str]) -> Config:
             given["data.val_path" if key == "data.val" and is_file else _full(key)] = value
     file = given.pop("config", "null")
     return _config({} if file == "null" else _base(file, given), given)
+
+
+def _other_name(key: str) -> str | None:
+    """Return what to write instead of a name of mace or nequip; None for other names."""
+    theirs = key.lstrip("-").rpartition(".")[2].replace("-", "_")
+    other = OTHER_NAMES.get(theirs)
+    return f"{key} is a name of mace or nequip; here: {other}" if other else None
 
 
 def _full(key: str) -> str:
@@ -222,8 +231,8 @@ def _unknown(key: str, known: dict, choices: dict) -> ConfigError:
     if owners:
         others = f"{chosen}={', '.join(owners)}, and not of {chosen}={choices[chosen]}"
         return ConfigError(f"{key} is a setting of {others}")
-    if other := OTHER_NAMES.get(key.removeprefix("--")):
-        return ConfigError(f"{key} is a name of mace or nequip; here: {other}")
+    if other := _other_name(key):
+        return ConfigError(other)
     names = [*known, *(s for s, target in SHORTHANDS.items() if target in known), *choices]
     by_leaf = [full for full in known if full.endswith("." + key)]
     hint = "nearest: " + ", ".join(by_leaf) if by_leaf else nearest(key, names)

@@ -59,7 +59,8 @@ def split(argument: str) -> tuple[str, str]:
     """Return the name and the value of an argument, or raise ConfigError."""
     key, equals, value = argument.partition("=")
     if not equals or not key or key.startswith(("+", "~", "-")):
-        raise ConfigError(f"{argument} is not a setting; write it as name=value, see --help")
+        need = "name=value, without dashes" if key.startswith("-") else "name=value"
+        raise ConfigError(f"{argument} is not a setting; write it as {need}, see --help")
     return key, value
 
 

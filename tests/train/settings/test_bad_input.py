@@ -42,6 +42,22 @@ def test_missing_file(refused, tmp_path):
     assert "no such file" in refused(tmp_path / "missing.xyz")
 
 
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("data.val", "check data.val_path"),
+        ("data.test", "check data.test"),
+        ("data.reference_energies", "give a file of isolated atoms, energies in eV"),
+    ],
+)
+def test_a_missing_file_names_its_setting(water, tmp_path, capsys, setting, hint):
+    settings = ["data=extxyz", f"data.path={water}", f"run={tmp_path / 'run'}"]
+    assert main([*settings, f"{setting}={tmp_path / 'missing.xyz'}"]) == 2
+    error = capsys.readouterr().err
+    assert f"no such file: {tmp_path / 'missing.xyz'}; {hint}" in error
+    assert setting in error
+
+
 def test_missing_rmd17_file(tmp_path, capsys):
     assert main(["data=rmd17", f"data.path={tmp_path / 'missing.npz'}"]) == 2
     assert "missing.npz" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from eqfuse.bench.record import parity
 NODES, EDGES = 3, 4
 SENDERS, RECEIVERS = (0, 1, 2, 0), (0, 0, 1, 1)
 TOLERANCE = 1e-5
-"""Of float32: roundings of sums of up to a few thousand numbers of one size."""
+"""Tolerance of float32: roundings of sums of up to a few thousand numbers of one size."""
 
 
 def check(name: str) -> float:

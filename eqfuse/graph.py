@@ -43,7 +43,7 @@ class Graph:
 
     @property
     def vectors(self) -> jax.Array:
-        """Edge vectors [n_edges, 3] Å, from receiver (centre) to sender (neighbour)."""
+        """Return edge vectors [n_edges, 3] Å, from receiver (centre) to sender (neighbour)."""
         return (
             self.positions[self.edges.senders] + self.shifts - self.positions[self.edges.receivers]
         )

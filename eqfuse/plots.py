@@ -69,7 +69,7 @@ def learning_curves(metrics: Path, target: Path):
 
 
 def parity(energies, forces, target: Path, stress=(), title: str = ""):
-    """Predicted against reference energies per atom, force and stress components.
+    """Plot predicted against reference energies per atom, force and stress components.
 
     Args:
       energies: (reference, predicted), each [n_frames] eV/atom, reference atoms subtracted.

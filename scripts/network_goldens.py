@@ -1,4 +1,4 @@
-"""Make the goldens of trained networks of other programs: what the programs say of structures.
+"""Make the goldens of trained networks of other programs: what the programs predict for structures.
 
     python scripts/network_goldens.py PROGRAM FILE NAME [--choice X] [--python P] [--elements Si O]
 

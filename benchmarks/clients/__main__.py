@@ -37,7 +37,7 @@ ORDERING = "rewritten, edges ordered in it"
 TOLERANCE = 1e-4
 """Float32, through two layers, and two derivatives."""
 TOLERANCES = {"bfloat16 product": 2**-4}
-"""Of networks of another dtype: messages are rounded to eight bits, of either sign."""
+"""Tolerances of networks of another dtype: messages are rounded to eight bits."""
 
 
 def graph(nodes: int, edges: int, seed: int = 0):

@@ -53,7 +53,7 @@ def main() -> None:
     own = "models, tetris, fused, graph_product or optimizer"
     parser.add_argument("file", help=f"a Python file that defines CASES, or {own} of this folder")
     parser.add_argument("names", nargs="*", help="cases to count; all of them if none is named")
-    parser.add_argument("--account", action="store_true", help="say where launches come from")
+    parser.add_argument("--account", action="store_true", help="print where launches come from")
     record.add_json_option(parser)
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")

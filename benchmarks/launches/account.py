@@ -1,7 +1,7 @@
 """An account of the launches of a compiled step: which part of the model they come from.
 
-The instructions that XLA schedules are as many as the launches; those that cannot be told are a
-line of their own, and so is any difference between the two counts.
+The instructions that XLA schedules are as many as the launches; those that cannot be attributed are
+a line of their own, and so is any difference between the two counts.
 """
 
 from __future__ import annotations

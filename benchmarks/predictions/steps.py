@@ -86,7 +86,7 @@ def kernel_name(line: str) -> str:
     """Return the name of the kernel of a custom call.
 
     Raises:
-      ValueError: it cannot be told from the line.
+      ValueError: it cannot be read from the line.
     """
     content = b""
     if match := _OPAQUE.search(line):

@@ -1,4 +1,4 @@
-"""Compile the kernels of every case from nothing, without a GPU, and say what they take.
+"""Compile the kernels of every case from nothing, without a GPU, and print what they take.
 
     python -m benchmarks.products.kernels [--json FILE] [--cases NAME ...] [--targets sm_90 ...]
 

@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEP, LARGE = (135, 3026), (999, 22000)
 ORDERS = "forward", "backward", "double"
 PIECES = 16
-"""Of a pass, where there are several threads."""
+"""Pieces of a pass, where there are several threads."""
 CASES = {
     f"{name}, {nodes} nodes": (case, nodes, edges)
     for name, case in {

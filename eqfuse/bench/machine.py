@@ -19,7 +19,7 @@ from eqfuse.ops.backends.triton.launch import launch
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
 INSTRUCTION_BYTES = 16
-"""Of one multiply-add on GPUs of NVIDIA from Volta on."""
+"""Size of one multiply-add on GPUs of NVIDIA from Volta on."""
 CODE_BYTES = (16_384, 65_536, 131_072)
 CACHED_BYTES = 262_144
 """Code of this size is larger than the instruction caches of a multiprocessor of an H100."""

@@ -82,7 +82,7 @@ def _kernels(found) -> dict:
 def check(
     name: str, dtype: str, backend: str, size: tuple[int, int], tf32x3: bool = False
 ) -> Iterator[dict]:
-    """Parity of one problem: see `parity.check`."""
+    """Check the parity of one problem: see `parity.check`."""
     yield {"size": list(size), "orders": parity.check(name, dtype, backend, size, tf32x3)}
 
 

@@ -56,7 +56,7 @@ def shapes_of(potential: models.Potential, graph: Graph):
 
 
 def loss(potential, params, graph, energy, forces):
-    """Squared errors of energies and forces."""
+    """Return the squared errors of energies and forces."""
     prediction = models.predict(potential, params, graph)
     energies = jnp.mean((prediction.energy - energy) ** 2)
     return energies + jnp.mean((prediction.forces - forces) ** 2)

@@ -21,7 +21,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 
 def everything(function):
-    """Value, gradients and the gradients of these, as one function of the arguments of the last."""
+    """Return value, gradients and second order as one function of the arguments of the last."""
 
     def apply(arguments, integers):
         orders = enumerate(ORDERS, 1)

@@ -46,7 +46,7 @@ class Side:
     output: np.ndarray | None = None
 
     def arguments(self, order: str, arguments):
-        """Our arguments of an order of derivative in the layout of this side."""
+        """Return our arguments of an order of derivative in the layout of this side."""
         return self._moved(ARGUMENTS[order], arguments, lambda columns: columns)
 
     def results(self, order: str, results):

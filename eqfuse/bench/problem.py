@@ -40,7 +40,7 @@ class Problem:
     case: Case | None = None
 
     def indices(self, integers) -> list:
-        """For each operand of the form, inputs then outputs: the index of its rows, or None."""
+        """Return the index of the rows of each operand, inputs then outputs, or None."""
         form = self.forms["forward"]
         if not form.on_graph:
             return [None, integers, None]  # a contraction: weights of each species

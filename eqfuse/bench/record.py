@@ -107,7 +107,7 @@ def parity(expected, found, tolerance: float) -> float:
 
 
 def environment(commit: str | None = None) -> dict:
-    """Date, device, processors, memory, versions and commit; starts JAX's default backend.
+    """Return date, device, processors, memory, versions and commit; starts JAX's backend.
 
     Args:
       commit: of the code, where it runs outside its repository; None to ask git.

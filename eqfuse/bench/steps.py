@@ -33,7 +33,7 @@ class Request:
 
     Attributes:
       model: "nequip", "allegro" or "mace".
-      sizes: nodes and edges, the smallest first, so that peaks of memory can be told apart.
+      sizes: nodes and edges, the smallest first, so that peaks of memory can be separated.
       backend: of eqfuse.
       seconds: to time each size.
       cached: whether kernels may be those of an earlier run; then they do not tell how long
@@ -49,7 +49,7 @@ class Request:
 
 @contextlib.contextmanager
 def empty_cache():
-    """Nothing is known to be compiled: an empty cache folder, and nothing in memory."""
+    """Return a context in which nothing is compiled yet: the cache is an empty folder."""
     before = os.environ.get("EQFUSE_CACHE_DIR")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EQFUSE_CACHE_DIR"] = folder
@@ -64,7 +64,7 @@ def empty_cache():
 
 
 def batch(nodes: int, edges: int) -> Graph:
-    """Periodic boxes of atoms, equally many edges each: the shortest distances in the box.
+    """Make periodic boxes of atoms, with equally many edges each: the shortest distances.
 
     The density is such that they are within the cutoff of the models.
 

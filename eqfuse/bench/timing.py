@@ -18,14 +18,14 @@ from eqfuse.bench.record import Spread
 from eqfuse.ops.backends.llvm.runtime import machine
 
 BATCH_S, MOST_CALLS, BATCH_WARM_UP = 0.01, 64, 3
-"""Of `interleaved_batches`: seconds of a batch, its calls at most, and calls before the first."""
+"""Seconds of a batch of `interleaved_batches`, its most calls, and calls before the first."""
 WARM_UP, LEAST = 2, 3
 CALLS = 3
 """Calls of a turn, of which the last is timed: from the third on they take the same time."""
 LARGE = 1.0
 """Seconds of a call that is timed without others before it."""
 MEMORY_SHARE = 0.7
-"""Of the free memory, for scratch: of one call, if there is a pause after it."""
+"""Share of the free memory that the scratch of one call may take."""
 
 
 def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) -> dict:
@@ -77,7 +77,7 @@ def fits(scratch_bytes: int) -> bool:
 
 
 def available_bytes() -> int:
-    """Memory that is free, or that the system can free."""
+    """Return the memory that is free, or that the system can free."""
     lines = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable"))
     return 1024 * int(kilobytes)
@@ -172,7 +172,7 @@ def compile_all(functions: dict, dtype: str) -> dict:
 
 @contextlib.contextmanager
 def precision(dtype: str, matmuls: str = "highest"):
-    """Within it, matmuls are not shortened to TF32 unless asked for, and float64 is float64."""
+    """Return a context without TF32, unless it is asked for, and with float64 as it is."""
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision(matmuls):
         yield
 

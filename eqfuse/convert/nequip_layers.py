@@ -74,7 +74,7 @@ def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, s
     Args:
       before: features, in the program's order.
       harmonics: irreps of the spherical harmonics.
-      keeps: says of an irrep whether the program computes it.
+      keeps: whether the program computes an irrep.
       sort_weights: whether weights are in the order of the outputs, and not of the factors.
       sign: gives the sign of a coupling for (l1, l2, l3).
     """

@@ -23,7 +23,7 @@ def refuse(what: str):
 
 
 class NequIPRecords:
-    """A network, and what its records say of each part; readers of files complete it.
+    """A network, and what its records hold of each part; readers of files complete it.
 
     Attributes:
       func: the records of what predicts the energies of atoms.
@@ -60,7 +60,7 @@ class NequIPRecords:
             self.features.append(after)
             self.factors.append(factors)
 
-    # what readers of files say
+    # from the readers of files
 
     def dtype(self) -> str:
         """Return the type of the weights."""

@@ -69,7 +69,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """Last part of `kind`."""
+        """Return the last part of `kind`."""
         return self.kind.rpartition(".")[2]
 
     def get(self, name: str, default=None):
@@ -184,7 +184,7 @@ class _Dict(dict):
     """An OrderedDict; those of parameters carry metadata, which is left out."""
 
     def __setstate__(self, state):
-        """Accept whatever the pickle says."""
+        """Accept whatever the pickle holds."""
 
 
 class _Unpickler(pickle.Unpickler):

@@ -62,7 +62,7 @@ def _refuse(what: str):
 
 
 class _Network:
-    """A checkpoint, and what it says of each part."""
+    """A checkpoint, and what it holds of each part."""
 
     def __init__(self, config: dict, state: dict, modal: str | None):
         self.config, self.state = config, state

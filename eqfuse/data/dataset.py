@@ -163,7 +163,7 @@ class Dataset:
 
     @property
     def force_rms(self) -> float:
-        """Root mean square of the components of the known training forces, eV/Å.
+        """Return the root mean square of the components of the known training forces, eV/Å.
 
         Frames of `force_outliers` are left out. 1 if all are zero, or none is known.
         """
@@ -177,7 +177,7 @@ class Dataset:
 
     @property
     def force_outliers(self) -> list[tuple[Sample, int, float]]:
-        """Training samples with a force component beyond 20 times the 95th percentile of all.
+        """Return training samples with a force component above 20 times the 95th percentile.
 
         Returns:
           for each, the sample, the number of the atom in its structure and the component, eV/Å; []
@@ -192,7 +192,7 @@ class Dataset:
 
     @functools.cached_property
     def _outlier_numbers(self) -> list[int]:
-        """Numbers of the training samples of `force_outliers`."""
+        """Return the numbers of the training samples of `force_outliers`."""
         # The percentile of stored frames is that of some.
         given = evenly(self.train, _SAMPLED) if isinstance(self.train, Lazy) else self.train
         some = [s.forces for s in given if s.forces is not None]
@@ -207,18 +207,18 @@ class Dataset:
 
     @property
     def mean_neighbors(self) -> float:
-        """Average number of neighbours of a training atom within the cutoff."""
+        """Return the average number of neighbours of a training atom within the cutoff."""
         num_edges = sum(sample.num_edges for sample in self.train)
         return num_edges / sum(sample.num_atoms for sample in self.train)
 
     @property
     def avg_num_neighbors(self) -> float:
-        """The normalisation of sums over neighbours: `mean_neighbors`, or 1 if that is zero."""
+        """Return the normalisation of sums over neighbours: `mean_neighbors`, or 1 for zero."""
         return self.mean_neighbors or 1.0
 
     @property
     def energy_per_atom(self) -> float:
-        """Mean over the training atoms of the energy relative to the references, eV/atom.
+        """Return the mean energy of the training atoms relative to the references, eV/atom.
 
         It is about zero after a fit, and the binding energy with isolated-atom references. Samples
         without an energy are left out; 0 if none has one.

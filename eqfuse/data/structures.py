@@ -144,12 +144,12 @@ class Structure:
 
     @property
     def is_isolated_atom(self) -> bool:
-        """Whether this is an isolated atom, whose energy is a reference and is not trained on."""
+        """Return whether it is an isolated atom, whose energy is a reference and not trained on."""
         return is_isolated_atom(self.config_type)
 
     @property
     def volume(self) -> float:
-        """Volume of the cell in Å^3; 0 for a molecule."""
+        """Return the volume of the cell in Å^3; 0 for a molecule."""
         return abs(float(np.linalg.det(self.cell)))
 
 

@@ -120,17 +120,17 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     @property
     def species(self) -> tuple[int, ...]:
-        """Sorted atomic numbers that the network knows."""
+        """Return the sorted atomic numbers that the network knows."""
         return self.network.species
 
     @property
     def cutoff(self) -> float:
-        """Cutoff of the network, Å."""
+        """Return the cutoff of the network, Å."""
         return self.network.cutoff
 
     @property
     def num_compilations(self) -> int:
-        """Number of programs that were compiled so far, by all calculators of the same network."""
+        """Return how many programs all calculators of the same network have compiled."""
         return self._program.num_compilations
 
     def get_property(self, name, atoms=None, allow_calculation=True):

@@ -1,4 +1,4 @@
-"""Descriptors of atoms: what the layers of a trained network say about the surroundings of each."""
+"""Descriptors of atoms: the features of each in the layers of a trained network."""
 
 from collections.abc import Sequence
 from functools import partial

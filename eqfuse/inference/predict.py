@@ -83,7 +83,7 @@ class Network:
 
     @property
     def num_compilations(self) -> int:
-        """Number of programs that were compiled so far."""
+        """Return the number of programs that were compiled so far."""
         return sum(compiled._cache_size() for compiled in self._compiled.values())
 
     def compute(

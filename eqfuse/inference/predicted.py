@@ -43,7 +43,7 @@ class Predicted:
 
     @property
     def energy(self) -> float:
-        """Total energy, eV, with the reference energies."""
+        """Return the total energy, eV, with the reference energies."""
         return float(self.energies.sum())
 
 

@@ -184,7 +184,7 @@ class Program:
 
     @property
     def num_compilations(self) -> int:
-        """Number of programs that were compiled so far."""
+        """Return the number of programs that were compiled so far."""
         return self.compiled._cache_size() + self.packed._cache_size()
 
 

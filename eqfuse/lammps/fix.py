@@ -130,7 +130,7 @@ class Attached:
 
     @property
     def num_compilations(self) -> int:
-        """Number of programs that were compiled so far."""
+        """Return the number of programs that were compiled so far."""
         return self._program.num_compilations
 
     def counts(self) -> str:

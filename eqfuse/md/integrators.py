@@ -9,7 +9,7 @@ from ase import units
 CHAIN = 3
 """Length of a Nosé-Hoover chain."""
 _WEIGHTS = (1 / (2 - 2 ** (1 / 3)), 1 - 2 / (2 - 2 ** (1 / 3)), 1 / (2 - 2 ** (1 / 3)))
-"""Of Suzuki and Yoshida, fourth order: thirds of the step of a chain."""
+"""Weights of Suzuki and Yoshida, fourth order: three parts of the step of a chain."""
 
 
 class State(NamedTuple):
@@ -106,7 +106,7 @@ class Integrator:
         return total
 
     def _bath(self, state: State, timestep, key) -> State:
-        """Friction and noise."""
+        """Apply friction and noise."""
         kept = jnp.exp(-self._friction * timestep)
         noise = jax.random.normal(key, state.positions.shape, jnp.float64)
         thermal = jnp.sqrt(self._energy * self._inverse)

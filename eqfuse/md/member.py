@@ -54,7 +54,7 @@ class Member:
 
     @property
     def cell(self) -> np.ndarray:
-        """The cell at the start, [3, 3] Å."""
+        """Return the cell at the start, [3, 3] Å."""
         return self.atoms.cell.array
 
     def record(self, rows, first: int, state: State):

@@ -92,7 +92,7 @@ class Stepper:
 
     @property
     def listed(self) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and cells for which the list was made; infinite if there is none."""
+        """Return positions and cells for which the list was made; infinite if there is none."""
         return np.asarray(self._listing.positions), np.asarray(self._listing.cell)
 
     def state(self, positions, velocities, cells) -> State:

@@ -19,7 +19,7 @@ MOST_STEPS = 100
 RUNNING, LIMIT, OVERFLOW = range(3)
 """Why a call returned: all steps are done, a limit was passed, or arrays are too small."""
 COLUMNS = ("potential", "kinetic", "temperature", "force", "conserved", "pressure", "volume")
-"""Of the rows of a call, in eV, K, eV/Å, eV/Å^3 and Å^3."""
+"""Columns of the rows of a call, in eV, K, eV/Å, eV/Å^3 and Å^3."""
 
 
 class Structures(NamedTuple):
@@ -54,7 +54,7 @@ class Room(NamedTuple):
 class Listing(NamedTuple):
     """The neighbour list of all structures, and the positions and cells for which it was made.
 
-    Positions that are infinite say that a list has still to be made.
+    Positions that are infinite mean that a list has still to be made.
     """
 
     pairs: Pairs
@@ -112,7 +112,7 @@ def energy_and_forces(potential: Potential, cutoff: float, dtype: str, edges: in
 
 
 def no_listing(room: Room, structures: int, atoms: int) -> Listing:
-    """Return a listing that says that a list has to be made."""
+    """Return a listing which means that a list has to be made."""
     positions, cells = np.zeros((structures, atoms, 3)), np.zeros((structures, 3, 3))
     arrays = positions, cells, np.ones((structures, atoms), bool)
     shapes = jax.eval_shape(lambda *a: make_pairs(room.grid, room.pairs, *a)[0], *arrays)

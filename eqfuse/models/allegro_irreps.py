@@ -23,7 +23,7 @@ class Paths:
 
     @property
     def num_scalars(self) -> int:
-        """Number of pairs of an input and a spherical harmonic that give a scalar."""
+        """Return the number of pairs of an input and a spherical harmonic that give a scalar."""
         return sum(SCALAR in ir * y for ir in self.inputs for y in self.environment)
 
 

@@ -29,7 +29,7 @@ from eqfuse.models.radial_grid import ORDER, Grid, grid, places
 from eqfuse.ops import Edges
 
 MOST_PARTS, EDGES_OF_PART = 8, 64
-"""Of an interval, on a GPU: parts at most, and edges of one at least, see `_parts`."""
+"""Most parts of an interval on a GPU, and least edges of one, see `_parts`."""
 COLLECTION = "tables"
 """The variables of a network that are its tables, see
 `radial_accuracy.with_tables`."""

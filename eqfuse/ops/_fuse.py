@@ -27,7 +27,7 @@ def fuse(function: Callable | None = None, *, report: bool = False) -> Callable:
     What is returned is an ordinary JAX function: `jit`, `vmap`, `grad` of every order and control
     flow work on it and in it. It is traced whenever it is called, so call it under `jit`. Wrap what
     computes an energy or a layer, and differentiate what `fuse` returns: in a function that takes
-    a gradient itself, the gradient is traced already and stays as it is, which the report says. In
+    a gradient itself, the gradient is traced already and stays as it is, as the report notes. In
     a method of a flax module, JAX cannot trace; wrap its `apply` (Haiku: the `apply` of the
     transformed function), or a function that calls an Equinox module. `init` stays as it is, and so
     do the parameters.

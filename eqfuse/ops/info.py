@@ -78,7 +78,7 @@ def _version(package: str) -> str:
 
 def _why() -> str:
     if os.environ.get("EQFUSE_BACKEND"):
-        return "because EQFUSE_BACKEND says so"
+        return "because EQFUSE_BACKEND is set"
     return f"the best that runs on {jax.default_backend()}"
 
 

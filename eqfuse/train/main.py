@@ -110,7 +110,7 @@ def _train(config: Config) -> int:
 
 @contextlib.contextmanager
 def _printing(wanted: bool):
-    """Context in which what is printed is seen, or not."""
+    """Return a context in which what is printed is seen, or not."""
     if wanted:
         yield
         return

@@ -29,7 +29,7 @@ COEFFICIENTS, BETA, EPS = (3.4445, -4.7750, 2.0315), 0.95, 1e-8
 
 
 def muon(flat: Flat, spared: float | None = None) -> optax.GradientTransformation:
-    """Muon for the matrices, Adam with Nesterov's momentum for all other parameters.
+    """Return Muon for the matrices, Adam with Nesterov's momentum for other parameters.
 
     A matrix maps the channels of one irrep to channels of the same irrep (one `w[i,j]` of a
     Linear, of each species if it has weights of its own), or is the kernel of a dense layer. Its

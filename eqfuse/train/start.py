@@ -90,7 +90,7 @@ class Start:
 
     @property
     def species(self) -> tuple[int, ...]:
-        """Sorted atomic numbers that the network knows."""
+        """Return the sorted atomic numbers that the network knows."""
         return tuple(self.metadata["species"])
 
     def for_elements(self, elements: tuple[int, ...]) -> "Start":

@@ -64,7 +64,7 @@ def _check_reach(module) -> None:
         enough = next(filter(lambda n: _reaches(module.clone(layers=n)), range(1, 6)), None)
         hint = "" if enough is None else f" (layers={enough} is enough)"
         raise ConfigError(
-            f"the shapes cannot be told from their mirror images: {error}{hint}"
+            f"the shapes cannot be distinguished from their mirror images: {error}{hint}"
         ) from error
 
 

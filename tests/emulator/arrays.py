@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.emulator.races import Tracker
 
-GRANULE = 2  # bytes that are told apart: of the smallest number that kernels keep
+GRANULE = 2  # bytes that are distinguished: the size of the smallest number that kernels keep
 
 
 @dataclasses.dataclass

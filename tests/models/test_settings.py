@@ -20,7 +20,7 @@ QUICK = [
 ]
 ALL = tiers.slow_unless(QUICK, *NETWORKS)
 FEW = tiers.slow_unless(QUICK[1::2], *NETWORKS)
-"""Of each kind one by default, where what is tested is alike in all."""
+"""One of each kind by default, where what is tested is alike in all."""
 
 
 def network(name, irreps_out="0e", **others):

@@ -113,7 +113,9 @@ def test_networks_that_cannot_tell_a_shape_from_its_mirror_image_are_refused(
     assert main([*settings, f"run={tmp_path / 'run'}"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("error: the shapes cannot be told from their mirror images: ")
+    assert captured.err.startswith(
+        "error: the shapes cannot be distinguished from their mirror images: "
+    )
     assert len(captured.err.splitlines()) == 1
     for part in parts:
         assert part in captured.err

@@ -9,7 +9,7 @@ from eqfuse.data.checks.geometry import number_of, vectors
 from eqfuse.data.errors import counted
 from eqfuse.data.lazy import evenly, selected
 
-_SAMPLED = 10_000  # frames that say what usual forces are
+_SAMPLED = 10_000  # frames from which usual forces are computed
 _FEW = 0.01
 """Outliers are at most this fraction of the frames; more of them are a kind of structure."""
 _DEVIATIONS = {"force": 6.0, "energy": 30.0}

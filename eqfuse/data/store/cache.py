@@ -20,7 +20,7 @@ from eqfuse.data.store.lists import StoredSamples, write_lists
 from eqfuse.data.structures import Structure
 
 _VERSION = "1"
-"""Of what the files hold; another one is stored anew."""
+"""Version of what the files hold; another one is stored anew."""
 
 
 def store_structures(
@@ -115,7 +115,7 @@ def _made(folder: Path, write: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: Path):
-    """Context of one process at a time in a folder, if its file system has locks."""
+    """Return a context of one process at a time in a folder, if its file system has locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

@@ -182,7 +182,7 @@ class StoredSamples(Lazy):
 
     @property
     def sizes(self) -> np.ndarray:
-        """Numbers of atoms and edges, [n_samples, 2] int32."""
+        """Return the numbers of atoms and edges, [n_samples, 2] int32."""
         sizes = np.empty((len(self), 2), np.int32)
         sizes[:, 0] = self.structures.frames["num_atoms"][self.indices]
         sizes[:, 1] = self._lists["num_edges"][self.indices]
@@ -190,7 +190,7 @@ class StoredSamples(Lazy):
 
     @property
     def weighted(self) -> bool:
-        """Whether a weight of a label is not one."""
+        """Return whether a weight of a label is not one."""
         frames = self.structures
         of_types = (frames.factors[frames.frames["config_type"][self.indices]] != 1).any()
         return bool(of_types or (frames.frames["weights"][self.indices] != 1).any())

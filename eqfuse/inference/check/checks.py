@@ -22,7 +22,7 @@ from eqfuse.inference.predict import Network, predict
 RATTLE = 0.03
 """Å, by which atoms are moved at random, so that forces do not vanish by symmetry."""
 FEWEST_STEPS = 100
-"""Of dynamics: an oscillation of fewer looks like a drift."""
+"""Least steps of dynamics: an oscillation of fewer looks like a drift."""
 _ATOMS_AT_ONCE = 500
 
 CHECKS = {
@@ -57,12 +57,12 @@ class Row:
 
     @property
     def limit(self) -> float:
-        """The largest error that passes."""
+        """Return the largest error that passes."""
         return CHECKS[self.name][1]
 
     @property
     def passed(self) -> bool:
-        """Whether the error is within the limit; not if it is not a number."""
+        """Return whether the error is within the limit; not if it is not a number."""
         return self.error is None or self.error <= self.limit
 
     def __str__(self):

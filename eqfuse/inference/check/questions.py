@@ -13,7 +13,7 @@ from eqfuse.data import Structure
 from eqfuse.inference.predict import Predicted
 
 STEP, STRAIN, NEAR = 2e-4, 2e-4, 2e-5
-"""Of differences of the energy: Å, and strain; distance from the cutoff, Å."""
+"""Steps of finite differences of the energy, Å and strain; distance from the cutoff, Å."""
 _DIRECTIONS = 3
 _LEAST_FORCE, _LEAST_STRESS, _LEAST_ENERGY = 0.1, 1e-3, 1.0
 _ENVIRONMENT, _PROBES = 20, 4

@@ -144,7 +144,7 @@ class Form:
         return max((s.mul for o in operands for s in o.segments), default=1)
 
     def counts(self, num_rows: int, num_nodes: int = 0, itemsize: int = 4) -> Counts:
-        """Work and least memory traffic for `num_rows` rows (edges) and `num_nodes` nodes.
+        """Return work and least memory traffic for `num_rows` rows (edges) and `num_nodes` nodes.
 
         A term counts one operation for each factor after the first, one for its coefficient and
         one for the sum; nothing that terms share is taken off.

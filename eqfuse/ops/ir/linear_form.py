@@ -144,7 +144,7 @@ class LinearForm:
         return dataclasses.replace(self, inputs=inputs, terms=tuple(terms))
 
     def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> LinearForm:
-        """From cotangents of the outputs to those of the linear inputs.
+        """Return the form from cotangents of the outputs to those of the linear inputs.
 
         Every term must read exactly one linear input. Inputs: those that are not linear, then a
         cotangent for each output marked in `cotangents`. Outputs: one for each linear input.

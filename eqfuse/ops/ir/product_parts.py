@@ -174,7 +174,7 @@ def renumbered(form: Form, paths: list[Path]) -> Form:
 
 
 def regrouped(irreps: e3nn.Irreps, zeros) -> tuple[e3nn.Irreps, tuple[bool, ...]]:
-    """Sorted blocks of one irrep as one block, which is zero if all of them are."""
+    """Merge sorted blocks of one irrep into one, which is zero if all of them are."""
     merged = {}
     for (mul, ir), zero in zip(irreps, zeros, strict=True):
         if mul:

@@ -104,7 +104,7 @@ class Devices:
 
     @contextlib.contextmanager
     def together(self):
-        """Context that fails in every process if it does in one of them.
+        """Return a context that fails in every process if it does in one of them.
 
         Raises:
           TrainingFailed: another process failed; it has printed why.

@@ -15,7 +15,7 @@ class Callback:
     """
 
     def on_start(self, folder: Path, config: dict):
-        """Begin: the folder of the run, and its settings as plain values."""
+        """Start, given the folder of the run, and its settings as plain values."""
 
     def on_epoch(self, row: dict):
         """Take the line of metrics.csv of a validation: of an epoch, or of `validate_every`."""

@@ -1,4 +1,4 @@
-"""What the checkpoints of a run on energies and forces say of it, and how it goes on with one."""
+"""The metadata in the checkpoints of a run on energies and forces, and how it resumes from one."""
 
 import dataclasses
 import hashlib
@@ -28,7 +28,7 @@ UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
 
 def run_metadata(settings: dict, dataset: Dataset, potential, fields: dict) -> dict:
-    """Return plain values, with which the network can be made and the run be told from others.
+    """Return plain values, from which the network can be made and the run recognised.
 
     Args:
       settings: all of the run, as plain values.

@@ -30,7 +30,7 @@ def _number(value: float, spec: str) -> str:
 
 @contextlib.contextmanager
 def warnings_printed():
-    """Context whose warnings are printed as lines when it ends, each once."""
+    """Return a context whose warnings are printed as lines when it ends, each once."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
@@ -46,7 +46,7 @@ HEARTBEAT = 10.0
 
 @contextlib.contextmanager
 def waiting(what: str):
-    """Context that prints every 10 s what is waited for, and how long it took if that was long."""
+    """Return a context that prints every 10 s what is waited for, and how long it took."""
     start, done = time.monotonic(), threading.Event()
 
     def passed() -> str:

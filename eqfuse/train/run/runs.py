@@ -166,7 +166,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def _log_errors(self):
-        """Context in which what the disk refuses ends the training with a line."""
+        """Return a context in which what the disk refuses ends the training with a line."""
         try:
             yield
         except OSError as error:

@@ -14,7 +14,7 @@ from eqfuse.train.metrics import Loss, error_sums
 
 LOSS = Loss(energy=1.0, forces=1.0, stress=1.0, force_scale=1.0)
 TOLERANCE = 1e-11
-"""Of gradients in float64 over the largest one: sums of some thousand terms in another order."""
+"""Error of gradients in float64 over the largest one: sums of some thousand terms, reordered."""
 
 
 def results(potential, params, samples, devices):

@@ -12,7 +12,7 @@ from eqfuse.train.main import main
 from tests.small_runs import TINY, labelled
 
 PROGRAMS = ("step", "errors", "init", "sequenced")
-"""Of training, validation, parameters; the last ones predict: at the start or the end of a run."""
+"""Programs of training, validation, parameters; the last predict, at either end of a run."""
 
 
 @pytest.fixture

@@ -88,13 +88,13 @@ class KernelSpec:
 
     @property
     def output_dtypes(self) -> tuple[str, ...]:
-        """Numpy names of the types of the outputs."""
+        """Return the NumPy names of the types of the outputs."""
         names = {pointer: name for name, pointer in TRITON_TYPES.items()}
         return tuple(names[pointer] for pointer in self.output_types)
 
     @property
     def parameter_types(self) -> tuple[str, ...]:
-        """Triton types of all parameters, in order."""
+        """Return the Triton types of all parameters, in order."""
         return (*self.input_types, *("i32" for _ in self.scalars), *self.output_types)
 
     def check_call(self, inputs, outputs, scalars) -> None:

@@ -16,7 +16,7 @@ from eqfuse.ops.ir.operands import Index, Operand, Path, Segment
 TERMS = 64
 """Products of components that are written out for a path, at most."""
 PATHS = 32
-"""Of a form whose components are loops of their own: faster, and longer to compile."""
+"""Paths of a form whose components are loops of their own: faster, longer to compile."""
 
 
 def evaluate(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: int, dtype):

@@ -39,7 +39,7 @@ def _equal(trace: Trace, value: int, template: Trace, other: int, bound: list[in
 
 
 def activation_values(trace: Trace, z: int) -> dict[int, tuple[str, int]]:
-    """Return, by the values that are an activation of another, its name and the other."""
+    """Return a dict from values that are an activation of another to its name and the other."""
     names = {}
     count, behind = trace.avals[z].shape[0], {z}
     for node in trace.nodes:

@@ -80,7 +80,7 @@ def drafts(row: Polynomial, product, form: Form, operands: list[Polynomial]) -> 
 
 
 def _monomials(operand: Polynomial) -> dict[tuple, list]:
-    """Return, by factors, of each element of an operand (scale, elements); None of one without.
+    """Return (scale, elements) of each element of an operand, by factors; None without any.
 
     Raises:
       Unfit: an element that is a sum of several of the same factors.

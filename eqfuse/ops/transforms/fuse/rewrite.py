@@ -147,7 +147,7 @@ def _products_behind(trace: Trace, rows: RowPolynomials, number: int) -> set[int
 
 
 def _between(trace: Trace, rows: RowPolynomials, number: int) -> str:
-    """Return, for the report, what primitives stand between a product and a sum."""
+    """Return what primitives stand between a product and a sum, for the report."""
 
     def follow(n):
         return bool(_products_behind(trace, rows, n))

@@ -74,7 +74,7 @@ class Arguments:
         self.entries.append(Entry(self.dtype, 2, rows, width, DATA, name))
 
     def add_indices(self, names):
-        """Index arrays."""
+        """Add index arrays."""
         for name in names:
             self.add_word(("index", name))
             self.entries.append(Entry.of_index(name))

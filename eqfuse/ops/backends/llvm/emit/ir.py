@@ -164,7 +164,7 @@ class Function:
         return self.value(f"load ptr, ptr {pointer}, align 8")
 
     def load_index(self, array: str, index: str) -> str:
-        """Element of an array of 32-bit integers, as i64."""
+        """Load an element of an array of 32-bit integers, as i64."""
         value = self.value(f"load i32, ptr {self.at(array, index, 4)}, align 4")
         return self.value(f"sext i32 {value} to i64")
 

@@ -103,11 +103,11 @@ class Copies:
         self.functions: dict[str, str] = {}
 
     def pack(self, f: Function, layout: Layout, row: str, copy: str):
-        """From the row of an operand to its packed copy."""
+        """Copy the row of an operand to its packed copy."""
         self._call(f, layout, row, copy, "pack")
 
     def unpack(self, f: Function, layout: Layout, row: str, copy: str):
-        """From the packed copy back to the row."""
+        """Copy the packed copy back to the row."""
         self._call(f, layout, row, copy, "unpack")
 
     def stream(self, f: Function, layout: Layout, row: str, copy: str):

@@ -61,7 +61,7 @@ class _RowsEmitter:
         self.index = layouts.array(f, "index", "index") if self.linear_form.num_sets else None
 
     def write(self, o: int, size: int, first: str, stop: str) -> int:
-        """Output o of rows `first` to `stop`; the vector operations that one row takes."""
+        """Write output o of rows `first` to `stop`; return the vector operations of one row."""
         f, cost, n = self.f, 0, len(self.linear_form.inputs) + o
         blocks = self.layouts.products.get(o, {})
         if sum(b.mul * b.dim for b in blocks) < size:

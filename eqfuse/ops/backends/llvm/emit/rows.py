@@ -176,7 +176,7 @@ class RowsEmitter:
                 )
 
     def _finish(self, key, row: str, copy: str):
-        """From the scratch memory of an output to its row."""
+        """Write the scratch memory of an output to its row."""
         f, operand, layout = self.f, self.plan.operand(*key), self.plan.layouts.get(key)
         if layout is not None:
             if not layout.covers_row():

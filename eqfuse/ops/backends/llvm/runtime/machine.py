@@ -137,7 +137,7 @@ def _link(library: str, text: str, exported, imported) -> dict[str, int]:
 
 
 def register(name: str, text: str) -> None:
-    """Tell XLA of a module's handler, and have the module compiled, once in a process.
+    """Register a module's handler with XLA, and compile the module, once in a process.
 
     A thread compiles; calls wait for it, see `handlers.py`.
 

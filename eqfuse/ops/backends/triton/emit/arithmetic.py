@@ -105,14 +105,14 @@ class ArithmeticEmitter:
         )
 
     def _sums(self, terms):
-        """At most two factors: products by name, then one sum for each index."""
+        """Sum paths of at most two factors: products by name, then one sum for each index."""
         sums = collections.defaultdict(list)
         for names, index, value in terms:
             sums[index].append((value, self._product(names) if names else ""))
         return {index: self._sum(parts) for index, parts in sums.items()}
 
     def _nested(self, terms):
-        """More factors: pull one out, preferably one whose inner sums are known already."""
+        """Sum paths of more factors: pull one out, preferably one of which inner sums are known."""
         n = len(terms[0][0])
 
         def inner(position):
@@ -135,7 +135,7 @@ class ArithmeticEmitter:
         return {index: self._sum(parts) for index, parts in sums.items()}
 
     def _known(self, terms):
-        """Inner sums that a path of this group has named: the pulled component is their index."""
+        """Return inner sums that a path of this group has named, by the pulled component."""
         scale = abs(terms[0][2])
         component = {index[0]: int(index[0].rpartition("_")[2]) for _, index, _ in terms}
         renamed = [

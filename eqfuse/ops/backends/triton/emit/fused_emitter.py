@@ -87,7 +87,7 @@ class FusedEmitter(PreactivationEmitter):
 
     @contextlib.contextmanager
     def channel_chunks(self):
-        """Once for each chunk of channels that this program has; `lane` is [1, CHANNELS]."""
+        """Loop over the chunks of channels of this program; `lane` is [1, CHANNELS]."""
         lane = f"tl.arange(0, {self.channels})"
         if self.shares > 1:
             self.emit(f"lane = (chunk * {self.channels} + {lane})[None, :]")

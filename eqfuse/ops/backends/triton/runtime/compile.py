@@ -155,7 +155,7 @@ def _keep(spec: KernelSpec, kernel: CompiledKernel) -> CompiledKernel:
 
 
 def _place(spec: KernelSpec, target: str) -> tuple[pathlib.Path, dict]:
-    """File and full key: all that decides what comes out of the compiler."""
+    """Return file and full key: all that decides what comes out of the compiler."""
     key = {
         **{name: list(v) if isinstance(v, tuple) else v for name, v in vars(spec).items()},
         "target": target,

@@ -18,6 +18,13 @@ from eqfuse.graph import Graph
 from tests.emulator.functions import Launch
 
 NAMES = tuple(PROBLEMS)
+PRECISIONS = ("ieee", "tf32x3")
+"""Of matmuls of float32; training on a GPU multiplies in "tf32x3" by default."""
+
+
+def multiplied_in(precision: str):
+    """Return the context in which matmuls have one of `PRECISIONS`."""
+    return jax.default_matmul_precision(ops.TF32X3 if precision == "tf32x3" else "highest")
 
 
 def launches_of(name: str, order: str, size: tuple[int, int], dtype: str = "float32"):
@@ -36,9 +43,11 @@ def launches_of(name: str, order: str, size: tuple[int, int], dtype: str = "floa
     return launches.launches_of(function, problem.arguments(order, dtype), integers)
 
 
-def step(name: str, size: tuple[int, int]):
+def step(name: str, size: tuple[int, int], radial: str = "auto"):
     """Return a training step on a real structure and its arguments, mostly shapes."""
-    function, (params, state, graph, *labels) = networks.training_step(name, "triton", *size)
+    function, (params, state, graph, *labels) = networks.training_step(
+        name, "triton", *size, radial=radial
+    )
     numbers = jax.tree.map(_zeros, graph)
     real = Graph(
         **{

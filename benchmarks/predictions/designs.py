@@ -119,7 +119,7 @@ def layout(name: str, size) -> None:
 
 @functools.cache
 def _schedule(size) -> str:
-    function, args = cases.step("nequip", size)
+    function, args = cases.step("nequip", size, "network")
     return compiled_launches.compiled(function, args).text
 
 

@@ -1,7 +1,8 @@
 """Constants of the GPUs, the only ones that predictions use. A changed constant changes them all.
 
-Written down on 23 November 2026, before a kernel was changed for what they predict; none was
-measured by this project. Sources:
+Written down on 23 November 2026, before a kernel was changed for what they predict; the least time
+of a kernel, cold code and the matrix unit on 25 November. None was measured by this project.
+Sources:
 
 [data sheet] NVIDIA's data sheets and whitepapers of A100 (SXM, 80 GB), H100 (SXM) and H200 (SXM):
     multiprocessors, clock, memory bandwidth, level-2 cache, shared memory, lanes of each pipe (the
@@ -9,11 +10,17 @@ measured by this project. Sources:
     capabilities 8.0 and 9.0), registers, blocks and warps of a multiprocessor.
 [latency] Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via
     Microbenchmarking", arXiv 2402.13499, and its longer version, arXiv 2501.12084: cycles of a load
-    from level 1, shared memory, level 2 and memory; rounded to ten.
+    from level 1, shared memory, level 2 and memory; rounded to ten. The share of the data sheet's
+    rate that the instruction `mma` reaches on an H100.
+[code] Huerta et al., "Analyzing Modern NVIDIA GPU cores", arXiv 2503.20481: instructions are
+    fetched ahead in order, most likely by a stream buffer of 16 lines. That lines are of 128 bytes,
+    that code which is not in the caches of a multiprocessor is in level 2, and that each line then
+    takes as long as data do, is assumed. `eqfuse bench` measures cold code.
 [assumed] by us, for want of a measurement: the share of the data sheet's bandwidth that a copy
     reaches (a copy is what `eqfuse.bench` measures as copy_bytes_per_s, to be put here), the
-    bandwidth of level 2, cycles of arithmetic, shuffles and barriers, the cost of launches, and the
-    share of its peak that a matmul of XLA or cuBLAS reaches.
+    bandwidth of level 2, cycles of arithmetic, shuffles and barriers, the cost of launches, the
+    least time of a kernel, and the share of its peak that a matmul of XLA or cuBLAS reaches.
+    `eqfuse bench` measures the time from one empty kernel to the next: launch and least time.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ REGISTERS = 65536  # of a multiprocessor [data sheet]
 REGISTER_UNIT = 256  # registers that are given to a warp at a time [data sheet]
 WARPS, BLOCKS = 64, 32  # of a multiprocessor, at most [data sheet]
 SHARED_PER_BLOCK = 1024  # bytes of shared memory that the system takes of each block [data sheet]
+LINE, LINES_AHEAD = 128, 16  # bytes of a line of code, and lines that are on their way [code]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +47,13 @@ class Device:
       cache_bandwidth: bytes per second of level 2.
       cache: bytes of level 2.
       shared: bytes of shared memory of a multiprocessor.
-      lanes: results of each pipe per cycle and multiprocessor.
+      lanes: results of each pipe per cycle and multiprocessor; of the matrix unit multiply-adds of
+        16 bits, of which one of TF32 counts as two.
       latency: cycles until the result of a kind of instruction can be used.
       launch: seconds from the end of a kernel to the start of the next, in a command buffer.
       host_launch: seconds of the host for a launch outside a command buffer.
-      matmul: operations per second that a large matmul reaches in float32, without TF32.
+      least, least_matmul: seconds that a kernel takes from its start to its end at least, however
+        little it does, and one of XLA or cuBLAS for a matmul.
     """
 
     name: str
@@ -58,11 +68,19 @@ class Device:
     latency: dict[str, int]
     launch: float = 1.5e-6  # [assumed]
     host_launch: float = 4e-6  # [assumed]
+    least: float = 1e-6  # [assumed]
+    least_matmul: float = 2.5e-6  # [assumed]
+
+    def matmul(self, tf32x3: bool) -> float:
+        """Return operations per second of a large matmul of XLA's, in float32 or 3 times TF32."""
+        share = 0.7  # [assumed]
+        lanes = self.lanes["matrix"] / 2 / 3 if tf32x3 else self.lanes["fp32"]
+        return share * 2 * lanes * self.processors * self.clock
 
     @property
-    def matmul(self) -> float:
-        share = 0.7  # [assumed]
-        return share * 2 * self.lanes["fp32"] * self.processors * self.clock
+    def code(self) -> float:
+        """Return bytes of cold code per cycle that a multiprocessor is given."""
+        return LINES_AHEAD * LINE / self.latency["level 2"]
 
 
 REACHED = 0.9
@@ -93,7 +111,7 @@ H100 = Device(
     cache_bandwidth=5.5e12,  # [assumed]
     cache=50e6,
     shared=228 * 1024,
-    lanes=_LANES | {"fp64": 64, "matrix": 2048},
+    lanes=_LANES | {"fp64": 64, "matrix": 0.63 * 2048},  # of `mma`: [latency]
     latency=_ARITHMETIC | {"level 1": 40, "shared": 30, "level 2": 260, "memory": 480},
 )
 H200 = dataclasses.replace(H100, name="H200 SXM", bandwidth=REACHED * 4.8e12)

@@ -1,21 +1,29 @@
 """From counts to a predicted time, and what bounds it.
 
-A launch takes as long as the slowest of what it waits for, each as if it were alone:
+What a launch waits for, each as if it were alone:
 
     bandwidth     bytes that miss level 2, at the bandwidth that a copy reaches
     level 2       sectors, at the bandwidth of level 2
     issue         an instruction of a warp per cycle and scheduler
-    fp32, ...     instructions of one pipe, at its width
+    fp32, ...     instructions of one pipe, at its width; of the matrix unit, what they multiply
     memory pipe   a wavefront per cycle and multiprocessor, in global and in shared memory
     latency       the blocks of a multiprocessor, as many at a time as fit, one after the other;
                   each as long as one warp takes alone, with the loop of the block that has most
                   edges. A load takes what level 2 or memory takes, by the share of sectors that
                   miss
 
+The longest of them is a lower bound of its time: all others are hidden behind it. They seldom are
+where they take as long, so that the second is added if it takes more than `HIDDEN` of the first
+(`together`). Issue and pipes are one: an instruction takes its place in both at the same time. A
+launch takes `Device.least` at least, and waits for the one before: `Device.launch`, which is added
+to both.
+
+In a step a kernel is cold: others have run since, and its code is in level 2. Where it arrives more
+slowly than one warp can run it once, all warps wait; this is added too (`cold`).
+
 Work that is divided among multiprocessors counts as on the busiest one: if blocks do not fill them,
 or the last turn does not, the others are idle. What is bound by multiprocessors that hold fewer
-than `FEW_WARPS` warps each, on the mean, is said to be bound by occupancy. A launch also waits for
-the one before: `Device.launch`, which is added.
+than `FEW_WARPS` warps each, on the mean, is said to be bound by occupancy.
 """
 
 from __future__ import annotations
@@ -29,6 +37,10 @@ from benchmarks.predictions.devices import Device
 
 FEW_WARPS = 8
 """Two for each scheduler: with fewer, most cycles have none that can go on."""
+HIDDEN = 0.7
+"""What takes at most this share of the longest bound is hidden behind it; more is added to it."""
+_APART = ("bandwidth", "level 2", "memory pipe", "latency")
+"""Bounds that are added; the others are of instructions, and are one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +49,20 @@ class Prediction:
 
     Attributes:
       seconds: of the launch.
-      bound: what it waits for.
+      lower: seconds that it takes at least, by the longest bound alone.
+      bound: what it waits for; two with a plus where they are added.
       bounds: seconds of each.
+      cold: those of the seconds that it waits for its code.
       resident: blocks of a multiprocessor at a time.
       waves: turns of blocks on a multiprocessor.
       idle: multiprocessors without a block.
     """
 
     seconds: float
+    lower: float
     bound: str
     bounds: dict[str, float]
+    cold: float
     resident: int
     waves: float
     idle: int
@@ -66,8 +82,24 @@ def resident_blocks(device: Device, kernel, warps: int) -> int:
     return max(1, found)
 
 
-def predict(counts: Counts, device: Device) -> Prediction:
-    """Return the predicted time of a launch on a device."""
+def together(bounds: dict[str, float]) -> tuple[float, tuple[str, ...]]:
+    """Return the seconds of what is waited for together, and the names of one bound or of two."""
+    found = {name: bounds[name] for name in _APART if name in bounds}
+    if own := {name: seconds for name, seconds in bounds.items() if name not in _APART}:
+        name = max(own, key=own.get)
+        found[name] = own[name]
+    first, *others = sorted(found, key=found.get, reverse=True)
+    if others and found[others[0]] > HIDDEN * found[first]:
+        return found[first] + found[others[0]], (first, others[0])
+    return found[first], (first,)
+
+
+def predict(counts: Counts, device: Device, is_cold: bool = False) -> Prediction:
+    """Return the predicted time of a launch on a device.
+
+    Args:
+      is_cold: whether others run between two of its launches, as in a step.
+    """
     resident = resident_blocks(device, counts.kernel, counts.warps)
     each = counts.blocks / device.processors
     waves = each / resident
@@ -78,11 +110,15 @@ def predict(counts: Counts, device: Device) -> Prediction:
     own = max(bounds.values())
     bounds["bandwidth"] = counts.missed_bytes / device.bandwidth
     bounds["level 2"] = counts.sector_bytes / device.cache_bandwidth
-    bound = max(bounds, key=bounds.get)
+    seconds, names = together(bounds)
+    code = cold(counts, device) if is_cold else 0.0
+    is_few = sparse and bounds[names[0]] == own
     return Prediction(
-        seconds=bounds[bound] + device.launch,
-        bound="occupancy" if sparse and bounds[bound] == own else bound,
+        seconds=max(seconds + code, device.least) + device.launch,
+        lower=max(bounds.values()) + device.launch,
+        bound=" + ".join(("occupancy" if is_few else names[0], *names[1:])),
         bounds=bounds,
+        cold=code,
         resident=resident,
         waves=waves,
         idle=max(device.processors - counts.blocks, 0),
@@ -94,19 +130,40 @@ def _throughput(counts: Counts, device: Device) -> dict[str, float]:
     cycles = device.processors * device.clock
     found = {"issue": counts.instructions / devices.SCHEDULERS / cycles}
     for pipe, instructions in counts.pipes.items():
-        if pipe != "memory":
+        if pipe == "matrix":
+            found[pipe] = multiplied(counts) / device.lanes[pipe] / cycles
+        elif pipe != "memory":
             found[pipe] = instructions * 32 / device.lanes[pipe] / cycles
     found["memory pipe"] = sum(counts.wavefronts.values()) / cycles
     return found
 
 
+def multiplied(counts: Counts) -> float:
+    """Return the multiply-adds of the matrix unit, as `Device.lanes` counts them."""
+    each = sum(times * sum(code.multiplied for code in codes) for times, codes in counts.parts)
+    return each * counts.blocks * counts.warps
+
+
 def latency(counts: Counts, device: Device) -> float:
     """Return the seconds of the block that has most edges, each warp alone on its scheduler."""
+    total = 0.0
+    for times, _, turn in _turns(counts, device):
+        total += turn * times * (counts.longest if times > 1 else 1.0)
+    return total / device.clock
+
+
+def cold(counts: Counts, device: Device) -> float:
+    """Return the seconds that code from level 2 takes more than one warp that runs it once."""
+    total = 0.0
+    for times, codes, turn in _turns(counts, device):
+        total += min(times, 1.0) * max(sass.BYTES * len(codes) / device.code - turn, 0.0)
+    return total / device.clock
+
+
+def _turns(counts: Counts, device: Device):
+    """Yield the parts of a kernel's code: how often it runs, the code, and cycles of one turn."""
     missing = min(counts.missed_bytes / max(counts.sector_bytes, 1), 1)
     level = device.latency
     load = round(level["level 2"] + missing * (level["memory"] - level["level 2"]))
-    total = 0.0
     for times, codes in counts.parts:
-        turn = sass.cycles(codes, level, load)
-        total += turn * times * (counts.longest if times > 1 else 1.0)
-    return total / device.clock
+        yield times, codes, sass.cycles(codes, level, load)

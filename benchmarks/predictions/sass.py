@@ -17,13 +17,18 @@ from tests.emulator.calls import inlined
 _LINE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 _REGISTER = re.compile(r"(?<![\w.])(U?[RP])(\d+)\b(\.64)?")
 
+_MULTIPLIED = {"HMMA.1688": 1024, "HMMA.16816": 2048}
+"""Multiply-adds of an instruction of the matrix unit, by its shape."""
+BYTES = 16
+"""Of an instruction of compute capability 7.0 and above."""
+
 PIPES = ("fp32", "fp64", "integer", "special", "matrix", "memory", "shuffle", "other")
 _PIPES = (
     ("memory", r"LDG|STG|LDS|STS|LDSM|STSM|LD\b|ST\b|LDL|STL|LDC|ULDC|ATOM|RED\b|CCTL"),
     ("shuffle", r"SHFL|REDUX|VOTE|MATCH"),
     ("matrix", r"HMMA|DMMA|IMMA|HGMMA"),
     ("fp64", r"DFMA|DADD|DMUL|DSETP|DMNMX"),
-    ("special", r"MUFU|I2F|F2I|F2F|I2FP"),
+    ("special", r"MUFU|I2F|F2I|F2F(?!P)|I2FP"),
     ("fp32", r"FFMA|FMUL|FADD|IMAD|HFMA|HADD|HMUL|FSWZ"),
     (
         "integer",
@@ -54,6 +59,20 @@ class Code:
             if re.match(pattern, self.opcode):
                 return pipe
         return "other"
+
+    @property
+    def multiplied(self) -> int:
+        """Return the multiply-adds of the matrix unit, those of TF32 as two of 16 bits.
+
+        Raises:
+          ValueError: an instruction of the matrix unit whose shape is not known.
+        """
+        if self.pipe != "matrix" or self.opcode.startswith("DMMA"):  # those of float64
+            return 0
+        shape = ".".join(self.opcode.split(".")[:2])
+        if shape not in _MULTIPLIED:
+            raise ValueError(f"how much {self.opcode} multiplies is not known")
+        return _MULTIPLIED[shape] * (2 if "TF32" in self.opcode else 1)
 
     @functools.cached_property
     def kind(self) -> str:

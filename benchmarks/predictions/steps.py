@@ -1,10 +1,11 @@
 """A whole training step: the sum over what XLA schedules for an H100.
 
-Kernels of ours cost what `model` predicts. A matmul costs its operations at the rate of
-`Device.matmul`, or the bytes of its operands and its result, whichever takes longer; all else costs
-those bytes, at the bandwidth of memory, or of level 2 if they are less than half of it. To each the
-launch is added. So do our kernels that read tables of radial functions, whose intervals are not
-known. Bytes of an operand of which only a part is read, as by a gather, count in full.
+Kernels of ours cost what `model` predicts, each with cold code. A matmul waits for its operations
+at the rate of `Device.matmul`, and for the bytes of its operands and its result; all else for those
+bytes, at the bandwidth of memory, or of level 2 if they are less than half of it. The two are added
+as bounds of a kernel are, no kernel takes less than `Device.least`, and to each the launch is
+added. So do our kernels that read tables of radial functions, whose intervals are not known. Bytes
+of an operand of which only a part is read, as by a gather, count in full.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _SHAPE = re.compile(r"(pred|[a-z]+\d+)\[([\d,]*)\]")
 _DEFINED = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) [\w\-]+\(")
 _OPAQUE = re.compile(r'opaque = "((?:[^"\\]|\\.)*)"')
 _KERNEL = re.compile(rb"[a-z]\w*_[0-9a-f]{16}")
+_TF32X3 = "tf32_tf32_f32_x3"
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)"?(\d+)')
 
 
@@ -40,13 +42,17 @@ class Item:
       kind: of `account.KINDS`.
       name: which part of the model it comes from, layers taken together, and the kernel.
       seconds: predicted, with the launch.
+      lower: seconds by the longest bound alone, with the launch.
       bound: what it waits for.
+      cold: those of the seconds that it waits for its code.
     """
 
     kind: str
     name: str
     seconds: float
+    lower: float
     bound: str
+    cold: float = 0.0
 
 
 class Shapes:
@@ -71,6 +77,10 @@ class Shapes:
             return 0
         left = _SHAPE.search(self.lines[operands[0]][0])[2].split(",")
         return 2 * _size(_SHAPE.search(shape)[2]) * int(left[int(contracted[1])])
+
+    def is_tf32x3(self, name: str) -> bool:
+        """Return whether a matmul is three products of TF32."""
+        return _TF32X3 in self.lines[name][1].lower()
 
 
 def _size(dims: str) -> int:
@@ -102,15 +112,19 @@ def kernel_name(line: str) -> str:
     raise ValueError(f"no name of a kernel in {line[:200]!r}")
 
 
-def predict(name: str, size: tuple[int, int], device: Device) -> list[Item]:
+def predict(
+    name: str, size: tuple[int, int], device: Device, radial: str = "auto", precision: str = "ieee"
+) -> list[Item]:
     """Return what a training step launches on a device, in the order of the schedule.
 
     Args:
       name: "nequip", "mace" or "allegro".
       size: of `graphs.SIZES`.
       device: an H100 or an H200: the schedule is that of an H100.
+      radial: "auto", "network" or "table".
+      precision: of matmuls: of `cases.PRECISIONS`.
     """
-    by_name, text = _schedule(name, size)
+    by_name, text = _schedule(name, size, radial, precision)
     return items(text, lambda kernel: cases.counted(by_name[kernel], size, device), device)
 
 
@@ -129,12 +143,13 @@ def items(text: str, counted, device: Device) -> list[Item]:
             kernel = kernel_name(shapes.lines[_call(program, instruction).name][1])
             source = f"{program.source(instruction)}: {kernel.rpartition('_')[0]}"
             try:
-                prediction = model.predict(counted(kernel), device)
+                prediction = model.predict(counted(kernel), device, is_cold=True)
             except UnknownIndexError:  # such as of intervals, which follow from the lengths
                 moved = _other(program, shapes, instruction, kind, device)
                 found.append(dataclasses.replace(moved, name=source))
                 continue
-            found.append(Item(kind, source, prediction.seconds, prediction.bound))
+            times = prediction.seconds, prediction.lower, prediction.bound, prediction.cold
+            found.append(Item(kind, source, *times))
             continue
         found.append(_other(program, shapes, instruction, kind, device))
     return found
@@ -147,29 +162,35 @@ def _call(program: HloProgram, instruction):
 
 
 @functools.lru_cache(maxsize=1)
-def _schedule(name: str, size: tuple[int, int]):
+def _schedule(name: str, size: tuple[int, int], radial: str, precision: str):
     """Return the launches by kernel, and the text of the program that XLA makes for an H100."""
-    function, args = cases.step(name, size)
-    by_name: dict = {}
-    for launch in launches_of(function, *args):
-        by_name.setdefault(launch.spec.name, launch)
-    return by_name, compiled_launches.compiled(function, args).text
+    with cases.multiplied_in(precision):
+        function, args = cases.step(name, size, radial)
+        by_name: dict = {}
+        for launch in launches_of(function, *args):
+            by_name.setdefault(launch.spec.name, launch)
+        return by_name, compiled_launches.compiled(function, args).text
 
 
 def _other(program: HloProgram, shapes: Shapes, instruction, kind: str, device: Device) -> Item:
     """Return a launch of XLA's own."""
     moved = sum(shapes.bytes(n) for n in (instruction.name, *instruction.operands))
     bandwidth = device.cache_bandwidth if moved < device.cache / 2 else device.bandwidth
-    seconds, bound = moved / bandwidth, "bandwidth"
+    bounds, least = {"bandwidth": moved / bandwidth}, device.least
     if kind == "products":
         inner = program.computations.get(instruction.calls, ())
+        dots = [i for i in inner if i.opcode == "dot"]
         operations = shapes.operations(instruction.name, instruction.operands)
-        operations += sum(shapes.operations(i.name, i.operands) for i in inner if i.opcode == "dot")
-        if operations / device.matmul > seconds:
-            seconds, bound = operations / device.matmul, "arithmetic"
-    if seconds < device.launch:
-        bound = "launch"
-    return Item(kind, program.source(instruction), seconds + device.launch, bound)
+        operations += sum(shapes.operations(i.name, i.operands) for i in dots)
+        tf32x3 = any(shapes.is_tf32x3(i.name) for i in (instruction, *dots))
+        bounds["arithmetic"] = operations / device.matmul(tf32x3)
+        least = device.least_matmul
+    seconds, names = model.together(bounds)
+    bound = "launch" if seconds < least + device.launch else " + ".join(names)
+    lower = max(bounds.values()) + device.launch
+    return Item(
+        kind, program.source(instruction), max(seconds, least) + device.launch, lower, bound
+    )
 
 
 def breakdown(items: list[Item]) -> list[tuple[str, str, int, float, str]]:

@@ -86,8 +86,10 @@ def step(title: str, items: list[Item], host_launch: float, rows: int = 20) -> s
     """Return the breakdown of a training step: sums by kind, and the largest items by time."""
     total = sum(item.seconds for item in items)
     host = len(items) * host_launch
+    lower, cold = sum(item.lower for item in items), sum(item.cold for item in items)
     lines = [
-        f"{title}: predicted {total * 1e3:.3g} ms in {len(items)} launches. Outside command "
+        f"{title}: predicted {total * 1e3:.3g} ms in {len(items)} launches, of which "
+        f"{cold * 1e3:.2g} are for cold code; lower bound {lower * 1e3:.3g} ms. Outside command "
         f"buffers the host takes at least {host * 1e3:.2g} ms.",
         "",
         head(("what", "launches", "predicted, µs", "share")),

@@ -23,7 +23,8 @@ INSTRUCTION_BYTES = 16
 CODE_BYTES = (16_384, 65_536, 131_072)
 CACHED_BYTES = 262_144
 """Code of this size is larger than the instruction caches of a multiprocessor of an H100."""
-CHAIN = 64
+CHAIN, CHAINS = 64, 4
+"""Kernels in a row; multiply-adds that do not wait for each other, as long as one takes."""
 LANES, COMPONENTS, STORED = 128, 3, 2**24
 """Threads of a program that stores, components of a vector, and numbers stored in all."""
 _HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
@@ -42,6 +43,9 @@ def empty_kernel() -> KernelSpec:
 def straight_kernel(code_bytes: int, number: int) -> KernelSpec:
     """Return a kernel of multiply-adds, one after the other.
 
+    They are in chains, side by side, so that a warp could run one in each cycle. In one chain each
+    would wait for the one before, longer than for its code.
+
     Args:
       code_bytes: size of its code, but for some instructions.
       number: kernels of different numbers have different code.
@@ -51,9 +55,12 @@ def straight_kernel(code_bytes: int, number: int) -> KernelSpec:
         "def KERNEL(x_ptr, out_ptr):",
         "    lane = tl.arange(0, 32)",
         "    b = tl.load(x_ptr + lane)",
-        "    a = b",
-        *(f"    a = a * {0.5 + (number * count + n) * 2.0**-20!r} + b" for n in range(count)),
-        "    tl.store(out_ptr + lane, a)",
+        *(f"    a{k} = b" for k in range(CHAINS)),
+        *(
+            f"    a{n % CHAINS} = a{n % CHAINS} * {0.5 + (number * count + n) * 2.0**-20!r} + b"
+            for n in range(count)
+        ),
+        f"    tl.store(out_ptr + lane, {' + '.join(f'a{k}' for k in range(CHAINS))})",
     ]
     return _spec("straight", lines)
 

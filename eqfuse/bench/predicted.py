@@ -8,6 +8,8 @@ import pathlib
 
 FILE = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "predictions.json"
 """Those of the repository; they are not in a wheel."""
+MEASURED = "ieee"
+"""The precision of matmuls in which `eqfuse bench` measures times."""
 
 
 class Predictions:
@@ -27,6 +29,10 @@ class Predictions:
         try:
             results = json.loads(file.read_text())["results"]
             for result in results:
+                if MEASURED not in result.get("precisions", [MEASURED]):
+                    continue
+                if result.get("radial", "auto") != "auto":
+                    continue
                 for name, seconds in result["predicted_seconds"].items():
                     if name.split()[0] in device.replace("-", " ").split():
                         self._ms[_key(result)] += 1e3 * seconds

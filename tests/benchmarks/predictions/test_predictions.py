@@ -79,9 +79,11 @@ def counted(**fields) -> counts.Counts:
     [
         ({"missed_bytes": 3e9, "sector_bytes": 3e9}, "bandwidth"),
         ({"missed_bytes": 1e8, "sector_bytes": 3e10}, "level 2"),
+        ({"missed_bytes": 3e9, "sector_bytes": 5e9}, "bandwidth + level 2"),
         ({"pipes": {"integer": 1e9}}, "integer"),
         ({"pipes": {"fp32": 1e10, "other": 1e9}}, "issue"),
         ({"wavefronts": {("global", "ld"): 1e9}}, "memory pipe"),
+        ({"wavefronts": {("global", "ld"): 1e9}, "pipes": {"other": 1.8e9}}, "memory pipe + other"),
         ({"parts": ((1000.0, sass.parse(TEXT).codes),)}, "latency"),
         ({"parts": ((1000.0, sass.parse(TEXT).codes),), "blocks": 10}, "occupancy"),
     ],
@@ -89,9 +91,59 @@ def counted(**fields) -> counts.Counts:
 def test_a_launch_waits_for_the_slowest(fields, bound):
     found = model.predict(counted(**fields), devices.H100)
     assert found.bound == bound
-    assert found.seconds == max(found.bounds.values()) + devices.H100.launch
+    first, *second = sorted(
+        (found.bounds[n.replace("occupancy", "latency")] for n in bound.split(" + ")), reverse=True
+    )
+    assert first == max(found.bounds.values())
+    assert found.lower == first + devices.H100.launch
+    assert found.seconds == first + sum(second) + devices.H100.launch
     assert found.resident == 8  # of 64 registers and 128 threads
     assert found.idle == (122 if bound == "occupancy" else 0)
+
+
+def test_the_second_bound_is_added_where_it_is_not_hidden():
+    assert model.together({"latency": 10, "bandwidth": 7}) == (10, ("latency",))
+    assert model.together({"bandwidth": 7.1, "latency": 10, "level 2": 7}) == (
+        17.1,
+        ("latency", "bandwidth"),
+    )
+    # an instruction takes its place in the issue and in its pipe at the same time
+    assert model.together({"issue": 10, "fp32": 9, "latency": 6}) == (10, ("issue",))
+
+
+def test_no_kernel_is_shorter_than_the_least():
+    found = model.predict(counted(pipes={"fp32": 1.0}), devices.H100)
+    assert found.lower < found.seconds == devices.H100.least + devices.H100.launch
+
+
+@pytest.mark.parametrize(("turns", "share"), [(1.0, 1.0), (50.0, 1.0), (0.25, 0.25)])
+def test_cold_code_is_waited_for_once(turns, share):
+    """500 instructions that could run in a cycle each, of which 128 bytes are a line."""
+    line = "        /*{:04x}*/                   FADD R{}, R2, R2 ;"
+    codes = sass.parse("\n".join(line.format(16 * n, n % 200 + 3) for n in range(500))).codes
+    work = counted(parts=((turns, codes),), pipes={"fp32": 1e7})
+    device = devices.H100
+    warm, cold = (model.predict(work, device, is_cold) for is_cold in (False, True))
+    lines = 500 * 16 / devices.LINE
+    fetched = lines / devices.LINES_AHEAD * device.latency["level 2"]
+    assert fetched > 2 * 500
+    assert cold.cold == pytest.approx(share * (fetched - 500) / device.clock, rel=0.01)
+    assert cold.seconds == pytest.approx(warm.seconds + cold.cold)
+    assert cold.lower == warm.lower
+
+
+def test_what_the_matrix_unit_multiplies():
+    text = "        /*0000*/                   HMMA.1688.F32.TF32 R4, R8, R6, R4 ;"
+    codes = sass.parse(text).codes
+    # a warp multiplies 16 by 8 by 8 numbers of TF32, each as two of 16 bits
+    work = counted(parts=((1.0, codes),), pipes={"matrix": 13_200 * 4.0})
+    assert model.multiplied(work) == 13_200 * 4 * 2 * 16 * 8 * 8
+    rate = devices.H100.lanes["matrix"] * devices.H100.processors * devices.H100.clock
+    bounds = model.predict(work, devices.H100).bounds
+    assert bounds["matrix"] == pytest.approx(model.multiplied(work) / rate)
+    [unknown] = sass.parse(text.replace("1688", "9999")).codes
+    with pytest.raises(ValueError, match=r"HMMA\.9999"):
+        unknown.multiplied  # noqa: B018
 
 
 def test_a_changed_constant_changes_predictions():
@@ -199,9 +251,21 @@ def test_bytes_and_operations_of_a_matmul():
     program = steps.HloProgram(HLO)
     [item] = [steps._other(program, shapes, i, "products", devices.H100) for i in program.entry]
     assert item.bound == "launch"
-    assert item.seconds == pytest.approx(
+    assert item.seconds == devices.H100.launch + devices.H100.least_matmul
+    assert item.lower == pytest.approx(
         devices.H100.launch + (4 * (24 + 32 + 48)) / devices.H100.cache_bandwidth
     )
+
+
+def test_matmuls_of_xla_have_the_rate_of_their_precision():
+    large = HLO.replace("[6,4]", "[8192,8192]").replace("[4,8]", "[8192,8192]")
+    large = large.replace("[6,8]", "[8192,8192]")
+    in_parts = large.replace("_dims={0}\n", "_dims={0}, algorithm=dot_tf32_tf32_f32_x3\n")
+    for text, rate in ((large, 41.5e12), (in_parts, 69.7e12)):
+        program, shapes = steps.HloProgram(text), steps.Shapes(text)
+        [item] = [steps._other(program, shapes, i, "products", devices.H100) for i in program.entry]
+        assert item.bound == "arithmetic"
+        assert item.seconds == pytest.approx(2 * 8192**3 / rate, rel=0.01)
 
 
 def test_the_name_of_a_kernel_is_in_its_call():
@@ -216,16 +280,17 @@ def test_the_name_of_a_kernel_is_in_its_call():
 
 def test_a_breakdown_sums_and_sorts():
     items = [
-        steps.Item("others", "gate", 1e-6, "launch"),
-        steps.Item("eqfuse", "kernel_0", 6e-6, "latency"),
-        steps.Item("others", "gate", 2e-6, "bandwidth"),
+        steps.Item("others", "gate", 1e-6, 1e-6, "launch"),
+        steps.Item("eqfuse", "kernel_0", 6e-6, 4e-6, "latency", cold=2e-6),
+        steps.Item("others", "gate", 2e-6, 1e-6, "bandwidth"),
     ]
     assert steps.breakdown(items) == [
         ("eqfuse", "kernel_0", 1, 6e-6, "latency"),
         ("others", "gate", 2, 3e-6, "bandwidth"),
     ]
     text = tables.step("a step", items, host_launch=4e-6)
-    assert "predicted 0.009 ms in 3 launches" in text
+    assert "predicted 0.009 ms in 3 launches, of which 0.002 are for cold code" in text
+    assert "lower bound 0.006 ms" in text
     assert "| kernels of eqfuse | 1 | 6 | 67 % |" in text
 
 
@@ -235,6 +300,8 @@ def test_predictions_stand_beside_what_is_measured(tmp_path):
     results = [
         row | {"predicted_seconds": {"H100 SXM": s, "A100 SXM 80 GB": 1}} for s in (1e-3, 2e-3)
     ]
+    others = [{"precisions": ["tf32x3"]}, {"precisions": ["ieee"], "radial": "table"}]
+    results += [results[0] | other for other in others]  # neither is measured
     file.write_text(json.dumps({"results": results}))
     measured = row | {"group": "kernels", "dtype": "float32", "sides": {}}
     found = Predictions("NVIDIA H100 80GB HBM3", file)

@@ -1,6 +1,7 @@
 """A trained run as a calculator of ASE."""
 
 import difflib
+import os
 import threading
 
 import ase.calculators.calculator
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 from ase.stress import full_3x3_to_voigt_6_stress
 
+from eqfuse import ops
 from eqfuse.data import DataError, Structure
 from eqfuse.inference.descriptors import descriptors
 from eqfuse.inference.listed import DIVERGED, Listed, Lister, State
@@ -30,8 +32,14 @@ _ARGUMENTS = (
 _OTHER_NAMES = {  # what calculators of mace and nequip call it
     "default_dtype": "here it is called dtype",
     "model_path": "here it is called run",
-    "model_paths": "here it is called run, and is one run",
+    "model_paths": "here it is called run, and is one run; eqfuse.Committee takes several",
+    "models": "here it is called run, a file or folder; eqfuse.Committee takes several",
+    "model": "here it is called run, a file or folder",
     "compile_path": "here it is called run, and nothing is compiled before",
+    "compile_mode": "programs are always compiled",
+    "enable_cueq": "the fused ops are always used, see backend",
+    "head": "a network has one head",
+    "chemical_symbols": "the run knows its elements",
     "device": "it is that of JAX; set JAX_PLATFORMS=cpu or cuda before the program starts",
 }
 
@@ -66,8 +74,8 @@ class Calculator(ase.calculators.calculator.Calculator):
     Raises:
       CheckpointError: no readable checkpoint.
       TypeError: an unknown argument; names the one that was probably meant.
-      ValueError: a skin that is negative or not finite, another `which` or dtype, or a run that did
-        not train a potential.
+      ValueError: a skin that is negative or not finite, another `which` or dtype, a backend that is
+        unknown or for other devices, or a run that did not train a potential.
     """
 
     implemented_properties = ("energy", "energies", "forces", "stress", "stresses", "free_energy")
@@ -88,6 +96,9 @@ class Calculator(ase.calculators.calculator.Calculator):
     ):
         if unknown:
             raise TypeError("; ".join(map(_unknown_argument, unknown)))
+        if not isinstance(run, str | os.PathLike):
+            raise TypeError(f"run must be the path of one run, got {run!r}; see eqfuse.Committee")
+        ops.resolve_here(backend)
         if not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
         keep_programs()

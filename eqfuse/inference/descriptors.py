@@ -38,13 +38,16 @@ def descriptors(
     Raises:
       CheckpointError: no readable checkpoint.
       DataError: see `eqfuse.predict`.
-      ValueError: no run, and atoms without a calculator of eqfuse; more layers than there are; or
-        all irreps of Allegro.
+      ValueError: no run, and atoms without a calculator of eqfuse; a committee; more layers than
+        there are; or all irreps of Allegro.
     """
     if isinstance(atoms, Sequence):
         given = {"invariants_only": invariants_only, "num_layers": num_layers}
         return [descriptors(one, run, **given) for one in atoms]
-    [network] = load_networks(_network_of(atoms) if run is None else run)
+    networks = load_networks(_network_of(atoms) if run is None else run)
+    if len(networks) > 1:
+        raise ValueError(f"{run} is a committee of {len(networks)} runs; descriptors are of one")
+    [network] = networks
     [structure] = as_structures(atoms)
     samples = prepare_samples([structure], network.cutoff, network.species, None)
     [batch] = Batcher(samples, 1, dtype=network.dtype).batches(shuffle=False)

@@ -100,7 +100,9 @@ def _report_labels(structures: list[data.Structure], options, keys: data.Keys):
         named = getattr(options, f"{name}_key") is not None
         if count == 0 and (named or not any(counts.values())):
             missing = missing_label(options.file, name, keys)
-            raise data.DataError(f"{options.file}, in none of {counted(total, 'frame')}: {missing}")
+            hint = "" if named else "; `eqfuse predict` needs no labels"
+            where = f"{options.file}, in none of {counted(total, 'frame')}"
+            raise data.DataError(f"{where}: {missing}{hint}")
     for name, count in counts.items():
         if count < total and (count or name != "stress"):
             hint = "" if count else f": {missing_label(options.file, name, keys)}"

@@ -165,7 +165,7 @@ class MoleculeData:
         if path is not None and not os.path.exists(path):
             raise import_data().DataError(
                 f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
-                "energies in eV, '{H: -13.6, 8: -2041.9}', average or fit"
+                "energies in eV, '{H: -13.6, 8: -2041.9}', or average"
             )
         return None if path is None else import_data().isolated_atom_energies(path, energy_key=key)
 

@@ -258,6 +258,8 @@ def test_a_slab_has_the_stress_that_training_gave_it(run):
         ({"default_dtype": "float64"}, "no argument default_dtype: here it is called dtype"),
         ({"device": "cuda"}, "no argument device: .*JAX_PLATFORMS"),
         ({"skinn": 3}, "no argument skinn; nearest: skin"),
+        ({"model_paths": "x"}, "no argument model_paths: .* eqfuse.Committee takes several"),
+        ({"head": "x"}, "no argument head: a network has one head"),
         ({"zzz": 1}, "no argument zzz; it has run, skin, which, dtype"),
         ({"device": "cpu", "skinn": 3}, "device: .*; Calculator has no argument skinn"),
     ],
@@ -265,6 +267,17 @@ def test_a_slab_has_the_stress_that_training_gave_it(run):
 def test_unknown_arguments_are_refused_by_name(tmp_path, argument, message):
     with pytest.raises(TypeError, match=message):
         eqfuse.Calculator(tmp_path, **argument)
+
+
+def test_what_is_no_run_or_backend_is_refused_before_anything_is_computed(run, tmp_path):
+    for wrong in ([run, run], None):
+        with pytest.raises(TypeError, match=r"the path of one run, .* see eqfuse\.Committee"):
+            eqfuse.Calculator(wrong)
+    with pytest.raises(ValueError, match="backend 'trito' is unknown"):
+        eqfuse.Calculator(run, backend="trito")
+    (tmp_path / "seed=0" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"it holds runs: name one, such as .*seed=0"):
+        eqfuse.Calculator(tmp_path)
 
 
 def test_arguments_of_ase_calculators(run, tmp_path):

@@ -138,9 +138,9 @@ def _paths(run, names: tuple[str, ...]) -> list[Path]:
     folder = run / "checkpoints"
     name = next((name for name in names if has_checkpoint(run, name)), None)
     if name is None:
-        raise CheckpointError(
-            f"{run} has no checkpoint ({' or '.join(names)}); is it a run folder?"
-        )
+        inside = sorted(folder.parent.name for folder in run.glob("*/checkpoints"))
+        hint = f"it holds runs: name one, such as {run / inside[0]}" if inside else "is it a run?"
+        raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); {hint}")
     if os.path.isdir(folder / name):
         raise CheckpointError(
             f"{run} was written by an earlier version; `eqfuse convert run {run} NEW` writes its "

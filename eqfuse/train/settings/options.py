@@ -70,7 +70,8 @@ def _full(key: str) -> str:
 
 def _base(file: str, given: dict) -> dict:
     """Return the settings of a file which hold beside those that are given, by full name."""
-    base = flat(read_yaml(Path(file).expanduser()), file)
+    path = Path(file).expanduser()
+    base = flat(read_yaml(path / "config.yaml" if path.is_dir() else path), file)
     left = ["run", "resume"]  # another run has a folder of its own
     left += [
         f"{group}." for group in DEFAULTS if group in given and given[group] != base.get(group)

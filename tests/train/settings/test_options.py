@@ -93,6 +93,7 @@ def test_a_configuration_file_is_where_another_run_starts(tmp_path):
     file.write_text(to_yaml(first))
     again = parse([f"config={file}"])
     assert again == dataclasses.replace(first, run=None)
+    assert parse([f"config={tmp_path}"]) == again  # the folder of a run
     changed = parse(["layers=1", f"config={file}"])
     assert (changed.model.layers, changed.model.channels, changed.training.lr) == (1, 128, 0.003)
     assert parse([f"config={file}", "preset=large"]).model.hidden_lmax == 2

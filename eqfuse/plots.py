@@ -12,7 +12,7 @@ _COLOURS = ("#0072b2", "#d55e00")  # blue and vermilion, which colour-blind read
 _MAX_POINTS = 20_000
 
 
-def learning_curves(metrics: Path, target: Path):
+def learning_curves(metrics: Path, target: Path, stage: int | None = None):
     """Draw loss, force, energy and, if it is trained on, stress errors of every validation.
 
     They are drawn by epoch, or by step where an epoch has several.
@@ -20,6 +20,8 @@ def learning_curves(metrics: Path, target: Path):
     Args:
       metrics: a run's metrics.csv.
       target: the PNG file to write.
+      stage: the first step of the second stage, if it began: a dashed line, since its loss is
+        another one.
     Raises:
       ValueError: metrics.csv has no whole line.
     """
@@ -42,6 +44,7 @@ def learning_curves(metrics: Path, target: Path):
         if f"val_{name}" in columns
         and not all(np.isnan(columns[f"{part}_{name}"]).all() for part in ("train", "val"))
     }
+    later = [] if stage is None else columns[by][columns["step"] > stage]
     figure = _figure(len(panels))
     for axes, (name, label) in zip(figure.axes, panels.items(), strict=True):
         positive = False
@@ -58,6 +61,9 @@ def learning_curves(metrics: Path, target: Path):
                 markersize=3,
                 label=f"{title}: {values[-1]:.4g}",
             )
+        if len(later):
+            begin = later[0] - 0.5 if by == "epoch" else stage
+            axes.axvline(begin, color="0.4", ls="--", lw=1, label="second stage")
         axes.set(xlabel=by, ylabel=label, yscale="log" if positive else "linear")
         axes.xaxis.get_major_locator().set_params(integer=True)
         if len(rows) == 1:  # a point, and no fractions of an epoch around it

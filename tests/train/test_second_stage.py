@@ -5,9 +5,11 @@ import os
 import signal
 
 import jax
+import matplotlib.image
 import numpy as np
 import pytest
 
+from eqfuse import plots
 from eqfuse.train.loop import Fit
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
@@ -56,6 +58,11 @@ def test_the_second_stage_weighs_energies_and_has_a_best_network_of_its_own(
         rows = list(csv.DictReader(file))
     _, last, _ = read_checkpoint(tmp_path / "run", ("last",))
     assert last["position"]["second_since"] == 12
+    # The picture shows where it began.
+    plots.learning_curves(tmp_path / "run" / "metrics.csv", tmp_path / "without.png")
+    drawn = [matplotlib.image.imread(p) for p in tmp_path.rglob("*.png") if "parity" not in p.name]
+    assert len(drawn) == 2
+    assert not np.array_equal(*drawn)
     scale = last["statistics"]["force_rms"]
     for row in rows:
         errors = (float(row[f"val_{q}_rmse_mev_per_{u}"]) for q, u in UNITS)

@@ -15,7 +15,7 @@ from eqfuse.data.error_table import error_table
 from eqfuse.data.errors import counted
 from eqfuse.data.structures import LABELS, count_labelled
 from eqfuse.models import Potential, compile_predict
-from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.run.checkpoint import read_checkpoint, read_metadata
 from eqfuse.train.run.page import page
 from eqfuse.train.run.runs import RunFolder, read_log
 
@@ -70,7 +70,8 @@ def write_results(
         return []
     try:
         read_log(folder.metrics)
-        plots.learning_curves(folder.metrics, folder.path / "learning.png")
+        stage = read_metadata(folder.path, which="last")["position"]["second_since"]
+        plots.learning_curves(folder.metrics, folder.path / "learning.png", stage)
         params, metadata, _ = read_checkpoint(folder.path, ("best", "last"))
         sets = evaluated_samples(dataset, ended)
         batcher = evaluation_batcher(sets, batch_size, dtype)

@@ -31,7 +31,8 @@ def measure(problem, seconds: float) -> dict:
 
     A backend whose scratch memory does not fit in what is free is compiled, and not run.
     """
-    from eqfuse.bench.timing import compiled, fits, interleaved, waited
+    from benchmarks.turns import interleaved, waited
+    from eqfuse.bench.timing import compiled, fits
 
     functions, compile_s, scratch = {}, {}, {}
     for backend in ("e3nn", "llvm"):
@@ -57,7 +58,7 @@ def child(cases: dict, threads: int, only: str, seconds: float, keep_memory: boo
         sys.exit("--keep-memory needs glibc")
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    from eqfuse.bench.timing import float32_rate, memory_bandwidth
+    from benchmarks.turns import float32_rate, memory_bandwidth
 
     bandwidth, rate = memory_bandwidth(), float32_rate()
     print(json.dumps({"threads": threads, "bandwidth": bandwidth, "rate": rate}), flush=True)

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.small_runs import TINY, labelled
+from tests.small_runs import TINY, labelled, write_displaced
 
 # Python looks through all that JAX has ever traced, again and again: a seventh of the time.
 gc.set_threshold(100_000, 50, 100)
@@ -107,15 +107,8 @@ def tiny() -> list[str]:
 @pytest.fixture(scope="session")
 def water(tmp_path_factory):
     """Path of 20 distorted water molecules."""
-    rng = np.random.default_rng(0)
-    frames = []
-    for _ in range(20):
-        atoms = ase.build.molecule("H2O")
-        atoms.positions += rng.normal(scale=0.05, size=(3, 3))
-        frames.append(labelled(atoms))
     path = tmp_path_factory.mktemp("data") / "water.xyz"
-    ase.io.write(path, frames, format="extxyz")
-    return path
+    return write_displaced(path, ase.build.molecule("H2O"), 20, seed=0)
 
 
 @pytest.fixture(scope="session")

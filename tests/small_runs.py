@@ -1,5 +1,7 @@
 """Settings of a network that compiles in seconds, and frames labelled by ASE's EMT."""
 
+import ase.io
+import numpy as np
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
@@ -39,3 +41,15 @@ def labelled(atoms, names=("energy", "forces")):
     copy = atoms.copy()
     copy.calc = SinglePointCalculator(copy, **{name: results[name] for name in names})
     return copy
+
+
+def write_displaced(path, atoms, number: int, seed: int):
+    """Write frames of atoms that are displaced at random, by 0.05 Å, and labelled; return path."""
+    rng = np.random.default_rng(seed)
+    frames = []
+    for _ in range(number):
+        frame = atoms.copy()
+        frame.positions += rng.normal(scale=0.05, size=frame.positions.shape)
+        frames.append(labelled(frame))
+    ase.io.write(path, frames, format="extxyz")
+    return path

@@ -23,6 +23,7 @@ from benchmarks import launches
 from benchmarks.clients.existing_networks import E3NN, SWAPPED
 from benchmarks.clients.existing_networks import NETWORKS as IN_THEIR_STYLE
 from benchmarks.clients.patterns import PATTERNS
+from benchmarks.turns import interleaved
 from eqfuse import ops
 from eqfuse.bench import record, timing
 from eqfuse.train.device.memory import keep_freed_memory
@@ -117,7 +118,7 @@ def measure(name: str, seconds: float, chosen=TASKS):
             continue
         first = "rewritten" if "rewritten" in compiled else "fused"
         ordered = {first: compiled[first]} | compiled
-        times = timing.interleaved(ordered, args, seconds)
+        times = interleaved(ordered, args, seconds)
         yield {"network": name, "task": task, "difference": difference, "first": first, **times}
 
 

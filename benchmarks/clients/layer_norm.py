@@ -12,8 +12,8 @@ import argparse
 import jax
 
 from benchmarks import networks
+from benchmarks.turns import interleaved
 from eqfuse import models
-from eqfuse.bench import timing
 
 NEQUIX = {
     "hidden": "128x0e+64x1o+32x2e+32x3o",
@@ -54,7 +54,7 @@ def main():
     sides = {name: functions(graph, name == "with") for name in ("without", "with")}
     print("| task | without, ms | with, ms | with / without (quartiles) |\n|---|---:|---:|---|")
     for task in ("forces", "training"):
-        found = timing.interleaved({n: f[task] for n, f in sides.items()}, (), options.seconds)
+        found = interleaved({n: f[task] for n, f in sides.items()}, (), options.seconds)
         times, ratio = found["ms"], found["ratio"]["with"]
         spread = f"{1 / ratio.median:.2f} ({1 / ratio.high:.2f} to {1 / ratio.low:.2f})"
         print(

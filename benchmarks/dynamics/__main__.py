@@ -23,7 +23,7 @@ from eqfuse.inference.predict import Network
 from eqfuse.md import Settings
 from eqfuse.md.stepper import Stepper
 from eqfuse.models import compile_predict
-from eqfuse.train.device.allocator import keep_memory
+from eqfuse.train.device.memory import keep_memory
 from eqfuse.train.device.programs import keep_programs
 
 _ROUNDS = 7

@@ -16,11 +16,12 @@ import jax
 import numpy as np
 
 from benchmarks.networks import normal
+from benchmarks.turns import interleaved
 from eqfuse.bench import record
 from eqfuse.bench.cases import BOTH2, CASES, SH2, times
 from eqfuse.bench.problem import ORDERS, Problem, derivative
 from eqfuse.bench.problems import PROBLEMS, row_product
-from eqfuse.bench.timing import compiled, interleaved
+from eqfuse.bench.timing import compiled
 
 BACKENDS = ("e3nn", "xla", "llvm")
 ROWS = {

@@ -14,8 +14,9 @@ import argparse
 import jax
 
 from benchmarks.networks import Timed, molecules, potential_on, step_on
+from benchmarks.turns import interleaved
 from eqfuse import models
-from eqfuse.bench.timing import compiled, interleaved
+from eqfuse.bench.timing import compiled
 from eqfuse.train.device.memory import keep_freed_memory
 
 STEPS = [(name, count) for count in (5, 37) for name in ("nequip", "mace")]

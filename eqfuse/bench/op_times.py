@@ -229,24 +229,24 @@ def scratch(function) -> int | None:
 
 
 @jax.jit
-def _differences(expected, found):
+def _differences(expected, actual):
     def one(a, b):
         wide = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
         a, b = a.astype(wide), b.astype(wide)
         return jnp.max(jnp.abs(a - b), initial=0), jnp.max(jnp.abs(a), initial=0)
 
-    return jax.tree.map(one, expected, found)
+    return jax.tree.map(one, expected, actual)
 
 
-def largest_difference(expected, found) -> float:
-    """Return |found - expected| by the largest |expected| of each array, computed on the device.
+def largest_difference(expected, actual) -> float:
+    """Return |actual - expected| by the largest |expected| of each array, computed on the device.
 
     Raises:
       ParityError: the results are not alike.
     """
-    shapes = [[a.shape for a in jax.tree.leaves(side)] for side in (expected, found)]
+    shapes = [[a.shape for a in jax.tree.leaves(side)] for side in (expected, actual)]
     if shapes[0] != shapes[1]:
         raise ParityError(f"results are not alike: {shapes[0]} and {shapes[1]}")
-    pairs = _differences(jax.tree.leaves(expected), jax.tree.leaves(found))
+    pairs = _differences(jax.tree.leaves(expected), jax.tree.leaves(actual))
     errors = [float(d) / float(s) if float(s) else float(d) for d, s in pairs]
     return max((math.inf if math.isnan(e) else e for e in errors), default=0.0)

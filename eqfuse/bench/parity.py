@@ -144,9 +144,9 @@ def _allowed(dtype: str, composed: bool, roundings: float, exact, rounded):
     return np.full_like(exact, allowed)
 
 
-def _error(exact, found, allowed) -> dict:
+def _error(exact, actual, allowed) -> dict:
     tiny = np.finfo(np.float64).tiny
-    difference = np.abs(found - exact)
+    difference = np.abs(actual - exact)
     share = np.max(difference / np.maximum(allowed, tiny), initial=0.0)
     error = np.max(difference, initial=0.0) / max(np.abs(exact).max(initial=0.0), tiny)
     return {"share": float(share), "error": float(error)}

@@ -76,11 +76,11 @@ class Spread:
         return dataclasses.replace(self, **numbers)
 
 
-def parity(expected, found, tolerance: float) -> float:
+def parity(expected, actual, tolerance: float) -> float:
     """Return how much two results differ, relative to the largest element of each array.
 
     Args:
-      expected, found: pytrees of arrays, alike in structure and shapes.
+      expected, actual: pytrees of arrays, alike in structure and shapes.
       tolerance: the most that they may differ.
     Returns:
       The largest of the arrays' differences.
@@ -90,7 +90,7 @@ def parity(expected, found, tolerance: float) -> float:
     import jax
 
     leaves, structure = jax.tree.flatten(expected)
-    others, other_structure = jax.tree.flatten(found)
+    others, other_structure = jax.tree.flatten(actual)
     shapes, other_shapes = ([np.shape(a) for a in side] for side in (leaves, others))
     if (structure, shapes) != (other_structure, other_shapes):
         raise ParityError(f"results are not alike: {shapes} and {other_shapes}")

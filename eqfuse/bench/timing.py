@@ -19,56 +19,8 @@ from eqfuse.ops.backends.llvm.runtime import machine
 
 BATCH_S, MOST_CALLS, BATCH_WARM_UP = 0.01, 64, 3
 """Seconds of a batch of `interleaved_batches`, its most calls, and calls before the first."""
-WARM_UP, LEAST = 2, 3
-CALLS = 3
-"""Calls of a turn, of which the last is timed: from the third on they take the same time."""
-LARGE = 1.0
-"""Seconds of a call that is timed without others before it."""
 MEMORY_SHARE = 0.7
 """Share of the free memory that the scratch of one call may take."""
-
-
-def interleaved(functions: dict, args, seconds: float = 6.0, most: int = 200) -> dict:
-    """Run the functions in turn, so that a change of load meets all of them alike.
-
-    XLA gives memory back to the system after the results are there, for up to a fifth of the time
-    of a call, and threads and memory that another function has used are cold. So that each
-    function meets what it has left itself, as in a loop, it is called `CALLS` times after a pause,
-    and the last call is timed; for those that take more than `LARGE`, it is the only one.
-
-    Args:
-      functions: compiled, by name; the first is the one that others are compared with.
-      args: their arguments.
-      seconds, most: how long to go on, and how many turns at most; three at least.
-    Returns:
-      {"ms": {name: Spread}, "ratio": {name: Spread of first / name, turn by turn}}.
-    """
-    times = {
-        name: [waited(function, args)[1] for _ in range(WARM_UP)]
-        for name, function in functions.items()
-    }
-    end = time.perf_counter() + seconds
-    for turn in range(most):
-        if turn >= LEAST and time.perf_counter() > end:
-            break
-        for name, function in functions.items():
-            for _ in range(CALLS - 1 if times[name][-1] < LARGE else 0):
-                jax.block_until_ready(function(*args))
-            times[name].append(waited(function, args)[1])
-    first = np.array(next(iter(times.values())))
-    return {
-        "ms": {name: Spread.of(t, WARM_UP).scaled(1e3) for name, t in times.items()},
-        "ratio": {name: Spread.of(first / np.array(t), WARM_UP) for name, t in times.items()},
-    }
-
-
-def waited(function, args) -> tuple[object, float]:
-    """Return the results of a call and its seconds, once its scratch memory must be free again."""
-    start = time.perf_counter()
-    results = jax.block_until_ready(function(*args))
-    seconds = time.perf_counter() - start
-    time.sleep(seconds / 2)
-    return results, seconds
 
 
 def fits(scratch_bytes: int) -> bool:
@@ -177,7 +129,7 @@ def precision(dtype: str, matmuls: str = "highest"):
         yield
 
 
-def _best(function, array, turns: int = 7, calls: int = 1) -> float:
+def best_seconds(function, array, turns: int = 7, calls: int = 1) -> float:
     """Return the least seconds of a call, each on the result of the one before, in its place.
 
     Args:
@@ -196,18 +148,6 @@ def _best(function, array, turns: int = 7, calls: int = 1) -> float:
     return min(times)
 
 
-def memory_bandwidth() -> float:
-    """Return bytes per second, read and written, of adding one to 256 MB in place."""
-    array = jnp.ones(1 << 26, jnp.float32)
-    return 2 * array.nbytes / _best(lambda a: a + 1.0, array)
-
-
-def float32_rate() -> float:
-    """Return operations per second of a 2048 x 2048 matmul, XLA's best rate."""
-    n = 2048
-    return 2 * n**3 / _best(lambda a: a @ a, jnp.ones((n, n), jnp.float32) / n)
-
-
 def gpu_rates(small: bool = False) -> dict:
     """Measure bytes per second of a copy, and operations per second of a matmul of each dtype.
 
@@ -216,13 +156,13 @@ def gpu_rates(small: bool = False) -> dict:
     """
     size = 1 << (20 if small else 29)
     array = jnp.ones(size, jnp.float32)
-    found = {
-        "copy_bytes_per_s": 2 * array.nbytes / _best(lambda a: a + 1.0, array, turns=5, calls=10)
-    }
+    often = {"turns": 5, "calls": 10}
+    rates = {"copy_bytes_per_s": 2 * array.nbytes / best_seconds(lambda a: a + 1.0, array, **often)}
     del array
     for dtype, n in (("float32", 8192), ("float64", 4096)):  # many GPUs are slow in float64
         n = 256 if small else n
         with precision(dtype):
             matrix = jnp.ones((n, n), dtype) / n
-            found[f"{dtype}_per_s"] = 2 * n**3 / _best(lambda a: a @ a, matrix, turns=5, calls=10)
-    return found
+            seconds = best_seconds(lambda a: a @ a, matrix, **often)
+        rates[f"{dtype}_per_s"] = 2 * n**3 / seconds
+    return rates

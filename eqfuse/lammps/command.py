@@ -86,7 +86,7 @@ def _run(options, mpi, lammps):
     head, fix, rest = split(options.input)
     share_cores(mpi.COMM_WORLD)
     from eqfuse.lammps.fix import attach
-    from eqfuse.train.device.allocator import keep_memory
+    from eqfuse.train.device.memory import keep_memory
     from eqfuse.train.device.programs import keep_programs
 
     keep_programs()

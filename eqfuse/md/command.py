@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
         task = _task(arguments)
     except ConfigError as error:
         return fail(2, error)
-    from eqfuse.train.device.allocator import keep_memory
+    from eqfuse.train.device.memory import keep_memory
     from eqfuse.train.device.programs import keep_programs
 
     keep_programs()

@@ -174,11 +174,11 @@ def compile_relax(potential: Potential, cutoff: float, dtype: str, skin: float, 
             potential, cutoff, dtype, params, pairs, positions, cells, *of_nodes, size=size
         )
         strain = strain_derivatives(done, index, count)
-        on_atoms, on_cells = generalised(structures, fire, cells, done.forces, strain)
+        on_atoms, on_cells = _generalised(structures, fire, cells, done.forces, strain, pressure)
         squares = jax.ops.segment_max(jnp.sum(on_atoms**2, axis=1), index, count)
         squares = jnp.maximum(squares, jnp.max(jnp.sum(on_cells**2, axis=2), axis=1))
         largest = jnp.sqrt(jnp.where(structures.sizes > 0, squares, 0))
-        is_listed = holds_all(structures, fire, listed, positions)
+        is_listed = _holds_all(structures, fire, listed, positions, cutoff, skin)
         relaxed = Relaxed(
             fire,
             done.node_energy,
@@ -191,29 +191,6 @@ def compile_relax(potential: Potential, cutoff: float, dtype: str, skin: float, 
             done.num_edges,
         )
         return relaxed, (on_atoms, on_cells)
-
-    def generalised(structures, fire, cells, forces, strain):
-        """Return the forces on the coordinates of `Fire`."""
-        moves = structures.moves & (jnp.arange(len(forces)) < structures.num_atoms)
-        forces = jnp.where(moves[:, None], forces, 0)
-        forces = jnp.einsum("ai,aij->aj", forces, fire.deformation[structures.index])
-        volume = jnp.abs(jnp.sum(cells[:, 0] * jnp.cross(cells[:, 1], cells[:, 2]), axis=1))
-        virial = -strain - (pressure * volume)[:, None, None] * jnp.eye(3)
-        transposed = jnp.linalg.solve(fire.deformation, jnp.swapaxes(virial, 1, 2))
-        virial = jnp.swapaxes(transposed, 1, 2) / jnp.maximum(structures.sizes, 1)[:, None, None]
-        return forces, jnp.where(structures.cell_moves[:, None, None], virial, 0)
-
-    def holds_all(structures, fire, listed, positions):
-        """See `eqfuse.inference.pairs.is_valid`, with a bound of the singular value."""
-        turned = jnp.linalg.solve(
-            jnp.swapaxes(listed.deformation, 1, 2), jnp.swapaxes(fire.deformation, 1, 2)
-        )
-        stretch = 1 - jnp.sqrt(jnp.sum((turned - jnp.eye(3)) ** 2, axis=(1, 2)))
-        before, _ = place(structures, listed)
-        moved = positions - jnp.einsum("ai,aij->aj", before, turned[structures.index])
-        moved = jnp.sqrt(jnp.sum(moved**2, axis=1))
-        room = ((cutoff + skin) * stretch - cutoff)[structures.index]
-        return jnp.all((2 * moved <= room) | (room > 0) & (moved == 0))
 
     def relax(params, structures, fire, pairs: Pairs, listed: Fire, limits, *, size) -> Relaxed:
         def evaluated(fire):
@@ -230,3 +207,28 @@ def compile_relax(potential: Potential, cutoff: float, dtype: str, skin: float, 
         return jax.lax.while_loop(goes_on, body, evaluated(fire))[0]
 
     return jax.jit(relax, static_argnames="size")
+
+
+def _generalised(structures: Structures, fire: Fire, cells, forces, strain, pressure: float):
+    """Return the forces on the coordinates of `Fire`."""
+    moves = structures.moves & (jnp.arange(len(forces)) < structures.num_atoms)
+    forces = jnp.where(moves[:, None], forces, 0)
+    forces = jnp.einsum("ai,aij->aj", forces, fire.deformation[structures.index])
+    volume = jnp.abs(jnp.sum(cells[:, 0] * jnp.cross(cells[:, 1], cells[:, 2]), axis=1))
+    virial = -strain - (pressure * volume)[:, None, None] * jnp.eye(3)
+    transposed = jnp.linalg.solve(fire.deformation, jnp.swapaxes(virial, 1, 2))
+    virial = jnp.swapaxes(transposed, 1, 2) / jnp.maximum(structures.sizes, 1)[:, None, None]
+    return forces, jnp.where(structures.cell_moves[:, None, None], virial, 0)
+
+
+def _holds_all(structures: Structures, fire: Fire, listed: Fire, positions, cutoff, skin):
+    """See `eqfuse.inference.pairs.is_valid`, with a bound of the singular value."""
+    turned = jnp.linalg.solve(
+        jnp.swapaxes(listed.deformation, 1, 2), jnp.swapaxes(fire.deformation, 1, 2)
+    )
+    stretch = 1 - jnp.sqrt(jnp.sum((turned - jnp.eye(3)) ** 2, axis=(1, 2)))
+    before, _ = place(structures, listed)
+    moved = positions - jnp.einsum("ai,aij->aj", before, turned[structures.index])
+    moved = jnp.sqrt(jnp.sum(moved**2, axis=1))
+    room = ((cutoff + skin) * stretch - cutoff)[structures.index]
+    return jnp.all((2 * moved <= room) | (room > 0) & (moved == 0))

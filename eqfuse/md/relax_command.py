@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("a network and a file are needed: eqfuse relax RUN FILE [OUT]")
     except ConfigError as error:
         return fail(2, error)
-    from eqfuse.train.device.allocator import keep_memory
+    from eqfuse.train.device.memory import keep_memory
     from eqfuse.train.device.programs import keep_programs
 
     keep_programs()

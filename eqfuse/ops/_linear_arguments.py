@@ -1,6 +1,7 @@
-"""What `Linear` and the fused ops refuse, with an error that says what to give."""
+"""What `Linear` and the fused ops refuse, with an error that names what to give."""
 
 import e3nn_jax as e3nn
+import jax
 import jax.numpy as jnp
 
 OF_LINEAR_ALONE = {
@@ -100,3 +101,42 @@ def check_options(module, x: e3nn.IrrepsArray, weights) -> None:
         same = irreps.regroup() in [i.regroup() for i in known]
     if not same:
         raise ValueError(f"x has irreps {x.irreps}, and irreps_in is {irreps}")
+
+
+def parts_of(split, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
+    """Return the irreps of the parts that an output of these irreps is split into.
+
+    Raises:
+      ValueError: they are not those of adjacent parts of it.
+    """
+    if isinstance(split, str | e3nn.Irreps):
+        raise ValueError(f"split needs a tuple of irreps, got {split!r}")
+    parts = [e3nn.Irreps(part) for part in split]
+    whole = e3nn.Irreps([mul_ir for part in parts for mul_ir in part])
+    if whole.simplify() != irreps.simplify():
+        raise ValueError(
+            f"split {parts} must be adjacent parts of the output, {irreps}; what no path gives "
+            "is part of it with force_irreps_out only"
+        )
+    return parts
+
+
+def split_array(x: e3nn.IrrepsArray, parts) -> tuple[e3nn.IrrepsArray, ...]:
+    """Return an array for each of the parts."""
+    arrays = jax.lax.split(x.array, [part.dim for part in parts], axis=-1)
+    return tuple(map(e3nn.IrrepsArray, parts, arrays))
+
+
+def checked_skip(skip, irreps_out: e3nn.Irreps, lead: tuple[int, ...]) -> e3nn.IrrepsArray:
+    """Return a skip that fits the output of a Linear.
+
+    Raises:
+      ValueError: other irreps or leading axes.
+    """
+    skip = e3nn.as_irreps_array(skip)
+    if skip.irreps.simplify() != irreps_out.simplify() or skip.shape[:-1] != lead:
+        raise ValueError(
+            f"skip must be [{', '.join(map(str, lead))}, {irreps_out}], the output of the "
+            f"Linear, got {skip.irreps} of shape {skip.shape}"
+        )
+    return skip

@@ -11,7 +11,14 @@ from eqfuse.ops import _reference
 from eqfuse.ops._backend import matmul_precision, record_fused, resolve
 from eqfuse.ops._channelwise_product import check_receivers
 from eqfuse.ops._edges import Edges, check_edges, nearest
-from eqfuse.ops._linear_arguments import OF_LINEAR_ALONE, check_index, check_positional
+from eqfuse.ops._linear_arguments import (
+    OF_LINEAR_ALONE,
+    check_index,
+    check_positional,
+    checked_skip,
+    parts_of,
+    split_array,
+)
 from eqfuse.ops._linear_modules import OF_FUSED, declare, promoted, rechunked
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
@@ -131,7 +138,7 @@ class TensorProductLinear(nn.Module):
         if backend == "e3nn":
             refuse(mode, "backend 'e3nn' computes op by op")
             out = self._reference(x, y, weights, edges, index, skip, gate, options)
-            return out if self.split is None else _split(out, self._parts(out.irreps))
+            return out if self.split is None else split_array(out, parts_of(self.split, out.irreps))
         x, y, weights = self._operands(x, y, weights, edges, options)
         product = self._product(x, y, weights, edges, options)
         irreps = self._linear_irreps_in(x, y, edges)
@@ -154,7 +161,7 @@ class TensorProductLinear(nn.Module):
         parameters = declare(self, declared, self.num_indexed_weights, x.dtype)
         parameters = [parameters[p.name] for p in linear.parameters]
         if self.split is not None:
-            sizes = tuple(part.dim for part in self._parts(linear.irreps_out) if part.dim)
+            sizes = tuple(part.dim for part in parts_of(self.split, linear.irreps_out) if part.dim)
             linear, columns = linears.cut(linear, sizes or (0,))
             parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
         fused_gate = make_gate(linear) if is_gated else None
@@ -232,7 +239,9 @@ class TensorProductLinear(nn.Module):
                 arrays = [taken(a, c) for a, c in zip(arrays, product.channel_columns, strict=True)]
         added = []
         if skip is not None:
-            added.append(batch_axes.rows(_check_skip(skip, linear, batch_axes.shape).array))
+            added.append(
+                batch_axes.rows(checked_skip(skip, linear.irreps_out, batch_axes.shape).array)
+            )
         dtype = promoted([*arrays, *added], parameters)
         arrays = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
         integers = []
@@ -255,24 +264,11 @@ class TensorProductLinear(nn.Module):
                 e3nn.IrrepsArray(part, next(outputs))
                 if part.dim
                 else e3nn.zeros(part, batch_axes.shape, dtype)
-                for part in self._parts(linear.irreps_out)
+                for part in parts_of(self.split, linear.irreps_out)
             )
         out = e3nn.IrrepsArray(linear.irreps_out if gate is None else gate.irreps_out, *outputs)
         forced = self.force_irreps_out and gate is None
         return rechunked(out, self.irreps_out) if forced else out
-
-    def _parts(self, irreps: e3nn.Irreps) -> list[e3nn.Irreps]:
-        """Return `split`, of an output of these irreps."""
-        if isinstance(self.split, str | e3nn.Irreps):
-            raise ValueError(f"split needs a tuple of irreps, got {self.split!r}")
-        parts = [e3nn.Irreps(part) for part in self.split]
-        whole = e3nn.Irreps([mul_ir for part in parts for mul_ir in part])
-        if whole.simplify() != irreps.simplify():
-            raise ValueError(
-                f"split {parts} must be adjacent parts of the output, {irreps}; what no path gives "
-                "is part of it with force_irreps_out only"
-            )
-        return parts
 
     def _reference(self, x, y, weights, edges, index, skip, gate, options):
         computed = options["filter_ir_out"]
@@ -345,18 +341,3 @@ class TensorProductLinearGate(TensorProductLinear):
                 return None
 
         return self._apply(x, y, weights, edges, index, skip, fused, lambda z: reference(z, **acts))
-
-
-def _split(x: e3nn.IrrepsArray, parts) -> tuple[e3nn.IrrepsArray, ...]:
-    arrays = jax.lax.split(x.array, [part.dim for part in parts], axis=-1)
-    return tuple(map(e3nn.IrrepsArray, parts, arrays))
-
-
-def _check_skip(skip, linear, lead):
-    skip = e3nn.as_irreps_array(skip)
-    if skip.irreps.simplify() != linear.irreps_out.simplify() or skip.shape[:-1] != lead:
-        raise ValueError(
-            f"skip must be [{', '.join(map(str, lead))}, {linear.irreps_out}], the output of the "
-            f"Linear, got {skip.irreps} of shape {skip.shape}"
-        )
-    return skip

@@ -176,12 +176,8 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
         dataset, start = load_dataset(
             config.data, config.training, config.model.cutoff, config.seed, start, config.resume
         )
-        if start is None:
-            potential, fields = build_potential(config.model, dataset, config.backend)
-            params = _initial_parameters(potential, dataset, config.seed, config.dtype)
-        else:
-            potential, fields = start.potential()
-            params = start.initial_params()
+        network = config.model, config.seed, config.dtype, config.backend
+        potential, fields, params = _initial_network(*network, dataset, start)
         batchers = _batchers(config.data.batch_size, config.seed, config.dtype, dataset, devices)
     with devices.together():
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
@@ -223,6 +219,16 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
                     callback.on_end(errors)
 
         _train(fit, resume, checkpoints, finish)
+
+
+def _initial_network(
+    settings: PotentialSettings, seed: int, dtype: str, backend: str | None, dataset, start
+):
+    """Return a potential, the fields of its model, and its first parameters."""
+    if start is not None:
+        return *start.potential(), start.initial_params()
+    potential, fields = build_potential(settings, dataset, backend)
+    return potential, fields, _initial_parameters(potential, dataset, seed, dtype)
 
 
 def _batchers(

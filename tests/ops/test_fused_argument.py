@@ -14,7 +14,7 @@ from eqfuse.ops.info import info
 from eqfuse.ops.primitives import choice
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, Case, Problem
-from tests.ops.test_tensor_product_linear import orders, orders_of_e3nn, worst
+from tests.ops.linear_parity import orders, orders_of_e3nn, worst
 
 ACTS = (("even_act", jnp.tanh), ("odd_act", jnp.tanh), ("even_gate_act", jnp.abs))
 SMALL = Case(

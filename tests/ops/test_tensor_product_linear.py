@@ -1,7 +1,5 @@
 """TensorProductLinear and TensorProductLinearGate against e3nn's product, Linear and gate."""
 
-import functools
-
 import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
@@ -10,11 +8,9 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import TensorProductLinear, TensorProductLinearGate
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear_form import LinearForm
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, NODES, Problem
-from tests.ops.parity import only
+from tests.ops.linear_parity import assert_all_orders, assert_low_precision, gradients
 
 # By default these alone are tested on every backend, and in low precision; see tiers.by_backend.
 CORE = {
@@ -25,80 +21,6 @@ CORE = {
     "graph-channelwise-split",
 }
 core_by_default = pytest.mark.parametrize("case", tiers.slow_unless(CORE, *CASES), indirect=True)
-
-
-def orders(problem: Problem, backend: str):
-    """Value, JVP, VJP and VJP of the VJP, along the same random directions for every backend."""
-
-    def function(params, arrays):
-        return problem.apply(backend, params, arrays).array
-
-    point = (problem.params, problem.arrays)
-    problem.rng = np.random.default_rng(1)
-    cotangent = problem.normal(*jax.eval_shape(function, *point).shape)
-    directions = problem.normal_like((*point, point))
-
-    def everything(point, cotangent, directions):
-        def vjp(params, arrays, cotangent):
-            return jax.vjp(function, params, arrays)[1](cotangent)
-
-        value, tangent = jax.jvp(function, point, directions[:2])
-        first, pullback = jax.vjp(vjp, *point, cotangent)
-        return value, tangent, first, pullback(directions[2])
-
-    return jax.jit(everything)(point, cotangent, directions)
-
-
-@functools.cache
-def orders_of_e3nn(case):
-    """`orders` of e3nn, in float64."""
-    return orders(Problem(case), "e3nn")
-
-
-def worst(got, expected) -> float:
-    """Return the largest error relative to the largest element of its array."""
-    errors = [0.0]
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        assert np.isfinite(a).all()
-        errors.append(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)))
-    return max(errors)
-
-
-def in_dtype(problem: Problem, dtype) -> Problem:
-    """Return the same problem in another dtype, on the same numbers as far as it can hold them."""
-    copy = Problem(problem.case, dtype)
-    copy.arrays, copy.params = jax.tree.map(
-        lambda a: jnp.asarray(a, dtype), (problem.arrays, problem.params)
-    )
-    return copy
-
-
-def gradients(problem: Problem, backend: str):
-    """Value and VJP along a fixed cotangent, as float64."""
-
-    def function(params, arrays):
-        return problem.apply(backend, params, arrays).array
-
-    point = (problem.params, problem.arrays)
-    shape = jax.eval_shape(function, *point).shape
-    cotangent = np.random.default_rng(1).integers(-4, 5, shape)
-
-    def everything(point):
-        value, pullback = jax.vjp(function, *point)
-        return value, pullback(jnp.asarray(cotangent, value.dtype))
-
-    found = jax.jit(everything)(point)
-    assert all(a.dtype == problem.dtype for a in jax.tree.leaves(found))
-    return [np.asarray(a).astype(np.float64) for a in jax.tree.leaves(found)]
-
-
-@functools.cache
-def of_e3nn(case, dtype):
-    """Return a problem in a low precision, and its `gradients` by e3nn in that and in float64."""
-    low = in_dtype(Problem(case, np.float32), dtype)
-    with jax.enable_x64(True):
-        exact = gradients(in_dtype(low, np.float64), "e3nn")
-    return low, gradients(low, "e3nn"), exact
 
 
 @pytest.fixture(params=CASES)
@@ -112,33 +34,16 @@ ALL_ORDERS = tiers.by_backend(CASES, CORE, always="triton-interpret")
 
 @pytest.mark.parametrize(("case", "backend"), ALL_ORDERS, indirect=["case"])
 def test_all_orders_equal_e3nn(case, backend):
-    """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
-    with jax.enable_x64(True):
-        problem = Problem(case)
-        with only(backend, kinds={Form, LinearForm}):
-            got = orders(problem, backend)
-        for name, a, b in zip(
-            ("value", "jvp", "vjp", "vjp of vjp"), got, orders_of_e3nn(case), strict=True
-        ):
-            assert worst(a, b) < 1e-12, name
+    assert_all_orders(case, backend)
 
 
 @core_by_default
 @pytest.mark.parametrize("backend", tiers.KERNELS)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_low_precision_errs_as_e3nn_does(case, backend, dtype):
-    """No error is more than twice e3nn-jax's in the same dtype, or than eight roundings.
-
-    Four of them are those of a product (`parity.assert_parity`), as many of Linear and activation.
-    """
     if backend == "triton-interpret":
         pytest.importorskip("triton", reason="the interpreter is part of triton")
-    low, theirs, exact = of_e3nn(case, dtype)
-    ours = gradients(low, backend)
-    for a, b, c in zip(ours, theirs, exact, strict=True):
-        eight_roundings = 8 * float(jnp.finfo(dtype).eps) / 2 * np.abs(c).max(initial=0)
-        allowed = max(2 * np.abs(b - c).max(initial=0), eight_roundings)
-        assert np.abs(a - c).max(initial=0) <= allowed
+    assert_low_precision(case, backend, dtype)
 
 
 @core_by_default

@@ -3,7 +3,7 @@
 import csv
 import shutil
 
-import ase
+import ase.build
 import ase.io
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.settings.options import parse, to_yaml
-from tests.small_runs import TINY, labelled
+from tests.small_runs import TINY, write_displaced
 
 
 @pytest.fixture(scope="module")
@@ -27,18 +27,11 @@ def base(water, tmp_path_factory):
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
     """Path of 12 pairs of water molecules: more neighbours, other energies."""
-    rng = np.random.default_rng(7)
-    frames = []
-    for _ in range(12):
-        atoms = ase.build.molecule("H2O")
-        other = atoms.copy()
-        other.positions += [0.0, 3.0, 0.5]
-        atoms += other
-        atoms.positions += rng.normal(scale=0.05, size=(6, 3))
-        frames.append(labelled(atoms))
+    atoms = ase.build.molecule("H2O")
+    other = atoms.copy()
+    other.positions += [0.0, 3.0, 0.5]
     path = tmp_path_factory.mktemp("data") / "pairs.xyz"
-    ase.io.write(path, frames, format="extxyz")
-    return path
+    return write_displaced(path, atoms + other, 12, seed=7)
 
 
 @pytest.fixture(scope="module")

@@ -55,15 +55,15 @@ def scales(predicted: Predicted) -> Scales:
     )
 
 
-def difference(found: Predicted, expected: Predicted, scale: Scales | None = None) -> float:
+def difference(actual: Predicted, expected: Predicted, scale: Scales | None = None) -> float:
     """Return the largest relative difference of energies of atoms, forces and stress."""
     scale = scale or scales(expected)
     errors = [
-        np.abs(found.energies - expected.energies).max() / scale.energy,
-        np.abs(found.forces - expected.forces).max() / scale.forces,
+        np.abs(actual.energies - expected.energies).max() / scale.energy,
+        np.abs(actual.forces - expected.forces).max() / scale.forces,
     ]
     if expected.stress is not None:
-        errors.append(np.abs(found.stress - expected.stress).max() / scale.stress)
+        errors.append(np.abs(actual.stress - expected.stress).max() / scale.stress)
     return float(np.max(errors))
 
 

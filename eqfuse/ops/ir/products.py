@@ -66,9 +66,9 @@ def tensor_product(
         for ir in gx.ir * gy.ir
         if filter_ir_out is None or ir in filter_ir_out
     ]
-    batch_axes = {_scalar(irreps_y)} if scalar_first else set()
+    first_irreps = {_scalar(irreps_y)} if scalar_first else set()
     # e3nn sorts stably by irrep
-    blocks.sort(key=lambda block: (block[0], block[2].ir not in batch_axes))
+    blocks.sort(key=lambda block: (block[0], block[2].ir not in first_irreps))
     many = min(mul_x, mul_y) > UNROLLED_MUL
     if many and not (unroll and _num_terms(blocks, normalization) <= UNROLLED_TERMS):
         return _expanded(blocks, normalization, regroup)

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear_form import LinearForm
 from eqfuse.ops.primitives import choice
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, EDGES, NODES, Case, Problem
-from tests.ops.parity import only
+from tests.ops.linear_parity import assert_all_orders
 from tests.ops.test_fused_argument import always
-from tests.ops.test_tensor_product_linear import orders, orders_of_e3nn, worst
 
 pytest.importorskip("triton", reason="the interpreter is part of triton")
 
@@ -49,14 +46,7 @@ def any_product_is_large(monkeypatch):
 
 @pytest.mark.parametrize("name", tiers.slow_unless(["small"], *ROWS))
 def test_all_orders_equal_e3nn(name):
-    """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16."""
-    with jax.enable_x64(True):
-        problem = Problem(ROWS[name])
-        with only("triton-interpret", kinds={Form, LinearForm}):
-            got = orders(problem, "triton-interpret")
-        expected = orders_of_e3nn(ROWS[name])
-        for order, a, b in zip(("value", "jvp", "vjp", "vjp of vjp"), got, expected, strict=True):
-            assert worst(a, b) < 1e-12, order
+    assert_all_orders(ROWS[name], "triton-interpret")
 
 
 def lowered(problem: Problem, order: str) -> str:

@@ -46,3 +46,8 @@ def test_another_c_library_is_left_alone(monkeypatch):
     assert not memory.keep_freed_memory()
     monkeypatch.setattr(memory.sys, "platform", "darwin")
     assert not memory.keep_freed_memory()
+
+
+def test_thresholds_of_the_environment_are_left_alone(monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
+    assert not memory.keep_memory()

@@ -68,7 +68,7 @@ class Match:
         operands = {}
         for name in self.names:
             if name == WEIGHTS:
-                parts = [columns_of(g, arrays, num_rows) for g in self.groups]
+                parts = [columns_of(g, arrays) for g in self.groups]
                 count = max(p.shape[0] for p in parts)
                 parts = [jnp.broadcast_to(p, (count, p.shape[1])) for p in parts]
             else:

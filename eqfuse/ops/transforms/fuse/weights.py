@@ -32,7 +32,7 @@ def as_rows(name, array):
     return jnp.moveaxis(array, name.axis, 0).reshape(array.shape[name.axis], -1)
 
 
-def columns_of(group: Group, arrays: dict, num_rows: int):
+def columns_of(group: Group, arrays: dict):
     """Return the weights of a group, [rows, columns]."""
     product = None
     for n, name in enumerate(group.arrays):

@@ -8,8 +8,8 @@ from eqfuse.ops.ir.linear_form import LinearForm
 from eqfuse.ops.ir.program import Program
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, Problem
+from tests.ops.linear_parity import orders, orders_of_e3nn, worst
 from tests.ops.parity import only
-from tests.ops.test_tensor_product_linear import orders, orders_of_e3nn, worst
 
 
 @pytest.mark.parametrize("name", tiers.slow_unless(["rows-linear", "graph-gate-skip"], *CASES))

@@ -18,8 +18,8 @@ from eqfuse.ops.ir.program import Program
 from eqfuse.ops.primitives import choice
 from tests.ops import tiers
 from tests.ops.backends.llvm.test_llvm import REFUSED, assert_bitwise
+from tests.ops.linear_parity import worst
 from tests.ops.parity import only
-from tests.ops.test_tensor_product_linear import worst
 
 jit = jax.jit
 

@@ -43,7 +43,7 @@ def describe(commit: str | None, small: bool) -> Iterator[dict]:
 
 
 def driver() -> str | None:
-    """Return GPU, driver and memory as nvidia-smi tells them; None where it is not."""
+    """Return GPU, driver and memory as nvidia-smi reports them; None without it."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

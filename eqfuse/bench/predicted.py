@@ -49,5 +49,5 @@ class Predictions:
 
 
 def _key(result: dict) -> tuple:
-    """Return what tells a case, its order, and its size; a training step has no order."""
+    """Return what identifies a case, its order, and its size; a step has no order."""
     return result["case"], result.get("order", "step"), tuple(result["size"])

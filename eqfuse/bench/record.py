@@ -141,7 +141,7 @@ def versions() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """Return the name of the processor, as the system tells it."""
+    """Return the name of the processor, as the system reports it."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

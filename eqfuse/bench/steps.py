@@ -201,5 +201,5 @@ def _measure(compiled: dict, args, seconds: float) -> dict:
 
 
 def _peak() -> int:
-    """Return most bytes in use on the device since the process began; 0 where JAX does not tell."""
+    """Return most bytes in use on the device since the process began; 0 if JAX has no count."""
     return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)

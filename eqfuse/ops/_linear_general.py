@@ -100,11 +100,7 @@ def general(
     share = 1.0 if num_weights is None else d ** (-0.5 * gradient_normalization)
     declared, used, terms = [], [], []
     for k, i in enumerate(ours.instructions):
-        out = irreps_out[i.i_out]
-        name = f"b[{i.i_out}] {out}"
-        if i.i_in >= 0:
-            name = f"w[{i.i_in},{i.i_out}] {irreps_in[i.i_in]},{out}"
-        declared.append(Parameter(name, tuple(map(int, i.path_shape)), float(i.weight_std)))
+        declared.append(_parameter(i, irreps_in, irreps_out))
         if 0 in i.path_shape:
             continue
         used.append(k)
@@ -129,3 +125,12 @@ def general(
     )
     linear = Linear(linear_form, parameters, irreps_out)
     return General(linear, tuple(declared), tuple(used), irreps_in, num_weights)
+
+
+def _parameter(i, irreps_in: e3nn.Irreps, irreps_out: e3nn.Irreps) -> Parameter:
+    """Return the parameter of an instruction of e3nn's Linear, by the name that e3nn gives it."""
+    out = irreps_out[i.i_out]
+    name = f"b[{i.i_out}] {out}"
+    if i.i_in >= 0:
+        name = f"w[{i.i_in},{i.i_out}] {irreps_in[i.i_in]},{out}"
+    return Parameter(name, tuple(map(int, i.path_shape)), float(i.weight_std))

@@ -7,11 +7,11 @@ import pathlib
 import platform
 
 DEFAULT_CACHES = 1 << 20, 1 << 24
-"""Bytes of the caches of level 2 and 3, where the system does not tell: those of a small server."""
+"""Bytes of the caches of level 2 and 3 of a small server, where the system reports none."""
 
 
 def usable() -> int:
-    """Return how many processors this process may run on; all, where the system does not tell."""
+    """Return how many processors this process may run on; all, if the system reports none."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -19,7 +19,7 @@ def usable() -> int:
 
 @functools.cache
 def caches(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, int]:
-    """Return the bytes of the caches of level 2 and 3 that a core uses, as Linux tells them.
+    """Return the bytes of the caches of level 2 and 3 that a core uses, as Linux reports them.
 
     A level of which nothing is known has the bytes in `DEFAULT_CACHES`.
     """

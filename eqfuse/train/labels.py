@@ -71,7 +71,7 @@ def labels_not_validated(training: MoleculeTraining, dataset: Dataset) -> list[s
     """Return warnings of labels that are trained on and that no validation frame has.
 
     Raises:
-      ConfigError: it has none of them, so that nothing tells the best network.
+      ConfigError: it has none of them, so that nothing decides which network is best.
     """
     trained = _trained_labels(training)
     unknown = [name for name in trained if not dataset.num_labelled(name)[1]]

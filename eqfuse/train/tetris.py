@@ -53,7 +53,7 @@ class Demonstration:
 
 
 def _check_reach(module) -> None:
-    """Refuse a network that cannot tell a shape from its mirror image; name one that can.
+    """Refuse a network that cannot distinguish mirror images; name one that can.
 
     Raises:
       ConfigError: the network does not reach the pseudoscalar.
@@ -151,7 +151,7 @@ def run(config: Config, devices: Devices) -> None:
     A resumed run begins again, which takes seconds and ends in the same numbers.
 
     Raises:
-      ConfigError: several devices, or a network that cannot tell the shapes.
+      ConfigError: several devices, or a network that cannot distinguish the shapes.
       TrainingFailed: 100% not reached, or the demonstration does not hold.
       Interrupted: by Ctrl-C; the checkpoint is written.
     """

@@ -42,7 +42,7 @@ def store_structures(
     key = hashlib.sha256(repr((_VERSION, format, tuple(keys))).encode())
     for path in paths:
         key.update(f"{os.fspath(path)}\0".encode())
-        with contextlib.suppress(OSError), open(path, "rb") as file:  # reading it tells
+        with contextlib.suppress(OSError), open(path, "rb") as file:  # reading it raises
             key.update(hashlib.file_digest(file, "sha256").digest())
     above = Path(folder) if folder is not None else default_folder() / "store"
 

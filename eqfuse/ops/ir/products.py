@@ -59,16 +59,8 @@ def tensor_product(
     x_groups = groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
     y_groups = groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
-    blocks = [
-        (ir, gx, gy)
-        for gx in x_groups
-        for gy in y_groups
-        for ir in gx.ir * gy.ir
-        if filter_ir_out is None or ir in filter_ir_out
-    ]
-    first_irreps = {_scalar(irreps_y)} if scalar_first else set()
-    # e3nn sorts stably by irrep
-    blocks.sort(key=lambda block: (block[0], block[2].ir not in first_irreps))
+    first = _scalar(irreps_y) if scalar_first else None
+    blocks = _blocks(x_groups, y_groups, filter_ir_out, first)
     many = min(mul_x, mul_y) > UNROLLED_MUL
     if many and not (unroll and _num_terms(blocks, normalization) <= UNROLLED_TERMS):
         return _expanded(blocks, normalization, regroup)
@@ -106,6 +98,21 @@ def tensor_product(
     form = renumbered(Form(tuple(inputs), (output,), ()), paths)
     irreps_out, zeros = regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
     return Product(form, irreps_out, zeros)
+
+
+def _blocks(x_groups, y_groups, filter_ir_out, first) -> list[tuple[e3nn.Irrep, Group, Group]]:
+    """Return irrep, x and y of the blocks of the output, sorted stably by irrep, as e3nn does.
+
+    Of one irrep, those of the irrep `first` of y come before the others.
+    """
+    blocks = [
+        (ir, gx, gy)
+        for gx in x_groups
+        for gy in y_groups
+        for ir in gx.ir * gy.ir
+        if filter_ir_out is None or ir in filter_ir_out
+    ]
+    return sorted(blocks, key=lambda block: (block[0], block[2].ir != first))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What the operations of a compiled program come from, as the text of its HLO tells it.
+"""What the operations of a compiled program come from, from the text of its HLO.
 
 Every instruction carries the scopes of the modules that it was traced in, and the lines of Python.
 XLA makes new ones, such as copies and padding, that carry neither; they come from what uses them.

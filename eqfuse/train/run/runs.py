@@ -188,7 +188,7 @@ def read_log(path: Path) -> tuple[list[str], list[dict]]:
       The columns, and the lines as they are written; not the last one if it was cut off when the
       run was killed.
     Raises:
-      ValueError: it is damaged; the message tells how.
+      ValueError: it is damaged; the message describes how.
     """
     if not path.is_file():
         raise ValueError("it is no file")

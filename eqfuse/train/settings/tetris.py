@@ -46,7 +46,7 @@ def complete(data: TetrisData, model) -> None:
       ConfigError: a setting of the network that the shapes have no use for.
     """
     if data.radius is None:
-        # A cube that sees three cubes in a plane cannot tell one hand from the other.
+        # A cube that sees three cubes in a plane cannot distinguish the hands.
         data.radius = model.cutoff if model.name == "allegro" else 1.1
     for name, value, needless in (
         ("shift", "zero", "which has no energies"),

@@ -70,7 +70,7 @@ def test_a_gpu_that_is_neither_present_nor_named_is_an_error():
     if any(device.platform != "cpu" for device in jax.devices()):
         pytest.skip("a GPU is present")
     message = (
-        "cannot tell which GPU.*target='sm_90'"
+        "the GPU to compile for is not known.*target='sm_90'"
         if hasattr(gpu_triton, "TritonKernel")
         else "need jaxlib's GPU plug-in"
     )

@@ -83,9 +83,9 @@ def write_loop(t: Emitter, step: ElementwiseLoop, arrays, names: dict[int, str],
                 _store(t, names[m.write], "i", values[m.write], out)
 
 
-def _store(t: Emitter, pointer: str, at: str, value: str, dtype: str, mask: str = "inside"):
+def _store(t: Emitter, pointer: str, at: str, value: str, dtype: str):
     value = f"{value}.to(tl.int32)" if dtype == "bool" else value
-    t.emit(f"tl.store({pointer} + {at}, {value}, mask={mask})")
+    t.emit(f"tl.store({pointer} + {at}, {value}, mask=inside)")
 
 
 def _constant(number: Number, dtype: str, shape: str) -> str:

@@ -25,9 +25,9 @@ def gpu_kernel(library, compiled: CompiledKernel):
     """Return jaxlib's description of the kernel, and bytes that follow its serialised call.
 
     jaxlib finds a kernel that it has loaded by its name and PTX. A cubin is handed over beside it,
-    and the PTX can then be any text that tells kernels apart: a hash. For ROCm the text is the name
-    of a file, which jaxlib reads and deletes; so each lowering has a file of its own, and the cache
-    keeps its kernel.
+    and the PTX can then be any text that differs between kernels: a hash. For ROCm the text is the
+    name of a file, which jaxlib reads and deletes; so each lowering has a file of its own, and the
+    cache keeps its kernel.
     """
     capability, image = 0, b""
     if not compiled.target.startswith("sm_"):

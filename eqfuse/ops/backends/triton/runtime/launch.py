@@ -58,7 +58,7 @@ def target_of(ctx: mlir.LoweringRuleContext) -> str:
         return f"sm_{library.get_compute_capability(0)}"
     except RuntimeError as error:
         raise RuntimeError(
-            "cannot tell which GPU to compile for, since none is present: lower for the devices of "
+            "the GPU to compile for is not known, since none is present: lower for the devices of "
             "jax.experimental.topologies, or give the target, such as target='sm_90'"
         ) from error
 

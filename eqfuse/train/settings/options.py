@@ -184,7 +184,8 @@ def _config(base: dict, given: dict) -> Config:
     known = settings_of(choices)
     if unknown := [key for key in both if key not in known and key not in choices]:
         raise _unknown(str(unknown[0]), known, choices)
-    values = dict(_SETS["tetris"][choices["model"]]) if choices["data"] == "tetris" else {}
+    defaults = _SETS["tetris"] if choices["data"] == "tetris" else {}
+    values = dict(defaults.get(choices["model"], {}))
     for layer in (base, given):
         values |= _preset(layer.get("preset"), both, known, choices) | layer
     parts = {group: {} for group in ("", *GROUPS)}

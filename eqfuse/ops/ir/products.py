@@ -59,7 +59,7 @@ def tensor_product(
     x_groups = groups(irreps_x, zero_x or (False,) * len(irreps_x), regroup)
     y_groups = groups(irreps_y, zero_y or (False,) * len(irreps_y), regroup)
     mul_x, mul_y = (max((g.mul for g in side), default=1) for side in (x_groups, y_groups))
-    first = _scalar(irreps_y) if scalar_first else None
+    first = (_scalar(irreps_y),) if scalar_first else ()
     blocks = _blocks(x_groups, y_groups, filter_ir_out, first)
     many = min(mul_x, mul_y) > UNROLLED_MUL
     if many and not (unroll and _num_terms(blocks, normalization) <= UNROLLED_TERMS):
@@ -103,7 +103,7 @@ def tensor_product(
 def _blocks(x_groups, y_groups, filter_ir_out, first) -> list[tuple[e3nn.Irrep, Group, Group]]:
     """Return irrep, x and y of the blocks of the output, sorted stably by irrep, as e3nn does.
 
-    Of one irrep, those of the irrep `first` of y come before the others.
+    Of one irrep, those of the irreps `first` of y come before the others.
     """
     blocks = [
         (ir, gx, gy)
@@ -112,7 +112,7 @@ def _blocks(x_groups, y_groups, filter_ir_out, first) -> list[tuple[e3nn.Irrep, 
         for ir in gx.ir * gy.ir
         if filter_ir_out is None or ir in filter_ir_out
     ]
-    return sorted(blocks, key=lambda block: (block[0], block[2].ir != first))
+    return sorted(blocks, key=lambda block: (block[0], block[2].ir not in first))
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import ase.io
 import jax
 import numpy as np
 from ase import units
-from ase.calculators.calculator import BaseCalculator
+from ase.calculators.calculator import Calculator
 from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 
@@ -46,7 +46,7 @@ def bare(network: Network, atoms):
     return evaluate, samples[0].num_edges
 
 
-class _Null(BaseCalculator):
+class _Null(Calculator):
     """Forces of zero at no cost."""
 
     def __init__(self, atoms):

@@ -117,7 +117,7 @@ def is_valid(listed, positions, cutoff: float, skin: float) -> bool:
     return 2 * most <= (cutoff + skin) * stretch - cutoff
 
 
-def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array]:
+def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
     """Return a part of the pairs of a list that has all near ones, without sorting.
 
     Pairs that are not near fill what is left of `size`, spread over all. The list is sorted by
@@ -128,15 +128,16 @@ def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array]:
       near: [n_pairs] bool.
       size: at most n_pairs, static.
     Returns:
-      the edges, and which pair each of them is, [size].
+      the edges, which pair each of them is, [size], and how many pairs are near.
     """
     edges = pairs.edges
-    number = chosen_evenly(near, size)  # [n_pairs + 1]
+    # XLA would compute what is behind these barriers again for each of its uses
+    number, count = jax.lax.optimization_barrier(chosen_evenly(near, size))  # [n_pairs + 1]
     if size == near.shape[0]:  # all are kept, in their order
-        return edges, jnp.arange(size, dtype=jnp.int32)
+        return edges, jnp.arange(size, dtype=jnp.int32), count
     kept = places(number, size)
     keep = number[1:] > number[:-1]
-    of_sender = counted(keep[edges.sender_order])
+    of_sender = jax.lax.optimization_barrier(counted(keep[edges.sender_order]))
     chosen = Edges(
         senders=edges.senders[kept],
         receivers=edges.receivers[kept],
@@ -146,10 +147,10 @@ def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array]:
         sender_ptr=of_sender[edges.sender_ptr],
         num_nodes=edges.num_nodes,
     )
-    return chosen, kept
+    return chosen, kept, count
 
 
-def chosen_evenly(near, size: int) -> jax.Array:
+def chosen_evenly(near, size: int) -> tuple[jax.Array, jax.Array]:
     """Choose the near ones and others, spread evenly, that are `size` together.
 
     If more are near, the first are kept.
@@ -158,13 +159,15 @@ def chosen_evenly(near, size: int) -> jax.Array:
       near: [count] bool.
       size: at most count, static.
     Returns:
-      [count + 1] int32, how many are chosen before each place, and in all.
+      [count + 1] int32, how many are chosen before each place, and in all; and how many are near,
+      which costs nothing here: a sum of them made XLA compute all of them again.
     """
-    until = jnp.minimum(counted(near)[1:], size)
+    so_far = counted(near)
+    until = jnp.minimum(so_far[1:], size)
     others = jnp.arange(1, len(near) + 1, dtype=jnp.int32) - until
     # how many of the first others are kept: evenly up to what is left
     due = others.astype(jnp.float64) * (size - until[-1]) / jnp.maximum(others[-1], 1)
-    return jnp.append(jnp.int32(0), until + jnp.floor(due + 1e-9).astype(jnp.int32))
+    return jnp.append(jnp.int32(0), until + jnp.floor(due + 1e-9).astype(jnp.int32)), so_far[-1]
 
 
 def counted(keep) -> jax.Array:
@@ -191,8 +194,8 @@ def places(number, size: int) -> jax.Array:
 def pair_vectors(positions, cells, graph_index, senders, receivers, images):
     """Return the vectors [n_edges, 3] from receivers to senders, in the precision of positions."""
     images = images.astype(positions.dtype)
-    if cells.shape[0] == 1:
-        shifts = images @ cells[0]
+    if cells.shape[0] == 1:  # a matmul would be a call of its own, with arrays of its own
+        shifts = sum(images[:, k : k + 1] * cells[0, k] for k in range(3))
     else:
         shifts = jnp.einsum("ei,eij->ej", images, cells[graph_index[receivers]])
     return positions[senders] + shifts - positions[receivers]

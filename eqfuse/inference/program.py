@@ -80,9 +80,9 @@ def evaluate(
     size = min(size, pairs.images.shape[0])
     ends = pairs.edges.senders, pairs.edges.receivers
     vectors = pair_vectors(positions, cells, graph_index, *ends, pairs.images)
-    squares = jnp.sum(vectors**2, axis=1)
+    squares = sum(vectors[:, k] ** 2 for k in range(3))
     near = (squares < cutoff**2) & (squares > 0)
-    edges, kept = within(pairs, near, size)
+    edges, kept, count = within(pairs, near, size)
     real = near[kept][:, None]
     vectors = jnp.where(real, vectors[kept], 0)
     atoms = jnp.arange(len(species)) < num_atoms
@@ -98,7 +98,7 @@ def evaluate(
     forces = jnp.zeros_like(positions).at[edges.senders].add(-gradient)
     forces = forces.at[edges.receivers].add(gradient, indices_are_sorted=True)
     energies = energies.astype(jnp.float64)
-    return Evaluated(energies, forces, vectors, gradient, edges, jnp.sum(near, dtype=jnp.int32))
+    return Evaluated(energies, forces, vectors, gradient, edges, count)
 
 
 @jax.jit

@@ -130,26 +130,33 @@ def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
     away = jnp.where(jnp.array(grid.pbc), beside // boxes, 0)
     beside = beside - away * boxes
     inside = jnp.all((beside >= 0) & (beside < boxes), axis=2)
-    senders = table[jnp.sum(jnp.where(inside[..., None], beside, 0) * strides, axis=2)]
+    beside = jnp.sum(jnp.where(inside[..., None], beside, 0) * strides, axis=2)
+    # XLA would compute what is behind these barriers again for each of its uses
+    barrier = jax.lax.optimization_barrier
+    away, inside, beside = barrier((away, inside, beside))
+    senders = barrier(table[beside])
     senders = jnp.where(inside[..., None], senders, count)  # [n_atoms, n_offsets, occupancy]
     receivers = jnp.arange(count, dtype=jnp.int32)[:, None, None]
     is_self = (senders == receivers) & jnp.all(away == 0, axis=2)[..., None]
     real = (senders < count) & ~is_self & is_atom[:, None, None]
     senders = jnp.where(real, senders, receivers)
     wrapped = positions - images.astype(positions.dtype) @ basis
-    shifted = (away.astype(positions.dtype) @ basis)[:, :, None] - wrapped[:, None, None]
-    squares = jnp.sum((wrapped[senders] + shifted) ** 2, axis=3)
-    near = (real & (squares < grid.reach**2)).reshape(-1)
+    shifted = away.astype(positions.dtype) @ basis - wrapped[:, None]
+    # by components: a gather of rows takes several times as long
+    apart = (wrapped[:, k][senders] + shifted[:, :, None, k] for k in range(3))
+    squares = sum(component**2 for component in apart)
+    near = barrier((real & (squares < grid.reach**2)).reshape(-1))
     room = min(room, near.shape[0])
-    kept = places(chosen_evenly(near, room), room)
-    receivers = jnp.broadcast_to(receivers, senders.shape).reshape(-1)[kept]
-    away = jnp.broadcast_to(away[:, :, None], (*senders.shape, 3)).reshape(-1, 3)[kept]
+    number, found = barrier(chosen_evenly(near, room))
+    kept = barrier(places(number, room))
+    visit = kept // senders.shape[2]  # which of [n_atoms, n_offsets]
+    receivers, away = visit // senders.shape[1], away.reshape(-1, 3)[visit]
     senders, real = senders.reshape(-1)[kept], real.reshape(-1)[kept]
     away = jnp.where(real[:, None], away - images[senders] + images[receivers], 0)
     widths = 1 / jnp.linalg.norm(_inverse(basis), axis=0) / boxes
     enough = widths * jnp.maximum(jnp.array(grid.aside), 1) >= grid.reach * (1 - 1e-12)
     is_wide = jnp.all(enough | ~jnp.array(grid.pbc))
-    needed = Needed(jnp.sum(near, dtype=jnp.int32), fullest, is_wide)
+    needed = Needed(found, fullest, is_wide)
     return senders, receivers, away, needed
 
 

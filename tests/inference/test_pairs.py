@@ -37,10 +37,10 @@ def test_edges_within_the_cutoff_are_sorted_as_if_made_anew(crystal, extra):
         lengths = np.linalg.norm(vectors, axis=1)
         near = (lengths < CUTOFF) & (lengths > 0)
         size = min(int(near.sum()) + extra, len(near))
-        edges, kept = jax.jit(within, static_argnums=2)(pairs, near, size)
+        edges, kept, count = jax.jit(within, static_argnums=2)(pairs, near, size)
     images, real = pairs.images[np.asarray(kept)], np.asarray(near)[np.asarray(kept)]
     assert 0 < near.sum() < len(found[0])
-    assert real.sum() == near.sum()
+    assert real.sum() == near.sum() == count
     expected = sorted(
         zip(*(a[near].tolist() for a in ends), map(tuple, pairs.images[near]), strict=True)
     )

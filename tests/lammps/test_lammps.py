@@ -62,11 +62,11 @@ def results(runs, tmp_path_factory):
     """Return a function that runs a case in LAMMPS, once, and returns what it wrote."""
     done = {}
 
-    def run(case, ranks=2, forces="returned", model="nequip"):
-        key = case, ranks, forces, model
+    def run(case, ranks=2, forces="returned", model="nequip", radial="network"):
+        key = case, ranks, forces, model, radial
         if key not in done:
             out = tmp_path_factory.mktemp("lammps") / "out.npz"
-            finished = launch(ranks, PROGRAM, case, runs(model), out, forces)
+            finished = launch(ranks, PROGRAM, case, runs(model), out, forces, radial)
             assert finished.returncode == 0, finished.stderr
             with np.load(out) as arrays:
                 done[key] = dict(arrays)
@@ -152,7 +152,7 @@ def test_a_cell_that_deforms_agrees_with_ase(results, runs):
 @needs_lammps
 def test_an_error_in_a_step_ends_all_ranks(runs, tmp_path):
     out = tmp_path / "out.npz"
-    finished = launch(2, PROGRAM, "fails", runs("nequip"), out, "returned")
+    finished = launch(2, PROGRAM, "fails", runs("nequip"), out, "returned", "network")
     assert finished.returncode != 0
     assert "this step fails" in finished.stderr
     assert "eqfuse failed in step 2; all ranks end" in finished.stderr
@@ -166,6 +166,15 @@ def test_an_error_in_a_step_ends_all_ranks(runs, tmp_path):
 def test_ranks_and_models_agree_with_the_calculator(results, runs, model, ranks, forces):
     result = results("alloy", ranks, forces, model)
     assert_agreement(result, eqfuse.Calculator(runs(model), dtype="float64"))
+
+
+@needs_lammps
+@pytest.mark.slow
+def test_tables_of_radial_networks_agree_with_the_calculator(results, runs):
+    """Both read the same table, whose forces are not exactly those of the network."""
+    result, network = results("alloy", radial="table"), results("alloy")
+    assert_agreement(result, eqfuse.Calculator(runs("nequip"), dtype="float64", radial="table"))
+    assert 0 < np.abs(result["f"] - network["f"]).max() < 1e-3 * np.abs(network["f"]).max()
 
 
 @needs_lammps

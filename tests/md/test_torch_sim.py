@@ -48,12 +48,11 @@ def test_a_state_has_the_results_of_the_calculator(run, frames):
 def test_dynamics_of_torch_sim_conserve_the_energy(run, frames):
     model = eqfuse.torch_sim.model(run)
     state = torch_sim.io.atoms_to_state(frames, model.device, model.dtype)
-    kwargs = {"dt": torch.tensor(units.fs, dtype=model.dtype), "kT": torch.tensor(0.05)}
-    begin, step = torch_sim.integrators.nve(model=model, **kwargs)
-    state = begin(state, seed=0)
+    state.rng = 0
+    state = torch_sim.nve_init(state, model, kT=0.05)
     totals, kinetic = [], []
     for _ in range(60):
-        state = step(state, dt=kwargs["dt"])
+        state = torch_sim.nve_step(state, model, dt=units.fs)
         moving = torch_sim.calc_kinetic_energy(
             momenta=state.momenta, masses=state.masses, system_idx=state.system_idx
         )

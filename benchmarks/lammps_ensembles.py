@@ -1,0 +1,128 @@
+"""Compare dynamics of silicon in LAMMPS, by `eqfuse md` and by ASE.
+
+    python -m benchmarks.lammps_ensembles RUN [nve] [npt] [--steps 20000]
+
+NVE: 64 atoms from the same positions and velocities, in float64; prints how far energies,
+temperatures, pressures and positions are apart after steps of 1 fs. NPT: mean volume, temperature
+and pressure at 300 K, with standard errors from ten blocks, of LAMMPS's and ASE's Nose-Hoover
+barostats and the stochastic one of `eqfuse md`.
+"""
+
+import argparse
+import tempfile
+
+import ase.build
+import ase.io
+import numpy as np
+from ase import units
+from ase.io.lammpsdata import write_lammps_data
+from ase.md.nose_hoover_chain import IsotropicMTKNPT
+from ase.md.velocitydistribution import thermalize_momenta
+from ase.md.verlet import VelocityVerlet
+
+import eqfuse
+from eqfuse import md
+from eqfuse.lammps import attach
+from eqfuse.lammps.mpi import import_lammps, load_mpi
+
+COLUMNS = ("energy, eV", "temperature, K", "pressure, GPa", "volume, Å^3")
+EVERY = 10
+"""Steps between samples."""
+MASS = 28.0855
+
+
+def silicon() -> ase.Atoms:
+    atoms = ase.build.bulk("Si", cubic=True, a=5.43).repeat(2)
+    atoms.set_masses(np.full(len(atoms), MASS))
+    atoms.rattle(0.02, seed=0)
+    thermalize_momenta(atoms, temperature_K=300, rng=np.random.default_rng(0))
+    atoms.set_momenta(atoms.get_momenta() - atoms.get_momenta().mean(axis=0))
+    return atoms
+
+
+def in_lammps(run, atoms, ensemble: str, steps: int):
+    """Return samples of `COLUMNS` from step 0 on, and the last positions."""
+    comm = load_mpi().COMM_WORLD
+    lmp = import_lammps().lammps(cmdargs=["-log", "none", "-screen", "none"], comm=comm)
+    with tempfile.NamedTemporaryFile("w", suffix=".data") as file:
+        write_lammps_data(file, atoms, velocities=True, masses=True, units="metal")
+        file.flush()
+        lmp.commands_string(f"units metal\natom_modify map array\nread_data {file.name}")
+    attach(lmp, run, ["Si"], dtype="float64")
+    fix = {"nve": "nve", "npt": "npt temp 300 300 0.1 iso 0 0 1.0"}[ensemble]
+    lmp.commands_string(f"fix move all {fix}\ntimestep 0.001\nthermo {steps}\nrun 0")
+    samples = []
+    for _ in range(0, steps + 1, EVERY):
+        if samples:
+            lmp.command(f"run {EVERY} pre no post no")
+        samples.append([lmp.get_thermo(name) for name in ("etotal", "temp", "press", "vol")])
+    positions = np.array(lmp.gather_atoms("x", 1, 3)).reshape(-1, 3)
+    lmp.close()
+    samples = np.array(samples)
+    samples[:, 2] *= 1e-4  # bar
+    return samples, positions
+
+
+def by_md(run, atoms, ensemble: str, steps: int):
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"ensemble": ensemble, "steps": steps, "timestep": 1.0, "dtype": "float64"}
+        options |= {"log_every": EVERY, "run": f"{folder}/md"}
+        last = md.run(run, atoms, **options, friction=5.0, pressure_time=500.0)
+        rows = np.genfromtxt(f"{folder}/md/thermo.csv", delimiter=",", names=True)
+    names = rows.dtype.names
+    chosen = [next(n for n in names if n.startswith(k)) for k in ("total", "temp", "press", "vol")]
+    return np.stack([rows[name] for name in chosen], axis=1), last.positions
+
+
+def by_ase(run, atoms, ensemble: str, steps: int):
+    atoms = atoms.copy()
+    atoms.calc = eqfuse.Calculator(run, dtype="float64")
+    fs, options = units.fs, {"tdamp": 100 * units.fs, "pdamp": 1000 * units.fs}
+    if ensemble == "nve":
+        dynamics = VelocityVerlet(atoms, fs)
+    else:
+        dynamics = IsotropicMTKNPT(atoms, fs, temperature_K=300, pressure_au=0.0, **options)
+    samples = []
+
+    def sample():
+        pressure = -atoms.get_stress(include_ideal_gas=True)[:3].mean() / units.GPa
+        kelvin = 2 * atoms.get_kinetic_energy() / ((3 * len(atoms) - 3) * units.kB)
+        samples.append([atoms.get_total_energy(), kelvin, pressure, atoms.get_volume()])
+
+    dynamics.attach(sample, interval=EVERY)
+    dynamics.run(steps)
+    return np.array(samples), atoms.positions
+
+
+WAYS = {"LAMMPS": in_lammps, "eqfuse md": by_md, "ASE": by_ase}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run")
+    parser.add_argument("ensembles", nargs="*", default=["nve", "npt"])
+    parser.add_argument("--steps", type=int, default=20_000)
+    options = parser.parse_args()
+    atoms = silicon()
+    for ensemble in options.ensembles:
+        done = {}
+        for name, way in WAYS.items():
+            done[name] = way(options.run, atoms, ensemble, options.steps)
+            samples = done[name][0]
+            blocks = samples[len(samples) // 5 :]  # the first fifth comes to rest
+            means = np.array([b.mean(axis=0) for b in np.array_split(blocks, 10)])
+            error = means.std(axis=0, ddof=1) / np.sqrt(len(means))
+            pairs = zip(COLUMNS, means.mean(axis=0), error, strict=True)
+            text = "; ".join(f"{n} {m:.6g} ± {e:.2g}" for n, m, e in pairs)
+            print(ensemble, name, text, flush=True)
+        if ensemble == "nve":
+            reference, positions = done["ASE"]
+            for name, (samples, at) in done.items():
+                apart = np.abs(samples - reference).max(axis=0)
+                moved = at - positions
+                moved -= np.rint(moved / atoms.cell.lengths()) * atoms.cell.lengths()
+                print(name, "apart from ASE at most:", apart, "positions", np.abs(moved).max())
+
+
+if __name__ == "__main__":
+    main()

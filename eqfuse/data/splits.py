@@ -3,7 +3,7 @@
 import numpy as np
 
 from eqfuse.data.batching import shuffled
-from eqfuse.data.errors import DataError
+from eqfuse.data.errors import DataError, counted
 
 _STREAM = 1
 
@@ -33,6 +33,9 @@ def split_indices(
     if val_size is not None:
         checked.insert(0, ("validation", "val", val_size, n_val))
     for name, key, given, size in checked:
+        if size <= 0 and given is None:
+            frames = counted(count, "frame")
+            raise DataError(f"the {name} split is empty: data.val={n_val} leaves none of {frames}")
         if size <= 0:
             raise DataError(
                 f"the {name} split is empty: {key}_size={given} of {count} structures; ask for at "

@@ -8,7 +8,7 @@ import sys
 from typing import ClassVar
 
 from eqfuse.train.settings.schema import absolute, one_of, require, setting
-from eqfuse.train.sources import MoleculeData, import_data
+from eqfuse.train.sources import MoleculeData, import_data, is_missing
 
 _LARGE = 64e6  # bytes of files
 
@@ -99,7 +99,7 @@ class FileData(MoleculeData):
     def _read_all(self, name: str):
         """Read the files of a setting."""
         files = matching(getattr(self, name))
-        if missing := [file for file in files if not os.path.exists(file)]:
+        if missing := [file for file in files if is_missing(file)]:
             raise import_data().DataError(f"no such file: {missing[0]}; check data.{name}")
         if self._stores(files):
             from eqfuse.data.store import store_structures

@@ -34,6 +34,17 @@ def _references(value: str) -> str:
     return value if value in (FIT, AVERAGE) or value.startswith("{") else absolute(value)
 
 
+def is_missing(path: str) -> bool:
+    """Return whether there is no such file; all else that is wrong with it, its reader says."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
 def _is_weight(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
@@ -162,7 +173,7 @@ class MoleculeData:
         if (typed := self._typed_references()) is not None:
             return typed
         path, key = self._references_path(), self.reference_key or self._keys().energy
-        if path is not None and not os.path.exists(path):
+        if path is not None and is_missing(path):
             raise import_data().DataError(
                 f"data.reference_energies: no such file: {path}; give a file of isolated atoms, "
                 "energies in eV, '{H: -13.6, 8: -2041.9}', or average"

@@ -121,6 +121,9 @@ def _lines(path) -> Iterator[str]:
             yield from text
     except FileNotFoundError as err:
         raise DataError(f"no such file: {path}") from err
+    except IsADirectoryError as err:
+        files = os.path.join(path, "*.xyz")
+        raise DataError(f"{path} is a folder; give a file or a pattern: '{files}'") from err
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as err:
         raise DataError(f"{path} cannot be read as text: {err}") from err
 

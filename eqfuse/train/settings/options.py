@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 import re
 from pathlib import Path
 
@@ -45,11 +46,13 @@ def parse(arguments: list[str]) -> Config:
     """
     given = {}
     for argument in arguments:
+        if "=" not in argument and os.path.isfile(argument):
+            raise ConfigError(f"{argument} is a file, and not a setting; write data={argument}")
         if argument.startswith("-") and (other := _other_name(argument.partition("=")[0])):
             raise ConfigError(other)
         key, value = split(argument)
         is_file = re.search(r"[/*~]|\.[A-Za-z]", value)
-        if key == "data" and is_file:
+        if key == "data" and (is_file or (value not in GROUPS[key] and os.path.isfile(value))):
             given |= {"data": "extxyz", "data.path": value}
         else:
             given["data.val_path" if key == "data.val" and is_file else _full(key)] = value

@@ -42,6 +42,10 @@ def test_missing_file(refused, tmp_path):
     assert "no such file" in refused(tmp_path / "missing.xyz")
 
 
+def test_a_folder_instead_of_a_file(refused, tmp_path):
+    assert f"is a folder; give a file or a pattern: '{tmp_path}/*.xyz'" in refused(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("setting", "hint"),
     [
@@ -121,7 +125,7 @@ def test_a_file_of_one_frame_or_none(refused, water, tmp_path):
     one = rewritten(water, tmp_path, lambda text: "".join(text.splitlines(keepends=True)[:5]))
     error = refused(one)
     assert "split is empty" in error
-    assert "of 1 structures" in error
+    assert "leaves none of 1 frame" in error
     assert "has no frames" in refused(rewritten(water, tmp_path, lambda text: ""))
 
 
@@ -129,7 +133,7 @@ def test_a_file_of_one_frame_or_none(refused, water, tmp_path):
     ("settings", "part"),
     [
         (["data.val=0.01"], "data.val=1"),
-        (["data.val=20"], "training split is empty"),
+        (["data.val=20"], "training split is empty: data.val=20 leaves none of 20 frames"),
         (["data.train=18"], "only 20"),
     ],
 )

@@ -87,6 +87,17 @@ def test_files_can_be_given_instead_of_names_and_numbers():
         parse(["data=a.xyz", "data.val=0.0.1"])
 
 
+def test_a_file_without_a_suffix(tmp_path, monkeypatch):
+    """It is one if there is no set of data of its name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("frames", "ethanol"):
+        (tmp_path / name).touch()
+    assert parse(["data=frames"]).data.path == str(tmp_path / "frames")
+    assert parse(["data=ethanol"]).data.name == "ethanol"
+    with pytest.raises(ConfigError, match="frames is a file, and not a setting; write data=frames"):
+        parse(["frames"])
+
+
 def test_a_configuration_file_is_where_another_run_starts(tmp_path):
     first = parse(["model=mace", "preset=small", "lr=0.003", "data=a.xyz", "run=r", "data.val=7"])
     file = tmp_path / "config.yaml"

@@ -15,6 +15,7 @@ _MOST_ATOMS = 60  # of a molecule, whose distances are compared
 _NEAREST = 2  # frames that each is compared with
 _LARGEST_GROUPS = 3
 _CORRELATED = 0.85
+_FLAT = 1e-7  # of the trace of J^T J: what is stiffer counts
 _AGREE = 1.5  # factor; clean data have 0.96 to 1.06, and the nearest unit is 1.89
 
 _EV_PER_KCAL = ase.units.kcal / ase.units.mol
@@ -123,22 +124,27 @@ def _wrapped(group: list[Structure]) -> np.ndarray:
 def _inverse_distances(group: list[Structure]) -> tuple[np.ndarray, np.ndarray]:
     """Return 1 / distance of all pairs of atoms, [n_frames, n_pairs], and the gradient by them.
 
-    The pairs are more than the coordinates: the gradient is the shortest that gives the forces.
+    The pairs are more than the coordinates: the gradient g is the shortest that gives the forces,
+
+        g = J (J^T J + e)^-1 (-forces),    J_pa = dq_p / dx_a,
+
+    where e is small and is for what changes no distance: rotations, and moves out of a plane.
     """
     num_atoms = group[0].num_atoms
     i, j = np.triu_indices(num_atoms, 1)
-    pairs = np.arange(len(i))
+    atoms = np.arange(num_atoms)
     inverse, gradients = [], []
     for s in group:
         vector = s.positions[i] - s.positions[j]
         q = 1 / np.linalg.norm(vector, axis=1)
-        slope = -vector * q[:, None] ** 3
-        jacobian = np.zeros((len(i), num_atoms, 3))
-        jacobian[pairs, i], jacobian[pairs, j] = slope, -slope
-        jacobian = jacobian.reshape(len(i), -1)
-        values, rows = np.linalg.eigh(jacobian.T @ jacobian)
-        kept = values > 1e-6 * values[-1]
-        rows = rows[:, kept]
+        slope = -vector * q[:, None] ** 3  # dq / dx_i, and that by x_j is its negative
+        blocks = np.zeros((num_atoms, num_atoms, 3, 3))
+        blocks[i, j] = blocks[j, i] = -slope[:, :, None] * slope[:, None]
+        blocks[atoms, atoms] = -blocks.sum(axis=1)
+        matrix = blocks.transpose(0, 2, 1, 3).reshape(3 * num_atoms, -1)
+        matrix[np.diag_indices_from(matrix)] += _FLAT * np.trace(matrix)
+        # Threads of LAPACK's eigenvalues wait for each other where other programs run.
+        moves = np.linalg.solve(matrix, -s.forces.ravel()).reshape(-1, 3)
         inverse.append(q)
-        gradients.append(jacobian @ (rows @ (rows.T @ -s.forces.ravel() / values[kept])))
+        gradients.append((slope * (moves[i] - moves[j])).sum(axis=1))
     return np.array(inverse), np.array(gradients)

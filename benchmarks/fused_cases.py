@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from eqfuse.ops.backends.triton.emit import (
     fused_backward,
     fused_forward,
+    fused_gradients,
     linear_kernel,
     linear_plan,
     plan,
@@ -15,7 +16,7 @@ from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.backends.xla import gates
 from eqfuse.ops.ir import channelwise as _channelwise
 from eqfuse.ops.ir import linears, products
-from eqfuse.ops.ir.fused import Fused, together
+from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.show import derivatives
 
 BOTH_L2 = "0e+0o+1e+1o+2e+2o"
@@ -35,8 +36,9 @@ def fused(
     gated: bool = False,
     channelwise: bool = False,
     split: tuple[str, ...] | None = None,
+    input_precision: str = "ieee",
 ):
-    """Return a fused op, with a skip where it is gated."""
+    """Return a fused op, with a skip where it is gated; `input_precision` is as in `LinearForm`."""
     keep = tuple(sorted({ir for _, ir in e3nn.Irreps(out)}))
     options = {"filter_ir_out": keep, "normalization": "component", "on_graph": on_graph}
     if channelwise:
@@ -46,7 +48,12 @@ def fused(
         options["weighted"] = weighted and on_graph
     product = build(e3nn.Irreps(x), e3nn.Irreps(y), **options)
     linear, _ = linears.for_product(
-        product.irreps_out, product.zero_flags, product.irreps_out, out, force_irreps_out=True
+        product.irreps_out,
+        product.zero_flags,
+        product.irreps_out,
+        out,
+        force_irreps_out=True,
+        input_precision=input_precision,
     )
     if split is not None:
         linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
@@ -156,16 +163,13 @@ def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
 
 
 def _over_rows(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
-    backward = _backward(fused, (True,) * len(fused.form.inputs), dtype)
-    return {"forward": [fused_forward.forward(fused, dtype).spec], "backward": backward}
-
-
-def _backward(fused: Fused, wanted, dtype: str) -> list[KernelSpec]:
-    given, gated = (True,) * len(fused.sizes), fused.gate is not None
-    return [
-        fused_backward.backward(fused, some, given, dtype, gated and not n).spec
-        for n, some in enumerate(together(fused.form, tuple(wanted)))
+    inputs, matrices = fused.form.inputs, fused.linear.parameters
+    given = (True,) * len(fused.sizes)
+    backward = [
+        fused_backward.backward(fused, (True,) * len(inputs), given, dtype).spec,
+        fused_gradients.gradients(fused, (True,) * len(matrices), dtype, True).spec,
     ]
+    return {"forward": [fused_forward.forward(fused, dtype).spec], "backward": backward}
 
 
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str) -> list[KernelSpec]:

@@ -20,7 +20,10 @@ LINEARS = {"linear 64-l2": "64x0e+64x1o+64x2e", "linear 16-l1": "16x0e+16x1o"}
 DENSE = {"radial 64": (3, 8, (64, 40, 16)), "radial 8": (2, 16, (8, 24))}
 """Layers side by side, as those of radial networks: how many, n_in and n_out of each."""
 SMALL_GRAPH = {"x": "3x0e+3x1o", "y": "0e+1o", "out": "4x0e+2x0e+2x1o", "gated": True}
-SPECS = fused_cases.SPECS | {"small graph": {**SMALL_GRAPH, "on_graph": True}}
+ODD = {"x": "33x0e+5x1o", "y": "0e+1o", "out": "33x0e+5x0e+5x1o", "on_graph": False, "gated": True}
+"""Channels that fill no tile; of rows too, see `ROWS`."""
+SPECS = fused_cases.SPECS | {"small graph": {**SMALL_GRAPH, "on_graph": True}, "odd rows": ODD}
+ROWS = {"odd rows": 63}
 NAMES = (*CASES, *(f"fused {name}" for name in SPECS), *LINEARS, *DENSE)
 ORDERS = ("forward", "backward", "double")
 
@@ -108,7 +111,9 @@ def function_of(name: str, backend: str, rng):
         return _linear(LINEARS[name], backend, rng)
     if name in DENSE:
         return _dense(*DENSE[name], backend, rng)
-    return interpreted._fused(**SPECS[name.removeprefix("fused ")], backend=backend, rng=rng)
+    name = name.removeprefix("fused ")
+    with mock.patch.object(interpreted, "EDGES", ROWS.get(name, interpreted.EDGES)):
+        return interpreted._fused(**SPECS[name], backend=backend, rng=rng)
 
 
 def _linear(irreps: str, backend: str, rng, rows: int = 5):

@@ -7,7 +7,7 @@ import pytest
 from eqfuse.bench.cases import CASES
 from eqfuse.ops import _linear_modules
 from eqfuse.ops.backends.triton.emit import linear_plan, plan
-from eqfuse.ops.primitives import choice
+from eqfuse.ops.primitives import choice, fused_kernels
 from tests.emulator import cases
 from tests.ops import tiers
 
@@ -88,6 +88,19 @@ def test_linears_multiply_on_the_matrix_unit(name, order, dtype, wide, monkeypat
     cases.check(name, order, dtype, "sm_90", lambda text: (texts.append(text), text)[1])
     assert texts
     for text in texts:
+        assert cases.MATRIX_UNIT[dtype] in text
+
+
+@pytest.mark.parametrize("dtype", cases.MATRIX_UNIT)
+@pytest.mark.parametrize("order", tiers.slow_unless(["backward"], "forward", "backward"))
+def test_fused_kernels_over_rows_multiply_on_the_matrix_unit(order, dtype, monkeypatch):
+    """Of 63 rows and of 33 and 5 channels, with the gradients of parameters in three parts."""
+    monkeypatch.setattr(fused_kernels, "ROWS_OF_A_PART", 21)
+    texts = []
+    cases.check("fused odd rows", order, dtype, "sm_90", lambda text: (texts.append(text), text)[1])
+    fused = [text for text in texts if re.search(r"\.entry fused", text)]
+    assert len(fused) == (1 if order == "forward" else 3)
+    for text in fused:
         assert cases.MATRIX_UNIT[dtype] in text
 
 

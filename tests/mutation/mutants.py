@@ -222,6 +222,13 @@ MUTANTS = (
         ("tests/ops/backends/test_fused_kernels.py::test_low_precision_errs_as_e3nn_does",),
     ),
     Mutant(
+        "rows beyond the last one are in gradients of parameters",
+        f"{OPS}/backends/triton/emit/fused_gradients.py",
+        'self.emit("keep = present")',
+        'self.emit("keep = inside >= 0")',
+        ("tests/ops/backends/test_fused_kernels.py::test_gradients_equal_e3nn",),
+    ),
+    Mutant(
         "Linears of bfloat16 multiply in float32",
         f"{OPS}/backends/triton/emit/emitter.py",
         'return self.name(f"tl.load({address}, mask={mask}, other=0.0)")',

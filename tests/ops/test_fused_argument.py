@@ -166,15 +166,6 @@ def test_always_is_refused_for_a_product_of_several_kernels():
         jax.eval_shape(lambda: module.init(jax.random.key(0), x, y, edges=edges))
 
 
-def test_always_is_refused_for_cotangents_that_are_a_kernel_each():
-    pytest.importorskip("triton")
-    wide = "33x0e+33x1o+33x2e+33x3o+33x4e"
-    options = (("channelwise", True),)
-    problem = always(Case(ops.TensorProductLinear, False, wide, wide, "3x0e", options=options))
-    with pytest.raises(ValueError, match="more than 40 components of cotangents"):
-        problem.apply("triton", problem.params, problem.arrays)
-
-
 def test_never_on_a_graph_gathers_and_sums(x64):
     edges = ops.Edges.from_arrays(np.array([0, 1, 2, 2]), np.array([1, 0, 0, 1]), 4)
     rng = np.random.default_rng(0)

@@ -10,9 +10,6 @@ from eqfuse.ops.ir.gates import Gate
 from eqfuse.ops.ir.linears import Linear
 from eqfuse.ops.ir.operands import INDEX_ARRAYS, Index, Operand, Path, SegmentRef
 
-COMPONENTS = 40
-"""Components that a thread of a GPU sums at a time, at most: of a product, or of cotangents."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
@@ -117,18 +114,6 @@ class Fused:
         """Return (the index of the weights or None, the index arrays by name)."""
         index, *arrays = integers if self.num_sets else (None, *integers)
         return index, dict(zip(INDEX_ARRAYS, arrays, strict=False))
-
-
-def together(form: Form, wanted: tuple[bool, ...]) -> list[tuple[bool, ...]]:
-    """Return the inputs whose cotangents each kernel sums.
-
-    One kernel sums all, unless a thread would have more than `COMPONENTS`; then each has one.
-    """
-    outputs = backward_form(form, wanted).outputs
-    if sum(s.dim for o in outputs for s in o.segments) <= COMPONENTS:
-        return [wanted]
-    each = [n for n, is_wanted in enumerate(wanted) if is_wanted]
-    return [tuple(n == one for n in range(len(wanted))) for one in each]
 
 
 def backward_form(form: Form, wanted: tuple[bool, ...]) -> Form:

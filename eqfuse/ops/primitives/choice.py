@@ -12,7 +12,7 @@ import os
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide
 from eqfuse.ops.backends.triton.emit import node_kernel, plan
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.fused import COMPONENTS, Fused, backward_form, together
+from eqfuse.ops.ir.fused import Fused, backward_form
 from eqfuse.ops.ir.operands import Index
 from eqfuse.ops.ir.product_parts import Product
 
@@ -33,7 +33,7 @@ def resolve_fused(fused: str | None) -> str:
 
     Args:
       fused: "always" is one kernel forward and one backward, of the product, the Linear, the skip
-        and the gate, or an error that says why there is none. On a GPU one to three more compute
+        and the gate, or an error that says why there is none. On a GPU one or two more compute
         the gradients of parameters, and on a graph the backward is two. "never" is a kernel for
         each of them. "auto" is what is measured or predicted to be faster, see `fused_table`. None
         is what the environment variable EQFUSE_FUSED says, or "auto".
@@ -241,15 +241,5 @@ def _refusal_of_triton(fused: Fused, dtype) -> str:
 
 def _several(fused: Fused, backend: str, dtype) -> str:
     """Return why a backward is several kernels on a GPU, or ""."""
-    if not backend.startswith("triton"):
-        return ""
-    if fused.summed:
-        return _several_kernels(fused.form, dtype)
-    wanted = (True,) * len(fused.form.inputs)
-    if len(together(fused.form, wanted)) > 1:
-        return (
-            f"a thread of its backward would sum more than {COMPONENTS} components "
-            "of cotangents: there is a kernel for each operand; fused='auto' has them where the "
-            "product is too large for memory"
-        )
-    return ""
+    on_gpu = backend.startswith("triton") and fused.summed
+    return _several_kernels(fused.form, dtype) if on_gpu else ""

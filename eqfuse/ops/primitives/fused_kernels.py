@@ -3,18 +3,23 @@
 They stay in this layer since their backward composes what no kernel computes from `definitions`.
 """
 
-import dataclasses
 import functools
 
-from eqfuse.ops.backends.triton.emit import fused_backward, fused_forward
+from eqfuse.ops.backends.triton import linear_forms
+from eqfuse.ops.backends.triton.emit import fused_backward, fused_forward, fused_gradients
 from eqfuse.ops.backends.triton.launch import launch
-from eqfuse.ops.ir.fused import Fused, backward_form, together
+from eqfuse.ops.ir.fused import backward_form
 from eqfuse.ops.primitives import blocks
 from eqfuse.ops.primitives.definitions import Call
-from eqfuse.ops.primitives.fused import backward_p
+
+ROWS_OF_A_PART = 256
+"""The fewest rows that a program walks for its sum of gradients of parameters."""
+MOST_PARTS = 64
+"""The most such sums: each is an array of the size of all parameters."""
 
 forward_kernel = functools.lru_cache(maxsize=256)(fused_forward.forward)
 backward_kernel = functools.lru_cache(maxsize=256)(fused_backward.backward)
+gradients_kernel = functools.lru_cache(maxsize=256)(fused_gradients.gradients)
 
 
 def runs(call: Call) -> bool:
@@ -47,41 +52,46 @@ def forward(call: Call, floats, integers):
 def backward(call: Call, wanted, given, floats, z, cotangents, integers):
     """Return cotangents of the wanted operands.
 
-    One kernel for those of the product's inputs, or one for each where they are many. Those of
-    nodes it writes for each row, and another sums them. The gradients of parameters are the
-    Linear's, from the product, computed again.
+    One kernel for those of the product's inputs; those of nodes it writes for each row, and another
+    sums them. One more, or two, for the gradients of the parameters.
     """
     fused = call.fused
     of_inputs, of_parameters, of_skip = fused.operands(wanted)
-    if not any(of_inputs):
-        arrays = [*floats, z, *cotangents, *integers]
-        return blocks.run(backward_p, arrays, call, wanted=wanted, given=given)
-    writes_dz = fused.gate is not None and bool(any(of_parameters) or of_skip)
+    names = fused.cotangents(given)
     named = fused.named(floats, integers)
-    named |= {"z": z} | dict(zip(fused.cotangents(given), cotangents, strict=True))
-    dinputs, dz = [], [] if writes_dz else cotangents
-    for some in together(fused.form, tuple(of_inputs)):
-        writes_now = writes_dz and not dz
-        kernel = backward_kernel(fused, some, given, floats[0].dtype.name, writes_now)
-        outputs = backward_form(fused.form, some).outputs
-        sizes = [o.size for o in outputs] + [fused.linear.size_out] * writes_now
+    named |= {"z": z} | dict(zip(names, cotangents, strict=True))
+    gated = "ct_out" in names
+    dinputs, dz = [], list(cotangents)
+    if any(of_inputs) or gated:
+        kernel = backward_kernel(fused, tuple(of_inputs), given, floats[0].dtype.name)
+        outputs = backward_form(fused.form, tuple(of_inputs)).outputs if any(of_inputs) else ()
+        sizes = [o.size for o in outputs] + [fused.linear.size_out] * gated
         results = _launch(call, kernel, named, sizes)
-        pairs = zip(outputs, results, strict=False)
-        dinputs += [
+        dinputs = [
             blocks.of_nodes(call, o.index, rows, integers) if o.index.is_node else rows
-            for o, rows in pairs
+            for o, rows in zip(outputs, results, strict=False)
         ]
-        dz = dz or results[len(outputs) :]
-    gradients = _gradients(call, of_parameters, floats, dz, integers) if any(of_parameters) else []
+        dz = results[len(outputs) :] if gated else dz
+    gradients = []
+    if any(of_parameters):
+        dz_named = named | {f"dz_{a}": d for a, d in zip(fused.arrays, dz, strict=True)}
+        gradients = _gradients(call, tuple(of_parameters), dz_named, floats[0].dtype.name)
     return [*dinputs, *gradients, *(dz if of_skip else [])]
 
 
-def _gradients(call: Call, wanted, floats, dz, integers):
+def _gradients(call: Call, wanted, named: dict, dtype: str) -> list:
     """Return the gradients of the wanted parameters, from the cotangent of the pre-activation."""
-    fused = call.fused
-    plain = Fused.build(fused.form, fused.linear, None, False)
-    inputs, parameters, _ = fused.operands(floats)
-    wanted = (*(False for _ in inputs), *wanted)
-    call = dataclasses.replace(call, fused=plain)
-    arrays = [*inputs, *parameters, dz[0], *dz, *integers]
-    return blocks.run(backward_p, arrays, call, wanted=wanted, given=(True,) * len(dz))
+    linear_form = call.fused.linear.linear_form
+    weights = [w for w, is_wanted in zip(linear_form.inputs[1:], wanted, strict=True) if is_wanted]
+    parts = max(1, min(MOST_PARTS, call.num_rows // ROWS_OF_A_PART))
+    kernel = gradients_kernel(call.fused, wanted, dtype, parts > 1)
+    shapes = [linear_form.shape(w, call.num_rows) for w in weights]
+    results = launch(
+        kernel.spec,
+        [named[name] for name in kernel.inputs],
+        [(parts, *shape) for shape in shapes] if parts > 1 else shapes,
+        (call.num_rows, parts),
+        (parts * kernel.shares,),
+        call.backend,
+    )
+    return results if parts == 1 else linear_forms.reduced(weights, results, dtype, call.backend)

@@ -8,7 +8,7 @@ import dataclasses
 import e3nn_jax as e3nn
 import pytest
 
-from benchmarks.fused_cases import CASES, kernels, mixing_kernels
+from benchmarks.fused_cases import CASES, SPECS, fused, kernels, mixing_kernels
 from tests.ops import tiers
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
@@ -30,6 +30,20 @@ def test_fused_kernels_compile_without_spilling(case, target):
     for spec in fused_kernels(case, "float32"):
         compiled = compile_kernel(spec, target)
         assert compiled.entry == spec.name
+        assert compiled.spilled_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["allegro-64-l2", "rows-64-l1"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_matmuls_of_tf32_leave_registers_for_the_product(name, target):
+    """In the precision of training; the backward sums 26 components, in 4 elements of a thread."""
+    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+
+    specs = kernels(fused(**SPECS[name], input_precision="tf32x3"), "float32")
+    for spec in (*specs["forward"], *specs["backward"]):
+        compiled = compile_kernel(spec, target)
+        assert "mma.sync" in compiled.assembly
         assert compiled.spilled_bytes == 0
 
 

@@ -1,214 +1,166 @@
 """The backward of a fused op over rows as one Triton kernel.
 
-It takes the cotangents through the gate and the Linear, and goes on to those of the product's
-operands in registers: the cotangent of the product is never written to memory. The gradients of the
-parameters are not its business: they are sums over all rows, for which a kernel of the Linear reads
-the product and the cotangent of the pre-activation, which this kernel writes if it is asked to.
+If there is a gate, it takes the cotangents through it, and writes those of the pre-activation.
+From there each segment of the product goes through the Linear and on to the product's operands in
+registers: the cotangent of the product is never in memory. The gradients of the parameters, which
+are sums over all rows, are another kernel's (`fused_gradients`).
 """
 
-from eqfuse.ops.backends.triton.emit.arithmetic import ArithmeticEmitter
-from eqfuse.ops.backends.triton.emit.elementwise import activated
-from eqfuse.ops.backends.triton.emit.emitter import SLICE, component_name
-from eqfuse.ops.backends.triton.emit.fused_emitter import FusedEmitter
-from eqfuse.ops.backends.triton.emit.fused_forward import FusedKernel, gate_value
-from eqfuse.ops.ir.form import Form
+import contextlib
+import dataclasses
+
+from eqfuse.ops.backends.triton.emit.emitter import component_name
+from eqfuse.ops.backends.triton.emit.fused_emitter import FusedEmitter, FusedKernel, width_for
+from eqfuse.ops.backends.triton.emit.gate_tiles import write_cotangent
 from eqfuse.ops.ir.fused import Fused, backward_form
-from eqfuse.ops.ir.gates import Part
-from eqfuse.ops.ir.schedule import ordered_groups
+from eqfuse.ops.ir.operands import Index
+
+SLICE = 32
+"""Terms of a matmul: with fewer, a program waits more often, as it is alone on a multiprocessor."""
+COMPONENTS = 28
+"""Components of the operands' cotangents that a program sums, at most; in float64 half as many."""
 
 
-def backward(fused: Fused, wanted, given, dtype: str, writes_dz: bool = False) -> FusedKernel:
-    """Return the kernel of the backward, of some of the product's inputs.
+def backward(fused: Fused, wanted, given, dtype: str) -> FusedKernel:
+    """Return the kernel of the backward; with a cotangent of the gated row, it writes dz last.
 
     Args:
-      wanted: of which inputs, one at least.
+      wanted: the cotangents of which of the product's inputs it writes.
       given: which cotangents of the outputs there are.
-      writes_dz: write the cotangent of the pre-activation too, which has one array then.
     """
-    return _Backward(fused, wanted, given, dtype, writes_dz).kernel()
+    return _Backward(fused, wanted, given, dtype).kernel_of_all()
 
 
 class _Backward(FusedEmitter):
-    def __init__(self, fused: Fused, wanted, given, dtype: str, writes_dz: bool):
-        super().__init__(fused, dtype, least=SLICE, threads=2)
-        self.cotangents = backward_form(fused.form, wanted)
+    def __init__(self, fused: Fused, wanted, given, dtype: str):
+        width = width_for(fused.form.max_mul)
+        super().__init__(fused, dtype, width, width)
+        self.cotangents = backward_form(fused.form, wanted) if any(wanted) else None
         self.given = fused.cotangents(given)
-        self.writes_dz = writes_dz
-        if fused.gate is None and not self._shared():
-            # not a loop: compilers move the addresses of all matmuls out of it, and spill them
-            self.shares = self.chunks
+        self.gated = "ct_out" in self.given
 
-    def kernel(self) -> FusedKernel:
+    def kernel_of_all(self) -> FusedKernel:
         """Return the whole text."""
-        self.row_prologue()
-        dz = self._cotangents()
-        for part, cotangent in dz.items() if self.writes_dz else ():
-            shape = (self.rows, self.padded(self.dim(part)), self.width(part))
-            cotangent = f"tl.reshape({cotangent}, {shape})"
-            self.store_tile("dz", self.linear.size_out, self.offset(part), part, cotangent)
-        sources = self.parts_by_input()
-        self._operands_of([(s, parts) for s, parts in sources if s is not None], dz)
-        names = [o.name for o in self.cotangents.outputs] + ["dz"] * self.writes_dz
-        inputs = self.inputs(*(["z"] if "ct_out" in self.given else []), *self.given)
-        note = f"backward of\n{self.form!r}\nmixed to {self.linear.irreps_out}"
-        outputs = dict.fromkeys(names, self.dtype)
-        spec = self.spec("fused_backward", note, inputs, self.integers(), ("num_rows",), outputs)
-        return FusedKernel(spec, tuple(inputs), tuple(outputs), self.rows, self.shares)
-
-    def parts(self) -> list[Part]:
-        """Return parts that are whole where they are read from memory, some columns at a time."""
-        if self.fused.gate is not None:
-            return super().parts()
-        return [Part(n, 0, b.mul) for n, b in enumerate(self.linear.blocks_out)]
-
-    # through the gate
-
-    def _cotangents(self) -> dict[Part, str]:
-        """Return the cotangents of the pre-activation, flat; none where they are in memory."""
-        if self.fused.gate is None:
-            return {}
-        return {part: self.flat(part, self._cotangent(part)) for part in self.parts()}
-
-    def _cotangent(self, part: Part) -> str:
-        """Return the cotangent of a part of the pre-activation, [ROWS, components, columns]."""
-        size = self.linear.size_out
-        if "ct_z" in self.given:
-            value = self.load_tile(*self.place_of(part, "ct_"), part)
-        else:
-            value = self.name(self.zeros(self.rows, self.padded(self.dim(part)), self.width(part)))
-        for tile in self.tiles if "ct_out" in self.given else ():
-            if tile.part == part:
-                ct = self.load_tile("ct_out", self.fused.sizes[0], tile.offset, part)
-                if tile.gate is None:
-                    z = self.load_tile("z", size, self.offset(part), part)
-                    slope = activated(self, tile.act, z, True)
-                else:
-                    slope = self._gate(tile)
-                value = self.name(f"{value} + {ct} * {slope}")
-            if tile.gate == part:
-                ct = self.load_tile("ct_out", self.fused.sizes[0], tile.offset, tile.part)
-                z = self.load_tile("z", size, self.offset(tile.part), tile.part)
-                total = self.name(f"tl.sum({ct} * {z}, axis=1, keep_dims=True)")
-                k = f"tl.arange(0, {self.padded(1)})[None, :, None]"
-                slope = self._gate(tile, derivative=True)
-                value = self.name(f"{value} + tl.where({k} < 1, {total} * {slope}, 0.0)")
-        return value
-
-    def _gate(self, tile, derivative: bool = False) -> str:
-        z = self.load_tile("z", self.linear.size_out, self.offset(tile.gate), tile.gate)
-        return gate_value(self, tile, z, derivative)
-
-    # through the Linear
-
-    def through_linear(self, parts, dz, dim: int, u: str, has_u: str) -> str:
-        """Return the cotangent of rows `u` [1, CHANNELS] of a block.
-
-        Its shape is [ROWS * components, CHANNELS].
-        """
-        height = self.rows * self.padded(dim)
-        total = self.name(self.zeros(height, self.channels))
-        for part in parts:
-            for term in self.linear.into(part.block):
-                with self.slices(self.width(part) if dz else part.mul):
-                    piece = self.piece(dz[part], height) if dz else self._cotangent_piece(part)
-                    v = f"(at + tl.arange(0, {SLICE}))[:, None]"
-                    place = self.matrix_place(term, part, u, v)
-                    mask = f"{has_u} & ({v} < {part.mul})"
-                    matrix = self.load(f"{self.parameter(term)} + {place}", mask)
-                    self.emit(f"{total} += {self.dot(piece, matrix, term.scale)}")
-        return total
-
-    def _cotangent_piece(self, part: Part) -> str:
-        """Return SLICE columns of the pre-activation's cotangent from memory.
-
-        Their shape is [ROWS * components, SLICE].
-        """
-        height = self.rows * self.padded(self.dim(part))
-        tile = self.load_tile(*self.place_of(part, "ct_"), part, "at", SLICE)
-        return self.name(f"tl.reshape({tile}, ({height}, {SLICE}))")
-
-    # through the product
-
-    def _operands_of(self, sources, dz):
-        """Write the cotangents of the product's operands, from dz, a segment at a time."""
-        shared = self._shared()
-        if self.chunks > 1:
-            for total, _, _, _ in shared:
-                self.emit(f"{total} = {self.zeros(self.rows, 1)}")
-        for operand in self.cotangents.outputs:  # those of nodes are summed by another kernel
-            self.emit(f"{operand.name}_row = {operand.name}_ptr + row * {operand.size}")
-        assigned: set[str] = set()
-        with self.channel_chunks():
-            self.masks([*self.cotangents.inputs, *self.cotangents.outputs])
-            self.row_pointers(self.cotangents.inputs[:-1])
-            for source, parts in sources:
-                for segment in self.segments[source]:
-                    self._name_components(segment, parts, dz)
-                    self._statements_of(segment, assigned)
-            self._store(assigned)
-            for total, name, _, _ in shared:
-                if name in assigned:
-                    add = "+=" if self.chunks > 1 else "="
-                    self.emit(f"{total} {add} tl.sum({name}, axis=1, keep_dims=True)")
-        for total, name, operand, place in shared:
-            value = total if name in assigned else self.zeros(self.rows, 1)
-            self.emit(f"tl.store({operand.name}_row + {place}, {value}, mask=present)")
-
-    def _shared(self):
-        """Return (variable of the sum, name, operand, place) of what is summed over channels."""
-        return [
-            (f"sum_{component_name(operand, s, k)}", component_name(operand, s, k), operand, place)
-            for operand in self.cotangents.outputs
-            if not operand.channels
-            for s, segment in enumerate(operand.segments)
-            for k in range(segment.dim)
-            for place in [segment.offset + k * segment.component_stride]
-        ]
-
-    def _store(self, assigned: set[str]):
-        """Write the cotangents that have channels; zero where no path leads to them."""
-        for operand in (o for o in self.cotangents.outputs if o.channels):
-            for s, segment in enumerate(operand.segments):
-                for k in range(segment.dim):
-                    name = component_name(operand, s, k)
-                    place, mask = self.place(operand, segment, k)
-                    value = name if name in assigned else self.zeros(self.rows, self.channels)
-                    self.emit(f"tl.store({operand.name}_row + {place}, {value}, mask={mask})")
-
-    def _name_components(self, segment: int, parts, dz):
-        """Assign the variables of the cotangents of a segment, which `ArithmeticEmitter` reads."""
-        s = self.out.segments[segment]
-        [term, *_] = self.linear.into(parts[0].block)
-        first, step = self.rows_of(segment, term)
-        u = f"{first} + lane * {step}"
-        tile = self.through_linear(parts, dz, s.dim, u, f"(lane < {s.mul})")
-        dout = self.cotangents.inputs[-1]
-        for k, name in enumerate(self.unstacked(tile, s.dim)):
-            self.emit(f"{component_name(dout, segment, k)} = {name}")
-
-    def _statements_of(self, segment: int, assigned: set[str]):
-        """Write the part of the product's backward that reads the cotangent of this segment."""
         form = self.cotangents
-        arithmetic = ArithmeticEmitter(form, self.load_component, self.emit)
+        groups = self._groups() if form else []
+        # what is summed over channels, and what the gate makes, is whole in a program
+        across = self.gated or any(not o.channels for o in form.outputs)
+        chunks = 1 if across else self.chunks
+        shares = max(1, len(groups)) * chunks
+        self.begin(shares)
+        if self.gated:
+            for tile in self.fused.gate.tiles:
+                write_cotangent(self, tile, "ct_z" in self.given)
+            self.emit("tl.debug_barrier()")
+        if form:
+            self.row_pointers(form.inputs[:-1])
+            # those of nodes are summed by another kernel
+            self.row_pointers(dataclasses.replace(o, index=Index.ROW) for o in form.outputs)
+        for n, group in enumerate(groups):
+            alone = len(groups) == 1
+            owned = self.block(f"if share // {chunks} == {n}:")
+            with contextlib.nullcontext() if alone else owned:
+                self._write(group, self._one_chunk() if chunks > 1 else self.all_channels())
+        names = [o.name for o in form.outputs] if form else []
+        outputs = dict.fromkeys([*names, *["dz"] * self.gated], self.dtype)
+        inputs = self.inputs(*(["z"] if self.gated else []), *self.given)
+        return self.kernel("fused_backward", "backward of", inputs, outputs, shares)
+
+    @contextlib.contextmanager
+    def _one_chunk(self):
+        """Write the chunk of channels of this program."""
+        self.emit(f"chunk = share % {self.chunks}")
+        yield
+
+    def _groups(self) -> list[list[tuple[int, int]]]:
+        """Return the segments (operand, segment) of the cotangents that each program writes."""
+        most = COMPONENTS // (2 if self.dtype == "float64" else 1)
+        groups, components = [], 0
+        for o, operand in enumerate(self.cotangents.outputs):
+            for s, segment in enumerate(operand.segments):
+                if not groups or components + segment.dim > most:
+                    groups.append([])
+                    components = 0
+                components += segment.dim
+                groups[-1].append((o, s))
+        return groups
+
+    def _write(self, group, chunks):
+        """Write some segments of the operands' cotangents."""
+        outputs = self.cotangents.outputs
+        with_channels = [(o, s) for o, s in group if outputs[o].channels]
+        shared = [(o, s) for o, s in group if not outputs[o].channels]
+        self._clear(shared)
+        with chunks:
+            self.lanes([*self.cotangents.inputs, *outputs])
+            self._clear(with_channels)
+            for segment in self.segments():
+                self._add_segment(segment, group)
+            for o, s in with_channels:
+                self._store(o, s)
+        for o, s in shared:
+            for name in self.names_of(outputs[o], s):
+                self.emit(f"{name} = tl.sum({name}, axis=1, keep_dims=True)")
+            self._store(o, s)
+
+    def _clear(self, segments):
+        for o, s in segments:
+            for name in self.names_of(self.cotangents.outputs[o], s):
+                self.emit(f"{name} = {self.zeros(self.rows, self.channels)}")
+
+    def _store(self, o: int, s: int):
+        operand = self.cotangents.outputs[o]
+        segment = operand.segments[s]
+        for k in range(segment.dim):
+            address, mask = self.place(operand, segment, k)
+            mask = f"present & {mask}" if mask else "present"
+            self.emit(f"tl.store({address}, {component_name(operand, s, k)}, mask={mask})")
+
+    def _add_segment(self, segment: int, group):
+        """Add what comes through a segment of the product."""
+        form = self.cotangents
         last = len(form.inputs) - 1
-        dout = form.inputs[last]
-        arithmetic.loaded(
-            component_name(dout, segment, k) for k in range(dout.segments[segment].dim)
-        )
         paths = [
             p
             for p in form.paths
-            if any(s.operand == last and s.segment == segment for s in p.factors)
+            if (p.output.operand, p.output.segment) in group
+            and any(f.operand == last and f.segment == segment for f in p.factors)
         ]
-        groups = ordered_groups(Form(form.inputs, form.outputs, tuple(paths)))
-        arithmetic.add_groups(groups, lambda path: self._accumulator(path, assigned))
+        if paths:
+            with self.apart(segment):
+                names = self._through_linear(segment)
+                self.arithmetic(form, paths, names)
 
-    def _accumulator(self, path, assigned: set[str]):
-        operand = self.cotangents.outputs[path.output.operand]
-
-        def accumulate(component, expression):
-            name = component_name(operand, path.output.segment, component)
-            self.emit(f"{name} {'+=' if name in assigned else '='} {expression}")
-            assigned.add(name)
-
-        return accumulate
+    def _through_linear(self, segment: int) -> list[str]:
+        """Return the cotangents of the components of a segment of the product."""
+        names, s = self.names_of(self.cotangents.inputs[-1], segment), self.out.segments[segment]
+        linear, started = self.linear, False
+        self.emit("u = tl.trans(lane)")
+        for term in self.terms_of(segment):
+            number = linear.block_of(term)
+            block, array = linear.blocks_out[number], linear.array_of(number)
+            size = linear.linear_form.outputs[array].size
+            pointer = "dz" if self.gated else f"ct_{self.fused.arrays[array]}"
+            first, step = self.rows_of(segment, term)
+            totals = [self.name(self.zeros(self.rows, self.channels)) for _ in names]
+            with self.block(f"for at in tl.range(0, {block.mul}, {SLICE}, num_stages=1):"):
+                self.emit(f"v = (at + tl.arange(0, {SLICE}))[None, :]")
+                place = f"inside * {size} + {block.offset} + v * {block.dim}"
+                start = f"{pointer}_ptr + first.to(tl.int64) * {size}"  # 32 bits from here on
+                masked = f", mask=v < {block.mul}, other=0.0" if block.mul % SLICE else ""
+                lefts = [
+                    self.name(f"tl.load({start} + ({place} + {k}){masked})") for k in range(s.dim)
+                ]
+                with self.sets():
+                    place = f"({first} + u * {step}) * {block.mul} + v"
+                    mask = f"(u < {s.mul}) & (v < {block.mul})"
+                    # neighbours of a row of the matrix are loaded at once, and turned
+                    matrix = self.factor(f"{self.parameter(term, 'which')} + {place}", mask)
+                    matrix = self.name(f"tl.trans({matrix})")
+                    for total, left in zip(totals, lefts, strict=True):
+                        self.add_dot(total, self.of_set(left), matrix)
+            for name, total in zip(names, totals, strict=True):
+                more = f" + {name}" if started else ""
+                self.emit(f"{name} = {term.scale!r} * {total}{more}")
+            started = True
+        return names

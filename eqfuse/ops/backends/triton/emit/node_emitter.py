@@ -12,8 +12,7 @@ from eqfuse.ops.backends.triton.emit.form_kernel import ADDED
 from eqfuse.ops.backends.triton.emit.form_operands import WARP
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.ir.gates import Part, Tile
-from eqfuse.ops.ir.linear_form import Block, Term
+from eqfuse.ops.ir.linear_form import Term
 
 COLUMNS = WARP
 """Columns of a tile of a matrix: those that a warp loads at once."""
@@ -38,6 +37,7 @@ class NodeEmitter(DenseEmitter):
         super().__init__(dtype)
         self.fused, self.linear, self.warps = fused, fused.linear, max(1, threads // WARP)
         blocks = (*self.linear.blocks_in, *self.linear.blocks_out)
+        self.row = "node"
         self.columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
         self.sums: set[int] = set()
         self.parameters = [f"p{n}" for n in range(len(self.linear.parameters))]
@@ -74,6 +74,10 @@ class NodeEmitter(DenseEmitter):
     def column(self, start: int) -> str:
         """Return the numbers of the columns of a tile."""
         return self.name(f"column + {start} + tl.arange(0, {self.columns})")
+
+    def mask_of(self, v: str, mul: int) -> str:
+        """Return which columns of a tile a part of so many has."""
+        return f"{v} < {mul}"
 
     def times(self, row, matrix, starts: list[int], dim: int, size: int, scale: float):
         """Return scale * row times a matrix, [columns] for each tile and component.
@@ -123,42 +127,3 @@ class NodeEmitter(DenseEmitter):
                 for total, value in zip(sums, more, strict=True):
                     self.emit(f"{total} += {value}")
         return first
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Columns of a part of a row: what the pointer is, and where a component of them lies."""
-
-    t: NodeEmitter
-    part: Part
-    v: str
-
-    @property
-    def block(self) -> Block:
-        return self.t.linear.blocks_out[self.part.block]
-
-    @property
-    def mask(self) -> str:
-        return f"{self.v} < {self.part.mul}"
-
-    def of_z(self, prefix: str, k: int) -> str:
-        """Return the address in an array of the pre-activation or of its cotangents."""
-        array = self.t.linear.array_of(self.part.block)
-        size = self.t.linear.linear_form.outputs[array].size
-        name = {"": self.t.fused.arrays[array], "ct_": f"ct_{self.t.fused.arrays[array]}"}
-        pointer = name.get(prefix, prefix)
-        offset = self.block.offset + self.part.first * self.block.dim
-        return f"{pointer}_ptr + node * {size} + {offset} + {self.v} * {self.block.dim} + {k}"
-
-    def of_out(self, pointer: str, tile: Tile, k: int) -> str:
-        """Return the address in the gated row or in its cotangent."""
-        place = (
-            f"node * {self.t.fused.sizes[0]} + {tile.offset} + {self.v} * {self.block.dim} + {k}"
-        )
-        return f"{pointer}_ptr + {place}"
-
-    def load(self, address: str) -> str:
-        return self.t.load(address, self.mask)
-
-    def store(self, address: str, value: str):
-        self.t.emit(f"tl.store({address}, {value}, mask={self.mask})")

@@ -9,14 +9,14 @@ from which the kernel of the product's backward goes on.
 import dataclasses
 
 from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.backends.triton.emit.elementwise import activated
 from eqfuse.ops.backends.triton.emit.emitter import power_of_two
 from eqfuse.ops.backends.triton.emit.form_kernel import TaskEmitter
 from eqfuse.ops.backends.triton.emit.form_operands import THREADS, WARP
-from eqfuse.ops.backends.triton.emit.node_emitter import NodeEmitter, NodeKernel, Place
+from eqfuse.ops.backends.triton.emit.gate_tiles import Place, write_cotangent, write_gated
+from eqfuse.ops.backends.triton.emit.node_emitter import NodeEmitter, NodeKernel
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.ir.gates import IDENTITY, Part, Tile
+from eqfuse.ops.ir.gates import Part
 
 
 def refusal(fused: Fused, dtype: str) -> str:
@@ -44,7 +44,7 @@ def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> NodeKernel:
     if fused.gate:
         t.emit("tl.debug_barrier()")
         for tile in fused.gate.tiles:
-            _write_gated(t, tile)
+            write_gated(t, tile)
     read = [fused.form.inputs[i].name for i in walk.inputs]
     inputs = [*read, *t.parameters, *(["skip"] if fused.skip else [])]
     note = f"{fused.form!r}\nsummed by node, mixed to {fused.linear.irreps_out}"
@@ -69,7 +69,7 @@ def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> NodeKernel
     gated = "ct_out" in names
     if gated:
         for tile in fused.gate.tiles:
-            _write_cotangent(t, tile, "ct_z" in names)
+            write_cotangent(t, tile, "ct_z" in names)
         t.emit("tl.debug_barrier()")
     [source] = fused.form.inputs
     end = 0
@@ -122,50 +122,6 @@ def _mixed(t: NodeEmitter, part: Part, starts: list[int]) -> list[list[str]]:
 
         results.append(t.times(row, matrix, starts, dim, block.mul, term.scale))
     return t.added(results, starts, dim)
-
-
-def _write_gated(t: NodeEmitter, tile: Tile):
-    """Write a tile of the output, from the pre-activation in memory."""
-    with t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):"):
-        v = t.column(0)
-        place = Place(t, tile.part, v)
-        values = [place.load(place.of_z("", k)) for k in range(place.block.dim)]
-        if tile.gate:
-            gate = Place(t, tile.gate, v)
-            act = activated(t, tile.act, gate.load(gate.of_z("", 0)))
-            values = [f"{act} * {value}" for value in values]
-        else:
-            values = [activated(t, tile.act, value) for value in values]
-        for k, value in enumerate(values):
-            place.store(place.of_out("out", tile, k), value)
-
-
-def _write_cotangent(t: NodeEmitter, tile: Tile, has_ct_z: bool):
-    """Write the cotangent of the parts of the pre-activation that a tile is made of."""
-    with t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):"):
-        v = t.column(0)
-        place = Place(t, tile.part, v)
-        components = range(place.block.dim)
-        cts = [place.load(place.of_out("ct_out", tile, k)) for k in components]
-        if tile.act == IDENTITY and tile.gate is None:
-            results = [(place, cts)]
-        else:
-            z = [place.load(place.of_z("z", k)) for k in components]
-            if tile.gate is None:
-                slopes = [activated(t, tile.act, x, True) for x in z]
-                pairs = zip(cts, slopes, strict=True)
-                results = [(place, [f"{ct} * {slope}" for ct, slope in pairs])]
-            else:
-                gate = Place(t, tile.gate, v)
-                x = gate.load(gate.of_z("z", 0))
-                act, slope = activated(t, tile.act, x), activated(t, tile.act, x, True)
-                total = " + ".join(f"{ct} * {value}" for ct, value in zip(cts, z, strict=True))
-                results = [(place, [f"{ct} * {act}" for ct in cts])]
-                results.append((gate, [f"({total}) * {slope}"]))
-        for at, values in results:
-            for k, value in enumerate(values):
-                more = f" + {at.load(at.of_z('ct_', k))}" if has_ct_z else ""
-                at.store(at.of_z("dz", k), value + more)
 
 
 def _write_cotangent_of_sums(t: NodeEmitter, number: int, dz: str):

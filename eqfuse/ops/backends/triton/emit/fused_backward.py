@@ -15,8 +15,8 @@ from eqfuse.ops.backends.triton.emit.gate_tiles import write_cotangent
 from eqfuse.ops.ir.fused import Fused, backward_form
 from eqfuse.ops.ir.operands import Index
 
-SLICE = 32
-"""Terms of a matmul: with fewer, a program waits more often, as it is alone on a multiprocessor."""
+SLICE = 16
+"""Terms of a matmul. With 32 a program waits less often, but allegro-64-l2 spills 992 bytes."""
 COMPONENTS = 28
 """Components of the operands' cotangents that a program sums, at most; in float64 half as many."""
 
@@ -147,16 +147,17 @@ class _Backward(FusedEmitter):
                 self.emit(f"v = (at + tl.arange(0, {SLICE}))[None, :]")
                 place = f"inside * {size} + {block.offset} + v * {block.dim}"
                 start = f"{pointer}_ptr + first.to(tl.int64) * {size}"  # 32 bits from here on
-                masked = f", mask=v < {block.mul}, other=0.0" if block.mul % SLICE else ""
+                has_v = f"v < {block.mul}" if block.mul % SLICE else ""
                 lefts = [
-                    self.name(f"tl.load({start} + ({place} + {k}){masked})") for k in range(s.dim)
+                    self.name(self.loaded_where(f"{start} + ({place} + {k})", has_v))
+                    for k in range(s.dim)
                 ]
                 with self.sets():
                     place = f"({first} + u * {step}) * {block.mul} + v"
-                    mask = f"(u < {s.mul}) & (v < {block.mul})"
+                    place = f"{self.parameter(term, 'which')} + ({place})"
+                    has_u = "" if self.fills(s.mul) else f"u < {s.mul}"
                     # neighbours of a row of the matrix are loaded at once, and turned
-                    matrix = self.factor(f"{self.parameter(term, 'which')} + {place}", mask)
-                    matrix = self.name(f"tl.trans({matrix})")
+                    matrix = self.name(f"tl.trans({self.loaded_where(place, has_u, has_v)})")
                     for total, left in zip(totals, lefts, strict=True):
                         self.add_dot(total, self.of_set(left), matrix)
             for name, total in zip(names, totals, strict=True):

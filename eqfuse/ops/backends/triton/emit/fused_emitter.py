@@ -177,8 +177,12 @@ class FusedEmitter(DenseEmitter):
     def load_component(self, operand, segment, component, name):
         """Write the load of a component, as `ArithmeticEmitter` asks for it."""
         address, mask = self.place(operand, segment, component)
-        masked = f", mask={mask}, other=0.0" if mask else ""
-        self.emit(f"{name} = {self.widened(f'tl.load({address}{masked})')}")
+        self.emit(f"{name} = {self.widened(self.loaded_where(address, mask))}")
+
+    def loaded_where(self, address: str, *masks: str) -> str:
+        """Return the text of what lies there, zero where a mask is not true; "" is no mask."""
+        mask = " & ".join(f"({m})" for m in masks if m)
+        return f"tl.load({address}, mask={mask}, other=0.0)" if mask else f"tl.load({address})"
 
     def zeros(self, *shape: int) -> str:
         return f"tl.zeros([{', '.join(map(str, shape))}], {self.real})"

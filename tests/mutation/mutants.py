@@ -192,7 +192,7 @@ MUTANTS = (
     ),
     Mutant(
         "offsets of sets of 32 bits in a node's kernel",
-        f"{OPS}/backends/triton/emit/node_kernel.py",
+        f"{OPS}/backends/triton/emit/node_emitter.py",
         'self.emit("set_index = tl.load(set_index_ptr + node).to(tl.int64)")',
         'self.emit("set_index = tl.load(set_index_ptr + node)")',
         ("tests/emulator/test_offsets.py",),

@@ -10,7 +10,7 @@ import math
 import os
 
 from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide
-from eqfuse.ops.backends.triton.emit import node_kernel, plan
+from eqfuse.ops.backends.triton.emit import plan
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.fused import Fused, backward_form
 from eqfuse.ops.ir.operands import Index
@@ -233,7 +233,7 @@ def _refusal_of_llvm(fused: Fused, dtype) -> str:
 
 def _refusal_of_triton(fused: Fused, dtype) -> str:
     if fused.summed:
-        return node_kernel.refusal(fused, dtype.name)
+        return plan.refusal(fused.form, dtype.name)
     if Index.SENDER in {o.index for o in fused.form.inputs}:
         return "on a GPU there are fused kernels over rows, none that reads rows of senders"
     return ""

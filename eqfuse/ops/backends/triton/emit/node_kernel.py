@@ -19,14 +19,6 @@ from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.ir.gates import Part
 
 
-def refusal(fused: Fused, dtype: str) -> str:
-    """Return why a program cannot sum all that the Linear of its node reads, or ""."""
-    if fused.form.max_mul > THREADS:
-        return f"a program has at most {THREADS} channels, and these are {fused.form.max_mul}"
-    count = len(plan.tasks(fused.form, dtype))
-    return "" if count == 1 else f"the sums of a node are {count} kernels: one would spill"
-
-
 def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> NodeKernel:
     """Return the kernel that writes the outputs of an op, and the sums of nodes last."""
     [out] = fused.form.outputs

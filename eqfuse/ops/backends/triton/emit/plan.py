@@ -9,7 +9,7 @@ earlier ones began.
 import functools
 
 from eqfuse.ops.backends.triton.emit.form_kernel import FormKernel, generate
-from eqfuse.ops.backends.triton.emit.form_operands import WARP, Task, blocks
+from eqfuse.ops.backends.triton.emit.form_operands import THREADS, WARP, Task, blocks
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.operands import Index, Path, Role
 from eqfuse.ops.ir.schedule import ordered_groups, reductions
@@ -47,6 +47,14 @@ def edge_lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
         while 4 * lanes * num_nodes <= num_rows and 2 * lanes * threads <= THREADS_AT_ONCE:
             lanes *= 2
     return lanes
+
+
+def refusal(form: Form, dtype: str) -> str:
+    """Return why a program cannot sum all that a Linear of its node reads, or ""."""
+    if form.max_mul > THREADS:
+        return f"a program has at most {THREADS} channels, and these are {form.max_mul}"
+    count = len(tasks(form, dtype))
+    return "" if count == 1 else f"the sums of a node are {count} kernels: one would spill"
 
 
 @functools.lru_cache(maxsize=1024)

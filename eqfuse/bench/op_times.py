@@ -143,7 +143,7 @@ class _Order:
             "bytes": self.bytes(),
             "operations": self.operations(),
         }
-        if OURS in self.errors:  # nothing is said about a case that is not right
+        if OURS in self.errors:  # a case that is not right has no times
             return row | {"error": f"{OURS}: {self.errors[OURS]}"}
         calls = {OURS: calls.pop(OURS), **calls}
         sides = {name: {"error": error} for name, error in self.errors.items()}

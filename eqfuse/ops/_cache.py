@@ -30,7 +30,7 @@ KEPT = ("compiled", "cpu", "programs", "source")
 """The folders in it: Triton's kernels, native ones, XLA's programs, the text of Triton's."""
 
 _warned: set[pathlib.Path] = set()
-"""Folders of which a warning has said that some of their entries are ignored."""
+"""Folders for which a warning about ignored entries was given."""
 
 
 def _default_folder() -> pathlib.Path:

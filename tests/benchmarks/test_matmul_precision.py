@@ -51,8 +51,8 @@ def test_matmuls_of_a_step_are_as_jax_is_told(name):
     """Those of Linears and of radial networks, forward and backward; Allegro has XLA's too."""
     step, args = matmul_precision.problem(name, atoms=8, channels=8, layers=1, lmax=1)
 
-    def precisions(told):
-        with jax.default_matmul_precision(told):
+    def precisions(setting):
+        with jax.default_matmul_precision(setting):
             closed = jax.make_jaxpr(step)(*args)
         dots, linears = set(), set()
         for equation in equations(closed.jaxpr):
@@ -63,11 +63,11 @@ def test_matmuls_of_a_step_are_as_jax_is_told(name):
         return dots, linears
 
     highest = "(Precision.HIGHEST, Precision.HIGHEST)"
-    for told, of_dots, of_linears in (
+    for setting, of_dots, of_linears in (
         (ops.TF32X3, ops.TF32X3, "tf32x3"),
         ("highest", highest, "ieee"),
     ):
-        assert precisions(told) == ({of_dots} if name == "allegro" else set(), {of_linears})
+        assert precisions(setting) == ({of_dots} if name == "allegro" else set(), {of_linears})
 
 
 def equations(jaxpr):

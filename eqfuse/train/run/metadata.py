@@ -85,7 +85,7 @@ def kept_references(run: str | Path, fitted: dict[int, float]) -> dict[int, floa
     """
     try:
         metadata = read_file(Path(run) / "checkpoints" / FILES["last"][0], only_metadata=True)[1]
-    except CheckpointError:  # what is wrong is said where the run is read
+    except CheckpointError:  # reading the run raises what is wrong
         return None
     kept = {int(z): energy for z, energy in metadata["reference_energies"].items()}
     same = kept.keys() == fitted.keys() and all(

@@ -88,11 +88,11 @@ def test_launches_of_a_training_step_of_the_tetris_network(gpu):
     from eqfuse.train.device.hlo import NOT_ATTRIBUTED
 
     found = compiled(*CASES["tetris, eqfuse"](), gpu)
-    told = account(found.text, found.launches.launches)
-    assert sum(sum(kinds.values()) for kinds in told.values()) == found.launches.launches
-    assert sum(kinds.get("eqfuse", 0) for kinds in told.values()) == found.launches.custom_calls
-    assert {"layer/linear_pre", "layer/LinearSum", "optimizer"} < set(told)
-    assert not {NOT_ATTRIBUTED, NOT_SCHEDULED} & set(told)
+    by_part = account(found.text, found.launches.launches)
+    assert sum(sum(kinds.values()) for kinds in by_part.values()) == found.launches.launches
+    assert sum(kinds.get("eqfuse", 0) for kinds in by_part.values()) == found.launches.custom_calls
+    assert {"layer/linear_pre", "layer/LinearSum", "optimizer"} < set(by_part)
+    assert not {NOT_ATTRIBUTED, NOT_SCHEDULED} & set(by_part)
     if jax.__version_info__ < (0, 12):
         pytest.xfail("XLA of jax 0.10 copies every parameter that a kernel reads: 59 launches")
     assert found.launches.launches <= 46

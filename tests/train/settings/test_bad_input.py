@@ -222,7 +222,7 @@ def test_a_cutoff_that_is_too_small(water, tmp_path, tiny, capsys, settings):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         ("layers: 1", "layers: 1.0", "model.layers=1.0 is impossible: it must be a whole number"),
         ("channels: 2", "channels: 2.5", "model.channels=2.5 is impossible"),
@@ -238,7 +238,7 @@ def test_a_cutoff_that_is_too_small(water, tmp_path, tiny, capsys, settings):
         ("name: nequip", "name: [1]", "model=[1] is unknown"),
     ],
 )
-def test_a_config_that_was_edited_by_hand(tmp_path, tiny, capsys, before, after, said):
+def test_a_config_that_was_edited_by_hand(tmp_path, tiny, capsys, before, after, message):
     """It is checked as what is typed is."""
     text = to_yaml(parse(["data=ethanol", *tiny]))
     assert before in text
@@ -247,7 +247,7 @@ def test_a_config_that_was_edited_by_hand(tmp_path, tiny, capsys, before, after,
         assert main([setting] if "resume" in setting else [setting, "data=ethanol"]) == 2
         [error] = capsys.readouterr().err.splitlines()
         assert error.startswith(f"error: {tmp_path / 'config.yaml'}")
-        assert said in error
+        assert message in error
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 

@@ -98,20 +98,20 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_places(place):
     transform, what, leading, last = PLACES[place]
-    said = []
-    found = transform(ops.sequence(what("llvm"), report=said.append))(*arrays(*leading))
+    reported = []
+    found = transform(ops.sequence(what("llvm"), report=reported.append))(*arrays(*leading))
     close(found, transform(what("e3nn"))(*arrays(*leading)))
-    assert said[0].startswith(NATIVE)
-    assert said[-1].startswith(last), said
+    assert reported[0].startswith(NATIVE)
+    assert reported[-1].startswith(last), reported
 
 
 def test_float64():
     with jax.enable_x64(True):
-        said = []
+        reported = []
         args = arrays(dtype=np.float64)
-        found = ops.sequence(gradients("llvm"), report=said.append)(*args)
+        found = ops.sequence(gradients("llvm"), report=reported.append)(*args)
         close(found, gradients("e3nn")(*args), tolerance=1e-12)
-    assert [line[: len(NATIVE)] for line in said] == [NATIVE]
+    assert [line[: len(NATIVE)] for line in reported] == [NATIVE]
 
 
 def test_donated_arguments():

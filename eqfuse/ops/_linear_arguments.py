@@ -1,4 +1,4 @@
-"""What `Linear` and the fused ops refuse, with an error that names what to give."""
+"""The arguments of `Linear` and the fused ops: what is refused, and dtypes."""
 
 import e3nn_jax as e3nn
 import jax
@@ -140,3 +140,17 @@ def checked_skip(skip, irreps_out: e3nn.Irreps, lead: tuple[int, ...]) -> e3nn.I
             f"Linear, got {skip.irreps} of shape {skip.shape}"
         )
     return skip
+
+
+def promoted(rows, parameters):
+    """Return the dtype that a Linear of some rows is computed in, which is that of the result.
+
+    As for e3nn, that of all operands together: parameters of float32 widen rows of bfloat16.
+    """
+    return jnp.result_type(*(a.dtype for a in (*rows, *parameters)))
+
+
+def as_floating(x: e3nn.IrrepsArray, weights=None) -> e3nn.IrrepsArray:
+    """Return x in the dtype that it has together with weights, a floating one."""
+    dtype = x.dtype if weights is None else jnp.result_type(x.dtype, weights.dtype)
+    return x.astype(dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)

@@ -12,9 +12,11 @@ from eqfuse.ops._backend import matmul_precision, resolve
 from eqfuse.ops._edges import nearest
 from eqfuse.ops._linear_arguments import (
     OF_LINEAR_ALONE,
+    as_floating,
     check_options,
     check_positional,
     index_or_weights,
+    promoted,
 )
 from eqfuse.ops.ir import linears as _linears
 from eqfuse.ops.primitives import linear_forms
@@ -263,20 +265,6 @@ def declare(
     return {
         p.name: module.param(p.name, initializer(p), (*lead, *p.shape), dtype) for p in parameters
     }
-
-
-def promoted(rows, parameters):
-    """Return the dtype that a Linear of some rows is computed in, which is that of the result.
-
-    As for e3nn, that of all operands together: parameters of float32 widen rows of bfloat16.
-    """
-    return jnp.result_type(*(a.dtype for a in (*rows, *parameters)))
-
-
-def as_floating(x: e3nn.IrrepsArray, weights=None) -> e3nn.IrrepsArray:
-    """Return x in the dtype that it has together with weights, a floating one."""
-    dtype = x.dtype if weights is None else jnp.result_type(x.dtype, weights.dtype)
-    return x.astype(dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.float32)
 
 
 def _prepared(x, irreps_out, options):

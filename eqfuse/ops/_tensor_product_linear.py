@@ -17,9 +17,10 @@ from eqfuse.ops._linear_arguments import (
     check_positional,
     checked_skip,
     parts_of,
+    promoted,
     split_array,
 )
-from eqfuse.ops._linear_modules import OF_FUSED, declare, promoted, rechunked
+from eqfuse.ops._linear_modules import OF_FUSED, declare, rechunked
 from eqfuse.ops._tensor_product import (
     elementwise_tensor_product,
     evaluate_rows,

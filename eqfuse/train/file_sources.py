@@ -30,7 +30,7 @@ class FileData(MoleculeData):
 
     check: str = setting(
         "warn",
-        "what becomes of data that are probably wrong (units, signs, duplicates, outliers, ...): "
+        "what to do with data that are probably wrong (units, signs, duplicates, outliers, ...): "
         "warn, strict (refuse them) or off",
     )
     store: str = setting(

@@ -24,11 +24,13 @@ class LearningRateSettings:
     """The settings of `LearningRate`."""
 
     lr: float = setting(0.01, "highest learning rate", POSITIVE)
-    schedule: Literal["cosine", "plateau", "constant"] = setting("cosine", "of the learning rate")
+    schedule: Literal["cosine", "plateau", "constant"] = setting(
+        "cosine", "how the learning rate changes after the warm-up"
+    )
     warmup_steps: int = setting(50, "steps until the learning rate is highest", NOT_NEGATIVE)
-    min_lr: float = setting(1e-5, "lowest learning rate; plateau stops there", POSITIVE)
+    min_lr: float = setting(1e-5, "lowest learning rate; a run with plateau ends there", POSITIVE)
     patience: int = setting(
-        10, "plateau: validations without a better one before it falls", POSITIVE
+        10, "plateau: validations without improvement before it falls", POSITIVE
     )
     factor: float = setting(0.5, "plateau: what the learning rate is multiplied by", FRACTION)
 
@@ -45,7 +47,9 @@ class OptimizerSettings:
     weight_decay: float | None = setting(
         None, "decay of the weights, for muon and adamw; null: 0.01 for adamw, else 0", NOT_NEGATIVE
     )
-    clip_norm: float | None = setting(10.0, "largest norm of the gradient; null: any", POSITIVE)
+    clip_norm: float | None = setting(
+        10.0, "largest norm of the gradient; null: no limit", POSITIVE
+    )
     ema_decay: float = setting(0.99, "decay of the averaged parameters; 0: no average", _DECAY)
     freeze: str | None = setting(
         None,
@@ -63,18 +67,20 @@ class MoleculeTraining(OptimizerSettings, LearningRateSettings):
     """Training on energies, forces and stress: the weights of `eqfuse.train.metrics.Loss`."""
 
     loss: Literal["mse", "huber", "universal"] = setting(
-        "mse", "of errors: squared; linear above huber_delta; or so with less of large forces"
+        "mse",
+        "squared errors; huber: linear above huber_delta; universal: as huber, with a lower "
+        "threshold for large forces",
     )
     huber_delta: float = setting(
-        0.01, "huber, universal: errors above it count linearly; eV/atom, eV/Å, eV/Å^3", POSITIVE
+        0.01, "threshold of huber and universal, eV/atom, eV/Å or eV/Å^3", POSITIVE
     )
     energy_weight: float = setting(1.0, "weight of errors of eV per atom in the loss", NOT_NEGATIVE)
     forces_weight: float = setting(1.0, "weight of errors of forces in the loss", NOT_NEGATIVE)
     stress_weight: float = setting(0.0, "weight of errors of the stress in the loss", NOT_NEGATIVE)
     second_stage: float | None = setting(
         0.75,
-        "after this part of the run weigh energies by second_energy_weight and average the "
-        "parameters of all steps from there on; null: no second stage",
+        "fraction of the run after which energies are weighted by second_energy_weight, and the "
+        "parameters of all later steps are averaged; null: no second stage",
         FRACTION,
     )
     second_energy_weight: float = setting(10.0, "energy_weight of the second stage", NOT_NEGATIVE)
@@ -86,10 +92,10 @@ class MoleculeTraining(OptimizerSettings, LearningRateSettings):
         "forces_rmse",
         "stress_mae",
         "stress_rmse",
-    ] = setting("loss", "what the best network has the lowest of, on the validation frames")
+    ] = setting("loss", "error on the validation frames by which the best network is chosen")
     validate_every: int | None = setting(
         None,
-        "steps after which the network is validated, and at the end of the run; null: each epoch",
+        "validate after this many steps, and at the end of the run; null: after each epoch",
         POSITIVE,
     )
     checkpoint_seconds: float = setting(10.0, "least time between checkpoints, s", NOT_NEGATIVE)

@@ -82,10 +82,10 @@ class MoleculeData:
     batch_size: int = setting(5, "structures per step", POSITIVE)
     reference_energies: str | None = setting(
         None,
-        "extxyz file of isolated atoms, energies in eV; or energies, '{H: -13.6, 8: -2041.9}'; or "
-        "average: least squares per species; null: frames of the data with "
-        "config_type=IsolatedAtom, or, without any, average; with start_from=, null: those of "
-        "that run; fit: these, moved by least squares to the data",
+        "energies of isolated atoms, eV: '{H: -13.6, 8: -2041.9}', an extxyz file of them, or "
+        "average, which fits one per element by least squares; null: frames of the data with "
+        "config_type=IsolatedAtom, or average without any; with start_from=, null: those of that "
+        "run, or fit: these, moved to the data by least squares",
         convert=_references,
     )
     reference_key: str | None = setting(

@@ -30,7 +30,7 @@ class Config:
     model: Any
     data: Any
     training: Any
-    preset: str | None = setting(None, "settings that go together; see Presets below")
+    preset: str | None = setting(None, "settings that go together, see Presets")
     seed: int = setting(
         0,
         "seed of the initial parameters, the split and the order of the data",
@@ -44,11 +44,11 @@ class Config:
     devices: str = setting(
         "1", "share every batch between a number of devices, all, or distributed; see Options"
     )
-    dtype: Literal["float32", "float64"] = setting("float32", "of numbers")
+    dtype: Literal["float32", "float64"] = setting("float32", "dtype of parameters and data")
     precision: Literal["auto", "highest", "tf32x3"] = setting(
         "auto",
-        "of matmuls in float32; tf32x3 is three products of TF32 with the errors of float32, on "
-        "NVIDIA GPUs, and auto takes it where it can be had",
+        "of matmuls in float32; tf32x3 computes three products of TF32 on NVIDIA GPUs, with the "
+        "errors of float32, and auto takes it where it exists",
     )
     sequence: Literal["auto", "on", "off"] = setting(
         "auto",

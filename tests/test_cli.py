@@ -1,5 +1,6 @@
 """The console command: the right program, its arguments and its exit code."""
 
+import argparse
 import subprocess
 import sys
 
@@ -44,6 +45,16 @@ def test_a_reader_of_its_output_that_ends_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_a_reader_that_ends_is_no_error_of_what_predicts():
+    from eqfuse.inference.arguments import run
+
+    def task(_):
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run(argparse.ArgumentParser(), [], task)
 
 
 def test_each_command_has_help_of_its_own(capsys):

@@ -27,6 +27,8 @@ def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -
         return fail(2, ValueError(f"--backend: {error}"))
     try:
         task(options)
+    except BrokenPipeError:  # of what reads the output, see `eqfuse.cli.main`
+        raise
     except (CheckpointError, data.DataError, OSError) as error:
         return fail(2, error)
     return 0

@@ -43,6 +43,8 @@ def main(arguments: list[str]) -> int:
         ):
             print(row, flush=True)
             rows.append(row)
+    except BrokenPipeError:  # of what reads the output, see `eqfuse.cli.main`
+        raise
     except (CheckpointError, DataError, ValueError, OSError) as error:
         return fail(2, error)
     failed = [CHECKS[row.name][0] for row in rows if not row.passed]

@@ -25,27 +25,66 @@ class Contraction:
         self._memo: dict = {}
         self.operations = 0
 
-    def add_path(self, path: Path, accumulate):
-        """Add a path by calls of `accumulate(component, factor, value)`; the factor may be None."""
-        vectors, factors, entries = split(self.form, path)
+    def add(self, paths: list[Path], accumulate):
+        """Add paths of one output by calls of `accumulate(component, factor, value)`.
+
+        Several of them have the same numbers, and what these are multiplied with is added first.
+        The factor may be None.
+        """
+        vectors, factors, entries = split(self.form, paths[0])
+        if len(paths) > 1:
+            for (components, (component,)), number in entries:
+                value = self.sum_of_products(tuple(self.names(p, components) for p in paths))
+                self.operations += 1
+                accumulate(component, self.number(number), value)
+            return
         if all(index == (0,) for (_, index), _ in entries):
             # no index, so that the sums of all such paths can be shared
             entries = tuple(((c, ()), number) for (c, _), number in entries)
         sums = self._contract(vectors, entries)
-        factor = None
-        for ref in factors:
-            value = self._input((ref.operand, ref.segment, 0))
-            factor = value if factor is None else self._product(factor, value)
+        factor = self.product(self.names(paths[0], (), ())) if factors else None
         for index, value in sums.items():
             self.operations += 1
             accumulate(index[0] if index else 0, factor, value)
 
+    def names(self, path: Path, components, order=(0,)) -> tuple[Component, ...]:
+        """Return the factors of a path, then these components of its vectors, in some order."""
+        vectors, factors, _ = split(self.form, path)
+        chosen = ((vectors[v], components[v]) for v in order[: len(vectors)])
+        pairs = (*((ref, 0) for ref in factors), *chosen)
+        return tuple((ref.operand, ref.segment, component) for ref, component in pairs)
+
+    def add_times(self, total: str, terms: tuple[tuple[Component, ...], ...], last: Component):
+        """Return total + last * the sum of products of inputs."""
+        self.operations += 1
+        value = self._input(last)
+        if terms == ((),):
+            return self.f.add(total, value, self.lanes)
+        return self.f.fma(self.sum_of_products(terms), value, total, self.lanes)
+
+    def sum_of_products(self, terms: tuple[tuple[Component, ...], ...]) -> str:
+        """Return a sum of products of inputs."""
+        *before, (*first, last) = terms
+        if not before:
+            return self.product(terms[0])
+
+        def add():
+            return self.add_times(self.sum_of_products(terms[:-1]), (tuple(first),), last)
+
+        return self._known(terms, add)
+
+    def product(self, names: tuple[Component, ...]) -> str:
+        """Return a product of inputs."""
+        if len(names) == 1:
+            return self._input(names[0])
+        return self._known(names, lambda: self._multiply(self.product(names[:-1]), names[-1]))
+
+    def _multiply(self, a: str, name: Component) -> str:
+        self.operations += 1
+        return self.f.mul(a, self._input(name), self.lanes)
+
     def _input(self, name: Component) -> str:
         return self._known(name, lambda: self._load(*name))
-
-    def _product(self, a: str, b: str) -> str:
-        self.operations += 1
-        return self._known(("product", a, b), lambda: self.f.mul(a, b, self.lanes))
 
     def _known(self, key, make):
         if key not in self._memo:

@@ -34,6 +34,26 @@ def grouped(plan: Plan) -> list[list[Path]]:
     return groups
 
 
+def folded(form: Form, group: list[Path]) -> list[list[Path]]:
+    """Return the paths of a group, those together that have an output and all numbers in common.
+
+    The sum over components is one then, of a sum of products. Paths stay apart where that of one
+    of them is needed besides, for a path with another vector.
+    """
+    vectors = {path: split(form, path)[0] for path in group}
+    alone = {refs[0] for refs in vectors.values() if len(refs) == 1}
+    result: dict = {}
+    for path, refs in vectors.items():
+        _, factors, entries = split(form, path)
+        key = path.output, len(refs), entries
+        others = {r for v in vectors.values() if len(v) > 1 and set(refs) & set(v) for r in v}
+        is_apart = len(refs) > 1 or not factors or others - set(refs) - alone
+        if is_apart or (refs and any(vectors[p] == refs for p in result.get(key, ()))):
+            key = path
+        result.setdefault(key, []).append(path)
+    return list(result.values())
+
+
 def mul_of(plan: Plan, path: Path) -> int:
     """Return the number of channels of a path."""
     operands = [(plan.form.inputs[s.operand], s.segment) for s in path.factors]

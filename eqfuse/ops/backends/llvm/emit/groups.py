@@ -7,6 +7,7 @@ from eqfuse.ops.backends.llvm.emit.contract import Contraction
 from eqfuse.ops.backends.llvm.emit.grouping import (
     accumulators,
     components_out,
+    folded,
     grouped,
     mul_of,
 )
@@ -130,39 +131,35 @@ class Groups:
             f.store(f.add_wide(f.load(place, n, wide=True), part, n), place, n, wide=True)
 
     def _sums(self, paths: list[Path], products, row: Row, n: int, length: int) -> dict:
-        """Return the sums over channels of products of components of the paths' vectors."""
+        """Return the sums over channels of products of components of the paths' vectors.
+
+        What several paths multiply with the same component is added up first.
+        """
         f = self.f
         zeros, kinds = [f.constant(0.0, n)] * len(products), [f.vector(n)] * len(products)
         with f.loop(str(length), step=n, carried=zeros, kinds=kinds) as channels:
-            offset, known = f.times(channels.index, f.bytes), {}
-            sums = list(channels.carried)
+            offset, sums = f.times(channels.index, f.bytes), list(channels.carried)
 
-            def value(ref, component):
-                key, name = ("in", ref.operand), (ref, component)
-                if name not in known:
-                    at = self.rows.own[key] if key in self.rows.own else row.pointer(key)
-                    known[name] = f.load(self._place(key, ref.segment, component, at, offset), n)
-                return known[name]
+            def load(i, segment, component):
+                key = "in", i
+                at = self.rows.own[key] if key in self.rows.own else row.pointer(key)
+                return f.load(self._place(key, segment, component, at, offset), n)
 
-            def product(names):
-                if names not in known:
-                    left = product(names[:-1]) if names[1:] else value(*names[0])
-                    known[names] = f.mul(left, value(*names[-1]), n) if names[1:] else left
-                    self.cost += bool(names[1:]) * length // n
-                return known[names]
+            contraction = Contraction(self.plan.form, f, n, self.plan.scalars, load, None)
+            vectors = [split(self.plan.form, p)[0] for p in paths]
 
-            for path in paths:
-                vectors, factors, _ = split(self.plan.form, path)
-                order = sorted(range(len(vectors)), key=lambda v: len({c[v] for c in products}))
-                first = tuple((ref, 0) for ref in factors)
-                for k, components in enumerate(products):
-                    names = (*first, *((vectors[v], components[v]) for v in order))
-                    last = value(*names[-1])
-                    if names[1:]:
-                        sums[k] = f.fma(product(names[:-1]), last, sums[k], n)
-                    else:
-                        sums[k] = f.add(sums[k], last, n)
-                    self.cost += length // n
+            def most(v):
+                return -len({refs[v] for refs in vectors}), len({c[v] for c in products})
+
+            order = sorted(range(len(vectors[0])), key=most)
+            for k, components in enumerate(products):
+                terms: dict = {}
+                for path in paths:
+                    *first, last = contraction.names(path, components, order)
+                    terms.setdefault(last, []).append(tuple(first))
+                for last, firsts in terms.items():
+                    sums[k] = contraction.add_times(sums[k], tuple(firsts), last)
+            self.cost += contraction.operations * length // n
             channels.next = sums
         return dict(zip(products, channels.carried, strict=True))
 
@@ -223,9 +220,11 @@ class Groups:
             f.prefetch(self._place(key, segment, component, row.next_pointer(key), offset))
 
         carried, parts = set(sums), {}
-        last = {key: path for path in group for key in components_out(path)}
+        together = folded(self.plan.form, group)
+        last = {key: n for n, [path, *_] in enumerate(together) for key in components_out(path)}
         contraction = Contraction(self.plan.form, f, n, self.plan.scalars, load, row.scalar(n))
-        for path in group:
+        for number, paths in enumerate(together):
+            path = paths[0]
             summed = self.plan.is_summed(("out", path.output.operand))
             keys = () if summed else [k for k in components_out(path) if k not in carried]
             for key in keys:
@@ -234,9 +233,9 @@ class Groups:
                         prefetch(("out", key[0]), *key[1:])
                     sums[key] = self._before(key, row, offset, n)
             into = parts if summed else sums
-            contraction.add_path(path, functools.partial(_accumulate, f, n, into, path.output))
+            contraction.add(paths, functools.partial(_accumulate, f, n, into, path.output))
             for key in keys:
-                if last[key] is path:
+                if last[key] == number:
                     self._store(key, sums.pop(key), self._place_out(key, row, offset), n)
         for key, part in parts.items():
             # over rows, channels and groups in float64: many terms, which may cancel

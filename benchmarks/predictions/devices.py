@@ -11,7 +11,7 @@ Sources:
 [latency] Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via
     Microbenchmarking", arXiv 2402.13499, and its longer version, arXiv 2501.12084: cycles of a load
     from level 1, shared memory, level 2 and memory; rounded to ten. The share of the data sheet's
-    rate that the instruction `mma` reaches on an H100.
+    rate that the instruction `mma` reaches on an H100; `wgmma`, which reaches more, has it too.
 [code] Huerta et al., "Analyzing Modern NVIDIA GPU cores", arXiv 2503.20481: instructions are
     fetched ahead in order, most likely by a stream buffer of 16 lines. That lines are of 128 bytes,
     that code which is not in the caches of a multiprocessor is in level 2, and that each line then
@@ -32,7 +32,7 @@ REGISTERS = 65536  # of a multiprocessor [data sheet]
 REGISTER_UNIT = 256  # registers that are given to a warp at a time [data sheet]
 WARPS, BLOCKS = 64, 32  # of a multiprocessor, at most [data sheet]
 SHARED_PER_BLOCK = 1024  # bytes of shared memory that the system takes of each block [data sheet]
-LINE, LINES_AHEAD = 128, 16  # bytes of a line of code, and lines that are on their way [code]
+LINE, LINES_AHEAD = 8, 16  # instructions of a line of code, and lines that are asked for [code]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +76,6 @@ class Device:
         share = 0.7  # [assumed]
         lanes = self.lanes["matrix"] / 2 / 3 if tf32x3 else self.lanes["fp32"]
         return share * 2 * lanes * self.processors * self.clock
-
-    @property
-    def code(self) -> float:
-        """Return bytes of cold code per cycle that a multiprocessor is given."""
-        return LINES_AHEAD * LINE / self.latency["level 2"]
 
 
 REACHED = 0.9

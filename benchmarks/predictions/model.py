@@ -18,8 +18,9 @@ where they take as long, so that the second is added if it takes more than `HIDD
 launch takes `Device.least` at least, and waits for the one before: `Device.launch`, which is added
 to both.
 
-In a step a kernel is cold: others have run since, and its code is in level 2. Where it arrives more
-slowly than one warp can run it once, all warps wait; this is added too (`cold`).
+In a step a kernel is cold: others have run since, and its code is in level 2. Lines of it are asked
+for some ahead of the one that a warp runs. What one warp that runs it once waits for them, all
+warps wait, and this is added too (`cold`).
 
 Work that is divided among multiprocessors counts as on the busiest one: if blocks do not fill them,
 or the last turn does not, the others are idle. What is bound by multiprocessors that hold fewer
@@ -146,24 +147,26 @@ def multiplied(counts: Counts) -> float:
 
 def latency(counts: Counts, device: Device) -> float:
     """Return the seconds of the block that has most edges, each warp alone on its scheduler."""
-    total = 0.0
-    for times, _, turn in _turns(counts, device):
+    load, total = _load(counts, device), 0.0
+    for times, codes in counts.parts:
+        turn = sass.cycles(codes, device.latency, load)
         total += turn * times * (counts.longest if times > 1 else 1.0)
     return total / device.clock
 
 
 def cold(counts: Counts, device: Device) -> float:
-    """Return the seconds that code from level 2 takes more than one warp that runs it once."""
-    total = 0.0
-    for times, codes, turn in _turns(counts, device):
-        total += min(times, 1.0) * max(sass.BYTES * len(codes) / device.code - turn, 0.0)
+    """Return the seconds that one warp, which runs the code once, waits for it."""
+    load, total, line = _load(counts, device), 0.0, device.latency["level 2"]
+    for n, (times, codes) in enumerate(counts.parts):
+        first = line if n == 0 else 0
+        fetch = sass.Fetch(devices.LINE, devices.LINES_AHEAD, line, first)
+        warm = sass.cycles(codes, device.latency, load)
+        total += min(times, 1.0) * (sass.cycles(codes, device.latency, load, fetch) - warm)
     return total / device.clock
 
 
-def _turns(counts: Counts, device: Device):
-    """Yield the parts of a kernel's code: how often it runs, the code, and cycles of one turn."""
+def _load(counts: Counts, device: Device) -> int:
+    """Return the cycles of a load: of level 2 or memory, by the share of sectors that miss."""
     missing = min(counts.missed_bytes / max(counts.sector_bytes, 1), 1)
-    level = device.latency
-    load = round(level["level 2"] + missing * (level["memory"] - level["level 2"]))
-    for times, codes in counts.parts:
-        yield times, codes, sass.cycles(codes, level, load)
+    near, far = device.latency["level 2"], device.latency["memory"]
+    return round(near + missing * (far - near))

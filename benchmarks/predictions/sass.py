@@ -19,8 +19,8 @@ _REGISTER = re.compile(r"(?<![\w.])(U?[RP])(\d+)\b(\.64)?")
 
 _MULTIPLIED = {"HMMA.1688": 1024, "HMMA.16816": 2048}
 """Multiply-adds of an instruction of the matrix unit, by its shape."""
-BYTES = 16
-"""Of an instruction of compute capability 7.0 and above."""
+_OF_FOUR_WARPS = re.compile(r"HGMMA\.64x(\d+)x(\d+)")
+"""One that four warps run together, each a quarter of the rows."""
 
 PIPES = ("fp32", "fp64", "integer", "special", "matrix", "memory", "shuffle", "other")
 _PIPES = (
@@ -70,9 +70,13 @@ class Code:
         if self.pipe != "matrix" or self.opcode.startswith("DMMA"):  # those of float64
             return 0
         shape = ".".join(self.opcode.split(".")[:2])
-        if shape not in _MULTIPLIED:
+        if group := _OF_FOUR_WARPS.match(shape):
+            count = 64 // 4 * int(group[1]) * int(group[2])
+        elif shape in _MULTIPLIED:
+            count = _MULTIPLIED[shape]
+        else:
             raise ValueError(f"how much {self.opcode} multiplies is not known")
-        return _MULTIPLIED[shape] * (2 if "TF32" in self.opcode else 1)
+        return count * (2 if "TF32" in self.opcode else 1)
 
     @functools.cached_property
     def kind(self) -> str:
@@ -177,7 +181,7 @@ def parse(text: str) -> Listing:
     return Listing(tuple(codes), tuple(sorted(loops, key=lambda loop: (loop.first, -loop.last))))
 
 
-def cycles(codes, latency: dict[str, int], load: int) -> int:
+def cycles(codes, latency: dict[str, int], load: int, fetch: Fetch | None = None) -> int:
     """Return the cycles from the first to the last instruction of one warp, alone on its scheduler.
 
     Instructions are issued in order, one per cycle, each when what it reads is there.
@@ -186,10 +190,14 @@ def cycles(codes, latency: dict[str, int], load: int) -> int:
       codes: in the order that they run.
       latency: of each kind.
       load: of a load from global memory.
+      fetch: how cold code arrives; None for code that is there.
     """
     ready: dict[str, int] = collections.defaultdict(int)
-    time = 0
-    for code in codes:
+    time, begun = 0, []
+    for n, code in enumerate(codes):
+        if fetch is not None and n % fetch.line == 0:
+            time = max(time, fetch.arrival(begun))
+            begun.append(time)
         written, read = code.registers
         time = max([time + 1, *(ready[name] for name in read), *(ready[w] for w in written)])
         kind = code.kind
@@ -199,6 +207,28 @@ def cycles(codes, latency: dict[str, int], load: int) -> int:
         for name in written:
             ready[name] = time + after
     return time
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetch:
+    """How cold code arrives: lines are asked for in order, some ahead of the one that is run.
+
+    Attributes:
+      line: instructions of a line.
+      ahead: lines that are asked for ahead.
+      cycles: until a line arrives.
+      first: cycles until the first of these arrive; 0 where they were asked for before.
+    """
+
+    line: int
+    ahead: int
+    cycles: int
+    first: int
+
+    def arrival(self, begun: list[int]) -> int:
+        """Return when the next line arrives, after those before were begun."""
+        line = len(begun)
+        return self.first if line < self.ahead else begun[line - self.ahead] + self.cycles
 
 
 def chain(codes) -> int:

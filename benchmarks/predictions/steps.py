@@ -4,8 +4,9 @@ Kernels of ours cost what `model` predicts, each with cold code. A matmul waits 
 at the rate of `Device.matmul`, and for the bytes of its operands and its result; all else for those
 bytes, at the bandwidth of memory, or of level 2 if they are less than half of it. The two are added
 as bounds of a kernel are, no kernel takes less than `Device.least`, and to each the launch is
-added. So do our kernels that read tables of radial functions, whose intervals are not known. Bytes
-of an operand of which only a part is read, as by a gather, count in full.
+added. So it is for our kernels that read tables of radial functions, whose intervals are not known.
+Bytes of an operand of which only a part is read, as by a gather, count in full. What is launched
+besides the instructions of the schedule, such as the steps of a sort, takes the least time.
 """
 
 from __future__ import annotations
@@ -124,8 +125,11 @@ def predict(
       radial: "auto", "network" or "table".
       precision: of matmuls: of `cases.PRECISIONS`.
     """
-    by_name, text = _schedule(name, size, radial, precision)
-    return items(text, lambda kernel: cases.counted(by_name[kernel], size, device), device)
+    by_name, text, launches = _schedule(name, size, radial, precision)
+    found = items(text, lambda kernel: cases.counted(by_name[kernel], size, device), device)
+    times = device.least + device.launch, device.launch
+    more = Item("others", account.NOT_SCHEDULED, *times, "launch")
+    return [*found, *[more] * (launches - len(found))]
 
 
 def items(text: str, counted, device: Device) -> list[Item]:
@@ -163,13 +167,14 @@ def _call(program: HloProgram, instruction):
 
 @functools.lru_cache(maxsize=1)
 def _schedule(name: str, size: tuple[int, int], radial: str, precision: str):
-    """Return the launches by kernel, and the text of the program that XLA makes for an H100."""
+    """Return our launches by kernel; of XLA's program for an H100 the text, and all launches."""
     with cases.multiplied_in(precision):
         function, args = cases.step(name, size, radial)
         by_name: dict = {}
         for launch in launches_of(function, *args):
             by_name.setdefault(launch.spec.name, launch)
-        return by_name, compiled_launches.compiled(function, args).text
+        compiled = compiled_launches.compiled(function, args)
+        return by_name, compiled.text, compiled.launches.launches
 
 
 def _other(program: HloProgram, shapes: Shapes, instruction, kind: str, device: Device) -> Item:

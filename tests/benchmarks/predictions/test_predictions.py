@@ -124,24 +124,26 @@ def test_cold_code_is_waited_for_once(turns, share):
     work = counted(parts=((turns, codes),), pipes={"fp32": 1e7})
     device = devices.H100
     warm, cold = (model.predict(work, device, is_cold) for is_cold in (False, True))
-    lines = 500 * 16 / devices.LINE
-    fetched = lines / devices.LINES_AHEAD * device.latency["level 2"]
-    assert fetched > 2 * 500
-    assert cold.cold == pytest.approx(share * (fetched - 500) / device.clock, rel=0.01)
+    # 16 lines of 8 instructions at a time arrive 260 cycles after the first of them before began
+    windows, rest = divmod(500 - 1, devices.LINE * devices.LINES_AHEAD)
+    line = device.latency["level 2"]
+    waited = line + windows * line + rest + 1 - 500
+    assert cold.cold == pytest.approx(share * waited / device.clock)
     assert cold.seconds == pytest.approx(warm.seconds + cold.cold)
     assert cold.lower == warm.lower
 
 
-def test_what_the_matrix_unit_multiplies():
-    text = "        /*0000*/                   HMMA.1688.F32.TF32 R4, R8, R6, R4 ;"
+@pytest.mark.parametrize(("opcode", "columns"), [("HMMA.1688", 8), ("HGMMA.64x96x8", 96)])
+def test_what_the_matrix_unit_multiplies(opcode, columns):
+    text = f"        /*0000*/                   {opcode}.F32.TF32 R4, R8, R6, R4 ;"
     codes = sass.parse(text).codes
-    # a warp multiplies 16 by 8 by 8 numbers of TF32, each as two of 16 bits
+    # a warp multiplies 16 by 8 by columns numbers of TF32, each as two of 16 bits
     work = counted(parts=((1.0, codes),), pipes={"matrix": 13_200 * 4.0})
-    assert model.multiplied(work) == 13_200 * 4 * 2 * 16 * 8 * 8
+    assert model.multiplied(work) == 13_200 * 4 * 2 * 16 * 8 * columns
     rate = devices.H100.lanes["matrix"] * devices.H100.processors * devices.H100.clock
     bounds = model.predict(work, devices.H100).bounds
     assert bounds["matrix"] == pytest.approx(model.multiplied(work) / rate)
-    [unknown] = sass.parse(text.replace("1688", "9999")).codes
+    [unknown] = sass.parse(text.replace(opcode, "HMMA.9999")).codes
     with pytest.raises(ValueError, match=r"HMMA\.9999"):
         unknown.multiplied  # noqa: B018
 

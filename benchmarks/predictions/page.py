@@ -29,47 +29,75 @@ ORDERS = ("forward", "backward", "double")
 SIZES = ((135, 2_700), (3_000, 160_000))
 
 
+RADIALS = {"network": "networks", "table": "tables"}
+
+
+def _of(results: list[dict], precision: str) -> list[dict]:
+    """Return the results in a precision of matmuls."""
+    return [result for result in results if precision in result["precisions"]]
+
+
 def steps(results: list[dict]) -> list[str]:
-    """Return the table of training steps."""
+    """Return the table of training steps, in the precision in which training multiplies."""
     lines = [
-        "| training step | nodes, edges | launches | H100, ms | H200, ms | kernels of eqfuse |",
-        "|---|---|---:|---:|---:|---:|",
+        "| training step | nodes, edges | radial functions | launches | H100, ms: lower bound | "
+        "predicted | of it cold code | H200, ms: predicted | kernels of eqfuse |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     found = collections.defaultdict(dict)
-    for result in results:
+    for result in _of(results, "tf32x3"):
         if result["order"] == "step":
-            [(device, seconds)] = result["predicted_seconds"].items()
-            found[result["case"], tuple(result["size"])][device.split()[0]] = seconds, result
-    for (case, size), devices in found.items():
-        rows = devices["H100"][1]["breakdown"]  # kind, module, launches, seconds, bound
-        ours = sum(row[3] for row in rows if row[0] == "eqfuse") / devices["H100"][0]
-        times = " | ".join(f"{1e3 * devices[name][0]:.3g}" for name in ("H100", "H200"))
+            [device] = result["predicted_seconds"]
+            key = result["case"], tuple(result["size"]), result["radial"]
+            found[key][device.split()[0]] = result
+    for (case, size, radial), devices in found.items():
+        rows = devices["H100"]["breakdown"]  # kind, module, launches, seconds, bound
+        lower, h100, cold = (
+            sum(devices["H100"][f"{name}_seconds"].values())
+            for name in ("lower", "predicted", "cold")
+        )
+        [h200] = devices["H200"]["predicted_seconds"].values()
+        ours = sum(row[3] for row in rows if row[0] == "eqfuse") / h100
+        times = " | ".join(f"{1e3 * t:.3g}" for t in (lower, h100, cold, h200))
         lines.append(
-            f"| {MODELS[case]} | {size[0]:,}, {size[1]:,} | {sum(row[2] for row in rows)} | "
-            f"{times} | {100 * ours:.0f} % |"
+            f"| {MODELS[case]} | {size[0]:,}, {size[1]:,} | {RADIALS[radial]} | "
+            f"{sum(row[2] for row in rows)} | {times} | {100 * ours:.0f} % |"
         )
     return lines
 
 
-def ops(results: list[dict]) -> list[str]:
-    """Return the table of ops on an H100: the kernels of an order, added."""
-    total = collections.Counter()
-    for result in results:
+def ops(results: list[dict], precision: str = "tf32x3") -> list[str]:
+    """Return the table of ops on an H100: the kernels of an order, added.
+
+    Args:
+      precision: of matmuls; in "ieee" those cases only that are others in it.
+    """
+    total, lower, own = collections.Counter(), collections.Counter(), set()
+    for result in _of(results, precision):
         if "kernel" in result:
             key = result["case"], result["order"], tuple(result["size"])
             total[key] += 1e6 * result["predicted_seconds"]["H100 SXM"]
+            lower[key] += 1e6 * result["lower_seconds"]["H100 SXM"]
+            if len(result["precisions"]) == 1:
+                own.add(result["case"])
     titles = [f"{order}, {nodes:,} nodes" for nodes, _ in SIZES for order in ORDERS]
-    lines = [f"| op, µs on an H100 | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
+    lines = [
+        f"| {precision}, µs on an H100: predicted (lower bound) | {' | '.join(titles)} |",
+        "|---|" + "---:|" * len(titles),
+    ]
     for case in CASES:
-        cells = [f"{total[case, order, size]:,.0f}" for size in SIZES for order in ORDERS]
+        if precision == "ieee" and case not in own:
+            continue
+        keys = [(case, order, size) for size in SIZES for order in ORDERS]
+        cells = [f"{total[key]:,.0f} ({lower[key]:,.0f})" if key in total else "" for key in keys]
         lines.append(f"| {case} | {' | '.join(cells)} |")
     return lines
 
 
 def main(file: pathlib.Path = FILE) -> None:
-    """Print both tables in Markdown."""
+    """Print the tables in Markdown."""
     results = json.loads(file.read_text(encoding="utf-8"))["results"]
-    print("\n".join([*steps(results), "", *ops(results)]))
+    print("\n".join([*steps(results), "", *ops(results), "", *ops(results, "ieee")]))
 
 
 if __name__ == "__main__":

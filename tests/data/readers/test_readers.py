@@ -269,7 +269,7 @@ def test_empty_file(write, text):
 
 @pytest.mark.parametrize("read", [read_extxyz, read_rmd17])
 def test_folder_and_binary_file(read, tmp_path):
-    with pytest.raises(DataError, match="cannot be read|is a folder"):
+    with pytest.raises(DataError, match=r"cannot be read|is a folder"):
         read(tmp_path)
     path = tmp_path / "binary"
     path.write_bytes(bytes([0xFF, 0xFE, 0x80, 0x81] * 100))

@@ -250,7 +250,9 @@ class FusedEmitter(DenseEmitter):
         n = term.w - 1
         if not self.fused.num_sets:
             return f"p{n}_ptr"
-        return f"p{n}_ptr + {which} * {math.prod(self.linear.parameters[n].shape)}"
+        return (
+            f"p{n}_ptr + tl.cast({which}, tl.int64) * {math.prod(self.linear.parameters[n].shape)}"
+        )
 
     @contextlib.contextmanager
     def sets(self):

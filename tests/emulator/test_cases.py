@@ -94,7 +94,7 @@ def test_linears_multiply_on_the_matrix_unit(name, order, dtype, wide, monkeypat
 @pytest.mark.parametrize("dtype", cases.MATRIX_UNIT)
 @pytest.mark.parametrize("order", tiers.slow_unless(["backward"], "forward", "backward"))
 def test_fused_kernels_over_rows_multiply_on_the_matrix_unit(order, dtype, monkeypatch):
-    """Of 63 rows and of 33 and 5 channels, with the gradients of parameters in three parts."""
+    """Compute 63 rows of 33 and 5 channels, and the gradients of parameters in three parts."""
     monkeypatch.setattr(fused_kernels, "ROWS_OF_A_PART", 21)
     texts = []
     cases.check("fused odd rows", order, dtype, "sm_90", lambda text: (texts.append(text), text)[1])

@@ -115,7 +115,7 @@ def main():
     parser.add_argument("run")
     parser.add_argument("start")
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--skin", type=float, default=Settings.skin)
+    parser.add_argument("--skin", type=float, help="Å; the default of each way if left out")
     parser.add_argument("--timestep", type=float, default=0.5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     arguments = parser.parse_args()
@@ -127,7 +127,8 @@ def main():
     thermalize_momenta(atoms, temperature_K=300, rng=rng)
     network = Network(arguments.run)
     evaluate, edges = bare(network, atoms)
-    take, stepper = on_device(network, atoms, arguments.timestep, arguments.skin)
+    skin = Settings.skin if arguments.skin is None else arguments.skin
+    take, stepper = on_device(network, atoms, arguments.timestep, skin)
     calculator = eqfuse.Calculator(arguments.run, skin=arguments.skin)
     run, inside = through_ase(atoms, calculator, arguments.timestep)
     run(1)

@@ -65,7 +65,7 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     Args:
       run: the run's folder, or a file of its network (.safetensors).
-      skin: Å.
+      skin: Å; None: 1.5 up to 32 atoms, whose lists cost more than their pairs, and 0.5 beyond.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.
@@ -84,7 +84,7 @@ class Calculator(ase.calculators.calculator.Calculator):
         self,
         run,
         *,
-        skin: float = 0.5,
+        skin: float | None = None,
         which=None,
         dtype=None,
         backend=None,
@@ -99,12 +99,12 @@ class Calculator(ase.calculators.calculator.Calculator):
         if not isinstance(run, str | os.PathLike):
             raise TypeError(f"run must be the path of one run, got {run!r}; see eqfuse.Committee")
         ops.resolve_here(backend)
-        if not 0 <= skin < np.inf:
+        if skin is not None and not 0 <= skin < np.inf:
             raise ValueError(f"the skin must be zero or more Å, and finite, got {skin}")
         keep_programs()
         keep_memory()
         self.network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
-        self.skin = float(skin)
+        self.skin = None if skin is None else float(skin)
         self._state: State | None = None
         self._begin()
         super().__init__(atoms=atoms, label=label, directory=directory)
@@ -229,7 +229,7 @@ class Calculator(ase.calculators.calculator.Calculator):
             _require_finite(atoms.positions)
             cell = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).cell
         self._packed = None
-        if listed is None or not listed.is_valid(state, atoms, cell, self.cutoff, self.skin):
+        if listed is None or not listed.is_valid(state, atoms, cell, self.cutoff):
             _require_finite(atoms.positions)
             self._listed = listed = self._lister.list(atoms, cell)
         listed.move(state, atoms, cell)

@@ -25,6 +25,7 @@ DIVERGED = (
     "the structures before it look like"
 )
 _NODE_HEADROOM, _NODE_MULTIPLE = 1.1, 4
+_FEW_ATOMS, _SKIN_OF_FEW, _SKIN = 32, 1.5, 0.5  # Å
 _MOST_OWN, _MOST_OTHERS = 2, 1.2
 """How many times as large as needed a program may be that this calculator, or another, needed."""
 
@@ -53,6 +54,7 @@ class Listed:
 
     Attributes:
       positions, cell: of the structure for which the list was made.
+      skin: Å, by which it goes beyond the cutoff.
       order: [n_atoms] the atom that each node is.
       number: [n_atoms] the node that each atom is.
       references: [n_atoms] eV, in the order of the structure.
@@ -66,6 +68,7 @@ class Listed:
 
     positions: np.ndarray
     cell: np.ndarray
+    skin: float
     order: np.ndarray
     number: np.ndarray
     references: np.ndarray
@@ -77,11 +80,11 @@ class Listed:
     cell_now: np.ndarray | None = None
     volume: float = 0.0
 
-    def is_valid(self, state: State, atoms, cell, cutoff: float, skin: float) -> bool:
+    def is_valid(self, state: State, atoms, cell, cutoff: float) -> bool:
         """Return whether the list holds all pairs of atoms within the cutoff."""
         before = self.state
         return (before.numbers, before.pbc) == (state.numbers, state.pbc) and is_valid(
-            (self.positions, self.cell), (atoms.positions, cell), cutoff, skin
+            (self.positions, self.cell), (atoms.positions, cell), cutoff, self.skin
         )
 
     def move(self, state: State, atoms, cell):
@@ -106,11 +109,16 @@ class Lister:
       known: sorted atomic numbers that the network knows.
       references: their energies, eV.
       cutoff: Å.
-      skin: Å, by which lists go beyond the cutoff.
+      skin: Å, by which lists go beyond the cutoff; None: see `skin_of`.
     """
 
     def __init__(
-        self, program: Program, known: tuple[int, ...], references, cutoff: float, skin: float
+        self,
+        program: Program,
+        known: tuple[int, ...],
+        references,
+        cutoff: float,
+        skin: float | None,
     ):
         self._program, self._known, self._references = program, known, references
         self._cutoff, self._skin = cutoff, skin
@@ -127,9 +135,10 @@ class Lister:
         """
         positions, pbc, count = atoms.positions, atoms.pbc, len(atoms)
         species = species_index(atoms.numbers, self._known)
+        skin = skin_of(count) if self._skin is None else self._skin
         try:
-            structure, reach = (positions, cell), (self._cutoff, self._skin)
-            *pairs, edges = list_side_by_side([structure], [pbc], *reach)
+            structure = positions, cell
+            *pairs, edges = list_side_by_side([structure], [pbc], self._cutoff, skin)
         except FlownApartError as err:
             raise FlownApartError(f"{err}; in a simulation: {DIVERGED}") from err
         order = spatial_order(positions, cell, pbc, self._cutoff)
@@ -142,8 +151,8 @@ class Lister:
         with jax.enable_x64(True):
             pairs, *of_nodes = jax.device_put((pairs, nodes, np.int32(count)))
         places, references = (order, number), self._references[species]
-        geometry = positions.copy(), cell
-        return Listed(*geometry, *places, references, sizes, pairs, of_nodes, State.of(atoms))
+        made_for = positions.copy(), cell, skin
+        return Listed(*made_for, *places, references, sizes, pairs, of_nodes, State.of(atoms))
 
     def sizes(self, atoms: int, edges: int, pairs: int, nodes: int | None = None) -> Sizes:
         """Return compiled sizes that hold a structure, or new ones with less padding.
@@ -182,3 +191,11 @@ class Lister:
         more = -(-int(_NODE_HEADROOM * atoms + 1) // _NODE_MULTIPLE) * _NODE_MULTIPLE
         pairs, edges = (math.ceil(count * more / atoms) for count in (pairs, edges))
         return Sizes(more, room_for_pairs(pairs), room_for_edges(edges))
+
+
+def skin_of(num_atoms: int) -> float:
+    """Return the skin of a calculator to which none is given, Å.
+
+    To make a list of a few atoms takes as long as several steps, and more pairs cost them little.
+    """
+    return _SKIN_OF_FEW if num_atoms <= _FEW_ATOMS else _SKIN

@@ -16,7 +16,7 @@ from eqfuse.inference.program import Program
 
 
 def test_a_list_is_kept_while_the_cell_deforms_within_the_skin(atoms, run):
-    fresh = eqfuse.Calculator(run, skin=0.0)
+    fresh, atoms.calc = (eqfuse.Calculator(run, skin=skin) for skin in (0.0, 0.5))
     atoms.get_forces()
     listed = atoms.calc._listed
     rng = np.random.default_rng(0)
@@ -32,6 +32,23 @@ def test_a_list_is_kept_while_the_cell_deforms_within_the_skin(atoms, run):
     atoms.set_cell(0.8 * atoms.cell.array, scale_atoms=True)
     np.testing.assert_allclose(atoms.get_forces(), fresh.get_forces(atoms), rtol=0, atol=1e-10)
     assert atoms.calc._listed is not listed
+
+
+@pytest.mark.parametrize(("copies", "skin"), [((2, 2, 2), 1.5), ((3, 3, 1), 0.5)])
+def test_lists_of_few_atoms_are_kept_for_longer(atoms, run, copies, skin):
+    """All of 32 atoms or 36 move by one length; distances change by at most twice that."""
+    rng = np.random.default_rng(0)
+    atoms = atoms.repeat(copies)
+    atoms.calc, fresh = eqfuse.Calculator(run), eqfuse.Calculator(run, skin=0.0)
+    atoms.get_forces()
+    listed, start = atoms.calc._listed, atoms.positions.copy()
+    step = rng.normal(size=start.shape)
+    step *= skin / 2 / np.linalg.norm(step, axis=1, keepdims=True)
+    for part, is_kept in ((0.99, True), (1.01, False)):
+        atoms.positions = start + part * step
+        expected = fresh.get_forces(atoms)
+        np.testing.assert_allclose(atoms.get_forces(), expected, rtol=0, atol=1e-10)
+        assert (atoms.calc._listed is listed) == is_kept
 
 
 def test_more_neighbours_than_a_program_holds_enlarge_it(atoms, run):

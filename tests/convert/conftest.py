@@ -54,7 +54,12 @@ def run(model_file, tmp_path_factory):
 @pytest.fixture(scope="session")
 def expected():
     """Arrays of a golden by its name: numbers, positions, cells, and mace's results of them."""
-    return lambda name: np.load(GOLDENS / f"{name}.npz")
+
+    def arrays(name):
+        with np.load(GOLDENS / f"{name}.npz") as stored:
+            return dict(stored)
+
+    return arrays
 
 
 @pytest.fixture(autouse=True)

@@ -76,10 +76,10 @@ SMALLEST = [
 
 
 def one_matrix_changed(params):
-    """One of the matrices of layer 1 times 1.01."""
+    """One of the matrices of layer 1 times 1.02."""
     layer = params["params"]["model"]["layer_1"]
     changed, *_ = layer.get("interaction", layer)["linear_basis"].values()
-    return jax.tree.map(lambda p: p * 1.01 if p is changed else p, params)
+    return jax.tree.map(lambda p: p * 1.02 if p is changed else p, params)
 
 
 @pytest.mark.parametrize("dtype", tiers.slow_unless(["float64"], *BOUNDS))
@@ -89,7 +89,7 @@ def test_energies_forces_and_stress_are_those_of_mace(name, dtype, run, expected
     found, wrong = evaluated(run(name), arrays, dtype, one_matrix_changed)
     theirs = of_mace(arrays, name)
     assert max(errors(found, theirs)) <= BOUNDS[dtype]
-    # the comparison sees a hundredth of one of its matrices
+    # the comparison sees two hundredths of one of its matrices
     assert min(errors(wrong, theirs)[1:]) > 10 * BOUNDS[dtype]
     assert abs(theirs[1]).max() > 0.1
 

@@ -65,7 +65,7 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     Args:
       run: the run's folder, or a file of its network (.safetensors).
-      skin: Å; None: 1.5 up to 32 atoms, whose lists cost more than their pairs, and 0.5 beyond.
+      skin: Å; None: 1.5 up to 32 atoms, whose lists cost more than their pairs, and 0.7 beyond.
       which: "best" or "last" checkpoint; None for the best there is.
       dtype: "float64" or "float32"; None for that of the run.
       backend: see `eqfuse.ops`.

@@ -25,7 +25,7 @@ DIVERGED = (
     "the structures before it look like"
 )
 _NODE_HEADROOM, _NODE_MULTIPLE = 1.1, 4
-_FEW_ATOMS, _SKIN_OF_FEW, _SKIN = 32, 1.5, 0.5  # Å
+_FEW_ATOMS, _SKIN_OF_FEW, _SKIN = 32, 1.5, 0.7  # Å
 _MOST_OWN, _MOST_OTHERS = 2, 1.2
 """How many times as large as needed a program may be that this calculator, or another, needed."""
 

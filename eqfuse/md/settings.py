@@ -61,7 +61,7 @@ class Settings:
     save_every: int = setting(100, "steps between frames of the trajectory", POSITIVE)
     trajectory: Literal["xyz", "xyz.gz"] = setting("xyz", "plain or compressed; ASE reads either")
     log_every: int = setting(10, "steps between rows of thermo.csv", POSITIVE)
-    skin: float = setting(0.5, "Å, by which the neighbour list goes beyond the cutoff", POSITIVE)
+    skin: float = setting(0.7, "Å, by which the neighbour list goes beyond the cutoff", POSITIVE)
     max_force: float = setting(100.0, "eV/Å, on an atom; a larger one stops", POSITIVE)
     max_temperature: float = setting(10000.0, "K; a higher one stops", POSITIVE)
     dtype: Literal["float32", "float64"] | None = setting(
@@ -92,7 +92,7 @@ class RelaxSettings:
     steps: int = setting(500, "number of steps at most", POSITIVE)
     cell: bool = setting(False, "whether cells relax too")
     pressure: float = setting(0.0, "GPa, on cells that relax")
-    skin: float = setting(0.5, "Å, by which neighbour lists go beyond the cutoff", POSITIVE)
+    skin: float = setting(0.7, "Å, by which neighbour lists go beyond the cutoff", POSITIVE)
     batch_atoms: int = setting(1000, "atoms of structures that are relaxed together", POSITIVE)
     dtype: Literal["float32", "float64"] | None = setting(
         None, "of the network; null: that of the run. Positions are float64"

@@ -77,9 +77,10 @@ def assert_parity(case: Case, dtype, backend: str):
 
     In float64 to 1e-12 of the largest element of each array; in float32 no error is more than twice
     that of e3nn-jax in float32. Where e3nn-jax happens to round less than once, the error of the
-    shortest way to compute an element is allowed: four roundings, of a coefficient, two products
-    and a sum, by half a unit in the last place of the largest element each; for the gradient of an
-    operand that all rows share, which is a sum over `case.sums` of them, one more for each.
+    shortest way to compute an element is allowed: roundings of a coefficient, a product for each
+    factor of a term, and a sum, by half a unit in the last place of the largest element each; for
+    the gradient of an operand that all rows share, which is a sum over `case.sums` of them, one
+    more for each.
     """
     expected, e3nn_result = reference(case, np.float64), reference(case, dtype)
     with only(backend, runs=runs(case)):
@@ -90,7 +91,8 @@ def assert_parity(case: Case, dtype, backend: str):
         if dtype == np.float64:
             allowed = 1e-12 * largest(exact)
         else:
-            roundings = 4 + getattr(case, "sums", {}).get(name[-1], 0)
+            factors = getattr(case, "factors", len(case.names))
+            roundings = 2 + factors + getattr(case, "sums", {}).get(name[-1], 0)
             rounded = roundings * np.finfo(np.float32).eps / 2 * largest(exact)
             allowed = max(2 * error(e3nn_result[name], exact), rounded)
         assert error(found[name], exact) <= allowed, name

@@ -32,6 +32,11 @@ class Case:
     names = ("x", "w")
 
     @property
+    def factors(self):
+        """Return of how many values a term is the product: x as often as it occurs, and w."""
+        return self.correlation + 1
+
+    @property
     def sums(self):
         """Return over how many rows the gradient of each operand is a sum."""
         return {"w": math.prod(self.shape)} if self.num_indices == 1 else {}

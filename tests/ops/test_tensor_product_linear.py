@@ -112,19 +112,23 @@ def test_normalizations_filters_and_broadcasting(backend, normalization):
 
 @pytest.mark.slow
 def test_launches_of_forward_and_backward(case):
-    """The product and the Linear are one kernel each, forward and backward."""
+    """The product and the Linear are one kernel each, forward and backward.
+
+    With a gate, a graph of so few nodes and small matrices has one kernel of the value.
+    """
     pytest.importorskip("triton", reason="the interpreter is part of triton")
     from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
 
     problem = Problem(case, np.float32)
+    forward = 1 if case.graph and case.cls is TensorProductLinearGate else 2
     before = interpret_count()
     value, pullback = jax.vjp(
         lambda p, a: problem.apply("triton-interpret", p, a).array, problem.params, problem.arrays
     )
     jax.block_until_ready(value)
-    assert interpret_count() - before == 2
+    assert interpret_count() - before == forward
     jax.block_until_ready(pullback(value))
-    assert interpret_count() - before == 4
+    assert interpret_count() - before == forward + 2
 
 
 @core_by_default

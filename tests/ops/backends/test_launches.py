@@ -61,6 +61,8 @@ def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, chann
 
     The backward follows the forward as far as it needs it: the product, on a graph the row before
     the gate too. With few channels, one kernel computes the value on a graph, and both of them.
+    XLA transposes each matrix of the Linear for a backward in wide tiles, which has to have 128
+    programs at least: all of these but few channels of 135 nodes.
     """
     from benchmarks.launches import count
     from benchmarks.launches import fused as fused_launches
@@ -74,8 +76,11 @@ def test_launches_of_product_linear_and_gate(gpu, case, forward, backward, chann
     cases = fused_launches.CASES
     found = count(*cases[f"forward, {case}, eqfuse"](), gpu)
     assert (found.launches, found.custom_calls) == forward
-    found = count(*cases[f"backward, {case}, eqfuse"](), gpu)
-    assert (found.launches, found.custom_calls) == backward
+    function, args = cases[f"backward, {case}, eqfuse"]()
+    found = count(function, args, gpu)
+    launches, ours = backward
+    matrices = len(jax.tree.leaves(args[1])) if channels or "graph" not in case else 0
+    assert (found.launches, found.custom_calls) == (launches + matrices, ours)
     if "graph" in case:  # far less than the product of every edge, 53 MB
         assert found.temp_bytes < 17e6
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from eqfuse.ops import TensorProductLinear
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
 from eqfuse.ops.ir.program import Program
@@ -16,11 +15,12 @@ from tests.ops.parity import only
 def test_all_orders_equal_e3nn(name, kernels, x64):
     """Float64, 1e-12: sums of at most a few hundred products, each rounded to 1e-16.
 
-    Rows that are mixed one by one, without a gate, are one kernel each way.
+    Rows that are mixed one by one are one kernel each way, with the gate in it.
     """
     case, problem = CASES[name], Problem(CASES[name])
-    plain = case.cls is TensorProductLinear and not case.indexed
     by_row = not case.graph or dict(case.options).get("channelwise")
-    with only("llvm", kinds={Form, LinearForm, *([Program] if plain and by_row else [])}):
+    with only(
+        "llvm", kinds={Form, LinearForm, *([Program] if by_row and not case.indexed else [])}
+    ):
         found = orders(problem, "llvm")
     assert worst(found, orders_of_e3nn(case)) < 1e-12

@@ -10,3 +10,12 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 # links from pages to files of the repository, which are read where it is browsed
 suppress_warnings = ["myst.xref_missing"]
+
+
+def _skip_functions_of_others(app, what, name, obj, skip, options):
+    """Skip default values, such as functions of JAX, whose docstrings have labels of its pages."""
+    return True if getattr(obj, "__module__", "").startswith("jax") else None
+
+
+def setup(app):
+    app.connect("autodoc-skip-member", _skip_functions_of_others)

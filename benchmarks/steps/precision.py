@@ -23,8 +23,7 @@ from benchmarks.networks import molecules, normal
 from eqfuse import models
 from eqfuse.bench import networks
 from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
-from eqfuse.ops.primitives import forms, linear_forms
-from eqfuse.ops.primitives.rules import definitions
+from eqfuse.ops.primitives import forms, linear_forms, rules
 
 MODES = ("float32", "tf32x3", "tf32")
 PARTS = ("energy", "forces", "gradient")
@@ -78,12 +77,12 @@ def _applied(equation, inputs, mode: str) -> list:
         return primitive.bind(*inputs, **(params | {"backend": "llvm"}))
     if primitive is linear_forms.linear_form_p:
         form, rows = params["linear_form"], params["num_rows"]
-        values, index = linear_forms.split(form, inputs)
+        values, index = rules.split(inputs, len(form.inputs))
         index = index[0] if index else None
         function = functools.partial(xla_linear_forms.evaluate, form, num_rows=rows)
         return emulated(lambda *a: function(list(a), index), mode)(*values)
-    if primitive in definitions:  # a fused op
-        return emulated(functools.partial(definitions[primitive], **params), mode)(*inputs)
+    if primitive in rules.definitions:  # a fused op
+        return emulated(functools.partial(rules.definitions[primitive], **params), mode)(*inputs)
     inner = params.get("jaxpr", params.get("call_jaxpr"))  # of jit, remat and their like
     if inner is not None:
         closed = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())

@@ -40,7 +40,8 @@ In float32 and float64 a result is a sum of up to some thousand products, whose 
 unit each, are a random walk: 32 halves are those of a sum of 1,000 numbers of the size of the
 largest result. Three products of TF32 leave out that of both remainders, at most two units of a
 product; a single one is off by thousands. In bfloat16, which sums in float32, a number is rounded
-when it is stored: at most four times between an operand and a result, half a unit each.
+when it is stored: at most four times between an operand and a result, half a unit each. A case that
+magnifies roundings may differ by more, see `_condition`.
 """
 
 
@@ -75,15 +76,27 @@ def check(name: str, order: str, dtype: str, target: str, mend=None) -> float:
             found = emulate(function, *args, target=target, mend=mend, precision=matmuls)
         wide = jax.tree.map(lambda a: a.astype("float64"), args)
         expected = jax.jit(reference)(*wide)
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    difference = max(_difference(np.asarray(a), np.asarray(b)) for a, b in pairs)
-    units = difference / float(jnp.finfo(dtype).eps)
-    if not units <= ROUNDINGS[precision]:
+        difference = _worst(found, expected)
+        units, bound = difference / float(jnp.finfo(dtype).eps), ROUNDINGS[precision]
+        if not units <= bound:
+            bound *= _condition(reference, wide, expected)
+    if not units <= bound:
         raise AssertionError(
             f"{name}, {order}, {precision}, {target}: {units:.3g} eps from e3nn-jax, over "
-            f"{ROUNDINGS[precision]}"
+            f"{bound:.3g}"
         )
     return units
+
+
+def _condition(reference, args, expected) -> float:
+    """Return by what to multiply a bound, at least 1: where e3nn-jax itself exceeds it in float32.
+
+    A case magnifies the roundings of its operands alike in all precisions and orders of summation,
+    of which one may be twice as lucky as another.
+    """
+    found = jax.jit(reference)(*jax.tree.map(lambda a: a.astype("float32"), args))
+    units = _worst(found, expected) / float(jnp.finfo("float32").eps)
+    return max(1, 2 * units / ROUNDINGS["float32"])
 
 
 def _mode(name: str) -> str:
@@ -91,6 +104,11 @@ def _mode(name: str) -> str:
     spec = SPECS.get(name.removeprefix("fused "), {"on_graph": True})
     over_rows = not spec["on_graph"] or spec.get("channelwise", False)
     return "always" if over_rows else "auto"
+
+
+def _worst(found, expected) -> float:
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return max(_difference(np.asarray(a), np.asarray(b)) for a, b in pairs)
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:

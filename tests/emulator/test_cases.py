@@ -37,6 +37,7 @@ def _parameters():
                     yield pytest.param(name, order, dtype, target, marks=marks, id=label)
 
 
+@pytest.mark.filterwarnings(r"ignore:kernel fused\w* for sm_\d+ spills:RuntimeWarning")
 @pytest.mark.parametrize(("name", "order", "dtype", "target"), list(_parameters()))
 def test_emulated_kernels_give_what_e3nn_gives(name, order, dtype, target):
     cases.check(name, order, dtype, target)

@@ -17,10 +17,11 @@ MODELS = {
 }
 
 
-# The radial networks of three layers are a kernel, in turn: first layer to third, fourth to sixth
-# and so on. Each width of a layer is in it: those of the first and last three layers stand alone, so
-# that from nine layers on, more of them bring no new kernel; with three or six, kernels are missing.
 LAYERS = 9, 12
+"""The radial networks of three layers are one kernel: of the first to the third, and so on.
+
+Widths differ in the first and in the last layers, so that from nine on no kernel is new.
+"""
 
 
 def step_of(name, layers):

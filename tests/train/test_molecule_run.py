@@ -88,13 +88,13 @@ def test_a_run_with_a_backend_for_an_op_and_a_name_of_before(tmp_path, water, ti
     folder = tmp_path / "run"
     assert train(folder, water, tiny, "epochs=1", "backend=numba,linear=xla") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "backend    llvm on cpu; linear on xla; float32" in lines
+    assert "backend    llvm on cpu; linear on xla; float32; fused=auto" in lines
     asked = "not llvm: backend 'numba,linear=xla': 'xla' was asked for"
     assert f"  ops      3 linear on xla, {asked}" in lines
     assert "  ops      1 tensor_product_linear_gate on llvm" in lines
     assert "backend: numba,linear=xla\n" in (folder / "config.yaml").read_text()
     assert main([f"resume={folder}", "epochs=2"]) == 0
-    assert "backend    llvm on cpu; linear on xla; float32" in capsys.readouterr().out
+    assert "backend    llvm on cpu; linear on xla; float32; fused=auto" in capsys.readouterr().out
     assert [row["epoch"] for row in rows_of(folder)] == ["1", "2"]
     assert train(tmp_path / "refused", water, tiny, "backend=llvm,linaer=xla") == 2
     assert "op 'linaer' is unknown; choose one of" in capsys.readouterr().err

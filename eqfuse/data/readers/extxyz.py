@@ -6,6 +6,7 @@ import itertools
 import lzma
 import os
 import re
+import sys
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -144,7 +145,7 @@ def _frames(path) -> Iterator[str]:
             ) from err
         if num_atoms < 1:
             raise DataError(f"{where}: there are no atoms in this frame; remove it")
-        rest = [text for _, text in itertools.islice(lines, 1 + num_atoms)]
+        rest = [text for _, text in itertools.islice(lines, min(1 + num_atoms, sys.maxsize))]
         if len(rest) < 1 + num_atoms:
             raise DataError(
                 f"{where}: the file ends after {max(len(rest) - 1, 0)} of "

@@ -30,11 +30,15 @@ def test_emulated_matmuls(rng, mode):
 
 
 def assert_errs_as_float32(found):
-    """Compare the median errors of several random networks: that of one may be small by chance."""
+    """Compare the median errors of several random networks: that of one may be small by chance.
+
+    An energy is one number, of which float32 has half a unit of error at least.
+    """
+    half = np.finfo(np.float32).eps / 2
     for part in matmul_precision.PARTS:
         errors = {mode: [e[mode][part] for e in found] for mode in matmul_precision.MODES}
         median = {mode: np.median(numbers) for mode, numbers in errors.items()}
-        assert median["tf32x3"] < 2 * median["float32"]
+        assert median["tf32x3"] < 2 * max(median["float32"], half)
         assert median["tf32"] > 10 * median["float32"]
 
 

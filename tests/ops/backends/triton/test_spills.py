@@ -1,6 +1,7 @@
 """Kernels that would spill registers have more warps, or are named in a warning."""
 
 import dataclasses
+import importlib.metadata
 
 import pytest
 
@@ -20,15 +21,16 @@ def _empty(tmp_path, monkeypatch):
 
 
 def test_gradients_of_radial_layers_have_warps_that_do_not_spill():
-    """In tf32x3, of the last layers of NequIP's three; two warps have 255 registers, and spill."""
+    """In tf32x3, of the last layers of NequIP's three; two warps spill, but with Triton 3.6."""
     form = derivatives(_linear_form(3, 64, (960, 1920, 128), False, 1.0, "tf32x3"))["backward"]
     spec = linear_kernel.generate(form, "float32", partial=True)
     found = compiler.compile_kernel(spec, "sm_90")
-    assert (spec.num_warps, found.num_warps, found.spilled_bytes) == (2, 4, 0)
-    assert ".reqntid 128" in found.assembly
-    assert compiler._compile_once(spec, "sm_90").spilled_bytes > 0
+    warps = 4 if compiler._compile_once(spec, "sm_90").spilled_bytes else 2
+    assert warps == 4 or importlib.metadata.version("triton").startswith("3.6")
+    assert (spec.num_warps, found.num_warps, found.spilled_bytes) == (2, warps, 0)
+    assert f".reqntid {32 * warps}" in found.assembly
     compiler._KERNELS.clear()
-    assert compiler.compile_kernel(spec, "sm_90").num_warps == 4  # from disk
+    assert compiler.compile_kernel(spec, "sm_90").num_warps == warps  # from disk
 
 
 @pytest.mark.parametrize("dense", [False, True])

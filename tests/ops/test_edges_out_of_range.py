@@ -170,14 +170,18 @@ def test_an_index_of_species_does_not_wrap(out):
     np.testing.assert_array_equal(contracted(np.array([0, out, 1])), expected)
 
 
+SIZES = (0, 3), (1, 1), (15, 2), (16, 2), (17, 2), (40, 7), (256, 300), (5000, 300)
+"""Edges and nodes. A step of the search on the device divides the edges into 16 parts."""
+
+
 @pytest.mark.parametrize(
-    ("edges", "nodes"), [(0, 3), (1, 1), (40, 7), pytest.param(40, 2**26, marks=pytest.mark.slow)]
+    ("edges", "nodes"), [*SIZES, pytest.param(40, 2**26, marks=pytest.mark.slow)]
 )
 def test_traced_ends_are_ordered_as_those_on_the_host(edges, nodes):
     """Also where numbers of edges and nodes are too many for one integer for both."""
     rng = np.random.default_rng(0)
-    ends = rng.integers(min(nodes, 7), size=(2, edges))
-    nodes_of = 7 if nodes == 2**26 else nodes
+    ends = rng.integers(min(nodes, 300), size=(2, edges))
+    nodes_of = min(nodes, 300)
     expected = ops.Edges.from_arrays(*ends, nodes_of)
     found = jax.jit(lambda s, r: ops.Edges.from_arrays(s, r, nodes))(*ends)
     for name in ("senders", "receivers", "receiver_order", "sender_order"):

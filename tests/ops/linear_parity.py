@@ -10,7 +10,7 @@ import numpy as np
 from eqfuse.ops.ir.form import Form
 from eqfuse.ops.ir.linear_form import LinearForm
 from tests.ops.linear_cases import Case, Problem
-from tests.ops.parity import only
+from tests.ops.parity import UNOPTIMIZED, only
 
 
 def assert_all_orders(case: Case, backend: str, run: Case | None = None):
@@ -85,7 +85,8 @@ def orders(problem: Problem, backend: str):
         first, pullback = jax.vjp(vjp, *point, cotangent)
         return value, tangent, first, pullback(directions[2])
 
-    return jax.jit(everything)(point, cotangent, directions)
+    options = UNOPTIMIZED if backend == "e3nn" else None
+    return jax.jit(everything, compiler_options=options)(point, cotangent, directions)
 
 
 @functools.cache

@@ -57,22 +57,25 @@ def value_and_derivatives(cases, core, everywhere: str | None = None):
     """Return the parameters `name`, `dtype` and `backend` of a test of all cases.
 
     By default every case runs in float64 on the native backend, where one sees what it asks of an
-    op before it chooses a backend, and those of the core on every backend but XLA; one of these on
-    XLA too, and in float32.
+    op before it chooses a backend, and those of the core on every backend but XLA; one of these in
+    float64 on XLA, and in float32 on the others.
 
     Args:
       cases: names.
       core: those that ask something of a backend.
-      everywhere: the one that runs on XLA and in float32; None for the first of the core.
+      everywhere: the one of the core that also runs on XLA, and in float32; None for the first.
     """
     assert {*core} <= {*cases}
     first = everywhere or next(name for name in cases if name in core)
     found = []
     for name, dtype, given in itertools.product(cases, (np.float64, np.float32), BACKENDS):
         backend, marks = (given, ()) if isinstance(given, str) else (given.values[0], given.marks)
-        by_default = name == first or (
-            dtype is np.float64 and (backend == NATIVE or (name in core and backend != "xla"))
-        )
+        if backend == "xla":
+            by_default = name == first and dtype is np.float64
+        elif dtype is np.float64:
+            by_default = backend == NATIVE or name in core
+        else:
+            by_default = name == first
         marks = marks if by_default else [*marks, pytest.mark.slow]
         label = f"{name}-{np.dtype(dtype).name}-{backend}"
         found.append(pytest.param(name, dtype, backend, marks=marks, id=label))

@@ -4,18 +4,14 @@ import e3nn_jax as e3nn
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops.backends.triton.emit import (
-    fused_backward,
-    fused_forward,
-    fused_gradients,
-    linear_kernel,
-    linear_plan,
-    plan,
-)
+from eqfuse.ops.backends import xla
+from eqfuse.ops.backends.triton import form, rows
+from eqfuse.ops.backends.triton import linear as linear_kernel
+from eqfuse.ops.backends.triton import linear as linear_plan
 from eqfuse.ops.backends.triton.spec import KernelSpec
-from eqfuse.ops.backends.xla import gates
-from eqfuse.ops.ir import channelwise as _channelwise
-from eqfuse.ops.ir import linears, products
+from eqfuse.ops.ir import linear as linears
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir import products as _channelwise
 from eqfuse.ops.ir.fused import Fused
 from eqfuse.ops.show import derivatives
 
@@ -59,7 +55,7 @@ def fused(
         linear, _ = linears.cut(linear, tuple(e3nn.Irreps(part).dim for part in split))
     names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
     acts = dict(zip(names, (jax.nn.silu, jnp.tanh) * 2, strict=True))
-    gate = gates.gate(linear, **acts, normalize_act=True) if gated else None
+    gate = xla.gate(linear, **acts, normalize_act=True) if gated else None
     return Fused.build(product.form, linear, gate, gated)
 
 
@@ -156,7 +152,7 @@ def kernels(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
     return {
         order: [
             linear_kernel.generate(linear[order], dtype, order != "forward", tile),
-            *(kernel.spec for kernel in plan.kernels(product[order], dtype)),
+            *(kernel.spec for kernel in form.kernels(product[order], dtype)),
         ]
         for order in product
     }
@@ -166,10 +162,10 @@ def _over_rows(fused: Fused, dtype: str) -> dict[str, list[KernelSpec]]:
     inputs, matrices = fused.form.inputs, fused.linear.parameters
     given = (True,) * len(fused.sizes)
     backward = [
-        fused_backward.backward(fused, (True,) * len(inputs), given, dtype).spec,
-        fused_gradients.gradients(fused, (True,) * len(matrices), dtype, True).spec,
+        rows.backward(fused, (True,) * len(inputs), given, dtype).spec,
+        rows.gradients(fused, (True,) * len(matrices), dtype, True).spec,
     ]
-    return {"forward": [fused_forward.forward(fused, dtype).spec], "backward": backward}
+    return {"forward": [rows.forward(fused, dtype).spec], "backward": backward}
 
 
 def mixing_kernels(irreps: e3nn.Irreps, num_sets: int, dtype: str) -> list[KernelSpec]:

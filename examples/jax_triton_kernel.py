@@ -17,10 +17,9 @@ import numpy as np
 from jax.interpreters import partial_eval
 
 from eqfuse import ops
-from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.backends.triton.runtime.interpret import interpret
-from eqfuse.ops.backends.triton.runtime.pipeline import compile_options
-from eqfuse.ops.backends.triton.runtime.source import load
+from eqfuse.ops.backends.triton import form
+from eqfuse.ops.backends.triton.compile import compile_options, load
+from eqfuse.ops.backends.triton.interpret import interpret
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.ir import products
 
@@ -30,7 +29,7 @@ X, Y = e3nn.Irreps("64x1o"), e3nn.Irreps("1o")
 def generated():
     """Return the kernel of a product on a graph; `eqfuse show --source` prints such a text."""
     product = products.tensor_product(X, Y, ("0e",), "component", weighted=True, on_graph=True)
-    [kernel] = plan.kernels(product.form, "float32")
+    [kernel] = form.kernels(product.form, "float32")
     return kernel
 
 

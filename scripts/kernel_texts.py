@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.launches import tetris as tetris_launches
 from eqfuse.bench import networks
 from eqfuse.bench.cases import CASES
-from eqfuse.ops.backends.llvm.runtime import machine
-from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.primitives import ahead
+from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.triton import form as plan
+from eqfuse.ops.primitives import lowering
 
 
 def show(case: str, name: str, text: str):
@@ -40,7 +40,7 @@ def main():
                     show(f"{name} {order} {dtype} {n}", kernel.spec.name, kernel.spec.source)
     for name in ("tetris", "nequip", "mace", "allegro"):
         function, args = step(name, "triton")
-        for n, spec in enumerate(ahead._specs(jax.jit(function).trace(*args).jaxpr.jaxpr)):
+        for n, spec in enumerate(lowering._specs(jax.jit(function).trace(*args).jaxpr.jaxpr)):
             show(f"{name} triton {n}", spec.name, spec.source)
         texts: list[tuple[str, str]] = []
         machine.register = lambda *module, texts=texts: texts.append(module)

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.predictions import reuse, sass
 from benchmarks.predictions.traffic import SECTOR, Traffic
-from eqfuse.ops.backends.triton.runtime.compile import CompiledKernel, compile_kernel
+from eqfuse.ops.backends.triton.compile import CompiledKernel, compile_kernel
 from eqfuse.ops.backends.triton.spec import TRITON_TYPES, KernelSpec
 from tests.emulator.arrays import Array, poison
 from tests.emulator.functions import Launch

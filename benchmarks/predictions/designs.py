@@ -33,8 +33,7 @@ from benchmarks.predictions.launches import launches_of
 from eqfuse import ops
 from eqfuse.bench.cases import CASES
 from eqfuse.data.ordering import spatial_order
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Index, Operand, Segment
+from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.primitives import forms
 
 H100 = next(d for d in devices.DEVICES if d.name.startswith("H100"))

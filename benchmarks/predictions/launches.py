@@ -9,9 +9,9 @@ import numpy as np
 from jax.extend.core import Jaxpr, Literal
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.backends.triton.launch import launch_p
+from eqfuse.ops.backends.triton.primitive import launch_p
 from eqfuse.ops.primitives.lowering import lowerings
-from eqfuse.ops.transforms.sequence.primitive import run_sequence, sequence_p
+from eqfuse.ops.transforms.sequence.sequence import run_sequence, sequence_p
 from tests.emulator.functions import Launch, call_of
 
 _SMALL = 1 << 24  # bytes of an integer array that is computed rather than left out

@@ -18,7 +18,7 @@ from benchmarks import launches as compiled_launches
 from benchmarks.predictions import counts, devices, model, steps
 from benchmarks.steps.sequences import tetris
 from eqfuse import ops
-from eqfuse.ops.backends.triton.emit import program as triton_program
+from eqfuse.ops.backends.triton import program as triton_program
 from tests.emulator import functions
 
 DEVICES = {device.name.split()[0]: device for device in devices.DEVICES}

@@ -24,7 +24,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from benchmarks.fused_cases import CASES as FUSED
 from benchmarks.fused_cases import mixing_kernels
 from benchmarks.products.kernels import kernels_of
-from eqfuse.ops.backends.triton.runtime import pipeline
+from eqfuse.ops.backends.triton import compile
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
 LINEARS = (
@@ -76,10 +76,10 @@ def measure(spec: KernelSpec, target: str) -> list[str]:
     """Return the columns of a kernel from "text" on."""
     start = time.process_time()
     with timed_stages() as seconds:
-        stages, _ = pipeline.compile_stages(spec, target)
+        stages, _ = compile.compile_stages(spec, target)
     triton = time.process_time() - start
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    registers, spilled = pipeline.resources(stages)
+    registers, spilled = compile.resources(stages)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     ptxas = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assembly = stages.get("ptx") or stages["amdgcn"]

@@ -29,9 +29,9 @@ from eqfuse.graph import Graph
 from eqfuse.models import build
 from eqfuse.models.potential import Potential, predict
 from eqfuse.ops import Edges, _processors
-from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.backends.triton.runtime.parallel import compile_many
-from eqfuse.ops.primitives.ahead import compile_ahead
+from eqfuse.ops.backends.triton import form as plan
+from eqfuse.ops.backends.triton.compile import compile_many
+from eqfuse.ops.primitives.lowering import compile_ahead
 from eqfuse.ops.show import derivatives
 
 TARGETS = ("sm_80", "sm_90", "gfx942")

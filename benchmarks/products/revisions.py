@@ -46,8 +46,8 @@ CASES = {
 
 def write_kernels(path: str, only: str):
     """Write the kernels of the eqfuse that is imported to a file; run by each revision."""
-    from eqfuse.ops.backends.llvm.emit import form as emit
-    from eqfuse.ops.backends.llvm.runtime.machine import machine
+    from eqfuse.ops.backends.llvm import form as emit
+    from eqfuse.ops.backends.llvm.machine import machine
 
     kernels, here = {}, machine()
     for name, (case, nodes, edges) in CASES.items():
@@ -93,7 +93,7 @@ def linked(text: str, names: list[str], tag: str) -> list[int]:
     """Compile a kernel and return the addresses of its passes."""
     import llvmlite.binding as llvm
 
-    from eqfuse.ops.backends.llvm.runtime import machine
+    from eqfuse.ops.backends.llvm import machine
 
     for name in names:
         text = re.sub(rf"@{name}\b", f"@{tag}_{name}", text)

@@ -22,8 +22,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from benchmarks.networks import molecules, normal
 from eqfuse import models
 from eqfuse.bench import networks
-from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
-from eqfuse.ops.primitives import forms, linear_forms, rules
+from eqfuse.ops.backends import xla as xla_linear_forms
+from eqfuse.ops.primitives import forms, linear, rules
 
 MODES = ("float32", "tf32x3", "tf32")
 PARTS = ("energy", "forces", "gradient")
@@ -75,11 +75,11 @@ def _applied(equation, inputs, mode: str) -> list:
         return [multiplied(mode, dot, *inputs)]
     if primitive is forms.form_p:
         return primitive.bind(*inputs, **(params | {"backend": "llvm"}))
-    if primitive is linear_forms.linear_form_p:
+    if primitive is linear.linear_form_p:
         form, rows = params["linear_form"], params["num_rows"]
         values, index = rules.split(inputs, len(form.inputs))
         index = index[0] if index else None
-        function = functools.partial(xla_linear_forms.evaluate, form, num_rows=rows)
+        function = functools.partial(xla_linear_forms.evaluate_linear_form, form, num_rows=rows)
         return emulated(lambda *a: function(list(a), index), mode)(*values)
     if primitive in rules.definitions:  # a fused op
         return emulated(functools.partial(rules.definitions[primitive], **params), mode)(*inputs)

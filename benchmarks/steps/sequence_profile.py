@@ -25,9 +25,9 @@ from jax.profiler import ProfileData
 from benchmarks.networks import normal
 from benchmarks.steps.sequences import CASES, WARM_UP, sides
 from eqfuse.bench import record
-from eqfuse.ops.ir.linear_form import LinearForm, Weights
-from eqfuse.ops.ir.steps import Multilinear
-from eqfuse.ops.transforms.sequence.primitive import Traced
+from eqfuse.ops.ir.linear import LinearForm, Weights
+from eqfuse.ops.ir.program import Multilinear
+from eqfuse.ops.transforms.sequence.sequence import Traced
 from eqfuse.train.device.memory import keep_freed_memory
 
 CALLS, TURNS = 50, 20

@@ -25,9 +25,9 @@ from benchmarks.networks import normal, potential_on, random_graph, step_on
 from eqfuse import data, models, ops
 from eqfuse.bench import record
 from eqfuse.graph import Graph
-from eqfuse.ops.backends.llvm.emit.program import generate
-from eqfuse.ops.backends.llvm.runtime import machine
-from eqfuse.ops.transforms.sequence.primitive import Traced
+from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm.program import generate
+from eqfuse.ops.transforms.sequence.sequence import Traced
 from eqfuse.train.device.memory import keep_freed_memory
 from eqfuse.train.flat import Flat
 from eqfuse.train.tetris import training_step

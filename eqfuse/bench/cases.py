@@ -4,9 +4,9 @@ import dataclasses
 
 import e3nn_jax as e3nn
 
-from eqfuse.ops.ir import channelwise, products
-from eqfuse.ops.ir.contraction import contraction
+from eqfuse.ops.ir import products
 from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.products import contraction
 from eqfuse.ops.show import derivatives
 
 SH2, SH3 = "0e+1o+2e", "0e+1o+2e+3o"
@@ -83,7 +83,7 @@ class Channelwise:
         """Do as `Case.forms`."""
         irreps = e3nn.Irreps(self.irreps_x), e3nn.Irreps(self.irreps_y)
         keep = tuple(ir for _, ir in e3nn.Irreps(self.keep))
-        product = channelwise.channelwise_tensor_product(*irreps, keep, "component", on_graph=True)
+        product = products.channelwise_tensor_product(*irreps, keep, "component", on_graph=True)
         return derivatives(product.form)
 
 

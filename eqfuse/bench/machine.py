@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from eqfuse.bench.timing import interleaved_batches
-from eqfuse.ops.backends.triton.launch import launch
+from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
 INSTRUCTION_BYTES = 16

@@ -19,8 +19,7 @@ import numpy as np
 
 from eqfuse.bench.cases import Case
 from eqfuse.bench.problem import Problem
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Operand
+from eqfuse.ops.ir.form import Form, Operand
 
 # for each order of derivative, what arguments and results are like: the floats, or the output
 ARGUMENTS = {"forward": "F", "backward": "FO", "double": "FOF"}

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import jax
 
 from eqfuse.bench.cases import Case
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Index
+from eqfuse.ops.ir.form import Form, Index
 
 ORDERS = ("forward", "backward", "double")
 

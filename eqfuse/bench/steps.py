@@ -21,7 +21,7 @@ from eqfuse.bench.op_times import OURS, REFERENCE, largest_difference, random_ar
 from eqfuse.bench.record import ParityError
 from eqfuse.bench.timing import compile_all, interleaved_batches, precision
 from eqfuse.graph import Graph
-from eqfuse.ops.backends.triton.runtime import compile as compiler
+from eqfuse.ops.backends.triton import compile as compiler
 
 CUTOFF, TOLERANCE = 5.0, 1e-4
 """Å; and how much the loss and its gradient may differ in float32, by the largest element."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.bench.record import Spread
-from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.llvm import machine
 
 BATCH_S, MOST_CALLS, BATCH_WARM_UP = 0.01, 64, 3
 """Seconds of a batch of `interleaved_batches`, its most calls, and calls before the first."""

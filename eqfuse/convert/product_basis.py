@@ -14,7 +14,7 @@ import numpy as np
 from eqfuse.convert.e3nn_records import irreps_of
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.pickled import Record
-from eqfuse.ops.ir.contraction import symmetric_basis
+from eqfuse.ops.ir.products import symmetric_basis
 
 RESIDUAL = 1e-5
 """Largest part of mace's maps that may lie outside the basis; those of float32 files have 1e-7."""

@@ -3,8 +3,8 @@
 The folders are layers, each of which imports those above:
 
 - `ir`: products, Linears, gates, programs and their derivatives, as data; pure Python.
-- `backends`: `xla` evaluates them in jax.numpy, the definition; `triton` and `llvm` are kernels for
-  GPUs and CPUs, of which `emit` writes the text, and `runtime` compiles, keeps and launches it.
+- `backends`: `xla` evaluates them in jax.numpy, the definition; `triton` and `llvm` write, compile
+  and launch kernels for GPUs and CPUs.
 - `primitives`: JAX primitives, with their rules, batching, sharding and lowering.
 - `transforms`: `fuse` and `sequence`, which rewrite functions.
 - the files beside the folders: one for each public op.
@@ -22,21 +22,28 @@ from eqfuse.ops._backend import (
     resolve_apart,
     resolve_here,
 )
-from eqfuse.ops._channelwise_product import channelwise_tensor_product
 from eqfuse.ops._edges import Edges
-from eqfuse.ops._functions import linear, tensor_product_linear, tensor_product_linear_gate
 from eqfuse.ops._fuse import fuse
 from eqfuse.ops._graph_product import graph_tensor_product
-from eqfuse.ops._grouped_dense import grouped_dense
 from eqfuse.ops._interpolate import group_by_interval, interpolate
-from eqfuse.ops._linear_modules import Linear, LinearSum
+from eqfuse.ops._layer import (
+    TensorProductLinear,
+    TensorProductLinearGate,
+    linear,
+    tensor_product_linear,
+    tensor_product_linear_gate,
+)
+from eqfuse.ops._linear import Linear, LinearSum, grouped_dense
 from eqfuse.ops._symmetric_contraction import symmetric_contraction, symmetric_contraction_paths
-from eqfuse.ops._tensor_product import elementwise_tensor_product, tensor_product
-from eqfuse.ops._tensor_product_linear import TensorProductLinear, TensorProductLinearGate
-from eqfuse.ops._tensor_square import tensor_square
-from eqfuse.ops._weighted_channels import weighted_channels
-from eqfuse.ops.primitives.ahead import compile_ahead
-from eqfuse.ops.primitives.choice import fused_table, resolve_fused
+from eqfuse.ops._tensor_product import (
+    channelwise_tensor_product,
+    elementwise_tensor_product,
+    tensor_product,
+    tensor_square,
+    weighted_channels,
+)
+from eqfuse.ops.primitives.layer import fused_table, resolve_fused
+from eqfuse.ops.primitives.lowering import compile_ahead
 from eqfuse.ops.transforms.sequence.sequence import sequence
 
 __all__ = [

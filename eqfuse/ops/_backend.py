@@ -257,7 +257,7 @@ def _cannot_run(name: str) -> str:
     if name.startswith("triton") and importlib.util.find_spec("triton") is None:
         return "the package triton is not installed; install eqfuse[cuda]"
     if name == "llvm":
-        from eqfuse.ops.backends.llvm.runtime.machine import unavailable
+        from eqfuse.ops.backends.llvm.machine import unavailable
 
         return unavailable()
     return ""

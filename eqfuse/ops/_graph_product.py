@@ -16,7 +16,7 @@ from eqfuse.ops._tensor_product import (
 )
 from eqfuse.ops.ir import products
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives.choice import graph_product_refusal, refuse, resolve_fused
+from eqfuse.ops.primitives.layer import graph_product_refusal, refuse, resolve_fused
 
 
 def graph_tensor_product(

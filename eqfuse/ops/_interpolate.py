@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import Edges, orders
-from eqfuse.ops.ir.interpolation import interpolation
+from eqfuse.ops.ir.products import interpolation
 from eqfuse.ops.primitives import forms
 
 

@@ -4,7 +4,7 @@ import e3nn_jax as e3nn
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.contraction import symmetric_basis
+from eqfuse.ops.ir.products import symmetric_basis
 
 
 def tensor_product(x, y, *, scalar_first: bool = False, **options) -> e3nn.IrrepsArray:

@@ -11,10 +11,9 @@ from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
 from eqfuse.ops._edges import nearest
 from eqfuse.ops._tensor_product import operands, sharing
-from eqfuse.ops.ir.contraction import basis, contraction
+from eqfuse.ops.ir.products import basis, contraction
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives.batch_axes import BatchAxes
-from eqfuse.ops.primitives.rules import with_auto_axes
+from eqfuse.ops.primitives.rules import BatchAxes, with_auto_axes
 
 
 def symmetric_contraction(

@@ -8,12 +8,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.ops import _reference
 from eqfuse.ops._backend import resolve
-from eqfuse.ops.ir import channelwise, products
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Index
+from eqfuse.ops._edges import Edges, check_edges
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
+from eqfuse.ops.ir.products import (
+    OUT,
+    Columns,
+    Operands,
+    Product,
+    X,
+    Y,
+    columns_of,
+    coupling,
+    groups,
+    regrouped,
+    renumbered,
+)
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.primitives.batch_axes import BatchAxes
+from eqfuse.ops.primitives.rules import BatchAxes
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 COMPLEX = ("complex64", "complex128")
@@ -165,7 +179,7 @@ def elementwise_tensor_product(
             input1, input2, filter_ir_out=filter_ir_out, irrep_normalization=irrep_normalization
         )
     build = functools.partial(
-        channelwise.elementwise_tensor_product,
+        products.elementwise_tensor_product,
         filter_ir_out=irreps_filter(filter_ir_out),
         normalization=normalization(irrep_normalization),
     )
@@ -273,3 +287,298 @@ def graph_operands(x, y, weights, edges, options):
     dtype = jnp.result_type(x.dtype, weights.dtype)
     weights = jnp.broadcast_to(weights.astype(dtype), (weights.shape[0], shape[1]))
     return x.astype(dtype), y.astype(dtype), weights
+
+
+def tensor_square(
+    input,
+    *,
+    irrep_normalization: str | None = None,
+    normalized_input: bool = False,
+    regroup_output: bool = True,
+    backend: str | None = None,
+):
+    """Compute `e3nn_jax.tensor_square`, an array times itself, its products in one kernel.
+
+        out[..., (u, v), k] = sum over i, j:  c * cg[i, j, k] * input[..., u, i] * input[..., v, j]
+
+    for channels u < v of a block, all of them of two blocks, and u = v where l is even; c makes the
+    result normalised for normal input. The pairs of channels are written to memory.
+
+    Args:
+      input: IrrepsArray [..., irreps]; or irreps, to get the irreps of the square.
+      irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
+      normalized_input: the input has norms of one ("norm") or of the square root of its dimension
+        ("component") exactly, and not on average.
+      regroup_output: sort and merge irreps of the input and the output.
+      backend: see `tensor_product`.
+    Returns:
+      IrrepsArray [..., irreps_out] of the dtype of the input; the Irreps if irreps were given.
+    Raises:
+      ValueError: a backend that cannot run here, or an unknown normalisation.
+    References: e3nn-jax 0.21.
+    """
+    op = "" if are_irreps(input) else "tensor_square"
+    backend = resolve(backend, op, input)
+    irrep_normalization = normalization(irrep_normalization)
+    if irrep_normalization not in ("component", "norm", "none"):
+        raise ValueError(
+            f"irrep_normalization={irrep_normalization!r} is not supported; "
+            "choose 'component', 'norm' or 'none'"
+        )
+    if backend == "e3nn":
+        return e3nn.tensor_square(
+            input,
+            irrep_normalization=irrep_normalization,
+            normalized_input=normalized_input,
+            regroup_output=regroup_output,
+        )
+    build = functools.partial(
+        _build,
+        normalization=irrep_normalization,
+        normalized=bool(normalized_input),
+        regroup=bool(regroup_output),
+    )
+    if are_irreps(input):
+        return build(e3nn.Irreps(input)).irreps_out
+    [x] = operands("tensor_square", input)
+    return evaluate_rows(build(x.irreps, zero=x.zero_flags), x, x, backend)
+
+
+@functools.cache
+def _build(
+    irreps: e3nn.Irreps,
+    normalization: str,
+    normalized: bool,
+    regroup: bool,
+    zero: tuple[bool, ...] | None = None,
+) -> Product:
+    """Return the form of all pairs of channels; its inputs are columns for each pair."""
+    blocks = []  # (irrep, columns of x, columns of y, terms, zero)
+    of = groups(irreps, zero or (False,) * len(irreps), regroup)
+    for n, left in enumerate(of):
+        for right in of[n:]:
+            for ir in left.ir * right.ir:
+                for same, pairs in _pairs(left, right, ir):
+                    c = math.sqrt(_square(left.ir, right.ir, ir, same, normalization, normalized))
+                    terms = coupling(left.ir, right.ir, ir, "none")
+                    terms = tuple((index, c * value) for index, value in terms)
+                    sides = [columns_of(g)[p] for g, p in zip((left, right), pairs, strict=True)]
+                    blocks.append((ir, *sides, terms, left.zero or right.zero))
+    blocks.sort(key=lambda block: block[0])  # stably, as e3nn sorts
+
+    used, paths, chosen, sizes, offset = Operands(), [], ([], []), [0, 0], 0
+    for ir, x, y, terms, is_zero in blocks:
+        mul = len(x)
+        if mul and not is_zero:
+            refs = []
+            for side, which in ((X, x), (Y, y)):
+                dim = which.shape[1]
+                refs.append(used.ref(side, Segment(sizes[side], mul, dim, dim)))
+                chosen[side].append(Columns(which))
+                sizes[side] += which.size
+            out = used.ref(OUT, Segment(offset, mul, ir.dim, ir.dim))
+            paths.append(Path(tuple(refs), out, terms))
+        offset += mul * ir.dim
+    irreps_out = e3nn.Irreps([(len(x), ir) for ir, x, *_ in blocks])
+    inputs = tuple(used.operand(s, sizes[s], True, Index.ROW) for s in (X, Y))
+    output = used.operand(OUT, irreps_out.dim, True, Index.ROW)
+    form = renumbered(Form(inputs, (output,), ()), paths)
+    zeros = tuple(block[-1] for block in blocks)
+    if regroup:
+        irreps_out, zeros = regrouped(irreps_out, zeros)
+    return Product(form, irreps_out, zeros, tuple(map(tuple, chosen)))
+
+
+def _pairs(left, right, ir: e3nn.Irrep):
+    """Yield (whether of a channel with itself, (channels of left, of right)) in e3nn's order."""
+    if left is not right:
+        yield False, tuple(n.ravel() for n in np.indices((left.mul, right.mul)))
+        return
+    if left.mul > 1:
+        yield False, np.triu_indices(left.mul, 1)
+    if ir.l % 2 == 0:
+        yield True, (np.arange(left.mul),) * 2
+
+
+def _square(ir1, ir2, ir_out, same: bool, normalization: str, normalized: bool) -> float:
+    """Return the square of the factor of the Clebsch-Gordan coefficients."""
+    d1, d2, d_out = ir1.dim, ir2.dim, ir_out.dim
+    if normalization == "none":
+        return 1.0
+    if not normalized:
+        square = d_out if normalization == "component" else d1 * d2
+        return square / ((d1 + 2 if ir_out.l == 0 else 2) if same else 1)
+    square = d_out if normalization == "component" else 1
+    if not same:
+        return d1 * d2 * square
+    return d1 * d_out if ir_out.l == 0 else d1 * (d1 + 2) / 2 * square
+
+
+def channelwise_tensor_product(
+    x,
+    y,
+    edges: Edges | None = None,
+    *,
+    weights=None,
+    filter_ir_out=None,
+    irrep_normalization: str | None = None,
+    backend: str | None = None,
+):
+    """Multiply matching channels of every block of x with every block of y.
+
+        out[..., u, k] = sum over i, j:  cg[i, j, k] * x[..., u, i] * y[..., u, j]
+
+    `elementwise_tensor_product` joins the first block of x with the first of y, the second with the
+    second; here all pairs are joined, as in `tensor_product`. On a graph, with `edges`, x is a
+    feature of edges and y one of nodes, read at the receiver of the edge: nothing of the size of
+    edges times irreps_y is written to memory.
+
+    Args:
+      x: IrrepsArray [..., irreps_x]; on a graph [n_edges, irreps_x]; or irreps, to get those of
+        the output.
+      y: IrrepsArray [..., irreps_y], whose irreps have the multiplicity of those of x; on a graph
+        [num_nodes, irreps_y].
+      edges: makes it a product on a graph.
+      weights: on a graph, [irreps_out.num_irreps], a number for each channel of each pair of
+        blocks; then the products of an irrep are multiplied with them and added: a block of each
+        irrep is left. None for no weights.
+      filter_ir_out: irreps to keep; None keeps all.
+      irrep_normalization: "component" (default of e3nn-jax), "norm" or "none".
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
+    Returns:
+      IrrepsArray [..., irreps_out], sorted and merged, of the promoted dtype, accumulated in
+      float32 or better; the Irreps of the output, without weights, if irreps were given.
+    Raises:
+      ValueError: multiplicities that differ, shapes that do not fit, weights without edges, a
+        backend that cannot run here, edges that are not `Edges`, or an unknown normalisation.
+    References: Musaelian et al. 2023 (the tensor product of Allegro); Tan et al. 2025,
+      arXiv:2504.16068 (with weights); e3nn-jax 0.21.
+    """
+    check_edges(edges)
+    op = "" if are_irreps(x, y) else "channelwise_tensor_product"
+    backend = resolve(backend, op, x, y, weights)
+    filter_ir_out = irreps_filter(filter_ir_out)
+    irrep_normalization = normalization(irrep_normalization)
+    build = functools.partial(
+        products.channelwise_tensor_product,
+        filter_ir_out=filter_ir_out,
+        normalization=irrep_normalization,
+    )
+    if are_irreps(x, y):
+        return build(e3nn.Irreps(x), e3nn.Irreps(y)).irreps_out
+    x, y = operands("channelwise_tensor_product", x, y)
+    if weights is not None:
+        x, y, weights = _check_weights(x, y, weights, edges, build(x.irreps, y.irreps).irreps_out)
+    product = build(
+        x.irreps,
+        y.irreps,
+        zero_x=x.zero_flags,
+        zero_y=y.zero_flags,
+        on_graph=edges is not None,
+        weighted=weights is not None,
+    )
+    if edges is not None:
+        check_receivers(x, y, edges)
+    if backend == "e3nn":
+        options = {"filter_ir_out": filter_ir_out, "irrep_normalization": irrep_normalization}
+        return _reference.channelwise_tensor_product(x, y, edges, weights, **options)
+    if edges is None:
+        return evaluate_rows(product, x, y, backend)
+    arrays = [x.array, y.array] + ([] if weights is None else [weights[None]])
+    [out] = forms.evaluate(product.form, arrays, edges, backend=backend)
+    return e3nn.IrrepsArray(product.irreps_out, out, zero_flags=product.zero_flags)
+
+
+def _check_weights(x, y, weights, edges, irreps: e3nn.Irreps):
+    """Return x, y and weights of one dtype; `irreps` are those of the product without weights.
+
+    Raises:
+      ValueError: weights without edges, or of another shape.
+    """
+    if edges is None:
+        raise ValueError("weights are for a product on a graph, with edges")
+    weights = jnp.asarray(weights)
+    if weights.shape != (irreps.num_irreps,):
+        raise ValueError(
+            f"weights must be [{irreps.num_irreps} irreps of {irreps}], got shape {weights.shape}"
+        )
+    dtype = jnp.result_type(x.dtype, weights.dtype)
+    return x.astype(dtype), y.astype(dtype), weights.astype(dtype)
+
+
+def check_receivers(x, y, edges: Edges):
+    """Refuse features x that are not of the edges, or y that are not of their nodes.
+
+    Raises:
+      ValueError: x or y of another shape, naming it.
+    """
+    if x.shape[:-1] != (edges.num_edges,):
+        raise ValueError(f"x must be [{edges.num_edges} edges, {x.irreps}], got shape {x.shape}")
+    if y.shape[:-1] != (edges.num_nodes,):
+        raise ValueError(f"y must be [{edges.num_nodes} nodes, {y.irreps}], got shape {y.shape}")
+
+
+def weighted_channels(y, weights, *, backend: str | None = None):
+    """Return channels of each irrep, each with a weight of its own.
+
+        out[..., u, (l, k)] = weights[..., l, u] * y[..., (l, k)]
+
+    Args:
+      y: IrrepsArray [..., irreps_y], each irrep once: a multiplicity of 1.
+      weights: [..., number of irreps times channels], those of the first irrep first; the leading
+        axes of y.
+      backend: "triton", "llvm", "xla", "e3nn", "triton-interpret", or None: by device.
+    Returns:
+      IrrepsArray [..., channels x each irrep of y], in the order of y, of the promoted dtype.
+    Raises:
+      ValueError: multiplicities other than 1, shapes that do not fit, or a backend that cannot
+        run here.
+    References: Musaelian et al. 2023 (the first features of Allegro).
+    """
+    backend = resolve(backend, "weighted_channels", y, weights)
+    scalars = e3nn.Irreps([(jnp.shape(weights)[-1], "0e")])
+    y, weights = operands("weighted_channels", y, e3nn.IrrepsArray(scalars, jnp.asarray(weights)))
+    count = len(y.irreps)
+    if any(mul != 1 for mul, _ in y.irreps):
+        raise ValueError(f"each irrep of y must have a multiplicity of 1, got {y.irreps}")
+    channels = weights.shape[-1] // max(count, 1)
+    if weights.shape != (*y.shape[:-1], count * channels):
+        raise ValueError(
+            f"weights must be [..., {count} irreps of {y.irreps} x channels] with "
+            f"the leading axes {y.shape[:-1]} of y, got shape {weights.shape}"
+        )
+    irreps_out = e3nn.Irreps([(channels, ir) for _, ir in y.irreps])
+    if not irreps_out.dim:
+        return e3nn.IrrepsArray(irreps_out, jnp.zeros((*y.shape[:-1], 0), y.dtype))
+    if backend == "e3nn":
+        of_irreps = weights.array.reshape(*y.shape[:-1], count, channels, 1)
+        chunks = [
+            None if chunk is None else of_irreps[..., k, :, :] * chunk
+            for k, chunk in enumerate(y.chunks)
+        ]
+        return e3nn.from_chunks(irreps_out, chunks, y.shape[:-1], y.dtype)
+    batch_axes = BatchAxes.of(y.shape[:-1], [weights.array, y.array])
+    arrays = [batch_axes.rows(a.array) for a in (weights, y)]
+    [out] = forms.evaluate(_form(y.irreps, channels), arrays, backend=backend)
+    return e3nn.IrrepsArray(irreps_out, batch_axes.apart(out))
+
+
+@functools.cache
+def _form(irreps: e3nn.Irreps, channels: int) -> Form:
+    """Return a path for each irrep, which joins its weights with it."""
+    weights, y, out, paths, offset = [], [], [], [], 0
+    for k, (_, ir) in enumerate(irreps):
+        weights.append(Segment(k * channels, channels, 1, 1))
+        y.append(Segment(offset, 1, ir.dim, ir.dim))
+        out.append(Segment(offset * channels, channels, ir.dim, ir.dim))
+        terms = tuple(((0, i, i), 1.0) for i in range(ir.dim))
+        paths.append(Path((SegmentRef(0, k), SegmentRef(1, k)), SegmentRef(0, k), terms))
+        offset += ir.dim
+    return Form(
+        (
+            Operand("weights", len(irreps) * channels, tuple(weights), channels=True),
+            Operand("y", offset, tuple(y), channels=False, role=Role.RIGHT),
+        ),
+        (Operand("out", offset * channels, tuple(out), channels=True, role=Role.OUTPUT),),
+        tuple(paths),
+    )

@@ -7,9 +7,9 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from eqfuse.ops._functions import linear
-from eqfuse.ops._tensor_product_linear import TensorProductLinear as _TensorProductLinear
-from eqfuse.ops._tensor_product_linear import TensorProductLinearGate as _TensorProductLinearGate
+from eqfuse.ops._layer import TensorProductLinear as _TensorProductLinear
+from eqfuse.ops._layer import TensorProductLinearGate as _TensorProductLinearGate
+from eqfuse.ops._layer import linear
 
 OPTIONS = (
     "channel_out",

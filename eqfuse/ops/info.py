@@ -12,8 +12,8 @@ import jax
 
 from eqfuse.ops._backend import availability, resolve, resolve_apart
 from eqfuse.ops._cache import cache_folder
-from eqfuse.ops.backends.triton.runtime import handover, launch, ptxas
-from eqfuse.ops.primitives.choice import fused_table, resolve_fused
+from eqfuse.ops.backends.triton import compile, runtime
+from eqfuse.ops.primitives.layer import fused_table, resolve_fused
 
 _PACKAGES = ("eqfuse", "jax", "jaxlib", "e3nn-jax", "triton", "jax-triton", "llvmlite")
 
@@ -36,37 +36,37 @@ def info() -> str:
 def _launch() -> list[str]:
     """Return what jaxlib is given of a kernel, and whether XLA's ptxas takes it."""
     try:
-        library = launch.gpu_library()
-        target = launch.common_target(jax.devices()) or "sm_90"
+        library = runtime.gpu_library()
+        target = runtime.common_target(jax.devices()) or "sm_90"
     except (RuntimeError, ValueError) as error:
         return [f"launch      no: {error}"]
     if importlib.util.find_spec("triton") is None:
         return ["launch      no: the package triton is not installed; install eqfuse[cuda]"]
     if not target.startswith("sm_"):
         return ["launch      code objects, in a file for each launch that is lowered"]
-    ours = _cuda(ptxas.of_triton(ptxas.architecture(target)))
-    if handover.takes_cubins():
+    ours = _cuda(compile.of_triton(compile.architecture(target)))
+    if runtime.takes_cubins():
         given = f"cubin: jaxlib loads what triton's ptxas ({ours}) made; XLA's ptxas is not used"
     else:
         given = "PTX, which XLA's ptxas assembles; jaxlib 0.11.1 and newer take a cubin"
     folder = pathlib.Path(importlib.import_module(library.TritonKernel.__module__).__file__).parent
-    return [f"launch      {given}", f"ptxas       {_ptxas(ptxas.found_by_xla(folder), target)}"]
+    return [f"launch      {given}", f"ptxas       {_ptxas(compile.found_by_xla(folder), target)}"]
 
 
 def _ptxas(program: pathlib.Path | None, target: str) -> str:
     if program is None:
         return "XLA finds none; pip install 'eqfuse[cuda]' brings one"
     where = f"XLA finds {program} ({_cuda(program)}), which"
-    number = ptxas.ptx_version(target)
+    number = compile.ptx_version(target)
     if number is None:
         return f"{where} may take PTX for {target} or not: this GPU is unknown here"
-    if reason := ptxas.refusal(program, target):
+    if reason := compile.refusal(program, target):
         return f"{where} REFUSES PTX {number / 10} for {target}: {reason}"
     return f"{where} takes PTX {number / 10} for {target}"
 
 
 def _cuda(program: pathlib.Path) -> str:
-    return f"CUDA {'.'.join(map(str, ptxas.version(program)))}"
+    return f"CUDA {'.'.join(map(str, compile.version(program)))}"
 
 
 def _version(package: str) -> str:

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 
 from eqfuse.ops._backend import explain
 from eqfuse.ops._tensor_product import irreps_filter, normalization
-from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.backends.triton.emit.form_kernel import FormKernel
-from eqfuse.ops.ir import linears, products
-from eqfuse.ops.ir.form import Form
+from eqfuse.ops.backends.triton import form as plan
+from eqfuse.ops.backends.triton.form import FormKernel
+from eqfuse.ops.ir import linear as linears
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.ir.fused import Fused
-from eqfuse.ops.ir.operands import Index
-from eqfuse.ops.primitives.choice import MODES, choose, resolve_fused
+from eqfuse.ops.primitives.layer import MODES, choose, resolve_fused
 
 ORDERS = ("forward", "backward", "double")
 ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2}
@@ -90,7 +90,7 @@ def show(
     form = derivatives(product.form)[order]
     compiles = target != "none" and importlib.util.find_spec("triton") is not None
     if compiles:
-        from eqfuse.ops.backends.triton.runtime.pipeline import gpu_target
+        from eqfuse.ops.backends.triton.compile import gpu_target
 
         gpu_target(target)  # refuses an unknown one before anything is made
     kernels = plan.kernels(form, dtype) if form.paths else ()
@@ -174,8 +174,7 @@ def _plan_lines(form: Form, kernels: tuple[FormKernel, ...], num_edges, num_node
 
 
 def _report(kernels: tuple[FormKernel, ...], target: str):
-    from eqfuse.ops.backends.triton.runtime.parallel import compile_many
-    from eqfuse.ops.backends.triton.runtime.source import source_file
+    from eqfuse.ops.backends.triton.compile import compile_many, source_file
 
     yield f"compiled for {target}"
     for kernel in kernels:

@@ -10,8 +10,8 @@ import pytest
 from eqfuse.bench import machine, plan
 from eqfuse.bench.problems import PROBLEMS
 from eqfuse.bench.worker import UNRECORDED, Job, Worker
-from eqfuse.ops.backends.triton.emit import linear_plan
-from eqfuse.ops.backends.triton.emit.plan import edge_lanes
+from eqfuse.ops.backends.triton import linear
+from eqfuse.ops.backends.triton.form import edge_lanes
 from tests.bench import worker_program
 
 
@@ -25,12 +25,12 @@ def test_one_size_has_several_edges_at_a_time_and_one_walks_edges_one_by_one(nam
 def test_tiles_of_matmuls_are_wide_in_the_larger_size(monkeypatch):
     """Those of the Linear of 64 channels and l <= 2, whose every order is checked in both sizes."""
     tiles = []
-    right = linear_plan.tile
-    monkeypatch.setattr(linear_plan, "tile", lambda *a: tiles.append(right(*a)) or tiles[-1])
+    right = linear.tile
+    monkeypatch.setattr(linear, "tile", lambda *a: tiles.append(right(*a)) or tiles[-1])
     for nodes, edges in (plan.REDUCED, plan.MANY):
         problem = PROBLEMS["linear-64-l2"](nodes, edges)
         _kernels_of(problem)
-    assert set(tiles) == {linear_plan.TILE, linear_plan.WIDE_TILE}
+    assert set(tiles) == {linear.TILE, linear.WIDE_TILE}
 
 
 def _kernels_of(problem):
@@ -60,7 +60,7 @@ def test_without_command_buffers_is_another_process(monkeypatch):
 
 def test_straight_kernels_are_as_long_as_they_say():
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     short, long = (compile_kernel(machine.straight_kernel(n, 0), "sm_90") for n in (2048, 8192))
     assert len(long.binary) - len(short.binary) == pytest.approx(6144, rel=0.1)

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from eqfuse.ops.backends.triton.launch import launch_p
-from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+from eqfuse.ops.backends.triton.compile import compile_kernel
+from eqfuse.ops.backends.triton.primitive import launch_p
 from eqfuse.ops.backends.triton.spec import KernelSpec
 from eqfuse.ops.primitives.lowering import lowerings
-from eqfuse.ops.transforms.sequence.primitive import run_sequence, sequence_p
+from eqfuse.ops.transforms.sequence.sequence import run_sequence, sequence_p
 from tests.emulator.arrays import Array, is_poison, poison
 from tests.emulator.errors import NeverWrittenError
 from tests.emulator.machine import Machine

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from eqfuse.bench.cases import CASES
-from eqfuse.ops import _linear_modules
-from eqfuse.ops.backends.triton.emit import linear_plan, plan
-from eqfuse.ops.primitives import choice, fused_kernels
+from eqfuse.ops import _linear
+from eqfuse.ops.backends.triton import form, linear
+from eqfuse.ops.primitives import gpu_layer, layer
 from tests.emulator import cases
 from tests.ops import tiers
 
@@ -46,7 +46,7 @@ def test_emulated_kernels_give_what_e3nn_gives(name, order, dtype, target):
 @pytest.mark.parametrize("order", cases.ORDERS)
 def test_edges_side_by_side_do_not_race(order, monkeypatch):
     """On graphs that do not fill a GPU, the sums of edges meet in shared memory."""
-    monkeypatch.setattr(plan, "edge_lanes", lambda *_: 2)
+    monkeypatch.setattr(form, "edge_lanes", lambda *_: 2)
     cases.check("tetris-1", order, "float32", "sm_90")
 
 
@@ -55,8 +55,8 @@ def test_edges_side_by_side_do_not_race(order, monkeypatch):
 @pytest.mark.parametrize("lanes", tiers.slow_unless([2], 1, 2, 4))
 def test_kernels_of_nodes_do_not_race(order, target, lanes, monkeypatch):
     """Forward and backward: what a thread writes and another reads has a barrier between."""
-    monkeypatch.setattr(plan, "edge_lanes", lambda *_: lanes)
-    monkeypatch.setattr(choice.Bound, "forward_only", False)
+    monkeypatch.setattr(form, "edge_lanes", lambda *_: lanes)
+    monkeypatch.setattr(layer.Bound, "forward_only", False)
     texts = []
     cases.check("fused small graph", order, "float32", target, lambda t: (texts.append(t), t)[1])
     kernels = {re.search(r"\.entry (\w+?)_[0-9a-f]{16}", text)[1] for text in texts}
@@ -83,8 +83,8 @@ def _on_the_matrix_unit():
 def test_linears_multiply_on_the_matrix_unit(name, order, dtype, wide, monkeypatch):
     """In TF32x3 and in bfloat16; tiles of few rows are narrow but where they are made wide here."""
     if wide:
-        monkeypatch.setattr(linear_plan, "MANY_PROGRAMS", 0)
-        monkeypatch.setattr(linear_plan, "DEEP_PROGRAMS", 0)
+        monkeypatch.setattr(linear, "MANY_PROGRAMS", 0)
+        monkeypatch.setattr(linear, "DEEP_PROGRAMS", 0)
     texts = []
     cases.check(name, order, dtype, "sm_90", lambda text: (texts.append(text), text)[1])
     assert texts
@@ -96,7 +96,7 @@ def test_linears_multiply_on_the_matrix_unit(name, order, dtype, wide, monkeypat
 @pytest.mark.parametrize("order", tiers.slow_unless(["backward"], "forward", "backward"))
 def test_fused_kernels_over_rows_multiply_on_the_matrix_unit(order, dtype, monkeypatch):
     """Compute 63 rows of 33 and 5 channels, and the gradients of parameters in three parts."""
-    monkeypatch.setattr(fused_kernels, "ROWS_OF_A_PART", 21)
+    monkeypatch.setattr(gpu_layer, "ROWS_OF_A_PART", 21)
     texts = []
     cases.check("fused odd rows", order, dtype, "sm_90", lambda text: (texts.append(text), text)[1])
     fused = [text for text in texts if re.search(r"\.entry fused", text)]
@@ -108,6 +108,6 @@ def test_fused_kernels_over_rows_multiply_on_the_matrix_unit(order, dtype, monke
 def test_one_product_of_tf32_is_not_enough(monkeypatch):
     """The bound on three of them tells a thousandth from a ten millionth."""
     monkeypatch.setattr(cases.ops, "TF32X3", "highest")
-    monkeypatch.setattr(_linear_modules, "matmul_precision", lambda name=None: "tf32")
+    monkeypatch.setattr(_linear, "matmul_precision", lambda name=None: "tf32")
     with pytest.raises(AssertionError, match="eps from e3nn-jax, over 16"):
         cases.check("linear 16-l1", "forward", cases.TF32X3, "sm_90")

@@ -9,11 +9,13 @@ import pytest
 from benchmarks.predictions import counts
 from benchmarks.predictions.launches import launches_of
 from eqfuse.ops import Edges, TensorProductLinear
-from eqfuse.ops.backends.triton import linear_forms as linear_launches
-from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
-from eqfuse.ops.ir import linears, products
-from eqfuse.ops.ir.operands import Index
-from eqfuse.ops.primitives import forms, linear_forms
+from eqfuse.ops.backends.triton import primitive as linear_launches
+from eqfuse.ops.backends.triton.compile import compile_kernel
+from eqfuse.ops.ir import linear as linears
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import Index
+from eqfuse.ops.primitives import forms
+from eqfuse.ops.primitives import linear as linear_forms
 from eqfuse.ops.show import derivatives
 from tests.emulator.machine import Machine
 

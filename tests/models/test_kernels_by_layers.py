@@ -7,7 +7,7 @@ import pytest
 from jax.interpreters import partial_eval as pe
 
 from benchmarks.networks import random_graph, step_on
-from eqfuse.ops.primitives import ahead
+from eqfuse.ops.primitives import lowering
 
 # With one parity the irreps are the same from the second layer to the last but one.
 MODELS = {
@@ -33,7 +33,7 @@ def triton_kernels(problem) -> set:
     """Return the distinct Triton kernels of a step, none of them compiled."""
     traced = jax.jit(problem.function("triton")).trace(*problem.args).jaxpr.jaxpr
     used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
-    return set(ahead._specs(used))
+    return set(lowering._specs(used))
 
 
 @pytest.mark.slow

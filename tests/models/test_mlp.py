@@ -6,7 +6,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import mlp
-from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
 from tests.ops.parity import only
 

@@ -11,7 +11,7 @@ from eqfuse.models.radial import (
     polynomial_cutoff,
     spherical_harmonics,
 )
-from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
 from tests.ops.parity import PORTABLE, only
 

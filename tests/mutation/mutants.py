@@ -319,7 +319,7 @@ MUTANTS = (
     ),
     Mutant(
         "outputs of a native call that are operands are zero",
-        "eqfuse/ops/primitives/sequences.py",
+        "eqfuse/ops/primitives/layer.py",
         "outputs.append(arrays[passed])",
         "outputs.append(jnp.zeros_like(arrays[passed]))",
         (

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.linear import LinearForm
 from tests.ops.linear_cases import Case, Problem
 from tests.ops.parity import UNOPTIMIZED, only
 
@@ -50,7 +50,7 @@ def assert_low_precision(case: Case, backend: str, dtype, run: Case | None = Non
 
 def launches_of_each_way(problem: Problem) -> list[int]:
     """Return how many kernels are launched forward, backward to operands, and to parameters too."""
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
+    from eqfuse.ops.backends.triton.interpret import interpret_count
 
     def launches(function, *args):
         before = interpret_count()

@@ -12,9 +12,9 @@ import pytest
 
 from eqfuse.ops import _reference
 from eqfuse.ops._backend import has_gpu
-from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide
-from eqfuse.ops.backends.llvm.runtime import machine
-from eqfuse.ops.backends.xla import forms
+from eqfuse.ops.backends import xla
+from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm.linear import is_wide
 from eqfuse.ops.primitives import native as _native
 from tests.ops.cases import Case, random_arrays
 
@@ -172,9 +172,9 @@ def only(
         for name in ("graph_tensor_product", "symmetric_contraction"):
             patch.setattr(_reference, name, functools.partial(_forbidden, "backend 'e3nn'"))
         if backend == "xla":
-            patch.setattr(forms, "evaluate", counter.wrap(forms.evaluate))
+            patch.setattr(xla, "evaluate_form", counter.wrap(xla.evaluate_form))
         else:
-            patch.setattr(forms, "evaluate", functools.partial(_forbidden, "backend 'xla'"))
+            patch.setattr(xla, "evaluate_form", functools.partial(_forbidden, "backend 'xla'"))
         native = _Counter()  # kernels that a lowering asks for
         patch.setattr(machine, "register", native.wrap(machine.register))
         computed = record_native(patch)
@@ -214,7 +214,7 @@ def interpreted() -> int:
     """Return how many launches this process has interpreted; none where triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return 0
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
+    from eqfuse.ops.backends.triton.interpret import interpret_count
 
     return interpret_count()
 

@@ -11,7 +11,7 @@ import pytest
 from eqfuse import models, ops
 from eqfuse.ops import show
 from eqfuse.ops.info import info
-from eqfuse.ops.primitives import choice
+from eqfuse.ops.primitives import layer
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, Case, Problem
 from tests.ops.linear_parity import orders, orders_of_e3nn, worst
@@ -229,8 +229,8 @@ def test_models_pass_it_to_their_ops(name):
 
 
 def test_bounds_are_found_by_backend_and_rows_or_graph():
-    places = {(b.backend, b.where) for b in choice.TABLE}
-    assert len(places) == len(choice.TABLE) == 4
+    places = {(b.backend, b.where) for b in layer.TABLE}
+    assert len(places) == len(layer.TABLE) == 4
 
 
 def test_auto_on_a_graph_on_a_gpu_fuses_gated_ops_of_few_nodes_and_small_matrices(monkeypatch):
@@ -247,9 +247,9 @@ def test_auto_on_a_graph_on_a_gpu_fuses_gated_ops_of_few_nodes_and_small_matrice
     assert chosen(Problem(CASES["graph-linear"], np.float32)) == "apart"
     assert chosen(Problem(case, jnp.bfloat16)) == "apart"
     with monkeypatch.context() as patch:
-        patch.setattr(choice, "FEW_NODES", 4)
+        patch.setattr(layer, "FEW_NODES", 4)
         assert chosen(problem) == "apart"
     elements = sum(p.size for p in jax.tree.leaves(problem.params))
     for light, expected in ((5 * 4 * elements, "fused"), (5 * 4 * elements - 1, "apart")):
-        monkeypatch.setattr(choice, "LIGHT", light)
+        monkeypatch.setattr(layer, "LIGHT", light)
         assert chosen(problem) == expected

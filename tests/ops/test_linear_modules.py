@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.linear import LinearForm
 from tests.ops.parity import PORTABLE, interpreted, only
 
 IRREPS, OUT, OTHER = "5x0e+3x1o+2x0o+4x0e", "6x0e+2x1o+3x1e+4x0o+2x0e", "4x0e+2x1o"
@@ -81,11 +81,11 @@ def test_linear_is_e3nns(options, backend):
 def test_gradients_of_many_rows_are_sums_of_parts(at_once, monkeypatch):
     """Three parts, in two turns and in one."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.backends.triton import linear_forms as linear_kernels
-    from eqfuse.ops.backends.triton.emit import linear_kernel
+    from eqfuse.ops.backends.triton import linear
+    from eqfuse.ops.backends.triton import primitive as linear_kernels
 
-    monkeypatch.setattr(linear_kernel, "AT_ONCE", at_once)
-    monkeypatch.setattr(linear_kernels, "reduction", linear_kernel.reduction)  # not cached
+    monkeypatch.setattr(linear, "AT_ONCE", at_once)
+    monkeypatch.setattr(linear_kernels, "reduction", linear.reduction)  # not cached
     monkeypatch.setattr(linear_kernels, "ROWS_OF_A_PART", 8)
     for options in OPTIONS.values():
         args = arguments(options, rows=29, dtype=jnp.float32)
@@ -107,9 +107,9 @@ def test_many_channels(options, programs, rows, monkeypatch):
     beforehand for the wide tiles of many rows.
     """
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.backends.triton.emit import linear_plan
+    from eqfuse.ops.backends.triton import linear
 
-    monkeypatch.setattr(linear_plan, "MANY_PROGRAMS", programs)
+    monkeypatch.setattr(linear, "MANY_PROGRAMS", programs)
     irreps, out = e3nn.Irreps("70x0e+3x1o"), e3nn.Irreps("67x0e+30x1o")
     x = e3nn.normal(irreps, jax.random.key(0), (rows,))
     index = [jnp.arange(rows) % 3] if options else []

@@ -41,7 +41,7 @@ def test_the_names_that_the_pages_give_exist():
         ("eqfuse/ops/_backend.py", "OPS"),
         ("tests/ops/test_backend.py", "test_every_op_asks_for_its_own_backend"),
         ("eqfuse/ops/ir/functions.py", "ACTIVATIONS"),
-        ("eqfuse/ops/backends/xla/activations.py", "FUNCTIONS"),
+        ("eqfuse/ops/backends/xla.py", "FUNCTIONS"),
         ("tests/ops/backends/test_activation.py", "SMOOTH"),
         ("tests/ops/backends/test_activation.py", "KINKED"),
     ):

@@ -59,7 +59,7 @@ def test_kernels_are_bitwise_repeatable(case):
 def test_gradients_of_many_rows_are_sums_of_parts(monkeypatch):
     """Enough rows for several sums, also where their number does not divide that of the rows."""
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.backends.triton import linear_forms as linear_kernels
+    from eqfuse.ops.backends.triton import primitive as linear_kernels
 
     monkeypatch.setattr(linear_kernels, "ROWS_OF_A_PART", 10)
     x, y = (
@@ -117,7 +117,7 @@ def test_launches_of_forward_and_backward(case):
     With a gate, a graph of so few nodes and small matrices has one kernel of the value.
     """
     pytest.importorskip("triton", reason="the interpreter is part of triton")
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
+    from eqfuse.ops.backends.triton.interpret import interpret_count
 
     problem = Problem(case, np.float32)
     forward = 1 if case.graph and case.cls is TensorProductLinearGate else 2

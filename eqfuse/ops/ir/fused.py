@@ -5,10 +5,9 @@ z = Linear(product(x, y, w)) + skip,    out = gate(z)
 
 import dataclasses
 
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.gates import Gate
-from eqfuse.ops.ir.linears import Linear
-from eqfuse.ops.ir.operands import INDEX_ARRAYS, Index, Operand, Path, SegmentRef
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index, Operand, Path, SegmentRef
+from eqfuse.ops.ir.gate import Gate
+from eqfuse.ops.ir.linear import Linear
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,27 +5,186 @@ strides of segments, and no array is ever permuted.
 """
 
 import collections
+import dataclasses
 import functools
+import math
+from collections.abc import Iterable
 
 import e3nn_jax as e3nn
+import numpy as np
 
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Index, Path, Segment
-from eqfuse.ops.ir.product_parts import (
-    OUT,
-    Columns,
-    Group,
-    Operands,
-    Product,
-    W,
-    X,
-    Y,
-    columns_of,
-    coupling,
-    groups,
-    regrouped,
-    renumbered,
-)
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Product:
+    """A form, the irreps of its output, and which of its output blocks are zero by structure.
+
+    Where `channel_columns` is given, the inputs of the form are these columns of x and y, side by
+    side, so that every pair of channels (u, v) is one channel.
+    """
+
+    form: Form
+    irreps_out: e3nn.Irreps
+    zero_flags: tuple[bool, ...]
+    channel_columns: tuple[tuple["Columns", ...], tuple["Columns", ...]] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Columns:
+    """Columns of an operand, [mul, dim], taken several times.
+
+    Attributes:
+      columns: their numbers.
+      times: how often.
+      axis: 0 repeats all of them, 1 every channel.
+    """
+
+    columns: np.ndarray
+    times: int = 1
+    axis: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.columns.size * self.times
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A block of an operand as it lies in the row; `channel` counts from the start of its group."""
+
+    offset: int
+    mul: int
+    channel: int
+    zero: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Blocks of one irrep that the product treats as one block of `mul` channels."""
+
+    ir: e3nn.Irrep
+    mul: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def zero(self) -> bool:
+        """Return whether all of its blocks are zero by structure."""
+        return all(p.zero for p in self.pieces)
+
+
+def groups(irreps, zero_flags, regroup: bool) -> list[Group]:
+    """Return blocks as they are, or those of one irrep as one, sorted."""
+    blocks, offset = [], 0
+    for (mul, ir), zero in zip(irreps, zero_flags, strict=True):
+        blocks.append((ir, offset, mul, zero))
+        offset += mul * ir.dim
+    if regroup:
+        blocks = [b for b in sorted(blocks, key=lambda b: b[0]) if b[2] > 0]
+    groups = []
+    for ir, offset, mul, zero in blocks:
+        if regroup and groups and groups[-1].ir == ir:
+            last = groups.pop()
+            pieces = (*last.pieces, Piece(offset, mul, last.mul, zero))
+            groups.append(Group(ir, last.mul + mul, pieces))
+        else:
+            groups.append(Group(ir, mul, (Piece(offset, mul, 0, zero),)))
+    return groups
+
+
+@functools.cache
+def coupling(
+    ir1, ir2, ir_out, normalization: str
+) -> tuple[tuple[tuple[int, int, int], float], ...]:
+    """Return non-zero Clebsch-Gordan coefficients ((i, j, k), c) with e3nn's normalisation."""
+    scale = {
+        "component": math.sqrt(ir_out.dim),
+        "norm": math.sqrt(ir1.dim * ir2.dim),
+        "none": 1.0,
+    }
+    if normalization not in scale:
+        raise ValueError(
+            f"irrep_normalization={normalization!r} is not supported; "
+            "choose 'component', 'norm' or 'none'"
+        )
+    cg = np.asarray(e3nn.clebsch_gordan(ir1.l, ir2.l, ir_out.l), np.float64) * scale[normalization]
+    return tuple(
+        (tuple(map(int, index)), float(cg[tuple(index)])) for index in np.argwhere(abs(cg) > 1e-12)
+    )
+
+
+def filled(known: Iterable[Segment], size: int, channels: bool) -> tuple[Segment, ...]:
+    """Return segments of a row, followed by others that hold the rest of it.
+
+    Args:
+      known: segments.
+      size: of the row.
+      channels: whether its operand has channels; then the others are of one component each.
+    Raises:
+      ValueError: segments that overlap.
+    """
+    segments = list(known)
+    free = np.ones(size, bool)
+    for s in segments:
+        places = (s.offset + s.channel_stride * np.arange(s.mul))[:, None]
+        places = places + s.component_stride * np.arange(s.dim)
+        if not free[places].all():
+            raise ValueError("blocks of an operand overlap")
+        free[places] = False
+    width = max((s.mul for s in segments), default=1) if channels else size
+    start = 0
+    while start < size:
+        stop = start
+        while stop < size and free[stop] and stop - start < width:
+            stop += 1
+        if stop > start:
+            mul, dim = (stop - start, 1) if channels else (1, stop - start)
+            segments.append(Segment(start, mul, dim, dim))
+        start = max(stop, start + 1)
+    return tuple(segments)
+
+
+class Operands:
+    """Segments of the operands, numbered as they are first used."""
+
+    def __init__(self):
+        self.segments = {}
+
+    def ref(self, operand: int, segment: Segment) -> SegmentRef:
+        known = self.segments.setdefault(operand, {})
+        return SegmentRef(operand, known.setdefault(segment, len(known)))
+
+    def operand(self, number, size, channels, index) -> Operand:
+        """Return the operand, with segments that were used and others for the rest of its row."""
+        segments = filled(self.segments.get(number, {}), size, channels)
+        name, role = NAMES[number]
+        return Operand(name, size, segments, channels, index, role)
+
+
+X, Y, W, OUT = range(4)
+NAMES = (("x", Role.LEFT), ("y", Role.RIGHT), ("w", Role.OTHER), ("out", Role.OUTPUT))
+
+
+def columns_of(group: Group) -> np.ndarray:
+    """Return where the channels and components of a group lie in the row: [mul, dim]."""
+    d = group.ir.dim
+    return np.concatenate([p.offset + np.arange(p.mul * d).reshape(p.mul, d) for p in group.pieces])
+
+
+def renumbered(form: Form, paths: list[Path]) -> Form:
+    """Return the form with these paths, whose output slots were numbered `OUT`."""
+    paths = [dataclasses.replace(p, output=SegmentRef(0, p.output.segment)) for p in paths]
+    return dataclasses.replace(form, paths=tuple(paths)).merged()
+
+
+def regrouped(irreps: e3nn.Irreps, zeros) -> tuple[e3nn.Irreps, tuple[bool, ...]]:
+    """Merge sorted blocks of one irrep into one, which is zero if all of them are."""
+    merged = {}
+    for (mul, ir), zero in zip(irreps, zeros, strict=True):
+        if mul:
+            merged.setdefault(ir, []).append(zero)
+    return irreps.simplify(), tuple(all(flags) for flags in merged.values())
+
 
 UNROLLED_MUL = 4
 """Up to this multiplicity of the smaller operand, its channels become components of the form."""
@@ -203,3 +362,251 @@ def _expanded(blocks, normalization: str, regroup: bool) -> Product:
     form = renumbered(Form(inputs, (output,), ()), paths)
     irreps_out, zeros = regrouped(irreps_out, zeros) if regroup else (irreps_out, tuple(zeros))
     return Product(form, irreps_out, zeros, tuple(map(tuple, columns)))
+
+
+@functools.cache
+def elementwise_tensor_product(
+    irreps_x: e3nn.Irreps,
+    irreps_y: e3nn.Irreps,
+    filter_ir_out: tuple[e3nn.Irrep, ...] | None,
+    normalization: str,
+    zero_x: tuple[bool, ...] | None = None,
+    zero_y: tuple[bool, ...] | None = None,
+) -> Product:
+    """Return the form of `e3nn.elementwise_tensor_product` (uuu): both operands per channel.
+
+    Raises:
+      ValueError: operands of different numbers of irreps.
+    """
+    if irreps_x.num_irreps != irreps_y.num_irreps:
+        raise ValueError(
+            "elementwise_tensor_product: the inputs must have the same number of irreps, "
+            f"got {irreps_x.num_irreps} ({irreps_x}) and {irreps_y.num_irreps} ({irreps_y})"
+        )
+    pairs = _aligned(_irrep_blocks(irreps_x, zero_x), _irrep_blocks(irreps_y, zero_y))
+    blocks = [(ir, x, y) for x, y in pairs for ir in x[0] * y[0]]
+    return _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization)
+
+
+@functools.cache
+def channelwise_tensor_product(
+    irreps_x: e3nn.Irreps,
+    irreps_y: e3nn.Irreps,
+    filter_ir_out: tuple[e3nn.Irrep, ...] | None,
+    normalization: str,
+    zero_x: tuple[bool, ...] | None = None,
+    zero_y: tuple[bool, ...] | None = None,
+    on_graph: bool = False,
+    weighted: bool = False,
+) -> Product:
+    """Return the form of every block of x times every block of y (uuu), sorted and merged by irrep.
+
+    `on_graph` reads y through the receivers. `weighted` adds a weight for each channel of each
+    block of the output, one row for all, and adds up the blocks of an irrep.
+
+    Raises:
+      ValueError: blocks of different multiplicities.
+    """
+    if len({mul for mul, _ in (*irreps_x, *irreps_y)}) > 1:
+        raise ValueError(
+            "channelwise_tensor_product: all irreps must have the same multiplicity, "
+            f"got {irreps_x} and {irreps_y}"
+        )
+    blocks = [
+        (ir, x, y)
+        for x in _irrep_blocks(irreps_x, zero_x)
+        for y in _irrep_blocks(irreps_y, zero_y)
+        for ir in x[0] * y[0]
+    ]
+    blocks.sort(key=lambda block: block[0])  # stably, as e3nn sorts
+    y_index = Index.RECEIVER if on_graph else Index.ROW
+    if weighted:
+        return _weighted(blocks, irreps_x, irreps_y, filter_ir_out, normalization, y_index)
+    product = _channelwise(blocks, irreps_x, irreps_y, filter_ir_out, normalization, y_index)
+    irreps_out, zeros = regrouped(product.irreps_out, product.zero_flags)
+    return dataclasses.replace(product, irreps_out=irreps_out, zero_flags=zeros)
+
+
+def _channelwise(
+    blocks, irreps_x, irreps_y, filter_ir_out, normalization: str, y_index: Index = Index.ROW
+) -> Product:
+    """Return the form of products, channel by channel, of (irrep, block of x, block of y)."""
+    operands, paths, zeros, irreps_out, offset = Operands(), [], [], [], 0
+    for ir, (ir_x, x, x_zero), (ir_y, y, y_zero) in blocks:
+        if filter_ir_out is not None and ir not in filter_ir_out:
+            continue
+        out = Segment(offset, x.mul, ir.dim, ir.dim)
+        offset += x.mul * ir.dim
+        irreps_out.append((x.mul, ir))
+        zeros.append(x_zero or y_zero)
+        if not zeros[-1] and x.mul:
+            factors = (operands.ref(X, x), operands.ref(Y, y))
+            terms = coupling(ir_x, ir_y, ir, normalization)
+            paths.append(Path(factors, operands.ref(OUT, out), terms))
+    irreps_out = e3nn.Irreps(irreps_out)
+    inputs = (
+        operands.operand(X, irreps_x.dim, True, Index.ROW),
+        operands.operand(Y, irreps_y.dim, True, y_index),
+    )
+    output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
+    form = renumbered(Form(inputs, (output,), ()), paths)
+    return Product(form, irreps_out, tuple(zeros))
+
+
+def _weighted(blocks, irreps_x, irreps_y, filter_ir_out, normalization, y_index) -> Product:
+    """Return the form of weighted products, of which those of an irrep are added."""
+    blocks = [b for b in blocks if filter_ir_out is None or b[0] in filter_ir_out]
+    mul = blocks[0][1][1].mul if blocks else 0
+    irreps_out = e3nn.Irreps([(mul, ir) for ir in dict.fromkeys(ir for ir, _, _ in blocks)])
+    starts = dict(zip((ir for _, ir in irreps_out), irreps_out.slices(), strict=True))
+    operands, paths, nonzero = Operands(), [], set()
+    for k, (ir, (ir_x, x, x_zero), (ir_y, y, y_zero)) in enumerate(blocks):
+        if x_zero or y_zero or not mul:
+            continue
+        nonzero.add(ir)
+        factors = [operands.ref(X, x), operands.ref(Y, y)]
+        factors.append(operands.ref(W, Segment(k * mul, mul, 1, 1)))
+        out = Segment(starts[ir].start, mul, ir.dim, ir.dim)
+        terms = coupling(ir_x, ir_y, ir, normalization)
+        terms = tuple(((i, j, 0, m), c) for (i, j, m), c in terms)
+        paths.append(Path(tuple(factors), operands.ref(OUT, out), terms))
+    inputs = (
+        operands.operand(X, irreps_x.dim, True, Index.ROW),
+        operands.operand(Y, irreps_y.dim, True, y_index),
+        operands.operand(W, len(blocks) * mul, True, Index.SHARED),
+    )
+    output = operands.operand(OUT, irreps_out.dim, True, Index.ROW)
+    form = renumbered(Form(inputs, (output,), ()), paths)
+    return Product(form, irreps_out, tuple(ir not in nonzero for _, ir in irreps_out))
+
+
+def _irrep_blocks(irreps, zero_flags):
+    offset, blocks = 0, []
+    for (mul, ir), zero in zip(irreps, zero_flags or (False,) * len(irreps), strict=True):
+        blocks.append((ir, Segment(offset, mul, ir.dim, ir.dim), zero))
+        offset += mul * ir.dim
+    return blocks
+
+
+def _aligned(left, right):
+    """Yield pairs of blocks of equal multiplicity, long ones cut, as e3nn aligns its operands."""
+    left, right = list(left), list(right)
+    while left and right:
+        mul = min(left[0][1].mul, right[0][1].mul)
+        yield _cut(left, mul), _cut(right, mul)
+
+
+def _cut(blocks, mul: int):
+    """Take the first `mul` channels off the first block."""
+    ir, segment, zero = blocks.pop(0)
+    if segment.mul > mul:
+        rest = dataclasses.replace(
+            segment, offset=segment.offset + mul * ir.dim, mul=segment.mul - mul
+        )
+        blocks.insert(0, (ir, rest, zero))
+    return ir, dataclasses.replace(segment, mul=mul), zero
+
+
+ZERO = 1e-10
+"""Coefficients of e3nn's bases below this are rounding."""
+
+
+def symmetric_basis(irs, ir_out: e3nn.Irrep, degree: int) -> e3nn.IrrepsArray:
+    """Return symmetric maps of `degree` factors of irreps to one.
+
+    Their shape is [d, ..., d, number of maps x ir_out].
+    """
+    irreps = e3nn.Irreps([(1, ir) for ir in irs])
+    # e3nn-jax fails where there is no map at all; to the highest l there always is one
+    top = max(irs, key=lambda ir: ir.l)
+    keep = [ir_out, e3nn.Irrep(degree * top.l, top.p**degree)]
+    maps = e3nn.reduced_symmetric_tensor_product_basis(irreps, degree, keep_ir=keep)
+    return maps.filter(keep=[ir_out])
+
+
+@functools.cache
+def basis(irs: tuple[e3nn.Irrep, ...], ir_out: e3nn.Irrep, degree: int) -> np.ndarray:
+    """Return e3nn's basis of symmetric maps: [d, ..., d, number of maps, ir_out.dim], float64."""
+    maps = symmetric_basis(irs, ir_out, degree)
+    return np.asarray(maps.array, np.float64).reshape(*maps.shape[:-1], -1, ir_out.dim)
+
+
+@functools.cache
+def contraction(irs, irs_out, mul: int, correlation: int) -> Form:
+    """Return the form of a contraction: inputs x and w, output out, by rows.
+
+    Args:
+      irs, irs_out: irreps of x and of the output, each of `mul` channels.
+      mul, correlation: as in `symmetric_contraction`.
+    """
+    paths, number = [], 0
+    for out, ir in enumerate(irs_out):
+        for degree in range(1, correlation + 1):
+            maps = basis(irs, ir, degree)
+            for k in range(maps.shape[-2]):
+                for blocks, terms in _polynomials(irs, maps[..., k, :]).items():
+                    factors = (*(SegmentRef(0, s) for s in blocks), SegmentRef(1, number))
+                    paths.append(Path(factors, SegmentRef(0, out), terms))
+                number += 1
+    x = _operand("x", irs, mul, Role.LEFT)
+    w = _operand("w", (e3nn.Irrep("0e"),) * number, mul, Role.OTHER)
+    out = _operand("out", irs_out, mul, Role.OUTPUT)
+    return Form((x, w), (out,), tuple(paths)).merged()
+
+
+def _polynomials(irs, coefficients: np.ndarray):
+    """Return terms of a map [d, ..., d, dim], by the blocks of x in increasing order.
+
+    Weights have one component.
+    """
+    block = [(s, i) for s, ir in enumerate(irs) for i in range(ir.dim)]
+    result = collections.defaultdict(collections.Counter)
+    for *places, component in np.argwhere(abs(coefficients) > ZERO).tolist():
+        factors = [block[place] for place in sorted(places)]
+        key = (*(i for _, i in factors), 0, component)
+        result[tuple(s for s, _ in factors)][key] += float(coefficients[*places, component])
+    return {blocks: tuple(terms.items()) for blocks, terms in result.items()}
+
+
+def _operand(name: str, irs, mul: int, role: Role) -> Operand:
+    starts = np.cumsum([0, *(mul * ir.dim for ir in irs)]).tolist()
+    segments = [Segment(s, mul, ir.dim, ir.dim) for s, ir in zip(starts, irs, strict=False)]
+    return Operand(name, starts[-1], tuple(segments), channels=True, role=role)
+
+
+@functools.cache
+def interpolation(widths: tuple[int, ...], order: int) -> Form:
+    """Return the form that reads tables by interval, which is in the place of the sender.
+
+        out_k[e, u] = sum over n:  weights[e, n] * table_k[interval[e], n, u]
+
+    Args:
+      widths: of the tables.
+      order: number of coefficients n of an interval.
+    Returns:
+      The form of the tables, [intervals, order * width] each, and the weights [rows, order].
+    """
+    tables = tuple(
+        Operand(
+            f"table_{k}",
+            order * width,
+            (Segment(0, width, order, 1, width),),
+            channels=True,
+            index=Index.SENDER,
+            role=Role.LEFT,
+        )
+        for k, width in enumerate(widths)
+    )
+    weights = Operand(
+        "weights", order, (Segment(0, 1, order, order),), channels=False, role=Role.RIGHT
+    )
+    outputs = tuple(
+        Operand(f"out_{k}", width, (Segment(0, width, 1, 1),), channels=True, role=Role.OUTPUT)
+        for k, width in enumerate(widths)
+    )
+    terms = tuple(((n, n, 0), 1.0) for n in range(order))
+    paths = tuple(
+        Path((SegmentRef(k, 0), SegmentRef(len(widths), 0)), SegmentRef(k, 0), terms)
+        for k in range(len(widths))
+    )
+    return Form((*tables, weights), outputs, paths)

@@ -3,8 +3,7 @@
 import collections
 import functools
 
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Index, Path
+from eqfuse.ops.ir.form import Form, Index, Path
 
 
 def reductions(form: Form) -> dict[Index, list[int]]:

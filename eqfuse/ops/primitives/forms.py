@@ -11,14 +11,11 @@ from jax.interpreters import batching
 
 from eqfuse import _jax_compat
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import INDEX_ARRAYS, Index
-from eqfuse.ops.primitives import multilinear
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.primitives import rules
 from eqfuse.ops.primitives.rules import split, vary_alike, with_auto_axes
 
-form_p = multilinear.multilinear_primitive(
-    "eqfuse_form", "form", ("num_rows", "num_nodes", "backend")
-)
+form_p = rules.multilinear_primitive("eqfuse_form", "form", ("num_rows", "num_nodes", "backend"))
 _jax_compat.require_devices_when_lowered(form_p)  # forms over rows are partitioned there
 
 

@@ -3,31 +3,24 @@
 Forms over rows are partitioned over the devices here.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.interpreters import mlir
+from jax.interpreters import partial_eval as pe
 from jax.sharding import NamedSharding, PartitionSpec
 
-from eqfuse.ops.backends.triton import forms as triton_forms
-from eqfuse.ops.backends.triton import linear_forms as triton_linear_forms
-from eqfuse.ops.backends.xla import forms as xla_forms
-from eqfuse.ops.backends.xla import linear_forms as xla_linear_forms
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import INDEX_ARRAYS, Index
-from eqfuse.ops.primitives import (
-    blocks,
-    forms,
-    fused,
-    fused_kernels,
-    linear_forms,
-    native,
-    node_kernels,
-    sequences,
-)
+from eqfuse.ops.backends import xla
+from eqfuse.ops.backends.triton import primitive as triton
+from eqfuse.ops.backends.triton.primitive import launch_p
+from eqfuse.ops.ir.form import INDEX_ARRAYS, Form, Index
+from eqfuse.ops.primitives import forms, gpu_layer, layer, linear, native
 from eqfuse.ops.primitives.rules import definitions, split
 
 # forms
@@ -44,7 +37,7 @@ def _form(*args, form, num_rows, num_nodes, backend):
         if backend == "xla":
             ends = indices.get("senders"), indices.get("receivers")
             dtype = inputs[0].dtype
-            return xla_forms.evaluate(form, inputs, *ends, num_nodes, num_rows, dtype)
+            return xla.evaluate_form(form, inputs, *ends, num_nodes, num_rows, dtype)
         if form.on_graph or backend == "triton-interpret":  # JAX partitions no Python callback
             return _kernels(form, inputs, indices, num_rows, num_nodes, backend)
         return _over_rows(form, backend)(*inputs)
@@ -55,7 +48,7 @@ def _form(*args, form, num_rows, num_nodes, backend):
 def _kernels(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
     if backend == "llvm":
         return native.run(form, inputs, indices, num_rows, num_nodes)
-    return triton_forms.run(form, inputs, indices, num_rows, num_nodes, backend)
+    return triton.run_form(form, inputs, indices, num_rows, num_nodes, backend)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -93,11 +86,11 @@ def _over_rows(form: Form, backend: str):
 def _linear_form(*arrays, linear_form, num_rows, backend):
     values, index = split(arrays, len(linear_form.inputs))
     if backend.startswith("triton") and num_rows and linear_form.terms:
-        return triton_linear_forms.run(linear_form, values, index, num_rows, backend)
+        return triton.run_linear_form(linear_form, values, index, num_rows, backend)
     index = index[0] if index else None
     if backend == "llvm" and num_rows and linear_form.terms:
         return native.linear(linear_form, values, index, num_rows)
-    return xla_linear_forms.evaluate(linear_form, values, index, num_rows)
+    return xla.evaluate_linear_form(linear_form, values, index, num_rows)
 
 
 # fused ops
@@ -108,36 +101,88 @@ def _defined(primitive: Primitive):
 
     def lowered(*arrays, call, **params):
         if call.by_rows:
-            return blocks.run(primitive, arrays, call, **params)
+            return layer.run_in_blocks(primitive, arrays, call, **params)
         function = functools.partial(definitions[primitive], call=call, **params)
-        if primitive in (fused.tangent_p, fused.second_p):
+        if primitive in (layer.tangent_p, layer.second_p):
             return function(*arrays)
-        return sequences.run(function, arrays, call)
+        return layer.run_natively(function, arrays, call)
 
     return lowered
 
 
 def _fused(*arrays, call):
-    if not fused_kernels.runs(call):
-        return _defined(fused.fused_p)(*arrays, call=call)
-    kernels = node_kernels if call.keeps_sums else fused_kernels
-    return kernels.forward(call, *split(arrays, call.fused.num_floats))
+    if not gpu_layer.runs(call):
+        return _defined(layer.fused_p)(*arrays, call=call)
+    forward = gpu_layer.node_forward if call.keeps_sums else gpu_layer.rows_forward
+    return forward(call, *split(arrays, call.fused.num_floats))
 
 
 def _backward(*arrays, call, wanted, given):
-    if not fused_kernels.runs(call):
-        return _defined(fused.backward_p)(*arrays, call=call, wanted=wanted, given=given)
+    if not gpu_layer.runs(call):
+        return _defined(layer.backward_p)(*arrays, call=call, wanted=wanted, given=given)
     floats, [z], *others = split(arrays, call.fused.num_floats, 1, sum(given))
-    kernels = node_kernels if call.fused.only_mixes else fused_kernels
-    return kernels.backward(call, wanted, given, floats, z, *others)
+    only_mixes = call.fused.only_mixes
+    backward = gpu_layer.node_backward if only_mixes else gpu_layer.rows_backward
+    return backward(call, wanted, given, floats, z, *others)
 
 
 lowerings: dict[Primitive, Callable] = {
     forms.form_p: _form,
-    linear_forms.linear_form_p: _linear_form,
-    fused.fused_p: _fused,
-    fused.backward_p: _backward,
-    **{p: _defined(p) for p in (fused.tangent_p, fused.second_p, fused.double_p)},
+    linear.linear_form_p: _linear_form,
+    layer.fused_p: _fused,
+    layer.backward_p: _backward,
+    **{p: _defined(p) for p in (layer.tangent_p, layer.second_p, layer.double_p)},
 }
 for _primitive, _function in lowerings.items():
     mlir.register_lowering(_primitive, mlir.lower_fun(_function, multiple_results=True))
+
+
+def _backend(params) -> str:
+    return params["call"].backend if "call" in params else params["backend"]
+
+
+def compile_ahead(function, *args, target: str | None = None, processes: int | None = None):
+    """Compile all Triton kernels of `function` that are not in the cache, in parallel processes.
+
+    A jitted function compiles its kernels one after the other when it is called first; after this,
+    it finds them. Ops on other backends than "triton" have no kernels and are passed over.
+
+    Args:
+      function: of JAX arrays, jitted or not, such as a training step.
+      args: its arguments, arrays or jax.ShapeDtypeStructs in any pytree.
+      target: "sm_90", "gfx942" or their like; that of JAX's devices if None.
+      processes: how many; as many as there are processors if None.
+    Returns:
+      A compiled kernel for each distinct kernel of the function, in the order of their use.
+    Raises:
+      ValueError: no target is given and JAX has no GPU, or GPUs of several kinds.
+      RuntimeError: a kernel that does not compile, with the compiler's message.
+    """
+    traced = jax.jit(function).trace(*args).jaxpr.jaxpr
+    # as JAX does before it lowers, so that no kernel is compiled that is never run
+    used, _ = pe.dce_jaxpr(traced, [True] * len(traced.outvars))
+    specs = list(dict.fromkeys(_specs(used)))
+    if not specs:
+        return []
+    from eqfuse.ops.backends.triton.compile import compile_many
+    from eqfuse.ops.backends.triton.runtime import common_target
+
+    target = target or common_target(jax.devices())
+    if target is None:
+        raise ValueError("JAX has no GPU here; give what to compile for, as in target='sm_90'")
+    return compile_many(specs, target, processes)
+
+
+def _specs(jaxpr: Jaxpr):
+    for equation in jaxpr.eqns:
+        if equation.primitive in lowerings and _backend(equation.params) == "triton":
+            lower = functools.partial(lowerings[equation.primitive], **equation.params)
+            avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+            yield from _specs(jax.make_jaxpr(lower)(*avals).jaxpr)
+        if equation.primitive is launch_p:
+            yield equation.params["spec"]
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda p: isinstance(p, Jaxpr | ClosedJaxpr)
+        ):
+            if isinstance(inner, Jaxpr | ClosedJaxpr):
+                yield from _specs(getattr(inner, "jaxpr", inner))

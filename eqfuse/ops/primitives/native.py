@@ -5,17 +5,15 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from eqfuse.ops.backends.llvm.emit import activation, row_arrays, row_program
-from eqfuse.ops.backends.llvm.emit import linear_form as native_linear
-from eqfuse.ops.backends.llvm.emit.form import generate
-from eqfuse.ops.backends.llvm.emit.linear_layouts import is_wide, transposed, width_of
-from eqfuse.ops.backends.llvm.runtime import machine
-from eqfuse.ops.backends.xla import linear_forms
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear_form import LinearForm, Rows, Weights
-from eqfuse.ops.ir.operands import Index
-from eqfuse.ops.ir.program import Program
-from eqfuse.ops.ir.steps import Activate, Extent
+from eqfuse.ops.backends import xla
+from eqfuse.ops.backends.llvm import layer, machine, row_arrays
+from eqfuse.ops.backends.llvm import linear as native_linear
+from eqfuse.ops.backends.llvm import program as activation
+from eqfuse.ops.backends.llvm.form import generate
+from eqfuse.ops.backends.llvm.linear import is_wide, transposed, width_of
+from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.linear import LinearForm, Rows, Weights
+from eqfuse.ops.ir.program import Activate, Extent, Program
 
 native_p = Primitive("eqfuse_native")
 native_p.multiple_results = True
@@ -54,7 +52,7 @@ def linear(linear_form: LinearForm, arrays, index, num_rows: int) -> list[jax.Ar
     Matrices of 256 x 256 and more for scalars, of 512 x 512 and more for others, are XLA's.
     """
     if is_wide(linear_form):
-        return linear_forms.evaluate(linear_form, arrays, index, num_rows)
+        return xla.evaluate_linear_form(linear_form, arrays, index, num_rows)
     dtype = arrays[0].dtype
     wide = dtype if dtype.name in ("float32", "float64") else jnp.dtype("float32")
     module = native_linear.generate(linear_form, wide.name, machine.machine())
@@ -100,7 +98,7 @@ def by_rows(
     parts = row_arrays.num_parts(program, num_rows, num_nodes)
     if not parts or not has_steps(program) or arrays[0].dtype.name not in ("float32", "float64"):
         return None
-    module = row_program.generate(program, machine.machine(), parts)
+    module = layer.generate(program, machine.machine(), parts)
     counts = {Extent.WHOLE: 1, Extent.ROWS: num_rows, Extent.NODES: num_nodes}
     shapes = [(counts[array.extent], array.size) for array in program.arrays]
     inputs = [a.reshape(shapes[n]) for n, a in enumerate(arrays)]

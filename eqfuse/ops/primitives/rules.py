@@ -1,12 +1,17 @@
 """Rules of JAX primitives that have a definition in terms of others."""
 
+import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable
+from typing import Protocol, Self
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
+from jax.interpreters import partial_eval as pe
 from jax.sharding import PartitionSpec
 
 from eqfuse import _jax_compat
@@ -147,3 +152,206 @@ def vary_alike(arrays):
         jax.lax.pcast(a, tuple(union - own), to="varying") if union - own else a
         for a, own in zip(arrays, axes, strict=True)
     ]
+
+
+class Multilinear(Protocol):
+    """The interface that the rules need of a function, a hashable parameter of its primitive.
+
+    Attributes:
+      inputs, outputs: an operand each.
+      needs_integers: whether arrays of integers follow those of the inputs.
+    """
+
+    inputs: tuple
+    outputs: tuple
+    needs_integers: bool
+
+    def jvp(self, active: tuple[bool, ...]) -> Self:
+        """Return the JVP, whose inputs are these inputs, then tangents of the active ones."""
+
+    def transpose(self, linear: tuple[bool, ...], cotangents: tuple[bool, ...]) -> Self:
+        """Return the map from other inputs and cotangents to cotangents of the linear inputs."""
+
+    def reached(self) -> tuple[bool, ...]:
+        """Return which outputs anything adds to; the others are zero."""
+
+    def restrict(self, wanted: tuple[bool, ...]) -> Self:
+        """Return the same with the wanted outputs only."""
+
+    def used_inputs(self) -> tuple[bool, ...]:
+        """Return which inputs are read."""
+
+    def drop_inputs(self, keep: tuple[bool, ...]) -> Self:
+        """Return the same with only the inputs that `keep` marks; no other may be read."""
+
+
+def multilinear_primitive(name: str, key: str, params: tuple[str, ...]) -> Primitive:
+    """Return a primitive with rules for eager calls, JVP, transpose and dead code.
+
+    Args:
+      name: of the primitive.
+      key: the name of its parameter that is a `Multilinear`.
+      params: the names of its other parameters.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    primitive.def_impl(compiled(primitive, (key, *params)))
+    ad.primitive_jvps[primitive] = functools.partial(_jvp, primitive, key)
+    ad.primitive_transposes[primitive] = functools.partial(_transpose, primitive, key)
+    pe.dce_rules[primitive] = functools.partial(_dce, key)
+    return primitive
+
+
+def bind_reached(primitive, key: str, function: Multilinear, arrays, integers, params) -> list:
+    """Return the outputs that anything adds to, from the inputs that something reads.
+
+    Args:
+      primitive, key: see `multilinear_primitive`.
+      function: what to compute.
+      arrays: one for each of its inputs; None where nothing reads it.
+      integers: what follows them, if the function needs it.
+      params: the other parameters of the primitive.
+    Returns:
+      An array for each output, None for one that is zero.
+    """
+    reached = function.reached()
+    if not any(reached):
+        return [None] * len(reached)
+    function = function.restrict(reached)
+    used = function.used_inputs()
+    function = function.drop_inputs(used)
+    arrays = [a for a, keep in zip(arrays, used, strict=True) if keep]
+    arrays += integers if function.needs_integers else ()
+    results = iter(primitive.bind(*vary_alike(arrays), **{key: function}, **params))
+    return [next(results) if is_reached else None for is_reached in reached]
+
+
+def _jvp(primitive, key, primals, tangents, **params):
+    outputs = primitive.bind(*primals, **params)
+    function = params.pop(key)
+    n = len(function.inputs)
+    inputs, integers, tangents = list(primals[:n]), primals[n:], tangents[:n]
+    derivative = function.jvp(tuple(type(t) is not ad.Zero for t in tangents))
+    inputs += [t for t in tangents if type(t) is not ad.Zero]
+    results = bind_reached(primitive, key, derivative, inputs, integers, params)
+    return outputs, [
+        ad.Zero(jax.typeof(out).to_tangent_aval()) if t is None else t
+        for out, t in zip(outputs, results, strict=True)
+    ]
+
+
+def _transpose(primitive, key, cotangents, *arrays, **params):
+    function = params.pop(key)
+    n = len(function.inputs)
+    inputs, integers = arrays[:n], arrays[n:]
+    linear = tuple(ad.is_undefined_primal(a) for a in inputs)
+    given = tuple(type(c) is not ad.Zero for c in cotangents)
+    values = [a for a in inputs if not ad.is_undefined_primal(a)]
+    values += [c for c in cotangents if type(c) is not ad.Zero]
+    transposed = function.transpose(linear, given)
+    values = iter(bind_reached(primitive, key, transposed, values, integers, params))
+    results = []
+    for a, is_linear in zip(inputs, linear, strict=True):
+        value = next(values) if is_linear else None
+        results.append(ad.Zero(a.aval) if is_linear and value is None else value)
+    return results + [None] * len(integers)
+
+
+def _dce(key, used_outputs, *rest):
+    """Leave out outputs that nobody wants, and inputs that only they need.
+
+    JAX 0.12 passes (used outputs, live inputs, equation), earlier versions no live inputs.
+    """
+    eqn = rest[-1]
+    if not any(used_outputs):
+        return [False] * len(eqn.invars), None
+    n = len(eqn.params[key].inputs)
+    function = eqn.params[key].restrict(tuple(used_outputs))
+    used = function.used_inputs() if any(function.used_inputs()) else (True,) * n
+    function = function.drop_inputs(used)
+    keep = [*used, *[function.needs_integers] * (len(eqn.invars) - n)]
+    new = eqn.replace(
+        invars=[v for v, k in zip(eqn.invars, keep, strict=True) if k],
+        outvars=[v for v, k in zip(eqn.outvars, used_outputs, strict=True) if k],
+        params={**eqn.params, key: function},
+    )
+    return keep, new
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchAxes:
+    """Leading axes as rows.
+
+    Where some are sharded on a mesh of explicit axes, these come first: the rows of a device are
+    its own then, whatever the order of the axes.
+
+    Attributes:
+      shape: sizes of the axes.
+      spec: the mesh axes that each is sharded over, or None.
+    """
+
+    shape: tuple[int, ...]
+    spec: tuple
+
+    @classmethod
+    def of(cls, shape, arrays) -> "BatchAxes":
+        """Return the axes `shape`, sharded as those of the arrays.
+
+        Args:
+          arrays: [..., n], whose leading axes broadcast to `shape`.
+        """
+        spec, taken = [None] * len(shape), set()
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.explicit_axes and not mesh.manual_axes:
+            for array in arrays:
+                own = jax.typeof(array).sharding.spec[: array.ndim - 1]
+                for n, axes in enumerate(own, len(shape) - len(own)):
+                    if spec[n] is None and not taken & set(_names(axes)):
+                        spec[n] = axes
+                        taken.update(_names(axes))
+        return cls(tuple(shape), tuple(spec))
+
+    @property
+    def count(self) -> int:
+        """Return how many rows there are."""
+        return math.prod(self.shape)
+
+    @functools.cached_property
+    def _order(self) -> list[int]:
+        """Return the axes as rows have them, those that change slowest first."""
+        return sorted(range(len(self.shape)), key=lambda n: self.spec[n] is None)
+
+    def rows(self, array, others: int = 1):
+        """Return [rows, n], or [rows] without other axes.
+
+        Args:
+          array: [..., *others], whose leading axes broadcast to the shape.
+          others: how many axes are no leading ones; several become one.
+        """
+        rest = array.shape[array.ndim - others :]
+        array = jnp.broadcast_to(array, (*self.shape, *rest))
+        shape = (self.count, math.prod(rest)) if others else (self.count,)
+        if not any(self.spec):
+            return array.reshape(shape)
+        n = len(self.shape)
+        array = jnp.transpose(array, (*self._order, *range(n, n + others)))
+        names = tuple(name for axes in self.spec for name in _names(axes))
+        return jnp.reshape(array, shape, out_sharding=PartitionSpec(names))
+
+    def apart(self, rows):
+        """Return [rows, n] as [..., n]."""
+        if not any(self.spec):
+            return rows.reshape(*self.shape, rows.shape[-1])
+        shape = [self.shape[n] for n in self._order]
+        spec = PartitionSpec(*(self.spec[n] for n in self._order))
+        array = jnp.reshape(rows, (*shape, rows.shape[-1]), out_sharding=spec)
+        back = sorted(range(len(shape)), key=self._order.__getitem__)
+        return jnp.transpose(array, (*back, len(shape)))
+
+
+def _names(axes) -> tuple[str, ...]:
+    """Return the mesh axes that an array's axis is sharded over."""
+    if axes is None:
+        return ()
+    return axes if isinstance(axes, tuple) else (axes,)

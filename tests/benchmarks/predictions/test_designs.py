@@ -7,7 +7,7 @@ import pytest
 from benchmarks.predictions import designs
 from eqfuse import ops
 from eqfuse.bench.cases import Case
-from eqfuse.ops.ir.operands import Index
+from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import forms
 
 NODES = 4

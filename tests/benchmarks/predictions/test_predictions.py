@@ -15,9 +15,10 @@ from benchmarks.predictions import counts, devices, launches, model, sass, steps
 from eqfuse.bench.cases import CASES
 from eqfuse.bench.predicted import Predictions
 from eqfuse.ops import Edges
-from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.ir import linears
-from eqfuse.ops.primitives import forms, linear_forms
+from eqfuse.ops.backends.triton import form as plan
+from eqfuse.ops.ir import linear as linears
+from eqfuse.ops.primitives import forms
+from eqfuse.ops.primitives import linear as linear_forms
 from eqfuse.ops.show import derivatives
 
 TEXT = """
@@ -158,7 +159,7 @@ def test_a_changed_constant_changes_predictions():
 def test_an_edge_does_not_wait_for_its_indices():
     """They are loaded one turn before; else index, row and arithmetic are a chain of 16."""
     pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     [kernel] = plan.kernels(CASES["nequip-64-l2"].forms()["forward"], "float32")
     listing = sass.listing(compile_kernel(kernel.spec, "sm_90").assembly)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.xla import activations
+from eqfuse.ops.backends import xla
 from tests.ops import tiers
 from tests.ops.parity import BACKENDS, only
 
@@ -20,7 +20,7 @@ from tests.ops.parity import BACKENDS, only
 POINTS = np.array([0.0, 1e-6, 0.05, 0.39, 0.41, 1.0, 20.0])
 POINTS = np.concatenate([POINTS, -POINTS])[:, None] * (1 + 1e-3 * np.arange(-2, 3))
 STEP = Decimal("1e-40")  # of the differences that derivatives are taken as
-FUNCTIONS = activations.FUNCTIONS | {"identity": None}
+FUNCTIONS = xla.FUNCTIONS | {"identity": None}
 
 
 def tanh(x):
@@ -154,7 +154,7 @@ def test_activations_are_as_exact_as_e3nns(name, dtype, normalize, backend):
     assert (abs(found - exactly) <= allowed).all()
     if name in KINKED:
         np.testing.assert_array_equal(found[1:], theirs[1:])
-    if sign := activations.parity(name):
+    if sign := xla.parity(name):
         n = len(POINTS) // 2
         signs = sign * np.array([1, -1, 1])[:, None, None]
         # the rule for the slope of tanh in JAX before 0.12 rounds otherwise at -x

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.primitives import choice
+from eqfuse.ops.primitives import layer
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, EDGES, NODES, Case, Problem
 from tests.ops.linear_parity import assert_all_orders
@@ -40,8 +40,8 @@ ROWS["skip-indexed"] = Case(
 @pytest.fixture(autouse=True)
 def any_product_is_large(monkeypatch):
     """Compute three rows at a time: two blocks, and what is left."""
-    monkeypatch.setattr(choice, "LARGE", 0)
-    monkeypatch.setattr(choice, "BLOCK", 3)
+    monkeypatch.setattr(layer, "LARGE", 0)
+    monkeypatch.setattr(layer, "BLOCK", 3)
 
 
 @pytest.mark.parametrize("name", tiers.slow_unless(["small"], *ROWS))
@@ -92,7 +92,7 @@ def test_where_blocks_begin(monkeypatch):
     problem = Problem(case, np.float32)
     bytes_of_product = 4 * NODES * size_of_product(case)
     for large, expected in ((bytes_of_product, "in blocks: "), (bytes_of_product + 1, "apart: ")):
-        monkeypatch.setattr(choice, "LARGE", large)
+        monkeypatch.setattr(layer, "LARGE", large)
         with ops.recorded() as calls:
             problem.apply("triton-interpret", problem.params, problem.arrays)
         assert calls[-1].fused.startswith(expected)

@@ -48,7 +48,7 @@ def module(number: int) -> str:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_native_object_is_not_linked(folder, fault):
-    from eqfuse.ops.backends.llvm.runtime import machine
+    from eqfuse.ops.backends.llvm import machine
 
     expected, forged = machine.compiled(module(1)), machine.compiled(module(666))
     [entry] = [p for p in (folder / "cpu").iterdir() if p.read_bytes().startswith(expected)]
@@ -69,7 +69,7 @@ def test_a_planted_native_object_is_not_linked(folder, fault):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_triton_kernel_is_not_loaded(folder, monkeypatch, fault):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime import compile
+    from eqfuse.ops.backends.triton import compile
 
     case = runpy.run_path(str(pathlib.Path(__file__).parent / "triton" / "row_sum.py"))
     spec = case["spec"]()

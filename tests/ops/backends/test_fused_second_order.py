@@ -7,8 +7,8 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear_form import LinearForm
-from eqfuse.ops.primitives import choice
+from eqfuse.ops.ir.linear import LinearForm
+from eqfuse.ops.primitives import layer
 from tests.ops import tiers
 from tests.ops.linear_cases import Case, Problem
 from tests.ops.parity import PORTABLE, only
@@ -33,7 +33,7 @@ OTHERS = {
 @pytest.fixture(autouse=True)
 def any_product_is_large(monkeypatch):
     """Where products are small, a GPU has them in memory."""
-    monkeypatch.setattr(choice, "LARGE", 0)
+    monkeypatch.setattr(layer, "LARGE", 0)
 
 
 @pytest.mark.parametrize("backend", tiers.slow_unless(["llvm"], *PORTABLE))

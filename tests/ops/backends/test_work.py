@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.interpreters import partial_eval as pe
 
-from eqfuse.ops.ir.operands import Role
+from eqfuse.ops.ir.form import Role
 from eqfuse.ops.primitives import forms as _forms
 from tests.ops.cases import Case, random_arrays
 from tests.ops.parity import NEEDS_TRITON, interpreted, only

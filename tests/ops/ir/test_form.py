@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from eqfuse.bench.cases import CASES
-from eqfuse.ops.ir import channelwise, products
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Index, Operand, Path, Role, Segment, SegmentRef
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role, Segment, SegmentRef
 
 EPS = np.finfo(np.float64).eps
 
@@ -314,4 +313,4 @@ def test_products_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"irrep_normalization='unit'.*'component', 'norm'"):
         products.tensor_product(e3nn.Irreps("1o"), e3nn.Irreps("1o"), None, "unit")
     with pytest.raises(ValueError, match=r"same number of irreps, got 2 \(2x1o\) and 1 \(1x1o\)"):
-        channelwise.elementwise_tensor_product(e3nn.Irreps("2x1o"), e3nn.Irreps("1o"), None, "none")
+        products.elementwise_tensor_product(e3nn.Irreps("2x1o"), e3nn.Irreps("1o"), None, "none")

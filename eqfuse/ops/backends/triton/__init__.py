@@ -1,5 +1,5 @@
-"""Triton kernels: `emit` writes their source, `runtime` compiles, interprets and launches it.
+"""Triton kernels for GPUs: `form`, `linear`, `rows`, `node` and `program` write their source.
 
-Triton is imported by `runtime` alone, and only when a kernel is wanted, so that eqfuse works on a
-machine without it.
+`compile`, `runtime` and `interpret` compile, launch and interpret it. They alone import Triton, and
+only when a kernel is wanted, so that eqfuse works on a machine without it.
 """

@@ -8,16 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.ops._edges import Edges
-from eqfuse.ops.ir.operands import Index
+from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives import forms
-from eqfuse.ops.transforms.fuse.indices import summed
-from eqfuse.ops.transforms.fuse.layouts import Unfit
-from eqfuse.ops.transforms.fuse.match import Match, match_product
-from eqfuse.ops.transforms.fuse.moves import ArrayFactor
-from eqfuse.ops.transforms.fuse.polynomials import Polynomial
-from eqfuse.ops.transforms.fuse.rows import RowPolynomials
-from eqfuse.ops.transforms.fuse.trace import Trace
-from eqfuse.ops.transforms.fuse.weights import as_rows
+from eqfuse.ops.transforms.fuse.match import Match, as_rows, match_product
+from eqfuse.ops.transforms.fuse.rows import ArrayFactor, RowPolynomials, Unfit
+from eqfuse.ops.transforms.fuse.trace import Polynomial, Trace, summed
 
 
 @dataclasses.dataclass(frozen=True)

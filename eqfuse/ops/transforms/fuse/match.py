@@ -7,16 +7,99 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Index, Role
-from eqfuse.ops.transforms.fuse import channels, layouts
-from eqfuse.ops.transforms.fuse.indices import Gathered
-from eqfuse.ops.transforms.fuse.layouts import ONE, Draft, Slot, Unfit
-from eqfuse.ops.transforms.fuse.moves import ArrayFactor
-from eqfuse.ops.transforms.fuse.polynomials import Polynomial, variable
-from eqfuse.ops.transforms.fuse.rows import ProductFactor, RowPolynomials, SumFactor
-from eqfuse.ops.transforms.fuse.trace import Trace
-from eqfuse.ops.transforms.fuse.weights import WEIGHTS, Group, as_rows, columns_of, with_weights
+from eqfuse.ops.ir.form import Form, Index, Role
+from eqfuse.ops.transforms.fuse import rows as row_layouts
+from eqfuse.ops.transforms.fuse.rows import (
+    ONE,
+    ArrayFactor,
+    Draft,
+    ProductFactor,
+    RowPolynomials,
+    Slot,
+    SumFactor,
+    Unfit,
+)
+from eqfuse.ops.transforms.fuse.trace import Gathered, Polynomial, Trace, variable
+
+WEIGHTS = "weights"
+"""The name of what is multiplied with a product, all in one operand."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Columns of the weights: those of some arrays, multiplied."""
+
+    arrays: tuple[ArrayFactor, ...]
+    columns: np.ndarray  # [columns, arrays]
+
+
+def as_rows(name, array):
+    """Return the array of a name as [rows, size]."""
+    if isinstance(name, Gathered):
+        return array.reshape(array.shape[0], -1)
+    if name.axis is None:
+        return array.reshape(1, -1)
+    return jnp.moveaxis(array, name.axis, 0).reshape(array.shape[name.axis], -1)
+
+
+def columns_of(group: Group, arrays: dict):
+    """Return the weights of a group, [rows, columns]."""
+    product = None
+    for n, name in enumerate(group.arrays):
+        array, columns = as_rows(name, arrays[name.value]), group.columns[:, n]
+        if array.shape[1] > 1 and not np.array_equal(columns, np.arange(array.shape[1])):
+            array = array[:, columns]
+        product = array if product is None else product * array
+    return jnp.broadcast_to(product, (product.shape[0], len(group.columns)))
+
+
+def with_weights(drafts, extra: set) -> tuple[list[Draft], list[Group]]:
+    """Return the drafts with one factor in the place of all in `extra`, and what it is made of."""
+    if not extra:
+        return drafts, []
+    columns: dict[tuple, list] = {}
+    for draft in drafts:
+        names, index = _columns(draft, extra)
+        if names:
+            columns.setdefault(names, []).append(index.reshape(-1, len(names)))
+    groups, starts, start = [], {}, 0
+    for names, parts in columns.items():
+        unique = np.unique(np.concatenate(parts), axis=0)
+        starts[names] = start, unique
+        groups.append(Group(names, unique))
+        start += len(unique)
+    return [_with_columns(d, extra, starts) for d in drafts], groups
+
+
+def _columns(draft: Draft, extra: set):
+    """Return the arrays of the weights of a draft, and their elements [channels, dim, arrays]."""
+    slots = [(n, s) for n, s in enumerate(draft.slots) if s.name in extra]
+    slots.sort(key=lambda item: str(item[1].name))
+    names = tuple(s.name for _, s in slots)
+    if not names:
+        return names, None
+    dim = max(s.elements.shape[1] for _, s in slots)
+    shape = (len(slots[0][1].elements), dim)
+    return names, np.stack([np.broadcast_to(s.elements, shape) for _, s in slots], axis=-1)
+
+
+def _with_columns(draft: Draft, extra: set, starts) -> Draft:
+    names, index = _columns(draft, extra)
+    if not names:
+        return draft
+    start, unique = starts[names]
+    numbers = {tuple(line): n for n, line in enumerate(unique.tolist())}
+    elements = np.array([[start + numbers[tuple(m)] for m in line] for line in index.tolist()])
+    kept = [n for n, s in enumerate(draft.slots) if s.name not in extra]
+    wide = [n for n, s in enumerate(draft.slots) if s.name in extra and s.elements.shape[1] > 1]
+    column = draft.components[:, wide[0]] if wide else np.zeros(len(draft.components), int)
+    if any((draft.components[:, n] != column).any() for n in wide):
+        raise Unfit("weights of components do not fit together")
+    slots = [draft.slots[n] for n in kept]
+    components = [draft.components[:, n] for n in kept]
+    slots.insert(-1, Slot(WEIGHTS, elements))
+    components.insert(-1, column)
+    return Draft(tuple(slots), np.column_stack(components), draft.values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +204,7 @@ def match_product(
     ]
     if None in operands:
         raise Unfit("an operand of the product has channels on an axis in an unknown order")
-    drafts = layouts.drafts(row, product, form, operands)
+    drafts = row_layouts.drafts(row, product, form, operands)
     drafts = [_as_arrays(d, trace, on_graph) for d in drafts]
     roles = {}
     for operand, polynomial in zip(form.inputs, operands, strict=True):
@@ -129,7 +212,7 @@ def match_product(
             main = [n for n in key if isinstance(n, Gathered)] or list(key[:1])
             for name in main[:1]:
                 roles.setdefault(_plain(name, trace, on_graph), operand.role)
-    for name in layouts.names_beside(drafts):
+    for name in row_layouts.names_beside(drafts):
         roles.setdefault(name, Role.LEFT)
     if any(not _is_of(dtype, trace.avals[n.value].dtype) for n in _names(drafts) if n != ONE):
         raise Unfit("dtypes change between the arrays and the sum")
@@ -146,7 +229,7 @@ def match_product(
         shared = all(a.axis is None for g in groups for a in g.arrays)
         size = sum(len(g.columns) for g in groups)
         used[WEIGHTS] = size, Index.SHARED if shared else Index.ROW, Role.OTHER, "w"
-    new = channels.form_of(drafts, used, (row.size, output))
+    new = row_layouts.form_of(drafts, used, (row.size, output))
     right = [n for n, (_, i, role, _) in used.items() if role is Role.RIGHT and i is Index.ROW]
     return Match(new, tuple(used), tuple(groups), next(iter(right), None), dtype, backend)
 

@@ -9,15 +9,13 @@ from jax.extend.core import ClosedJaxpr
 
 from eqfuse import _jax_compat
 from eqfuse.ops.transforms.fuse import graphs, layers
-from eqfuse.ops.transforms.fuse.layouts import Unfit
-from eqfuse.ops.transforms.fuse.moves import MOVES
-from eqfuse.ops.transforms.fuse.polynomials import TooLargeError
 from eqfuse.ops.transforms.fuse.report import Entry
-from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, RowPolynomials
+from eqfuse.ops.transforms.fuse.rows import ARITHMETIC, MOVES, RowPolynomials, Unfit
 from eqfuse.ops.transforms.fuse.trace import (
     Needed,
     Node,
     Replacement,
+    TooLargeError,
     Trace,
     evaluate,
     needed_values,

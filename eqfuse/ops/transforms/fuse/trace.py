@@ -1,6 +1,9 @@
 """A traced function as a list of nodes: nested `jit` inlined, equal computations made once."""
 
+from __future__ import annotations
+
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -240,3 +243,229 @@ def needed_values(trace: Trace, replaced) -> Needed:
             needed.nodes.add(number)
             needed.update(node.inputs)
     return needed
+
+
+MOST_TERMS = 1 << 22
+
+
+class TooLargeError(ValueError):
+    """A polynomial of more terms than are worth looking at."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """Monomials of the same factors.
+
+    Attributes:
+      place: [n], the element of the row that each adds to.
+      scale: [n] float64.
+      index: [n, factors], the element of each factor.
+    """
+
+    place: np.ndarray
+    scale: np.ndarray
+    index: np.ndarray
+
+    def chosen(self, which) -> Terms:
+        return Terms(self.place[which], self.scale[which], self.index[which])
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial:
+    """A row of `shape`, in which the axis that counts rows is 1.
+
+    Attributes:
+      terms: by their factors, a tuple of names of rows; () for constants.
+    """
+
+    shape: tuple[int, ...]
+    terms: dict[tuple, Terms]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return the number of each element, in the shape of the row."""
+        return np.arange(self.size).reshape(self.shape)
+
+    def take(self, labels: np.ndarray) -> Polynomial:
+        """Return the row whose elements are those of these numbers, or zero where it is -1."""
+        flat = labels.reshape(-1)
+        terms = {key: _taken(t, flat, self.size) for key, t in self.terms.items()}
+        return Polynomial(labels.shape, {k: t for k, t in terms.items() if len(t.place)})
+
+    def reshaped(self, shape: tuple[int, ...]) -> Polynomial:
+        return Polynomial(tuple(shape), self.terms)
+
+    def scaled(self, factor: float) -> Polynomial:
+        scaled = {
+            k: Terms(t.place, t.scale * float(factor), t.index) for k, t in self.terms.items()
+        }
+        return Polynomial(self.shape, scaled if factor else {})
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        terms = dict(self.terms)
+        for key, t in other.terms.items():
+            terms[key] = _joined([terms[key], t]) if key in terms else t
+        return Polynomial(self.shape, terms)
+
+    def __mul__(self, other: Polynomial) -> Polynomial:
+        terms: dict = {}
+        for key_a, a in self.terms.items():
+            for key_b, b in other.terms.items():
+                key, t = _product(key_a, a, key_b, b, self.size)
+                if len(t.place):
+                    terms[key] = _joined([terms[key], t]) if key in terms else t
+        return Polynomial(self.shape, terms)
+
+    def summed(self, count: int, shape: tuple[int, ...]) -> Polynomial:
+        """Return a row each of whose elements is the sum of `count` adjacent ones."""
+        terms = {
+            key: merged(Terms(t.place // count, t.scale, t.index)) for key, t in self.terms.items()
+        }
+        return Polynomial(tuple(shape), terms)
+
+
+def variable(name, shape: tuple[int, ...]) -> Polynomial:
+    """Return a row that is another one."""
+    place = np.arange(math.prod(shape))
+    return Polynomial(tuple(shape), {(name,): Terms(place, np.ones(len(place)), place[:, None])})
+
+
+def constant(array: np.ndarray) -> Polynomial:
+    """Return a row of known numbers."""
+    array = np.asarray(array)
+    values = array.reshape(-1).astype(np.float64)
+    place = np.flatnonzero(values)
+    terms = {(): Terms(place, values[place], np.zeros((len(place), 0), int))} if len(place) else {}
+    return Polynomial(array.shape, terms)
+
+
+def merged(terms: Terms) -> Terms:
+    """Return the same with equal monomials in one, without those that cancel exactly."""
+    if not len(terms.place):
+        return terms
+    keys = np.column_stack([terms.place, terms.index])
+    keys, inverse = np.unique(keys, axis=0, return_inverse=True)
+    scale = np.bincount(inverse.reshape(-1), terms.scale, len(keys))
+    return Terms(keys[:, 0], scale, keys[:, 1:]).chosen(scale != 0)
+
+
+def _joined(parts: list[Terms]) -> Terms:
+    columns = zip(*((t.place, t.scale, t.index) for t in parts), strict=True)
+    return merged(Terms(*map(np.concatenate, columns)))
+
+
+def _matches(place: np.ndarray, wanted: np.ndarray, size: int):
+    """Return pairs (n, m) of which place[n] == wanted[m]; nothing matches a wanted -1."""
+    order = np.argsort(place, kind="stable")
+    starts = np.searchsorted(place[order], np.arange(size + 1))
+    count = np.where(wanted < 0, 0, starts[wanted + 1] - starts[np.maximum(wanted, 0)])
+    if count.sum() > MOST_TERMS:
+        raise TooLargeError("it has too many terms")
+    m = np.repeat(np.arange(len(wanted)), count)
+    before = np.cumsum(count) - count
+    n = order[starts[wanted[m]] + np.arange(len(m)) - before[m]]
+    return n, m
+
+
+def _taken(terms: Terms, wanted: np.ndarray, size: int) -> Terms:
+    n, m = _matches(terms.place, wanted, size)
+    return Terms(m, terms.scale[n], terms.index[n])
+
+
+def _product(key_a, a: Terms, key_b, b: Terms, size: int):
+    n, m = _matches(a.place, b.place, size)
+    key = (*key_a, *key_b)
+    order = sorted(range(len(key)), key=lambda i: str(key[i]))
+    index = np.concatenate([a.index[n], b.index[m]], axis=1)[:, order]
+    return tuple(key[i] for i in order), Terms(b.place[m], a.scale[n] * b.scale[m], index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """Rows of nodes, as an operand of each row.
+
+    Attributes:
+      value: array [nodes, ...].
+      index: integers, [rows].
+      mode: of `jax.lax.gather`, by name.
+      fill: what a row out of range is made of, in mode FILL_OR_DROP.
+      rows: the value that is gathered, [rows, ...].
+    """
+
+    value: int
+    index: int
+    mode: str
+    fill: float | None
+    rows: int
+
+
+def _row_indices(trace: Trace, value: int) -> int | None:
+    """Return the vector of which indices [rows, 1] are made; None for others."""
+    node = trace.node(value)
+    if node is None or node.name not in ("broadcast_in_dim", "reshape", "expand_dims"):
+        return None
+    [inner] = node.inputs[:1]
+    shape = tuple(trace.avals[inner].shape)
+    if len(shape) != 1 or tuple(trace.avals[value].shape) != (*shape, 1):
+        return None
+    if node.name == "broadcast_in_dim" and tuple(node.params["broadcast_dimensions"]) != (0,):
+        return None
+    return trace.first_equal(inner)  # indices that are made twice of one array are the same
+
+
+def gathered(trace: Trace, number: int) -> Gathered | None:
+    """Return what a node gathers, if it gathers whole rows of nodes, one for each row."""
+    node = trace.nodes[number]
+    if node.name != "gather":
+        return None
+    p, operand = node.params, trace.avals[node.inputs[0]]
+    d = p["dimension_numbers"]
+    index = _row_indices(trace, node.inputs[1])
+    whole = tuple(p["slice_sizes"]) == (1, *operand.shape[1:])
+    plain = (tuple(d.collapsed_slice_dims), tuple(d.start_index_map)) == ((0,), (0,))
+    plain = plain and tuple(d.offset_dims) == tuple(range(1, operand.ndim))
+    plain = plain and not d.operand_batching_dims and not d.start_indices_batching_dims
+    if index is None or not whole or not plain or operand.shape[0] == 0:
+        return None
+    fill = p.get("fill_value")
+    fill = np.nan if fill is None else float(fill)
+    if not np.issubdtype(operand.dtype, np.inexact) and operand.dtype.name != "bfloat16":
+        return None
+    fill = fill if _mode(p) == "FILL_OR_DROP" else None
+    return Gathered(node.inputs[0], index, _mode(p), fill, node.outputs[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Scatter:
+    """A sum of rows to nodes: start.at[index].add(updates)."""
+
+    start: int
+    index: int
+    updates: int
+    mode: str
+
+
+def summed(trace: Trace, number: int) -> Scatter | None:
+    """Return what a node sums, if it adds whole rows to nodes."""
+    node = trace.nodes[number]
+    if node.name != "scatter-add":
+        return None
+    start, indices, updates = node.inputs
+    d, shape = node.params["dimension_numbers"], trace.avals[start].shape
+    index = _row_indices(trace, indices)
+    plain = tuple(d.update_window_dims) == tuple(range(1, len(shape)))
+    plain = plain and tuple(d.inserted_window_dims) == (0,) == tuple(d.scatter_dims_to_operand_dims)
+    plain = plain and not d.operand_batching_dims and not d.scatter_indices_batching_dims
+    whole = tuple(trace.avals[updates].shape[1:]) == tuple(shape[1:])
+    if index is None or not plain or not whole or shape[0] == 0:
+        return None
+    return Scatter(start, index, updates, _mode(node.params))
+
+
+def _mode(params) -> str:
+    """Return the mode by name; no mode is that of `jax.lax`, FILL_OR_DROP."""
+    return getattr(params.get("mode"), "name", "FILL_OR_DROP")

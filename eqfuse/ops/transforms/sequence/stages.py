@@ -9,14 +9,12 @@ import functools
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from eqfuse.ops.backends.triton.emit import program as triton_program
-from eqfuse.ops.ir.program import Program
-from eqfuse.ops.ir.steps import Copy, Number
+from eqfuse.ops.backends.triton import program as triton_program
+from eqfuse.ops.ir.program import Copy, Number, Program
 from eqfuse.ops.primitives.rules import definitions
 from eqfuse.ops.transforms.fuse import trace as traces
 from eqfuse.ops.transforms.fuse.trace import Node, needed_values
-from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter
-from eqfuse.ops.transforms.sequence.values import NoStepError
+from eqfuse.ops.transforms.sequence.conversion import FORM, LINEAR_FORM, Converter, NoStepError
 
 KERNELS = (FORM, LINEAR_FORM)
 BACKENDS = ("llvm", "triton", "triton-interpret")

@@ -10,12 +10,11 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import _processors
-from eqfuse.ops.backends.llvm.emit import form as codegen
-from eqfuse.ops.backends.llvm.emit.choices import Machine
-from eqfuse.ops.backends.llvm.emit.plan import Plan
-from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.llvm import form as codegen
+from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm.layout import Machine, Plan
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.operands import Index
+from eqfuse.ops.ir.form import Index
 
 MIB = 1 << 20
 LARGE, SMALL = Machine(64, 32, 2 * MIB, 480 * MIB), Machine(64, 32, MIB // 2, 8 * MIB)

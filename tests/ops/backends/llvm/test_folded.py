@@ -5,11 +5,10 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.ops.backends.llvm.emit.choices import Machine
-from eqfuse.ops.backends.llvm.emit.grouping import folded, grouped
-from eqfuse.ops.backends.llvm.emit.plan import Plan
+from eqfuse.ops.backends.llvm.channels import folded, grouped
+from eqfuse.ops.backends.llvm.layout import Machine, Plan
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.operands import Index
+from eqfuse.ops.ir.form import Index
 from eqfuse.ops.primitives.forms import evaluate
 from tests.ops.ir.test_form import evaluate as definition
 from tests.ops.ir.test_form import gradients

@@ -3,7 +3,7 @@
 import pytest
 
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import Program
 from tests.ops import tiers
 from tests.ops.linear_cases import CASES, Problem

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.ops.backends.llvm.emit.choices import Machine
-from eqfuse.ops.backends.llvm.runtime import machine
-from eqfuse.ops.backends.xla import linear_forms as definition
-from eqfuse.ops.ir.linear_form import Block, BlockRef, LinearForm, Rows, Term, Weights
-from eqfuse.ops.primitives import linear_forms
+from eqfuse.ops.backends import xla as definition
+from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm.layout import Machine
+from eqfuse.ops.ir.linear import Block, BlockRef, LinearForm, Rows, Term, Weights
+from eqfuse.ops.primitives import linear as linear_forms
 from tests.ops.parity import only
 
 MACHINES = {64: "avx512", 32: "avx", 16: "sse"}
@@ -170,7 +170,9 @@ def test_narrow_dtypes_are_computed_in_float32(dtype):
         jnp.asarray(rng.normal(size=linear_form.shape(o, 5)), dtype) for o in linear_form.inputs
     ]
     [found] = linear_forms.evaluate(linear_form, arrays, None, 5, "llvm")
-    [exact] = definition.evaluate(linear_form, [a.astype(jnp.float32) for a in arrays], None, 5)
+    [exact] = definition.evaluate_linear_form(
+        linear_form, [a.astype(jnp.float32) for a in arrays], None, 5
+    )
     assert found.dtype == dtype
     rounding = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=rounding)

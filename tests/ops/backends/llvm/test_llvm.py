@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.emit.choices import Machine
-from eqfuse.ops.backends.llvm.emit.form import generate
-from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm.form import generate
+from eqfuse.ops.backends.llvm.layout import Machine
 from eqfuse.ops.ir import products
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
 from eqfuse.ops.primitives.forms import evaluate
 from tests.ops import tiers
 from tests.ops.ir.test_form import evaluate as definition

@@ -18,7 +18,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops import _backend
-from eqfuse.ops.backends.llvm.runtime import handlers, machine
+from eqfuse.ops.backends.llvm import machine, runtime
 
 PRODUCT = """
 import e3nn_jax as e3nn, jax.numpy as jnp, numpy as np
@@ -325,7 +325,7 @@ def test_a_kernel_that_does_not_compile_is_an_error_of_its_call():
 
 @pytest.mark.slow
 def test_more_kernels_than_a_module_of_handlers_has(monkeypatch):
-    monkeypatch.setattr(handlers, "PAGE", 2)
+    monkeypatch.setattr(runtime, "PAGE", 2)
     monkeypatch.setattr(machine, "_slots", [])
     before = len(machine._kernels)
     for multiplicity in (19, 20, 21, 22, 23):

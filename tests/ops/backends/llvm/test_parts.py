@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.emit import form as codegen
-from eqfuse.ops.backends.llvm.emit.choices import PARTS, Machine
-from eqfuse.ops.backends.llvm.emit.parts import is_cut
-from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.llvm import form as codegen
+from eqfuse.ops.backends.llvm import machine
+from eqfuse.ops.backends.llvm.layout import PARTS, Machine, is_cut
 from eqfuse.ops.ir import products
 from eqfuse.ops.primitives import native
 from eqfuse.ops.primitives.forms import evaluate

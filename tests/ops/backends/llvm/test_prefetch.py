@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.emit import form as codegen
-from eqfuse.ops.backends.llvm.emit.choices import Machine
-from eqfuse.ops.backends.llvm.emit.plan import Plan
+from eqfuse.ops.backends.llvm import form as codegen
+from eqfuse.ops.backends.llvm.layout import Machine, Plan
 from eqfuse.ops.ir import products
 from tests.ops.ir.test_form import gradients
 

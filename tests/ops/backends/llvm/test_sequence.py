@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.emit import row_arrays
-from eqfuse.ops.backends.llvm.runtime import machine
+from eqfuse.ops.backends.llvm import machine, row_arrays
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.linear import LinearForm
 from eqfuse.ops.ir.program import Program
-from eqfuse.ops.primitives import choice
+from eqfuse.ops.primitives import layer
 from tests.ops import tiers
 from tests.ops.backends.llvm.test_llvm import REFUSED, assert_bitwise
 from tests.ops.linear_parity import worst
@@ -190,7 +189,7 @@ def test_few_rows_and_large_matrices_are_no_chain():
         text = jax.jit(module.apply).lower(params, x, y).as_text()
         return text.count("custom_call @eqfuse"), text.count("dot_general")
 
-    fewest = choice.FEWEST_ROWS
+    fewest = layer.FEWEST_ROWS
     assert num_calls(fewest - 1, "8x0e+8x1o") == (2, 0)
     assert num_calls(fewest, "8x0e+8x1o") == (1, 0)
     assert num_calls(fewest, "512x0e") == (1, 1)

@@ -7,7 +7,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from eqfuse.ops.backends.triton.runtime.launch import lower_gpu, lower_interpret
+from eqfuse.ops.backends.triton.runtime import lower_gpu, lower_interpret
 from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
 
 SOURCE = '''import triton

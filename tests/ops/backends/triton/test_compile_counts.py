@@ -12,8 +12,8 @@ LAYERS = 10
 PROGRAM = f"""
 import e3nn_jax as e3nn, jax, jax.numpy as jnp, numpy as np
 from eqfuse import ops
-from eqfuse.ops.primitives.ahead import _specs
-from eqfuse.ops.backends.triton.runtime.compile import compile_counts, compile_kernel
+from eqfuse.ops.primitives.lowering import _specs
+from eqfuse.ops.backends.triton.compile import compile_counts, compile_kernel
 
 irreps, sh = "4x0e+4x1o", "0e+1o"
 edges = ops.Edges.from_arrays(np.array([0, 1, 2]), np.array([1, 2, 0]), 3)

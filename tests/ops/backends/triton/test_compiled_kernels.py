@@ -6,7 +6,7 @@ The rest of the cases, and tables of their resources: `python -m benchmarks.prod
 import pytest
 
 from eqfuse.bench.cases import CASES, SH2, Case
-from eqfuse.ops.backends.triton.emit import plan
+from eqfuse.ops.backends.triton import form as plan
 from tests.ops import tiers
 
 pytest.importorskip("triton", reason="triton, which compiles the kernels, is not installed")
@@ -20,7 +20,7 @@ REGISTERS = 255  # of a thread, on every NVIDIA GPU since 2012
 )
 def test_nequip_compiles_without_spilling(order, target):
     """NequIP with l up to 2 and both parities: one launch, one, and two."""
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     kernels = plan.kernels(CASES["nequip-32-l2"].forms()[order], "float32")
     assert len(kernels) == (2 if order == "double" else 1)
@@ -37,7 +37,7 @@ def test_nequip_compiles_without_spilling(order, target):
 @pytest.mark.parametrize(("order", "target"), tiers.targets(["backward"]))
 def test_edges_side_by_side_do_not_spill(order, target):
     """Eight warps have an edge each, of 32 channels."""
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     [kernel] = plan.kernels(CASES["nequip-32-l2"].forms()[order], "float32", 8)
     assert kernel.spec.num_warps == 8
@@ -46,7 +46,7 @@ def test_edges_side_by_side_do_not_spill(order, target):
 
 def test_all_sums_over_channels_are_one_reduction():
     """The gradient of y has 16 components; each sum of its own would have two barriers."""
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     [kernel] = plan.kernels(CASES["mace-large"].forms()["backward"], "float32")
     compiled = compile_kernel(kernel.spec, "sm_90")
@@ -57,7 +57,7 @@ def test_all_sums_over_channels_are_one_reduction():
 @pytest.mark.slow
 def test_the_largest_walk_does_not_spill():
     """Its 2,118 terms did in one kernel, which is why it is cut (`plan.TERMS_OF_A_WALK`)."""
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     first, *_ = plan.kernels(CASES["mixed"].forms()["double"], "float32")
     assert compile_kernel(first.spec, "sm_90").spilled_bytes == 0
@@ -66,7 +66,7 @@ def test_the_largest_walk_does_not_spill():
 @pytest.mark.parametrize(("mul", "dtype"), [(256, "float32"), (512, "float64")])
 def test_threads_of_many_channels_find_their_registers(mul, dtype):
     """All threads of a program run on one processor, which has 65,536 registers."""
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     irreps = f"{mul}x0e+{mul}x1o+{mul}x2e"
     for kernel in plan.kernels(Case(irreps, SH2, "0e+1o+2e").forms()["backward"], dtype):
@@ -85,7 +85,7 @@ def test_threads_of_many_channels_find_their_registers(mul, dtype):
 )
 def test_a_contraction_compiles_without_spilling(order, terms, count):
     """Three factors up to l = 3 in MACE with vector features."""
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     form = CASES["mace-contraction-l1"].forms()[order]
     kernels = plan.kernels(form, "float32")
@@ -110,7 +110,7 @@ def test_no_kernel_has_more_terms_than_one_may(monkeypatch, dtype):
 @pytest.mark.parametrize("order", ["forward", "backward", "double"])
 def test_other_dtypes_compile_without_spilling(order, dtype):
     """The first layer of the Tetris network, which has no channels, weights or scalars of y."""
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     for kernel in plan.kernels(CASES["tetris-1"].forms()[order], dtype):
         assert compile_kernel(kernel.spec, "sm_90").spilled_bytes == 0
@@ -118,7 +118,7 @@ def test_other_dtypes_compile_without_spilling(order, dtype):
 
 def test_kernels_that_share_half_precision_outputs_compile(monkeypatch):
     """Cut finely, they hand sums in float32 to one another."""
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     monkeypatch.setitem(plan.TERMS, "bfloat16", 8)
     monkeypatch.setattr(plan, "tasks", plan.tasks.__wrapped__)  # of other limits, if kept

@@ -25,7 +25,7 @@ def fused_kernels(name, dtype):
     tiers.targets(["rows-gate-16-l1", "rows-16-l1", "rows-64-l1"]),
 )
 def test_fused_kernels_compile_without_spilling(case, target):
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     for spec in fused_kernels(case, "float32"):
         compiled = compile_kernel(spec, target)
@@ -49,7 +49,7 @@ def test_fused_kernels_compile_without_spilling(case, target):
 )
 def test_matmuls_of_tf32_leave_registers_for_the_product(name, target):
     """In the precision of training; the backward sums 26 components, in 4 elements of a thread."""
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     specs = kernels(fused(**SPECS[name], input_precision="tf32x3"), "float32")
     for spec in (*specs["forward"], *specs["backward"]):
@@ -63,7 +63,7 @@ def test_matmuls_of_tf32_leave_registers_for_the_product(name, target):
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_the_widest_case_does_not_spill(target):
     """Its addresses would fill the registers if a program had all channels in a loop."""
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     for spec in [
         spec for specs in kernels(CASES["allegro-128-l3"], "float32").values() for spec in specs
@@ -74,7 +74,7 @@ def test_the_widest_case_does_not_spill(target):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_other_dtypes_compile_without_spilling(dtype):
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     for spec in fused_kernels("rows-gate-16-l1", dtype):
         assert compile_kernel(spec, "sm_90").spilled_bytes == 0
@@ -82,7 +82,7 @@ def test_other_dtypes_compile_without_spilling(dtype):
 
 @pytest.mark.parametrize(("num_sets", "target"), tiers.targets([0], [3]))
 def test_kernels_of_linear_compile_without_spilling(num_sets, target):
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     for spec in mixing_kernels(e3nn.Irreps("64x0e+64x1o+64x2e"), num_sets, "float32"):
         assert compile_kernel(spec, target).spilled_bytes == 0
@@ -94,7 +94,7 @@ def test_kernels_of_linear_load_several_elements_at_once():
 
     Elsewhere the pass halves the number of loads.
     """
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     for spec in mixing_kernels(e3nn.Irreps("64x0e+64x1o+64x2e"), 1, "float32"):
         one_at_once = compile_kernel(dataclasses.replace(spec, coalesce=False), "sm_90")
@@ -106,14 +106,14 @@ def test_kernels_of_linear_load_several_elements_at_once():
 
 @pytest.mark.parametrize(("case", "target"), tiers.targets(["nequip-16-l1"], ["nequip-64-l2"]))
 def test_kernels_of_nodes_compile_without_spilling(case, target):
-    from eqfuse.ops.backends.triton.emit import node_kernel
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton import node
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     fused = CASES[case]
     given = (True,) + (False,) * (len(fused.sizes) - 1)
     specs = [
-        node_kernel.forward(fused, "float32", 2),
-        node_kernel.backward(fused.mixed, given, "float32", 2),
+        node.forward(fused, "float32", 2),
+        node.backward(fused.mixed, given, "float32", 2),
     ]
     for kernel in specs:
         assert compile_kernel(kernel.spec, target).spilled_bytes == 0

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-from eqfuse.ops.backends.triton.emit import linear_kernel
-from eqfuse.ops.backends.triton.runtime import handover
-from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
-from eqfuse.ops.ir import linears
+from eqfuse.ops.backends.triton import linear as linear_kernel
+from eqfuse.ops.backends.triton import runtime
+from eqfuse.ops.backends.triton.compile import compile_kernel
+from eqfuse.ops.ir import linear as linears
 
 case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
 spec = case["spec"]
@@ -68,12 +68,12 @@ def linear():
 
 
 def test_a_cubin_goes_beside_a_short_hash(monkeypatch):
-    monkeypatch.setattr(handover, "takes_cubins", lambda: True)
+    monkeypatch.setattr(runtime, "takes_cubins", lambda: True)
     texts = set()
     for kernel_spec, has_warps in ((spec(), 1), (spec(np.float64), 1), (linear(), 2)):
         compiled = compile_kernel(kernel_spec, "sm_90")
         assert (compiled.shared_bytes > 1000) == (has_warps > 1)
-        kernel, image = handover.gpu_kernel(LIBRARY, compiled)
+        kernel, image = runtime.gpu_kernel(LIBRARY, compiled)
         name, warps, clusters, shared, text, _, capability = kernel
         assert (name, warps, clusters, capability) == (kernel_spec.name, has_warps, 1, 90)
         assert shared == compiled.shared_bytes
@@ -88,10 +88,10 @@ def test_a_cubin_goes_beside_a_short_hash(monkeypatch):
 
 
 def test_jaxlib_without_the_field_assembles_ptx(monkeypatch):
-    monkeypatch.setattr(handover, "takes_cubins", lambda: False)
+    monkeypatch.setattr(runtime, "takes_cubins", lambda: False)
     for kernel_spec, warps in ((spec(), 1), (linear(), 2)):
         compiled = compile_kernel(kernel_spec, "sm_90")
-        kernel, image = handover.gpu_kernel(LIBRARY, compiled)
+        kernel, image = runtime.gpu_kernel(LIBRARY, compiled)
         shared = compiled.shared_bytes
         assert kernel == (kernel_spec.name, warps, 1, shared, compiled.assembly, "", 90)
         assert image == b""
@@ -101,13 +101,13 @@ def test_the_field_is_used_where_the_plug_in_has_it(plugin):
     """A descriptor in the library has the name of each field, then its number, here 11."""
     name = plugin.TritonKernel.__module__
     library = pathlib.Path(__import__(name, fromlist=["_"]).__file__).read_bytes()
-    assert (b"\x0cmodule_image\x18\x0b" in library) == handover.takes_cubins()
-    assert handover.takes_cubins() == (jaxlib.version.__version_info__ >= (0, 11, 1))
+    assert (b"\x0cmodule_image\x18\x0b" in library) == runtime.takes_cubins()
+    assert runtime.takes_cubins() == (jaxlib.version.__version_info__ >= (0, 11, 1))
 
 
 def test_xla_loads_the_cubin_and_assembles_nothing(plugin, monkeypatch):
     """Ahead of time for an H100; the hash in the place of PTX is nothing that ptxas could take."""
-    if not handover.takes_cubins():
+    if not runtime.takes_cubins():
         pytest.skip("jaxlib before 0.11.1 assembles PTX, when it launches")
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[4])
     from benchmarks import launches
@@ -123,11 +123,11 @@ def test_xla_loads_the_cubin_and_assembles_nothing(plugin, monkeypatch):
         lowered = function.trace(*args).lower(lowering_platforms=("cuda",))
         return lowered.compile().as_text()
 
-    image = handover._image
-    monkeypatch.setattr(handover, "_image", lambda compiled: b"")
+    image = runtime._image
+    monkeypatch.setattr(runtime, "_image", lambda compiled: b"")
     with pytest.raises(Exception, match="ptxas"):
         compiled_ahead()
-    monkeypatch.setattr(handover, "_image", image)
+    monkeypatch.setattr(runtime, "_image", image)
     assert "triton_kernel_call_ffi" in compiled_ahead()
 
 
@@ -147,7 +147,7 @@ def test_each_launch_for_rocm_has_a_file_that_jaxlib_may_delete():
     compiled = compile_kernel(spec(), "gfx942")
     files = []
     for _ in range(2):
-        kernel, image = handover.gpu_kernel(LIBRARY, compiled)
+        kernel, image = runtime.gpu_kernel(LIBRARY, compiled)
         name, warps, clusters, shared, path, _, capability = kernel
         assert (name, warps, clusters, shared, capability) == (spec().name, 1, 1, 0, 0)
         assert image == b""
@@ -157,5 +157,5 @@ def test_each_launch_for_rocm_has_a_file_that_jaxlib_may_delete():
         assert file.read_bytes() == compiled.binary
         file.unlink()
     found = compile_kernel(spec(), "gfx942")  # the cache has its own
-    path = handover.gpu_kernel(LIBRARY, found)[0][4]
+    path = runtime.gpu_kernel(LIBRARY, found)[0][4]
     assert pathlib.Path(path).read_bytes() == compiled.binary

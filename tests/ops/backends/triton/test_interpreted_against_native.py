@@ -12,8 +12,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.bench.cases import BOTH2, BOTH3, SH2, SH3, Case, Contraction, times
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Index
+from eqfuse.ops.ir.form import Form, Index
 from eqfuse.ops.primitives import forms
 from tests.ops.ir.test_form import evaluate
 from tests.ops.parity import only

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from eqfuse.bench.cases import CASES as BENCHMARKS
-from eqfuse.ops.backends.triton.emit import plan
-from eqfuse.ops.ir import channelwise, products
-from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.operands import Index, Operand, Path, Segment, SegmentRef
+from eqfuse.ops.backends.triton import form as plan
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment, SegmentRef
 from tests.ops import tiers
 from tests.ops.cases import ELEMENTWISE, GRAPH, SMALL, TENSOR_PRODUCT, Case
 
@@ -32,7 +31,7 @@ def product(case: Case) -> Form:
     keep = None if case.keep is None else tuple(ir for _, ir in e3nn.Irreps(case.keep))
     zeros = {"zero_x": case.zero_x, "zero_y": case.zero_y}
     if case.op == "elementwise_tensor_product":
-        return channelwise.elementwise_tensor_product(*irreps, keep, "component", **zeros).form
+        return products.elementwise_tensor_product(*irreps, keep, "component", **zeros).form
     return products.tensor_product(
         *irreps,
         keep,
@@ -63,7 +62,7 @@ NUM_ROWS = len(SMALL.pairs)
 
 def run(form: Form, inputs, edge_lanes: int = 1) -> list[np.ndarray]:
     """Return the outputs of the form's kernels, each of which finds NaN where it is to write."""
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret
+    from eqfuse.ops.backends.triton.interpret import interpret
 
     edges = SMALL.edges()
     scalars = {"num_rows": NUM_ROWS, "num_nodes": SMALL.num_nodes}

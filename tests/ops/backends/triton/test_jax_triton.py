@@ -11,15 +11,16 @@ import pytest
 
 from benchmarks.fused_cases import fused, mixing_kernels
 from eqfuse.bench.cases import Case
-from eqfuse.ops.backends.triton.emit import fused_backward, fused_forward, plan
-from eqfuse.ops.backends.triton.launch import launch
+from eqfuse.ops.backends.triton import form as plan
+from eqfuse.ops.backends.triton import rows
+from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.backends.triton.spec import TRITON_TYPES
 from tests.ops.backends.triton.test_handover import fields
 
 pytest.importorskip("triton")
 
-from eqfuse.ops.backends.triton.runtime import handover, pipeline
-from eqfuse.ops.backends.triton.runtime.source import load
+from eqfuse.ops.backends.triton import compile, runtime
+from eqfuse.ops.backends.triton.compile import load
 
 example = runpy.run_path(
     str(pathlib.Path(__file__).parents[4] / "examples" / "jax_triton_kernel.py")
@@ -40,8 +41,8 @@ def kinds():
     return {
         "form": product.spec,
         "linear": linear,
-        "fused forward": fused_forward.forward(layer, "float32").spec,
-        "fused backward": fused_backward.backward(layer, *everything, "float32").spec,
+        "fused forward": rows.forward(layer, "float32").spec,
+        "fused backward": rows.backward(layer, *everything, "float32").spec,
     }
 
 
@@ -80,9 +81,9 @@ def test_a_launch_is_as_ours(jax_triton, monkeypatch, kind):
     if kind.startswith("fused"):  # the pass that we leave out, which changes nothing in a form
         from triton.backends.nvidia.compiler import CUDABackend
 
-        make_ttgir = pipeline._without_coalesce(CUDABackend.make_ttgir)
+        make_ttgir = compile._without_coalesce(CUDABackend.make_ttgir)
         monkeypatch.setattr(CUDABackend, "make_ttgir", staticmethod(make_ttgir))
-    monkeypatch.setattr(handover, "takes_cubins", lambda: False)
+    monkeypatch.setattr(runtime, "takes_cubins", lambda: False)
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[4])
     from benchmarks import launches
 
@@ -115,7 +116,7 @@ def test_a_launch_is_as_ours(jax_triton, monkeypatch, kind):
     assert len(launched) == len(GRID) + len(spec.parameter_types)
     assert launched == they_launch  # grid and parameters
     kernel, their_kernel = dict(fields(kernel)), dict(fields(their_kernel))
-    assert kernel.pop(PTX).decode() == pipeline._without_lines(their_kernel.pop(PTX).decode())
+    assert kernel.pop(PTX).decode() == compile._without_lines(their_kernel.pop(PTX).decode())
     del their_kernel[TTIR]  # for people to read
     assert kernel == their_kernel  # name, warps, clusters, shared memory, capability
 

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("triton")
 
 from eqfuse.ops import _backend, info
-from eqfuse.ops.backends.triton.runtime import handover, launch, pipeline, ptxas
-from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+from eqfuse.ops.backends.triton import compile, runtime
+from eqfuse.ops.backends.triton.compile import compile_kernel
 
 ROOT = pathlib.Path(__file__).parents[4]
 case = runpy.run_path(str(pathlib.Path(__file__).with_name("row_sum.py")))
@@ -42,14 +42,14 @@ def _folder(tmp_path, monkeypatch):
     ],
 )
 def test_every_nvidia_target_compiles(target, version):
-    program = ptxas.of_triton(ptxas.architecture(target))
+    program = compile.of_triton(compile.architecture(target))
     programs = program.parent.glob("ptxas*")
-    if not any(ptxas._knows(file, ptxas.architecture(target)) for file in programs):
+    if not any(compile._knows(file, compile.architecture(target)) for file in programs):
         pytest.skip(f"no ptxas of this triton knows {target}")
     compiled = compile_kernel(spec(), target)
-    assert f".version {version}\n.target {ptxas.architecture(target)}\n" in compiled.assembly
+    assert f".version {version}\n.target {compile.architecture(target)}\n" in compiled.assembly
     assert compiled.binary.startswith(b"\x7fELF")
-    assert not ptxas.refusal(program, target)
+    assert not compile.refusal(program, target)
 
 
 @pytest.mark.parametrize("target", ["gfx1030", "gfx1100", "gfx1201"])
@@ -78,17 +78,17 @@ def device(capability, kind="GPU"):
 
 def test_different_gpus_in_one_process_are_refused():
     a100, h100 = device("8.0", "NVIDIA A100"), device("9.0", "NVIDIA H100")
-    assert launch.common_target([device(None)]) is None
-    assert launch.common_target([h100, h100]) == "sm_90"
+    assert runtime.common_target([device(None)]) is None
+    assert runtime.common_target([h100, h100]) == "sm_90"
     with pytest.raises(ValueError, match=r"A100 \(sm_80\), .*H100 \(sm_90\).*CUDA_VISIBLE_DEV"):
-        launch.common_target([h100, a100, h100][1:])
+        runtime.common_target([h100, a100, h100][1:])
 
 
 def test_a_lowering_refuses_different_gpus():
     client = types.SimpleNamespace(devices=lambda: [device("8.0"), device("9.0")])
     context = types.SimpleNamespace(module_context=types.SimpleNamespace(backend=client))
     with pytest.raises(ValueError, match="GPUs of several kinds"):
-        launch.target_of(context)
+        runtime.target_of(context)
 
 
 def program(folder: pathlib.Path, version: str) -> pathlib.Path:
@@ -96,7 +96,7 @@ def program(folder: pathlib.Path, version: str) -> pathlib.Path:
     folder.mkdir(parents=True)
     file = folder / "ptxas"
     said = f"Cuda compilation tools, release 1, V{version}"
-    real = ptxas.of_triton("sm_90a")
+    real = compile.of_triton("sm_90a")
     file.write_text(
         f'#!/bin/sh\ntest "$1" = --version && echo "{said}" && exit\nexec "{real}" "$@"\n'
     )
@@ -114,22 +114,22 @@ def test_what_is_too_old_or_has_a_bug_is_passed_over(tmp_path, monkeypatch):
     ]
     monkeypatch.setenv("PATH", os.pathsep.join(map(str, folders)))
     monkeypatch.chdir(tmp_path)
-    assert ptxas.found_by_xla(tmp_path / "plugin") == found[2]
+    assert compile.found_by_xla(tmp_path / "plugin") == found[2]
     current = program(tmp_path / "bin", "12.8.1")
-    assert ptxas.found_by_xla(tmp_path / "plugin") == current
+    assert compile.found_by_xla(tmp_path / "plugin") == current
     shutil.rmtree(current.parent)
     monkeypatch.setenv("PATH", "")
     packaged = program(tmp_path / "nvidia" / "cu13" / "bin", "13.0.1")
     system = pathlib.Path("/usr/local/cuda/bin/ptxas")
-    expected = system if ptxas.version(system) else packaged
-    assert ptxas.found_by_xla(tmp_path / "plugin") == expected
+    expected = system if compile.version(system) else packaged
+    assert compile.found_by_xla(tmp_path / "plugin") == expected
 
 
 def test_it_is_the_one_that_xla_takes(tmp_path, monkeypatch):
     """XLA logs which it takes, and which it passes over, when it assembles PTX."""
     from jaxlib import gpu_triton
 
-    if not (hasattr(gpu_triton, "TritonKernel") and handover.takes_cubins()):
+    if not (hasattr(gpu_triton, "TritonKernel") and runtime.takes_cubins()):
         pytest.skip("needs jaxlib 0.11.1, which assembles ahead of time, and its CUDA plug-in")
     monkeypatch.chdir(tmp_path)
     old, bug, good = (
@@ -156,7 +156,7 @@ def test_it_is_the_one_that_xla_takes(tmp_path, monkeypatch):
     )
     assert f"Using {good} with version 12.9.1" in run.stderr
     monkeypatch.setenv("PATH", environment["PATH"])
-    assert ptxas.found_by_xla(tmp_path / "plugin") == good
+    assert compile.found_by_xla(tmp_path / "plugin") == good
 
 
 @pytest.fixture
@@ -169,9 +169,9 @@ def plugin():
 
 
 def test_info_says_what_jaxlib_is_given(plugin, monkeypatch):
-    monkeypatch.setattr(handover, "takes_cubins", lambda: True)
+    monkeypatch.setattr(runtime, "takes_cubins", lambda: True)
     assert "launch      cubin: jaxlib loads what triton's ptxas (CUDA 1" in info.info()
-    monkeypatch.setattr(handover, "takes_cubins", lambda: False)
+    monkeypatch.setattr(runtime, "takes_cubins", lambda: False)
     assert "launch      PTX, which XLA's ptxas assembles" in info.info()
 
 
@@ -184,13 +184,13 @@ def test_info_asks_the_ptxas_that_xla_will_find(plugin, tmp_path, monkeypatch):
     )
     fine.write_text(fine.read_text().replace("exec", "echo PTX is too new >&2; exit 1 #"))
     assert "which REFUSES PTX 8.7 for sm_90: PTX is too new" in info._launch()[1]
-    monkeypatch.setattr(ptxas, "found_by_xla", lambda folder: None)
+    monkeypatch.setattr(compile, "found_by_xla", lambda folder: None)
     assert "XLA finds none; pip install 'eqfuse[cuda]'" in info._launch()[1]
 
 
 def test_an_unknown_target_is_left_to_triton():
-    assert ptxas.ptx_version("sm_130") is None
-    assert "ptx_version" not in pipeline.compile_options(spec(), "sm_130")
+    assert compile.ptx_version("sm_130") is None
+    assert "ptx_version" not in compile.compile_options(spec(), "sm_130")
 
 
 def test_the_advice_on_capturing_is_a_flag_of_xla():

@@ -22,12 +22,12 @@ spec, values, expected, ROW_START = (
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Return an empty cache folder, and a runtime that has compiled and loaded nothing yet."""
-    from eqfuse.ops.backends.triton.runtime import compile, source
+    from eqfuse.ops.backends.triton import compile
 
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile, "_KERNELS", {})
     monkeypatch.setattr(compile, "_counts", compile.CompileCounts())
-    monkeypatch.setattr(source, "_LOADED", {})
+    monkeypatch.setattr(compile, "_LOADED", {})
     return tmp_path
 
 
@@ -53,7 +53,7 @@ def test_spec_refuses_what_is_no_kernel():
 
 
 def test_source_file_is_rebuilt_when_damaged(folder):
-    from eqfuse.ops.backends.triton.runtime.source import source_file
+    from eqfuse.ops.backends.triton.compile import source_file
 
     path = source_file(spec())
     assert path.is_relative_to(folder)
@@ -115,7 +115,7 @@ def test_damaged_entries_are_not_read(tmp_path, damage):
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_interpreted_kernel_equals_numpy(folder, dtype):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret, interpret_count
+    from eqfuse.ops.backends.triton.interpret import interpret, interpret_count
 
     results, before = [], interpret_count()
     for _ in range(2):
@@ -132,10 +132,10 @@ def test_interpreted_kernel_equals_numpy(folder, dtype):
 
 def test_interpreter_rounds_bfloat16_to_nearest_even(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret
+    from eqfuse.ops.backends.triton.interpret import interpret
 
-    source = case["SOURCE"].replace(".to(out.dtype.element_ty)", ".to(tl.bfloat16)")
-    kernel = KernelSpec.build("round", source, ("*fp32", "*i32"), ("*bf16",), ("width",))
+    compile = case["SOURCE"].replace(".to(out.dtype.element_ty)", ".to(tl.bfloat16)")
+    kernel = KernelSpec.build("round", compile, ("*fp32", "*i32"), ("*bf16",), ("width",))
     out = np.zeros((3, 20), ml_dtypes.bfloat16)
     interpret(kernel, (values(), ROW_START), (out,), (20,), (3,))
     exact = np.zeros((3, 20), np.float32)
@@ -145,7 +145,7 @@ def test_interpreter_rounds_bfloat16_to_nearest_even(folder):
 
 def test_interpreter_refuses_what_does_not_fit(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret
+    from eqfuse.ops.backends.triton.interpret import interpret
 
     out = np.zeros((3, 20), np.float32)
     with pytest.raises(ValueError, match=r"wants inputs .*\*fp32.*got .*\*fp64"):
@@ -161,8 +161,8 @@ def test_interpreter_refuses_what_does_not_fit(folder):
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_kernel_compiles_without_a_gpu(folder, target):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret
+    from eqfuse.ops.backends.triton.compile import compile_kernel
+    from eqfuse.ops.backends.triton.interpret import interpret
 
     out = np.zeros((3, 20), np.float32)
     interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))  # must not disturb the compiler
@@ -176,7 +176,7 @@ def test_kernel_compiles_without_a_gpu(folder, target):
 
 def test_unknown_target_is_refused(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     with pytest.raises(ValueError, match="target 'h100' is unknown; it looks like 'sm_90'"):
         compile_kernel(spec(), "h100")
@@ -184,7 +184,7 @@ def test_unknown_target_is_refused(folder):
 
 def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime import compile, pipeline
+    from eqfuse.ops.backends.triton import compile
 
     layers = [compile.compile_kernel(spec(), "sm_90") for _ in range(10)]
     assert compile.compile_counts() == compile.CompileCounts(compiled=1, in_memory=9)
@@ -200,7 +200,7 @@ def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
     compile._KERNELS.clear()
     assert compile.compile_kernel(spec(), "sm_90").assembly == layers[0].assembly
     assert compile.compile_counts().compiled == 2
-    monkeypatch.setattr(pipeline, "REVISION", "another")
+    monkeypatch.setattr(compile, "REVISION", "another")
     compile._KERNELS.clear()
     compile.compile_kernel(spec(), "sm_90")
     assert compile.compile_counts().compiled == 3
@@ -208,12 +208,12 @@ def test_kernels_are_compiled_once_and_found_on_disk(folder, monkeypatch):
 
 def test_second_process_compiles_nothing(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime.compile import compile_kernel
+    from eqfuse.ops.backends.triton.compile import compile_kernel
 
     compile_kernel(spec(), "sm_90")
     program = (
         "import sys\n"
-        "from eqfuse.ops.backends.triton.runtime.compile import compile_counts, compile_kernel\n"
+        "from eqfuse.ops.backends.triton.compile import compile_counts, compile_kernel\n"
         "from eqfuse.ops.backends.triton.spec import KernelSpec\n"
         "compile_kernel(KernelSpec.from_json(sys.stdin.read()), 'sm_90')\n"
         "print(compile_counts())\n"
@@ -230,8 +230,8 @@ def test_second_process_compiles_nothing(folder):
 
 def test_many_kernels_compile_in_processes(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime import compile
-    from eqfuse.ops.backends.triton.runtime.parallel import compile_many
+    from eqfuse.ops.backends.triton import compile
+    from eqfuse.ops.backends.triton.compile import compile_many
 
     specs = [spec(dtype) for dtype in (np.float32, ml_dtypes.bfloat16)]
     kernels = compile_many([*specs, *specs], "sm_90", processes=2)
@@ -244,7 +244,7 @@ def test_many_kernels_compile_in_processes(folder):
 
 def test_workers_report_what_the_compiler_says(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime.parallel import compile_many
+    from eqfuse.ops.backends.triton.compile import compile_many
 
     broken = spec(source=case["SOURCE"].replace("edge += 1", "edge += unknown_name"))
     with pytest.raises(RuntimeError, match=rf"(?s){broken.name} did not compile.*unknown_name"):
@@ -256,44 +256,44 @@ def test_leaving_out_coalesce_changes_nothing(folder, monkeypatch, target):
     pytest.importorskip("triton")
     from triton._C.libtriton import passes
 
-    from eqfuse.ops.backends.triton.runtime import pipeline
+    from eqfuse.ops.backends.triton import compile
 
     used = []
     add_coalesce = passes.ttgpuir.add_coalesce
     monkeypatch.setattr(
         passes.ttgpuir, "add_coalesce", lambda manager: (used.append(1), add_coalesce(manager))
     )
-    without, _ = pipeline.compile_stages(spec(), target)
+    without, _ = compile.compile_stages(spec(), target)
     assert not used
-    monkeypatch.setattr(pipeline, "_without_coalesce", lambda make_ttgir: make_ttgir)
-    with_it, _ = pipeline.compile_stages(spec(), target)
+    monkeypatch.setattr(compile, "_without_coalesce", lambda make_ttgir: make_ttgir)
+    with_it, _ = compile.compile_stages(spec(), target)
     assert used
     assembly = "ptx" if target.startswith("sm_") else "amdgcn"
     assert without[assembly] == with_it[assembly]
 
 
 def test_a_triton_without_coalesce_is_left_as_it_is():
-    from eqfuse.ops.backends.triton.runtime import pipeline
+    from eqfuse.ops.backends.triton import compile
 
     def make_ttgir(module, metadata):
         return module
 
-    assert pipeline._without_coalesce(make_ttgir) is make_ttgir
+    assert compile._without_coalesce(make_ttgir) is make_ttgir
 
 
 def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
-    from eqfuse.ops.backends.triton.runtime import pipeline, ptxas
+    from eqfuse.ops.backends.triton import compile
 
     tried = []
 
     def assemble(ptx):
         limit = int(ptx.split(".maxnreg ")[1].split()[0]) if ".maxnreg" in ptx else 90
         tried.append(limit)
-        return ptxas.Assembled(limit - 2, 0 if limit >= 128 else 16, b"of %d" % limit)
+        return compile.Assembled(limit - 2, 0 if limit >= 128 else 16, b"of %d" % limit)
 
-    monkeypatch.setattr(ptxas, "assemble", assemble)
+    monkeypatch.setattr(compile, "assemble", assemble)
     stages = {"ptx": ".visible .entry k(\n)\n.reqntid 64\n{\n}\n"}
-    assert pipeline.resources(stages) == (126, 0)
+    assert compile.resources(stages) == (126, 0)
     assert tried == [90, 96, 128]
     assert stages["ptx"] == ".visible .entry k(\n)\n.reqntid 64\n.maxnreg 128\n{\n}\n"
     assert stages["cubin"] == b"of 128"
@@ -301,53 +301,53 @@ def test_a_kernel_that_spills_gets_the_fewest_registers_without(monkeypatch):
 
 def test_no_program_gets_more_registers_than_a_processor_has(monkeypatch):
     """512 threads of 144 registers would compile, and fail to launch."""
-    from eqfuse.ops.backends.triton.runtime import pipeline, ptxas
+    from eqfuse.ops.backends.triton import compile
 
     def assemble(ptx):
-        return ptxas.Assembled(128, 0 if ".maxnreg" in ptx else 16, b"")
+        return compile.Assembled(128, 0 if ".maxnreg" in ptx else 16, b"")
 
-    monkeypatch.setattr(ptxas, "assemble", assemble)
+    monkeypatch.setattr(compile, "assemble", assemble)
     for threads, spilled in (("512", 16), ("512, 1, 1", 16), ("256, 2, 1", 16), ("256", 0)):
         stages = {"ptx": f".visible .entry k(\n)\n.maxntid {threads}\n{{\n}}\n"}
-        assert pipeline.resources(stages) == (128, spilled), threads
+        assert compile.resources(stages) == (128, spilled), threads
         assert (".maxnreg" in stages["ptx"]) == (spilled == 0), threads
 
 
 def test_ptx_has_no_line_numbers(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime import pipeline, ptxas
+    from eqfuse.ops.backends.triton import compile
 
-    stages, _ = pipeline.compile_stages(spec(), "sm_90")
+    stages, _ = compile.compile_stages(spec(), "sm_90")
     assert "!DILocation" in stages["llir"]  # there were some
     for what in (".loc", ".file", ".section", "//", str(folder)):
         assert what not in stages["ptx"]
-    assert ptxas.assemble(stages["ptx"]).registers > 0
+    assert compile.assemble(stages["ptx"]).registers > 0
 
 
 def test_register_limits_are_valid_ptx(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime import pipeline, ptxas
+    from eqfuse.ops.backends.triton import compile
 
-    stages, _ = pipeline.compile_stages(spec(), "sm_90")
-    limited = pipeline._with_register_limit(stages["ptx"], 128)
+    stages, _ = compile.compile_stages(spec(), "sm_90")
+    limited = compile._with_register_limit(stages["ptx"], 128)
     assert limited.count("\n.maxnreg 128\n") == 1
-    with_limit, without = (ptxas.assemble(text) for text in (limited, stages["ptx"]))
+    with_limit, without = (compile.assemble(text) for text in (limited, stages["ptx"]))
     assert with_limit.registers == without.registers
 
 
 def test_one_thread_compiles_while_another_interprets(folder):
     pytest.importorskip("triton")
-    from eqfuse.ops.backends.triton.runtime import pipeline
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret
+    from eqfuse.ops.backends.triton import compile
+    from eqfuse.ops.backends.triton.interpret import interpret
 
     def interpreted():
         out = np.full((3, 20), np.nan, np.float32)
         interpret(spec(), (values(), ROW_START), (out,), (20,), (3,))
         return np.abs(out - expected(values())).max()
 
-    alone = pipeline.compile_stages(spec(), "sm_90")[0]["ptx"]
+    alone = compile.compile_stages(spec(), "sm_90")[0]["ptx"]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         errors = [pool.submit(interpreted) for _ in range(20)]
-        texts = {pipeline.compile_stages(spec(), "sm_90")[0]["ptx"] for _ in range(5)}
+        texts = {compile.compile_stages(spec(), "sm_90")[0]["ptx"] for _ in range(5)}
     assert texts == {alone}
     assert max(error.result() for error in errors) < 1e-5

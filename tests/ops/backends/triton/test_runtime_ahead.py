@@ -10,8 +10,8 @@ import pytest
 
 from eqfuse.ops import Edges
 from eqfuse.ops.ir import products
-from eqfuse.ops.primitives.ahead import compile_ahead
 from eqfuse.ops.primitives.forms import evaluate
+from eqfuse.ops.primitives.lowering import compile_ahead
 
 pytest.importorskip("triton")
 
@@ -20,7 +20,7 @@ NUM_NODES, NUM_EDGES = 5, 12
 
 @pytest.fixture(autouse=True)
 def _empty(tmp_path, monkeypatch):
-    from eqfuse.ops.backends.triton.runtime import compile
+    from eqfuse.ops.backends.triton import compile
 
     monkeypatch.setenv("EQFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile, "_KERNELS", {})
@@ -53,7 +53,7 @@ def force_matching(backend):
 def test_lowering_finds_every_kernel_compiled(monkeypatch):
     from jaxlib import gpu_triton
 
-    from eqfuse.ops.backends.triton.runtime import compile
+    from eqfuse.ops.backends.triton import compile
 
     function, args = force_matching("triton")
     kernels = compile_ahead(function, *args, target="sm_90", processes=2)

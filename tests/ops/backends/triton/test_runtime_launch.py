@@ -27,7 +27,7 @@ def _folder(tmp_path, monkeypatch):
 
 
 def test_jitted_on_a_cpu_it_is_interpreted():
-    from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
+    from eqfuse.ops.backends.triton.interpret import interpret_count
 
     before = interpret_count()
     out = jax.jit(case["row_sum_between"])(case["values"](), case["ROW_START"])
@@ -81,7 +81,7 @@ def test_a_gpu_that_is_neither_present_nor_named_is_an_error():
 
 @pytest.mark.parametrize("grid", [(0,), (1, 2**16), (1, 1, 1, 1)])
 def test_grids_that_cannot_run_are_refused(grid):
-    from eqfuse.ops.backends.triton.runtime.launch import _grid_of_three
+    from eqfuse.ops.backends.triton.runtime import _grid_of_three
 
     with pytest.raises(ValueError, match=r"grid .* is not within 1 to"):
         _grid_of_three(case["spec"](), grid)
@@ -90,8 +90,8 @@ def test_grids_that_cannot_run_are_refused(grid):
 def test_an_output_that_several_kernels_add_to_is_one_array(monkeypatch):
     """Else all but the first would add to memory that nobody has written."""
     from eqfuse.bench.cases import CASES
-    from eqfuse.ops.backends.triton.emit import plan
-    from eqfuse.ops.backends.triton.runtime import launch
+    from eqfuse.ops.backends.triton import form as plan
+    from eqfuse.ops.backends.triton import runtime
     from eqfuse.ops.primitives import forms
 
     def parameter(*_):
@@ -103,10 +103,10 @@ def test_an_output_that_several_kernels_add_to_is_one_array(monkeypatch):
         create_scalar_parameter=parameter,
         TritonKernelCall=lambda *_: call,
     )
-    monkeypatch.setattr(launch, "gpu_library", lambda: library)
-    monkeypatch.setattr(launch, "target_of", lambda _: "sm_90")
-    monkeypatch.setattr(launch, "compile_kernel", lambda *_: None)
-    monkeypatch.setattr(launch, "gpu_kernel", lambda *_: (None, b""))
+    monkeypatch.setattr(runtime, "gpu_library", lambda: library)
+    monkeypatch.setattr(runtime, "target_of", lambda _: "sm_90")
+    monkeypatch.setattr(runtime, "compile_kernel", lambda *_: None)
+    monkeypatch.setattr(runtime, "gpu_kernel", lambda *_: (None, b""))
     monkeypatch.setitem(plan.TERMS, "float32", 8)
     monkeypatch.setattr(plan, "kernels", plan.kernels.__wrapped__)
     monkeypatch.setattr(plan, "tasks", plan.tasks.__wrapped__)  # of other limits, if kept

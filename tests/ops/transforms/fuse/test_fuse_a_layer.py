@@ -13,7 +13,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.ops.ir.form import Form
-from eqfuse.ops.ir.linear_form import LinearForm
+from eqfuse.ops.ir.linear import LinearForm
 from tests.ops import tiers
 from tests.ops.parity import PORTABLE, only
 

@@ -13,10 +13,10 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
-from eqfuse.ops.backends.llvm.emit.program import generate
-from eqfuse.ops.backends.llvm.runtime.machine import machine
-from eqfuse.ops.ir.steps import Number
-from eqfuse.ops.transforms.sequence.primitive import Traced
+from eqfuse.ops.backends.llvm.machine import machine
+from eqfuse.ops.backends.llvm.program import generate
+from eqfuse.ops.ir.program import Number
+from eqfuse.ops.transforms.sequence.sequence import Traced
 
 INT = np.iinfo(np.int32)
 CORNERS = {

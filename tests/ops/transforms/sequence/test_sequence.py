@@ -11,11 +11,11 @@ import pytest
 
 from eqfuse import data, models, ops
 from eqfuse.graph import Graph
-from eqfuse.ops.backends.llvm.emit import program as native_program
-from eqfuse.ops.backends.llvm.emit.module import Module
-from eqfuse.ops.backends.llvm.emit.program import generate
-from eqfuse.ops.backends.llvm.runtime.machine import machine
-from eqfuse.ops.transforms.sequence.primitive import Traced
+from eqfuse.ops.backends.llvm import program as native_program
+from eqfuse.ops.backends.llvm.machine import machine
+from eqfuse.ops.backends.llvm.program import generate
+from eqfuse.ops.backends.llvm.text import Module
+from eqfuse.ops.transforms.sequence.sequence import Traced
 from eqfuse.train.flat import Flat
 from eqfuse.train.tetris import cross_entropy, logits
 

@@ -9,9 +9,8 @@ import pytest
 from jax import lax
 
 from eqfuse import ops
-from eqfuse.ops.ir.program import Program
-from eqfuse.ops.ir.steps import Array, Copy, Elementwise, ElementwiseLoop
-from eqfuse.ops.transforms.sequence.primitive import Traced
+from eqfuse.ops.ir.program import Array, Copy, Elementwise, ElementwiseLoop, Program
+from eqfuse.ops.transforms.sequence.sequence import Traced
 
 # Triton's interpreter computes what is masked too
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")

@@ -13,9 +13,9 @@ import pytest
 from benchmarks.networks import random_graph, step_on
 from benchmarks.steps import sequences
 from eqfuse import ops
-from eqfuse.ops.backends.triton.emit import program as triton_program
-from eqfuse.ops.backends.triton.runtime.interpret import interpret_count
-from eqfuse.ops.transforms.sequence.primitive import Traced
+from eqfuse.ops.backends.triton import program as triton_program
+from eqfuse.ops.backends.triton.interpret import interpret_count
+from eqfuse.ops.transforms.sequence.sequence import Traced
 from tests.emulator import functions
 from tests.emulator.errors import RaceError
 from tests.ops.backends.test_launches import gpu  # noqa: F401

@@ -1,0 +1,409 @@
+"""`TensorProductLinear` and `TensorProductLinearGate`: e3nn's product, Linear and gate, fused."""
+
+from collections.abc import Callable
+
+import e3nn_jax as e3nn
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from eqfuse.ops import _reference
+from eqfuse.ops._backend import matmul_precision, record_fused, resolve
+from eqfuse.ops._edges import Edges, check_edges, nearest
+from eqfuse.ops._linear import (
+    OF_FUSED,
+    OF_LINEAR_ALONE,
+    Linear,
+    check_index,
+    check_positional,
+    checked_skip,
+    declare,
+    parts_of,
+    promoted,
+    rechunked,
+    split_array,
+)
+from eqfuse.ops._tensor_product import (
+    check_receivers,
+    elementwise_tensor_product,
+    evaluate_rows,
+    graph_operands,
+    irreps_filter,
+    normalization,
+    operands,
+    taken,
+)
+from eqfuse.ops.backends import xla
+from eqfuse.ops.backends.xla import UnknownActivationError
+from eqfuse.ops.ir import linear as linears
+from eqfuse.ops.ir import products
+from eqfuse.ops.ir import products as _channelwise
+from eqfuse.ops.ir.form import INDEX_ARRAYS
+from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.primitives import layer
+from eqfuse.ops.primitives import layer as _fused
+from eqfuse.ops.primitives.layer import choose, refuse, resolve_fused
+from eqfuse.ops.primitives.rules import BatchAxes
+
+
+class TensorProductLinear(nn.Module):
+    """`e3nn.flax.Linear` of a tensor product.
+
+    `fused` decides whether product and Linear are one kernel forward and one backward, or a kernel
+    each, which keep the product for the backward: [rows, size], or [num_nodes, size] on a graph. On
+    a graph where x and y both have several channels, the products of edges are in memory.
+
+    Over rows: Linear(x (x) y). On a graph, with `edges`: Linear(sum over the edges of a node of
+    weights * (x[senders] (x) y)). The parameters are those of `e3nn.flax.Linear` in its place.
+    With `channelwise`, the product is `eqfuse.ops.channelwise_tensor_product`, over rows or, with
+    `edges`, of features of edges and of their receivers: Linear(x (x) y[receivers]), per edge.
+
+    Attributes:
+      irreps_out: as in `e3nn.flax.Linear`, and so are `biases`, `path_normalization`,
+        `gradient_normalization`, `force_irreps_out` and `num_indexed_weights`.
+      filter_ir_out: irreps of the product, as in `e3nn.tensor_product`; None for all. Those that
+        `irreps_out` does not have are counted in the names of the parameters, never computed.
+      irrep_normalization: as in `eqfuse.ops.tensor_product`.
+      scalar_first: y begins with its only 0e, and what it gives comes first among the channels
+        that are mixed, as in `e3nn.concatenate([x, e3nn.tensor_product(x, y)]).regroup()`.
+      channelwise: see above.
+      split: irreps of adjacent parts of the output, to have an array for each: nothing is copied
+        where they go different ways. Not with a gate or a skip.
+      input_precision: of the channel matmul on a GPU: "ieee" is float32, "tf32x3" close to it,
+        "tf32" fast; None as in `Linear`.
+      backend: see `eqfuse.ops.tensor_product`; "e3nn" runs the definition literally.
+      fused: "auto", "always", "never", or None: see `eqfuse.ops.resolve_fused`.
+    Raises:
+      TypeError: other arguments than `irreps_out` by position; options that `Linear` alone has.
+    References: Batzner et al. 2022, figure 1; e3nn-jax 0.21.
+    """
+
+    irreps_out: e3nn.Irreps | str
+    biases: bool = False
+    path_normalization: str | float | None = None
+    gradient_normalization: str | float | None = None
+    force_irreps_out: bool = False
+    num_indexed_weights: int | None = None
+    filter_ir_out: object = None
+    irrep_normalization: str | None = None
+    scalar_first: bool = False
+    channelwise: bool = False
+    split: tuple[e3nn.Irreps | str, ...] | None = None
+    input_precision: str | None = None
+    backend: str | None = None
+    fused: str | None = None
+
+    def __new__(cls, *args, **kwargs):
+        check_positional(cls, args, kwargs, OF_LINEAR_ALONE)
+        return super().__new__(cls)
+
+    @nn.compact
+    def __call__(self, x, y, weights=None, edges: Edges | None = None, index=None, skip=None):
+        """Apply the op.
+
+        Args:
+          x: IrrepsArray [..., irreps_x]; on a graph [num_nodes, irreps_x].
+          y: IrrepsArray [..., irreps_y], leading axes broadcast; on a graph [n_edges, irreps_y] or
+            [1, irreps_y]. Channelwise on a graph, x is [n_edges, irreps_x] and y [num_nodes,
+            irreps_y].
+          weights: on a graph, [n_edges, product.num_irreps] as in `graph_tensor_product`, or None;
+            without a `filter_ir_out`, of those irreps of the product that `irreps_out` has.
+          edges: makes it an op on a graph.
+          index: [...] or, on a graph, [rows of the output] integers, which of
+            `num_indexed_weights` to use; out of range as in `eqfuse.ops.Linear`.
+          skip: IrrepsArray [..., irreps of the Linear's output], added to it.
+        Returns:
+          IrrepsArray [..., irreps_out]; with `split`, a tuple of them. The dtype is that of
+          `eqfuse.ops.Linear` for the promoted dtype of x, y, weights and skip.
+        Raises:
+          ValueError: shapes or irreps that do not fit, naming both; a backend that cannot run.
+        """
+        return self._apply(x, y, weights, edges, index, skip)
+
+    def _apply(self, x, y, weights, edges, index, skip, make_gate=None, gate=lambda z: z):
+        check_edges(edges, weights)
+        parameters = jax.tree.leaves(self.variables)
+        mode = resolve_fused(self.fused)
+        is_gated = make_gate is not None
+        op = "tensor_product_linear_gate" if is_gated else "tensor_product_linear"
+        backend = resolve(self.backend, op, x, y, weights, skip, *parameters)
+        check_index(index, self.num_indexed_weights)
+        if index is not None:
+            index = nearest(index, self.num_indexed_weights)
+        precision = matmul_precision(self.input_precision)
+        keep = self.filter_ir_out
+        if keep is None:
+            keep = sorted({ir for _, ir in e3nn.Irreps(self.irreps_out)})
+        options = {
+            "filter_ir_out": irreps_filter(keep),
+            "irrep_normalization": normalization(self.irrep_normalization),
+        }
+        if self.split is not None and (skip is not None or is_gated):
+            raise ValueError("split is for a TensorProductLinear without a gate and without a skip")
+        if backend == "e3nn":
+            refuse(mode, "backend 'e3nn' computes op by op")
+            out = self._reference(x, y, weights, edges, index, skip, gate, options)
+            return out if self.split is None else split_array(out, parts_of(self.split, out.irreps))
+        x, y, weights = self._operands(x, y, weights, edges, options)
+        product = self._product(x, y, weights, edges, options)
+        irreps = self._linear_irreps_in(x, y, edges)
+        if product.channel_columns and edges is not None:  # channels on both sides: no one kernel
+            refuse(mode, "x and y both have several channels, and their products are summed")
+            x, y = self._summed(x, y, weights, edges, options, backend)
+            weights = edges = None
+            product = self._product(x, y, weights, edges, options)
+        linear, declared = linears.for_product(
+            product.irreps_out,
+            product.zero_flags,
+            irreps,
+            self.irreps_out,
+            force_irreps_out=self.force_irreps_out,
+            biases=self.biases,
+            **linears.normalizations(self.path_normalization, self.gradient_normalization),
+            num_sets=self.num_indexed_weights or 0,
+            input_precision=precision,
+        )
+        parameters = declare(self, declared, self.num_indexed_weights, x.dtype)
+        parameters = [parameters[p.name] for p in linear.parameters]
+        if self.split is not None:
+            sizes = tuple(part.dim for part in parts_of(self.split, linear.irreps_out) if part.dim)
+            linear, columns = linears.cut(linear, sizes or (0,))
+            parameters = [parameters[c.parameter][..., c.first : c.stop] for c in columns]
+        fused_gate = make_gate(linear) if is_gated else None
+        if is_gated and fused_gate is None:
+            refuse(mode, "the kernels do not know an activation; see the argument even_act")
+        kernels = backend, mode
+        out = self._fused(
+            product, linear, fused_gate, kernels, x, y, weights, parameters, edges, index, skip
+        )
+        return gate(out) if fused_gate is None else out
+
+    def _operands(self, x, y, weights, edges, options):
+        """Return x, y and weights, of one dtype, that fit the edges."""
+        if edges is not None and not self.channelwise:
+            x, y, weights = graph_operands(x, y, weights, edges, options)
+            rows = jnp.broadcast_to(y.array, (edges.num_edges, y.irreps.dim))
+            y = e3nn.IrrepsArray(y.irreps, rows, zero_flags=y.zero_flags)
+            if weights is not None:
+                weights = jnp.broadcast_to(weights, (edges.num_edges, weights.shape[1]))
+            return x, y, weights
+        if weights is not None:
+            raise ValueError(
+                "weights are for products that are summed on a graph: give edges as well, and not "
+                "channelwise"
+            )
+        x, y = operands("TensorProductLinear", x, y)
+        if edges is not None:
+            check_receivers(x, y, edges)
+        return x, y, None
+
+    def _product(self, x, y, weights, edges, options) -> products.Product:
+        common = {
+            "filter_ir_out": options["filter_ir_out"],
+            "normalization": options["irrep_normalization"],
+            "zero_x": x.zero_flags,
+            "zero_y": y.zero_flags,
+            "on_graph": edges is not None,
+        }
+        if self.channelwise:
+            return _channelwise.channelwise_tensor_product(x.irreps, y.irreps, **common)
+        return products.tensor_product(
+            x.irreps,
+            y.irreps,
+            weighted=weights is not None,
+            scalar_first=self.scalar_first,
+            **common,
+        )
+
+    def _summed(self, x, y, weights, edges, options, backend):
+        """Return the products summed over a node's edges, and a scalar one to multiply by."""
+        x = x[edges.senders]
+        messages = evaluate_rows(self._product(x, y, None, None, options), x, y, backend)
+        if weights is not None:
+            messages = elementwise_tensor_product(messages, weights, backend=backend)
+        out = e3nn.scatter_sum(messages, dst=edges.receivers, output_size=edges.num_nodes)
+        return out, e3nn.IrrepsArray("0e", jnp.ones((1, 1), out.dtype))
+
+    def _linear_irreps_in(self, x, y, edges) -> e3nn.Irreps:
+        """Return the irreps of what e3nn's Linear gets: the product, or its sums by node."""
+        flags = x.zero_flags, y.zero_flags
+        if edges is not None and not self.channelwise:  # e3nn does not know zeros after a sum
+            flags = ((False,) * len(f) for f in flags)
+        keep = irreps_filter(self.filter_ir_out)
+        return products.product_irreps(x.irreps, y.irreps, keep, *flags, self.channelwise)
+
+    def _fused(self, product, linear, gate, kernels, x, y, weights, parameters, edges, index, skip):
+        if edges is not None:
+            batch_axes = BatchAxes.of(x.shape[:-1], [x.array])
+            arrays = [x.array, y.array] + ([] if weights is None else [weights])
+        else:
+            shape = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+            batch_axes = BatchAxes.of(shape, [x.array, y.array])
+            arrays = [batch_axes.rows(a.array) for a in (x, y)]
+            if product.channel_columns:
+                arrays = [taken(a, c) for a, c in zip(arrays, product.channel_columns, strict=True)]
+        added = []
+        if skip is not None:
+            added.append(
+                batch_axes.rows(checked_skip(skip, linear.irreps_out, batch_axes.shape).array)
+            )
+        dtype = promoted([*arrays, *added], parameters)
+        arrays = [a.astype(dtype) for a in (*arrays, *parameters, *added)]
+        integers = []
+        if index is not None:
+            integers.append(batch_axes.rows(index, others=0))
+        if edges is not None:
+            integers += [jnp.asarray(getattr(edges, n)) for n in INDEX_ARRAYS]
+        fused = Fused.build(product.form, linear, gate, skip is not None)
+        num_rows = batch_axes.count if edges is None else edges.num_edges
+        num_nodes = 0 if edges is None else edges.num_nodes
+        backend, mode = kernels
+        chosen = choose(mode, fused, num_rows, num_nodes, backend, dtype)
+        record_fused(chosen.text)
+        call = layer.Call(fused, num_rows, num_nodes, backend, *chosen.how)
+        outputs = _fused.evaluate(call, arrays, integers)
+        outputs = [batch_axes.apart(out) for out in outputs]
+        if self.split is not None:
+            outputs = iter(outputs)
+            return tuple(
+                e3nn.IrrepsArray(part, next(outputs))
+                if part.dim
+                else e3nn.zeros(part, batch_axes.shape, dtype)
+                for part in parts_of(self.split, linear.irreps_out)
+            )
+        out = e3nn.IrrepsArray(linear.irreps_out if gate is None else gate.irreps_out, *outputs)
+        forced = self.force_irreps_out and gate is None
+        return rechunked(out, self.irreps_out) if forced else out
+
+    def _reference(self, x, y, weights, edges, index, skip, gate, options):
+        computed = options["filter_ir_out"]
+        options = options | {"filter_ir_out": irreps_filter(self.filter_ir_out)}
+        if self.channelwise:
+            x, y, _ = self._operands(x, y, weights, edges, options)
+            product = _reference.channelwise_tensor_product(x, y, edges, **options)
+            return self._mixed(product, index, skip, gate)
+        options["scalar_first"] = self.scalar_first
+        if edges is None:
+            product = _reference.tensor_product(x, y, **options)
+        else:
+            if weights is not None and self.filter_ir_out is None:
+                x, y, weights = graph_operands(x, y, weights, edges, {"filter_ir_out": computed})
+                weights = _reference.spread(
+                    weights, e3nn.tensor_product(x.irreps, y.irreps), computed
+                )
+            product = _reference.graph_tensor_product(x, y, weights, edges, **options)
+        return self._mixed(product, index, skip, gate)
+
+    def _mixed(self, product, index, skip, gate):
+        linear = e3nn.flax.Linear(self.irreps_out, **{n: getattr(self, n) for n in OF_FUSED})
+        nn.share_scope(self, linear)
+        z = linear(product) if index is None else linear(index, product)
+        return gate(z if skip is None else z + skip)
+
+
+class TensorProductLinearGate(TensorProductLinear):
+    """`e3nn.gate` of `TensorProductLinear`, with a skip added before the gate.
+
+        out = gate(Linear(product) + skip)
+
+    It has the attributes of `TensorProductLinear`, and these.
+
+    Attributes:
+      even_act, odd_act, even_gate_act, odd_gate_act, normalize_act: as in `e3nn.gate`; the kernels
+        know silu, gelu, sigmoid, tanh, relu, abs, `e3nn.soft_odd` and None. With another function,
+        whatever the backend, product and Linear are fused, and `e3nn.gate` follows them.
+      gated: False activates the scalars only, as `e3nn.scalar_activation`.
+    References: Weiler et al. 2018 (the gate); Batzner et al. 2022; e3nn-jax 0.21.
+    """
+
+    even_act: Callable = jax.nn.gelu
+    odd_act: Callable = e3nn.soft_odd
+    even_gate_act: Callable = jax.nn.sigmoid
+    odd_gate_act: Callable = jax.nn.tanh
+    normalize_act: bool = True
+    gated: bool = True
+
+    @nn.compact
+    def __call__(self, x, y, weights=None, edges: Edges | None = None, index=None, skip=None):
+        """Apply the op; arguments and errors as `TensorProductLinear`.
+
+        Returns:
+          IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
+        """
+        if not self.gated:
+            acts = {"even_act": self.even_act, "odd_act": self.odd_act}
+            make, reference = xla.scalar_activation, e3nn.scalar_activation
+        else:
+            names = ("even_act", "odd_act", "even_gate_act", "odd_gate_act")
+            acts = {name: getattr(self, name) for name in names}
+            make, reference = xla.gate, e3nn.gate
+        acts["normalize_act"] = self.normalize_act
+
+        def fused(linear):
+            try:
+                return make(linear, **acts)
+            except UnknownActivationError:
+                return None
+
+        return self._apply(x, y, weights, edges, index, skip, fused, lambda z: reference(z, **acts))
+
+
+def linear(x, parameters, irreps_out, *, index=None, weights=None, **options):
+    """Apply `e3nn.flax.Linear` with these parameters, as a function.
+
+    Args:
+      x: IrrepsArray [..., irreps].
+      parameters: dict of arrays, by the names of `e3nn.flax.Linear`.
+      irreps_out: of the result.
+      index: [...] integers, which set of weights a row takes.
+      weights: [..., d], which are contracted with the parameters, see `Linear`.
+      options: attributes of `Linear`.
+    Returns:
+      IrrepsArray [..., irreps_out].
+    Raises:
+      ValueError: as `Linear`, and an index as well as weights. flax.errors.ScopeParamShapeError,
+        ScopeParamNotFoundError: parameters that do not fit.
+    References: those of `Linear`; so for the other functions here.
+    """
+    if index is not None and weights is not None:
+        raise ValueError("index and weights exclude each other")
+    arguments = [a for a in (index, weights, x) if a is not None]
+    return Linear(irreps_out, **options).apply({"params": parameters}, *arguments)
+
+
+def tensor_product_linear(
+    x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
+):
+    """Apply `TensorProductLinear` with these parameters, as a function.
+
+    Args:
+      x, y, weights, edges, index, skip: as in `TensorProductLinear`.
+      parameters: dict of arrays, by the names of `e3nn.flax.Linear`.
+      irreps_out: of the Linear.
+      options: attributes of `TensorProductLinear`.
+    Returns:
+      IrrepsArray [..., irreps_out]; with `split`, a tuple of them.
+    Raises:
+      ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
+    """
+    module = TensorProductLinear(irreps_out, **options)
+    return module.apply({"params": parameters}, x, y, weights, edges, index, skip)
+
+
+def tensor_product_linear_gate(
+    x, y, parameters, irreps_out, *, weights=None, edges=None, index=None, skip=None, **options
+):
+    """Apply `TensorProductLinearGate` with these parameters, as a function.
+
+    Args:
+      x, y, weights, edges, index, skip: as in `TensorProductLinear`.
+      parameters: dict of arrays, by the names of `e3nn.flax.Linear`.
+      irreps_out: of the Linear, before the gate.
+      options: attributes of `TensorProductLinearGate`.
+    Returns:
+      IrrepsArray [..., irreps of `e3nn.gate` of the Linear's output].
+    Raises:
+      ValueError: as `TensorProductLinear`; of flax for parameters, as `linear`.
+    """
+    module = TensorProductLinearGate(irreps_out, **options)
+    return module.apply({"params": parameters}, x, y, weights, edges, index, skip)

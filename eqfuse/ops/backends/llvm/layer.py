@@ -1,0 +1,303 @@
+"""A program that runs by rows as one native kernel: all steps for a block, then for the next one.
+
+What lies between the steps is in the scratch memory of a thread, and so in its cache: rows by
+position, each component with its channels side by side. Every step finds its arrays in a table of
+pointers; that of a local array points so far before it that the first position of the block is its
+first row.
+
+On a graph, positions are those of the edges in the order of their receivers. The rows (or nodes)
+are cut into parts, whose number depends on the problem and not on the threads; sums of weights'
+gradients are added up part by part, in order.
+"""
+
+import dataclasses
+import functools
+
+from eqfuse.ops.backends.llvm import linear
+from eqfuse.ops.backends.llvm import program as activation
+from eqfuse.ops.backends.llvm import text as ir
+from eqfuse.ops.backends.llvm.channels import Groups
+from eqfuse.ops.backends.llvm.form import write_block
+from eqfuse.ops.backends.llvm.layout import NODE, ORDER, PTR, Copies, Machine, Plan, boundary
+from eqfuse.ops.backends.llvm.linear import Layouts, write_copies
+from eqfuse.ops.backends.llvm.row_arrays import Arrays
+from eqfuse.ops.backends.llvm.rows import RowsEmitter
+from eqfuse.ops.backends.llvm.text import SIGNATURE, Axis, Function, Module, Pass, Units, assemble
+from eqfuse.ops.ir.form import Form, Index, Operand, Segment
+from eqfuse.ops.ir.linear import Rows
+from eqfuse.ops.ir.program import Activate, Program
+
+FIRST, LAST = ("word", "first"), ("word", "last")
+"""Words of the table of pointers: the positions of the block."""
+
+SUMMED = 4096
+"""Elements of a gradient of weights whose parts are summed by one unit of work."""
+
+
+@functools.lru_cache(maxsize=256)
+def generate(program: Program, machine: Machine, parts: int) -> Module:
+    """Return the module that computes a program over rows, which are cut into `parts`.
+
+    Arguments: the inputs, weights as [1, elements]; `transposed_weights`; index arrays. Results:
+    the outputs, alike; sums of each part, [parts, elements], of the outputs that are weights.
+    """
+    return _RowProgramEmitter(program, machine, parts).module()
+
+
+class _RowProgramEmitter:
+    def __init__(self, program: Program, machine: Machine, parts: int):
+        self.program, self.machine, self.parts = program, machine, parts
+        self.dtype = program.arrays[0].dtype
+        self.copies = Copies(self.dtype, machine.vector_bytes // ir.BYTES[self.dtype])
+        self.arrays = Arrays(program, parts, machine)
+        self.arguments = self.arrays.arguments
+        self.texts: list[str] = []
+        self.calls: list[tuple[str, int, bool]] = []  # function, scratch, whether it takes nodes
+        self.declared: set[str] = set()
+        self.cost = 0
+
+    def module(self) -> Module:
+        for n in self.program.local:
+            self.arrays.add_local(("array", n), self.program.arrays[n].bytes)
+        for key in (FIRST, LAST) if self.program.on_graph else ():
+            self.arguments.add_word(key)
+        for s, step in enumerate(self.program.steps):
+            if isinstance(step, Activate):
+                self._activate(s, step)
+            elif isinstance(step.form, Form):
+                self._form(s, step)
+            else:
+                self._linear_form(s, step)
+        passes = [self._main()]
+        passes += [self._sum(n) for n in self.arrays.sums]
+        own = ir.declarations(self.dtype)
+        declared = sorted(d for d in self.declared if d not in own.splitlines())
+        texts = [own, *declared, *self.copies.functions.values()]
+        texts += [*self.texts, *(p.text for p in passes)]
+        text, name = assemble(texts, self.arguments, passes)
+        widths = tuple(self.program.arrays[n].size for n in self.arrays.sums)
+        return Module(name, text, self.arrays.index_arrays, widths)
+
+    def _pointer(self, f: Function, *key) -> str:
+        return self.arguments.load(f, *key)
+
+    def _word(self, f: Function, key) -> str:
+        return f.value(f"load i64, ptr {self.arguments.place(f, *key)}, align 8")
+
+    def _add_function(self, f: Function, name: str, scratch: int, cost: int, of_nodes=False):
+        self.texts.append(f.text())
+        self.calls.append((name, self.arrays.allocate(scratch), of_nodes))
+        self.cost += cost
+
+    def _function(self, name: str) -> Function:
+        return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
+
+    def _form(self, s: int, step):
+        """Write the function of a form: of rows, or of nodes and of their rows in the block."""
+        form, local = self._with_channels_side_by_side(step)
+        reduce_over = Index.RECEIVER if self.program.on_graph else Index.ROW
+        outputs = range(len(form.outputs))
+        plan = Plan(form, reduce_over, outputs, {}, self.machine, self.dtype, local)
+        name = f"step_{s}"
+        f = self._function(name)
+        numbers = {"in": step.operands, "out": step.writes}
+        base = {key: self._pointer(f, "array", numbers[key[0]][key[1]]) for key in plan.operands()}
+        arrays = {n: self._pointer(f, "index", n) for n in plan.index_arrays()}
+        rows = RowsEmitter(plan, f, self.copies, base, arrays)
+        groups = Groups(plan, f, rows)
+        if reduce_over is Index.ROW:
+            self._rows(plan, f, rows, groups, "0", "%begin", "%end")
+        else:
+            block = self._word(f, FIRST), self._word(f, LAST)
+            with f.loop("%end", start="%begin") as nodes:
+                start = f.load_index(arrays[PTR], nodes.index)
+                stop = f.load_index(arrays[PTR], f.plus(nodes.index, 1))
+                is_first = f.value(f"icmp sge i64 {start}, {block[0]}")
+                rows.begin_unit(nodes.index, f.value(f"zext i1 {is_first} to i64"))
+                start, stop = f.maximum(start, block[0]), f.minimum(stop, block[1])
+                self._rows(plan, f, rows, groups, nodes.index, start, stop)
+                rows.finish_unit(nodes.index)
+        self._add_function(f, name, plan.scratch, groups.cost, reduce_over is not Index.ROW)
+
+    @staticmethod
+    def _rows(plan: Plan, f: Function, rows, groups: Groups, unit: str, start: str, stop: str):
+        with f.loop(stop, start=start, step=plan.block) as blocks:
+            left = f.value(f"sub nsw i64 {stop}, {blocks.index}")
+            write_block(plan, f, rows, groups, unit, blocks.index, left)
+
+    def _with_channels_side_by_side(self, step) -> tuple[Form, list]:
+        """Return the form of a step with its local operands as they lie there, and their keys."""
+        sides, local = [], []
+        for side, numbers in (("inputs", step.operands), ("outputs", step.writes)):
+            operands = list(getattr(step.form, side))
+            for k, n in enumerate(numbers):
+                if n in self.program.local:
+                    local.append((side.removesuffix("puts"), k))
+                    if isinstance(self.program.operands[n], Rows):
+                        operands[k] = side_by_side(operands[k], self.program.operands[n])
+            sides.append(tuple(operands))
+        return Form(*sides, step.form.paths), local
+
+    def _activate(self, s: int, step: Activate):
+        """Write the function of activations; the rows of local arrays are by position."""
+        name = f"activate_{s}"
+        f = self._function(name)
+        f.widest = self.copies.widest
+        order = self._pointer(f, "index", ORDER) if self.program.on_graph else None
+        arrays = {n: self._pointer(f, "array", n) for n in (*step.operands, *step.writes)}
+        with f.loop("%end", start="%begin") as rows:
+            row = f.load_index(order, rows.index) if order else rows.index
+            places = [
+                f.at(array, rows.index if n in self.program.local else row, array_bytes)
+                for n, array in arrays.items()
+                for array_bytes in [self.program.arrays[n].bytes]
+            ]
+            cost = activation.write_row(f, step.form, self.dtype, places[0], places[1:])
+        self.declared |= f.declared
+        self._add_function(f, name, 0, cost)
+
+    def _linear_form(self, s: int, step):
+        """Write the functions of a linear form: copies of operands, results by row, gradients."""
+        numbers = (*step.operands, *step.writes)
+        local = [k for k, n in enumerate(numbers) if n in self.program.local]
+        layouts = Layouts(step.form, self.dtype, self.machine, local)
+        for n, (_, block) in enumerate(layouts.packed):
+            width = layouts.copy_width(block) * ir.BYTES[self.dtype]
+            self.arrays.add_local((f"copy of step {s}", n), width)
+        numbers = layouts.arguments.numbers
+        layouts.arguments.numbers = {key: self._number(s, step, key) for key in numbers}
+        layouts.copies = self.copies
+        if layouts.packed:
+            f, order = self._ordered(f"copy_{s}")
+            self._add_function(f, f"copy_{s}", 0, write_copies(layouts, f, order))
+        if any(isinstance(o, Rows) for o in step.form.outputs):
+            f, order = self._ordered(f"rows_{s}")
+            cost = linear.write_rows(layouts, f, "%begin", "%end", order)
+            self._add_function(f, f"rows_{s}", linear.scratch(layouts) * f.bytes, cost)
+        for o in layouts.gradients:
+            f, order = self._ordered(f"weights_{s}_{o}")
+            cost = linear.write_block(layouts, o, f, order)
+            self._add_function(f, f"weights_{s}_{o}", 0, cost)
+
+    def _number(self, s: int, step, key) -> int:
+        """Return the number in the table of pointers of an array of a linear form."""
+        side, n = key
+        if side == "copy":
+            return self.arguments.numbers[f"copy of step {s}", n]
+        if side == "transposed":
+            return self.arguments.numbers["transposed", step.operands[n]]
+        return self.arguments.numbers["array", (step.operands if side == "in" else step.writes)[n]]
+
+    def _ordered(self, name: str) -> tuple[Function, str | None]:
+        """Return a function, and the order of rows that it loads."""
+        f = self._function(name)
+        return f, self._pointer(f, "index", ORDER) if self.program.on_graph else None
+
+    def _main(self) -> Pass:
+        """Return the pass that takes every part through all steps, block by block."""
+        f = self._function("sequence")
+        table = self.arrays.allocate(8 * len(self.arguments.numbers))
+        self.table = f.at("%scratch", table)
+        for n in range(len(self.arguments.entries)):
+            self._set(f, n, f.value(f"load i64, ptr {f.at('%buffers', 8 * n)}, align 8"))
+        sums = {n: self._pointer(f, "sum", n) for n in self.arrays.sums}
+        with f.loop("%end", start="%begin") as units:
+            first, last = (self._boundary(f, u) for u in (units.index, f.plus(units.index, 1)))
+            for n, array in sums.items():
+                size = self.program.arrays[n].bytes
+                part = f.at(array, units.index, size)
+                f.zero(part, size)
+                self._set(
+                    f, self.arguments.numbers["array", n], f.value(f"ptrtoint ptr {part} to i64")
+                )
+            if self.program.on_graph:
+                self._part_of_nodes(f, first, last)
+            else:
+                with f.loop(last, start=first, step=self.arrays.block) as blocks:
+                    stop = f.minimum(f.plus(blocks.index, self.arrays.block), last)
+                    self._block(f, blocks.index, stop, None)
+        axis = Axis.NODES if self.program.on_graph else Axis.ROWS
+        units, scratch = Units(axis, count=self.parts), self.arrays.scratch
+        return Pass("sequence", f.text(), units, self.cost, scratch=scratch)
+
+    def _boundary(self, f: Function, unit: str) -> str:
+        """Return the row, or the node, that a part starts at."""
+        names = (NODE, ORDER, PTR) if self.program.on_graph else ()
+        pointers = {name: self._pointer(f, "index", name) for name in names}
+        return boundary(f, unit, self.parts, pointers or None)
+
+    def _part_of_nodes(self, f: Function, first: str, last: str):
+        """Write the loop over the edges of nodes `first` to `last`.
+
+        There is one block without edges where the nodes have none.
+        """
+        ptr = self._pointer(f, "index", PTR)
+        start, stop = f.load_index(ptr, first), f.load_index(ptr, last)
+        at_least_one = f.maximum(stop, f.plus(start, 1))
+        with f.loop(
+            at_least_one, start=start, step=self.arrays.block, carried=[first], kinds=["i64"]
+        ) as blocks:
+            end_of_block = f.minimum(f.plus(blocks.index, self.arrays.block), stop)
+            is_last = f.value(f"icmp eq i64 {end_of_block}, {stop}")
+            position = f.maximum(f.plus(end_of_block, -1), "0")
+            row = f.load_index(self._pointer(f, "index", ORDER), position)
+            end = f.plus(f.load_index(self._pointer(f, "index", NODE), row), 1)
+            end = f.value(f"select i1 {is_last}, i64 {last}, i64 {end}")
+            self._block(f, blocks.index, end_of_block, (blocks.carried[0], end))
+            is_cut = f.value(f"icmp sgt i64 {f.load_index(ptr, end)}, {end_of_block}")
+            blocks.next = [f.value(f"sub nsw i64 {end}, {f.value(f'zext i1 {is_cut} to i64')}")]
+
+    def _block(self, f: Function, first: str, stop: str, nodes: tuple[str, str] | None):
+        """Write all steps for the positions `first` to `stop`, which are edges of these nodes."""
+        for key, (place, row_bytes) in self.arrays.local.items():
+            array = f.at("%scratch", place)
+            array = f.at(array, f.value(f"sub nsw i64 0, {first}"), row_bytes)
+            address = f.value(f"ptrtoint ptr {array} to i64")
+            self._set(f, self.arguments.numbers[key], address)
+        if nodes:
+            self._set(f, self.arguments.numbers[FIRST], first)
+            self._set(f, self.arguments.numbers[LAST], stop)
+        for name, scratch, of_nodes in self.calls:
+            begin, end = nodes if of_nodes else (first, stop)
+            arguments = f"ptr {self.table}, i64 {begin}, i64 {end}, i64 %rows"
+            f.do(f"call void @{name}({arguments}, ptr {f.at('%scratch', scratch)})")
+
+    def _set(self, f: Function, number: int, word: str):
+        f.do(f"store i64 {word}, ptr {f.at(self.table, 8 * number)}, align 8")
+
+    def _sum(self, n: int) -> Pass:
+        """Return the pass that adds up the sums of the parts."""
+        width = self.program.arrays[n].size
+        f = self._function(f"sum_{n}")
+        parts, result = self._pointer(f, "sum", n), self._pointer(f, "array", n)
+        lanes, units = self.copies.widest, -(-width // SUMMED)
+        with f.loop("%end", start="%begin") as pieces:
+            first = f.times(pieces.index, SUMMED)
+            stop = f.minimum(f.plus(first, SUMMED), str(width))
+            whole = stop
+            if width % lanes:
+                whole = f.value(f"srem i64 {f.value(f'sub nsw i64 {stop}, {first}')}, {lanes}")
+                whole = f.value(f"sub nsw i64 {stop}, {whole}")
+            ranges = [(first, whole, lanes), (whole, stop, 1)]
+            for begin, end, count in ranges[: 1 + bool(width % lanes)]:
+                with f.loop(end, start=begin, step=count) as elements:
+                    offset = f.times(elements.index, f.bytes)
+                    zero, kind = f.constant(0.0, count), f.vector(count)
+                    with f.loop(str(self.parts), carried=[zero], kinds=[kind]) as loop:
+                        part = f.at(f.at(parts, loop.index, width * f.bytes), offset)
+                        loop.next = [f.add(loop.carried[0], f.load(part, count), count)]
+                    f.store(loop.carried[0], f.at(result, offset), count)
+        return Pass(f"sum_{n}", f.text(), Units(Axis.ROWS, count=units))
+
+
+def side_by_side(operand: Operand, rows: Rows) -> Operand:
+    """Return the operand with each component's channels side by side, by block of a linear form."""
+    segments = []
+    for s in operand.segments:
+        [block] = [b for b in rows.blocks if b.holds(s)] or [None]
+        if block is None:
+            segments.append(s)
+            continue
+        channel = (s.offset - block.offset) // block.dim
+        segments.append(Segment(block.offset + channel, s.mul, s.dim, 1, block.mul))
+    return dataclasses.replace(operand, segments=tuple(segments))

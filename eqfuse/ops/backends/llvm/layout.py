@@ -1,0 +1,639 @@
+"""Where the kernels find the channels of an operand: in the array itself, or in a packed copy.
+
+Kernels read vectors of neighbouring channels of one component. A segment whose channels lie side
+by side in whole vectors serves as it is; others (e3nn's mul_ir, odd multiplicities) are copied to
+[component, channel], padded with zeros to whole vectors, and outputs are copied back.
+"""
+
+import dataclasses
+import functools
+import os
+
+from eqfuse.ops._processors import DEFAULT_CACHES
+from eqfuse.ops.backends.llvm import text
+from eqfuse.ops.backends.llvm.text import SIGNATURE, STREAMED, Axis, Function, Pass, Units
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
+
+
+def lanes(mul: int, widest: int) -> int:
+    """Return channels of one vector: a power of two, at most `widest`."""
+    return min(widest, 1 << (mul - 1).bit_length())
+
+
+def padded(mul: int, widest: int) -> int:
+    """Return `mul` filled up to whole vectors."""
+    n = lanes(mul, widest)
+    return -(-mul // n) * n
+
+
+def vectors(mul: int, widest: int) -> int:
+    """Return the vectors that hold `mul` channels."""
+    return padded(mul, widest) // lanes(mul, widest)
+
+
+def is_direct(segment: Segment, widest: int) -> bool:
+    """Return whether whole vectors of channels lie side by side in the row."""
+    return segment.mul == 1 or (
+        segment.channel_stride == 1 and segment.mul % lanes(segment.mul, widest) == 0
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The places of the components of an operand with channels, in elements from its row.
+
+    Attributes:
+      segments: the segments in use.
+      packed: whether the row is a packed copy.
+      widest: lanes of the machine's vectors.
+    """
+
+    operand: Operand
+    segments: tuple[int, ...]
+    packed: bool
+    widest: int
+
+    @classmethod
+    def of(cls, operand: Operand, segments, widest: int) -> "Layout":
+        segments = tuple(sorted(segments))
+        direct = all(is_direct(operand.segments[s], widest) for s in segments)
+        return cls(operand, segments, not direct, widest)
+
+    @functools.cached_property
+    def _starts(self) -> dict[int, int]:
+        starts, start = {}, 0
+        for number in self.segments:
+            starts[number] = start
+            segment = self.operand.segments[number]
+            start += segment.dim * padded(segment.mul, self.widest)
+        starts[-1] = start
+        return starts
+
+    @property
+    def size(self) -> int:
+        """Return elements of a row."""
+        return self._starts[-1] if self.packed else self.operand.size
+
+    def place(self, segment: int, component: int) -> int:
+        """Return where channel 0 of a component is; the other channels follow."""
+        s = self.operand.segments[segment]
+        if self.packed:
+            return self._starts[segment] + component * padded(s.mul, self.widest)
+        return s.offset + component * s.component_stride
+
+    def is_streamable(self) -> bool:
+        """Return whether the row is written in whole vectors, each at a multiple of its size."""
+        widest, segments = self.widest, [self.operand.segments[n] for n in self.segments]
+        whole = all(s.mul % widest == s.offset % widest == 0 for s in segments)
+        if not whole or self.operand.size % widest:
+            return False
+        if self.packed:
+            strides = [(s.channel_stride, s.component_stride) == (s.dim, 1) for s in segments]
+            return self.covers_row() and all(strides)
+        return all(s.dim == 1 or s.component_stride % widest == 0 for s in segments)
+
+    def covers_row(self) -> bool:
+        """Return whether the segments in use are the whole row of the operand."""
+        used = (self.operand.segments[n] for n in self.segments)
+        return sum(s.mul * s.dim for s in used) == self.operand.size
+
+
+class Copies:
+    """The functions of a module that copy segments to and from their packed form."""
+
+    def __init__(self, dtype: str, widest: int):
+        self.dtype, self.widest = dtype, widest
+        self.functions: dict[str, str] = {}
+
+    def pack(self, f: Function, layout: Layout, row: str, copy: str):
+        """Copy the row of an operand to its packed copy."""
+        self._call(f, layout, row, copy, "pack")
+
+    def unpack(self, f: Function, layout: Layout, row: str, copy: str):
+        """Copy the packed copy back to the row."""
+        self._call(f, layout, row, copy, "unpack")
+
+    def stream(self, f: Function, layout: Layout, row: str, copy: str):
+        """Do as `unpack`, past the caches; for a layout that `is_streamable`."""
+        self.functions["!0"] = STREAMED
+        self._call(f, layout, row, copy, "stream")
+
+    def _call(self, f: Function, layout: Layout, row: str, copy: str, verb: str):
+        for number in layout.segments:
+            s = layout.operand.segments[number]
+            name = f"{verb}_{s.mul}x{s.dim}_{s.channel_stride}_{s.component_stride}"
+            if name not in self.functions:
+                self.functions[name] = self._function(name, s, verb)
+            source = f.at(row, s.offset * f.bytes)
+            target = f.at(copy, layout.place(number, 0) * f.bytes)
+            f.do(f"call void @{name}(ptr {source}, ptr {target})")
+
+    def _function(self, name: str, s: Segment, verb: str) -> str:
+        to_copy = verb == "pack"
+        header = f"define internal void @{name}(ptr noalias %row, ptr noalias %copy)"
+        f = Function(header, self.dtype)
+        n, length = lanes(s.mul, self.widest), padded(s.mul, self.widest)
+        whole = 0
+        if n > 1 and (
+            s.channel_stride == 1 or (s.channel_stride, s.component_stride) == (s.dim, 1)
+        ):
+            whole = s.mul // n * n
+        if to_copy and length > s.mul:
+            for i in range(s.dim):
+                zeros = f.constant(0.0, n)
+                f.store(zeros, f.at("%copy", (i * length + length - n) * f.bytes), n)
+        if whole:
+            with f.loop(str(whole), step=n) as loop:
+                self._vectors(f, s, loop.index, n, length, verb)
+        if whole < s.mul:
+            with f.loop(str(s.mul), start=str(whole)) as loop:
+                row = f.at("%row", loop.index, s.channel_stride * f.bytes)
+                copy = f.at("%copy", loop.index, f.bytes)
+                for i in range(s.dim):
+                    there = f.at(row, i * s.component_stride * f.bytes)
+                    here = f.at(copy, i * length * f.bytes)
+                    source, target = (there, here) if to_copy else (here, there)
+                    f.store(f.load(source), target)
+        return f.text()
+
+    @staticmethod
+    def _vectors(f: Function, s: Segment, channel: str, n: int, length: int, verb: str):
+        """Move `n` channels of all components from one form to the other, by shuffles."""
+        to_copy, store = verb == "pack", f.stream if verb == "stream" else f.store
+        copy = f.at("%copy", channel, f.bytes)
+        row = f.at("%row", channel, s.channel_stride * f.bytes)
+        here = [f.at(copy, i * length * f.bytes) for i in range(s.dim)]
+        if s.channel_stride == 1:
+            there = [f.at(row, i * s.component_stride * f.bytes) for i in range(s.dim)]
+            taken = [[(i, c) for c in range(n)] for i in range(s.dim)]
+        else:
+            there = [f.at(row, p * n * f.bytes) for p in range(s.dim)]
+            flat = [[c * s.dim + i for c in range(n)] for i in range(s.dim)]
+            if not to_copy:
+                taken = [
+                    [((p * n + c) % s.dim, (p * n + c) // s.dim) for c in range(n)]
+                    for p in range(s.dim)
+                ]
+            else:
+                taken = [[divmod(place, n) for place in places] for places in flat]
+        sources, targets = (there, here) if to_copy else (here, there)
+        values = [f.load(pointer, n) for pointer in sources]
+        for lanes_of, target in zip(taken, targets, strict=True):
+            store(_shuffled(f, values, lanes_of, n), target, n)
+
+
+def _shuffled(f: Function, values, taken, n: int) -> str:
+    """Return the vector whose lane c is lane taken[c][1] of values[taken[c][0]]."""
+    used = sorted({number for number, _ in taken})
+    result = values[used[0]]
+    if len(used) == 1 and [lane for _, lane in taken] == list(range(n)):
+        return result
+    mask = [lane if number == used[0] else None for number, lane in taken]
+    kind = f.vector(n)
+    for other in used[1:] or used[:1]:
+        if other != used[0]:
+            mask = [
+                n + lane if number == other else m
+                for (number, lane), m in zip(taken, mask, strict=True)
+            ]
+        text = ", ".join("i32 poison" if m is None else f"i32 {m}" for m in mask)
+        result = f.value(
+            f"shufflevector {kind} {result}, {kind} {values[other]}, <{n} x i32> <{text}>"
+        )
+        mask = [None if m is None else c for c, m in enumerate(mask)]
+    return result
+
+
+LONG = 2
+"""Vectors of channels from which on a row is long: 32 channels of float32 with AVX-512."""
+
+PARTS = 8
+"""Parts of the receivers, and so the most threads that work on them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What the generator needs to know of a processor, and the choices that follow.
+
+    Attributes:
+      vector_bytes, registers: of its vectors.
+      level2, level3: bytes of the caches of these levels that a core uses.
+    """
+
+    vector_bytes: int
+    registers: int
+    level2: int = DEFAULT_CACHES[0]
+    level3: int = DEFAULT_CACHES[1]
+
+    @property
+    def block_bytes(self) -> int:
+        """Return bytes of copies of rows that a block may hold, unless it is one row."""
+        return self.level2 // 8
+
+    @property
+    def sequence_bytes(self) -> int:
+        """Return bytes of all that lies between the steps of rows that go through together."""
+        return self.level2 // 2
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Return bytes of an output from which on the next kernel will not find it in a cache."""
+        return min(8 * self.level2, self.level3 // 2)
+
+    def num_parts(self, num_bytes: int) -> int:
+        """Return into how many parts receivers are cut where edges have rows of so many bytes.
+
+        0 where a pass by sender is faster: edges that stay in a cache, or more processors than
+        parts. It does not depend on how many threads are used, and results do not either.
+        """
+        return PARTS if num_bytes >= self.streamed_bytes and (os.cpu_count() or 1) <= PARTS else 0
+
+    @staticmethod
+    def is_long(num_vectors: int) -> bool:
+        """Return whether a row of so many vectors is taken from one end to the other."""
+        return num_vectors >= LONG
+
+
+Component = tuple[int, int, int]
+"""Operand, segment and component of an input or output."""
+
+Number = tuple[tuple[tuple[Component, ...], float], ...]
+"""A sum of coefficients times components of shared operands; literal where there are none."""
+
+
+class Scalars:
+    """The numbers of a row, as rows of a table with one lane for each row of a block."""
+
+    def __init__(self):
+        self.components: dict[Component, int] = {}
+        self.sums: dict[Number, int] = {}
+
+    def row(self, number: Number) -> int:
+        """Return the row of the table for a number, which is not a literal."""
+        for names, _ in number:
+            for name in names:
+                self.components.setdefault(name, len(self.components) + len(self.sums))
+        if len(number) == 1 and number[0][1] == 1.0 and len(number[0][0]) == 1:
+            return self.components[number[0][0][0]]
+        return self.sums.setdefault(number, len(self.components) + len(self.sums))
+
+    @property
+    def rows(self) -> int:
+        return len(self.components) + len(self.sums)
+
+    def write(self, f: Function, table: str, lanes: int):
+        """Fill in the sums from the components, for all lanes of the table at once."""
+        stride, known = lanes * f.bytes, {}
+
+        def component(name):
+            if name not in known:
+                known[name] = f.load(f.at(table, self.components[name] * stride), lanes)
+            return known[name]
+
+        def product(names):
+            if names not in known:
+                known[names] = f.mul(product(names[:-1]), component(names[-1]), lanes)
+            return known[names]
+
+        for name in self.components:
+            known[(name,)] = component(name)
+        for number, row in self.sums.items():
+            total = None
+            for names, coefficient in number:
+                c = f.constant(coefficient, lanes)
+                p = product(names) if names else f.constant(1.0, lanes)
+                total = f.mul(c, p, lanes) if total is None else f.fma(c, p, total, lanes)
+            f.store(total, f.at(table, row * stride), lanes)
+
+
+@functools.lru_cache(maxsize=4096)
+def split(form, path: Path):
+    """Return a path of a form as (vectors, factors, entries).
+
+    vectors: slots per channel of several components; factors: of one component. entries:
+    ((components of the vectors, (component of the output,)), number), sorted.
+    """
+    operands = [form.inputs[ref.operand] for ref in path.factors]
+    dims = [o.segments[s.segment].dim for o, s in zip(operands, path.factors, strict=True)]
+    vector = [n for n, o in enumerate(operands) if o.channels and dims[n] > 1]
+    factor = [n for n, o in enumerate(operands) if o.channels and dims[n] == 1]
+    shared = [n for n, o in enumerate(operands) if not o.channels]
+    numbers: dict = {}
+    for components, value in path.terms:
+        key = (tuple(components[n] for n in vector), components[-1:])
+        names = tuple(
+            (path.factors[n].operand, path.factors[n].segment, components[n]) for n in shared
+        )
+        numbers.setdefault(key, []).append((names, value))
+    entries = tuple(sorted((key, tuple(sorted(number))) for key, number in numbers.items()))
+    return (
+        tuple(path.factors[n] for n in vector),
+        tuple(path.factors[n] for n in factor),
+        entries,
+    )
+
+
+NODE_ARRAYS = {Index.SENDER: "senders", Index.RECEIVER: "receivers"}
+
+Key = tuple[str, int]
+"""An operand: "in" or "out", and its number."""
+
+
+class Plan:
+    """The operands of a pass, their layouts, and its scratch memory.
+
+    Args:
+      form, reduce_over, outputs: the outputs (numbers) of the form that this pass computes.
+      copied: inputs that an earlier pass has packed, with the layout of the copy.
+      dtype: "float32" or "float64".
+      local: operands whose rows lie in the order in which the pass takes them.
+      prefetches: whether a block asks for the rows of the next one that are gathered.
+      parts: into how many the units are cut where outputs belong to other nodes than the units.
+
+    Attributes:
+      paths: the paths to the outputs.
+      scalars: the numbers of a row.
+      layouts: of the operands with channels.
+      sums: outputs that belong to other nodes than the units, of which each part has a copy.
+      block: rows of a block.
+      scratch: bytes that a thread needs, at the places `own_place` (operands of a unit),
+        `row_place` (operands of the rows of a block), `table` (of the scalars), `pointers` (to the
+        rows that are read and written), `results` (to the rows of outputs in their arrays) and
+        `ahead` (to the rows of the next block that are prefetched).
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        reduce_over: Index,
+        outputs,
+        copied,
+        machine: Machine,
+        dtype: str,
+        local=(),
+        prefetches: bool = False,
+        parts: int = 0,
+    ):
+        self.form, self.reduce_over, self.outputs, self.copied = (
+            form,
+            reduce_over,
+            sorted(outputs),
+            copied,
+        )
+        self.local = frozenset(local)
+        self.prefetches, self.parts = prefetches, parts
+        self.machine, self.bytes = machine, text.BYTES[dtype]
+        self.widest = machine.vector_bytes // self.bytes
+        self.paths = [p for p in form.paths if p.output.operand in outputs]
+        self.scalars = Scalars()
+        for path in self.paths:
+            for _, number in split(form, path)[2]:
+                if any(names for names, _ in number):
+                    self.scalars.row(number)
+        self._choose_layouts()
+        senders = [("out", o) for o in self.outputs if form.outputs[o].index is Index.SENDER]
+        self.sums = frozenset(senders if parts else ())
+        self.scratch = 0
+        self._allocate_all()
+
+    def _choose_layouts(self):
+        form, used, written = self.form, {}, {o: set() for o in self.outputs}
+        for path in self.paths:
+            for ref in path.factors:
+                used.setdefault(ref.operand, set()).add(ref.segment)
+            written[path.output.operand].add(path.output.segment)
+        self.inputs = sorted(used)
+        self.layouts = {}
+        for i in self.inputs:
+            operand = form.inputs[i]
+            if operand.channels:
+                self.layouts["in", i] = self.copied.get(i) or Layout.of(
+                    operand, used[i], self.widest
+                )
+        for o in self.outputs:
+            operand = form.outputs[o]
+            if operand.channels:
+                self.layouts["out", o] = Layout.of(operand, written[o], self.widest)
+
+    def _allocate_all(self):
+        own, row = {}, {}
+        for side, n in self.operands():
+            operand, size = self.operand(side, n), self.scratch_size(side, n)
+            if size:
+                (own if operand.index is self.reduce_over is not Index.ROW else row)[side, n] = size
+        self.block = max(1, min(self.widest, self.machine.block_bytes // max(1, sum(row.values()))))
+        self.own_place = {key: self._allocate(size) for key, size in own.items()}
+        self.row_place = {key: self._allocate(size * self.block) for key, size in row.items()}
+        self.row_size = row
+        self.table = self._allocate(self.scalars.rows * self.widest * self.bytes)
+        self.pointers = {key: self._allocate(8 * self.block) for key in self.operands()}
+        self.results = {o: self._allocate(8 * self.block) for o in self.outputs}
+        ahead = self._gathered() if self.prefetches else []
+        self.ahead = {key: self._allocate(8 * self.block) for key in ahead}
+
+    @property
+    def sum_bytes(self) -> int:
+        """Return the bytes of the float64 sums over channels of one component, one in each lane."""
+        return self.widest * text.BYTES["float64"]
+
+    def is_summed(self, key: Key) -> bool:
+        """Return whether it is an output without channels: a sum over them, of many terms."""
+        return key[0] == "out" and key not in self.layouts
+
+    def operands(self) -> list[Key]:
+        return [("in", i) for i in self.inputs] + [("out", o) for o in self.outputs]
+
+    def operand(self, side: str, n: int) -> Operand:
+        return (self.form.inputs if side == "in" else self.form.outputs)[n]
+
+    def scratch_size(self, side: str, n: int) -> int:
+        """Return bytes of scratch for a row of an operand; whole cache lines."""
+        layout = self.layouts.get((side, n))
+        if layout is None:
+            if side == "in":
+                return 0
+            return sum(s.dim for s in self.operand(side, n).segments) * self.sum_bytes
+        if not layout.packed or self.is_copied((side, n)) or (side, n) in self.sums:
+            return 0
+        return -(-layout.size * self.bytes // 64) * 64
+
+    def is_copied(self, key: Key) -> bool:
+        """Return whether an earlier pass has packed it."""
+        return key[0] == "in" and key[1] in self.copied
+
+    def row_elements(self, key: Key) -> int:
+        """Return elements of a row of the array that holds an operand."""
+        if key in self.sums:
+            return self.layouts[key].size
+        return self.copied[key[1]].size if self.is_copied(key) else self.operand(*key).size
+
+    def _allocate(self, size: int) -> int:
+        place, self.scratch = self.scratch, self.scratch + -(-size // 64) * 64
+        return place
+
+    def index_arrays(self) -> list[str]:
+        """Return the index arrays that this pass reads."""
+        used = {self.operand(*key).index for key in self.operands()} - {self.reduce_over}
+        arrays = [
+            *self.reduce_over.edge_arrays,
+            *(NODE_ARRAYS[i] for i in NODE_ARRAYS if i in used),
+        ]
+        return [*arrays, NODE_ARRAYS[self.reduce_over]] if self.parts else arrays
+
+    def is_owned(self, key: Key) -> bool:
+        """Return whether a unit of the pass is one row of it."""
+        return self.operand(*key).index is self.reduce_over is not Index.ROW
+
+    @property
+    def writes_rows(self) -> bool:
+        """Return whether outputs belong to rows, and not to the unit that a pass takes."""
+        return not all(self.is_owned(("out", o)) for o in self.outputs)
+
+    def is_long(self, mul: int) -> bool:
+        """Return whether a row of so many channels is long."""
+        return self.machine.is_long(vectors(mul, self.widest))
+
+    def _gathered(self) -> list[Key]:
+        """Return inputs whose rows may be far apart and are read in place.
+
+        There are none where short rows are written as well: such passes were not faster.
+        """
+        muls = {s.mul for layout in self.layouts.values() for s in layout.operand.segments}
+        if self.reduce_over is Index.ROW or (self.writes_rows and not self.is_long(max(muls))):
+            return []
+        rows = [k for k in self.operands() if not self.is_owned(k) and k not in self.row_place]
+        read = [k for k in rows if k[0] == "in" or k in self.sums]
+        return [k for k in read if self.operand(*k).index is not Index.SHARED]
+
+    def has_gaps(self, key: Key) -> bool:
+        """Return whether elements of this output are added to by no path."""
+        terms = {
+            (path.output.segment, components[-1])
+            for path in self.paths
+            if path.output.operand == key[1]
+            for components, _ in path.terms
+        }
+        operand = self.operand(*key)
+        return len(terms) < sum(s.dim for s in operand.segments) or not operand.is_whole
+
+
+NODE, ORDER, PTR = "receivers", "receiver_order", "receiver_ptr"
+"""The index arrays that cut the receivers into parts."""
+
+UNITS = 64
+"""Units of work of the pass that adds the copies up."""
+
+
+def is_cut(form: Form, is_long) -> bool:
+    """Return whether going by receivers moves less memory than one pass by sender and another.
+
+    Args:
+      is_long: of a number of channels, see `choices.Machine`.
+    """
+    operands = (*form.inputs, *form.outputs)
+    if not all(is_long(s.mul) for o in operands if o.channels for s in o.segments):
+        return False
+    size = {
+        (side, index): sum(o.size for o in side_operands if o.index is index)
+        for side, side_operands in (("in", form.inputs), ("out", form.outputs))
+        for index in Index
+    }
+    scattered = [o for o in form.outputs if o.index is Index.SENDER]
+    if not scattered or not all(o.channels for o in scattered):
+        return False
+    gathered = size["in", Index.RECEIVER]
+    if size["out", Index.RECEIVER]:
+        gathered += size["in", Index.SENDER] + size["in", Index.ROW]
+    return gathered > size["in", Index.SENDER] + 2 * size["out", Index.SENDER]
+
+
+def boundary(f: Function, unit: str, parts: int, pointers: dict[str, str] | None) -> str:
+    """Return the row, or on a graph the node, that a part starts at.
+
+    The first half of the parts are twice as long as the others: no thread is left with a long one
+    at the end. On a graph their lengths are those of the edges, which nodes differ in.
+
+    Args:
+      pointers: the index arrays `NODE`, `ORDER` and `PTR` of a graph, whose nodes `%rows` counts.
+    """
+    half = parts // 2
+    share = f.minimum(f.times(unit, 2), f.plus(unit, half))
+    rows = f.load_index(pointers[PTR], "%rows") if pointers else "%rows"
+    row = f.value(f"sdiv i64 {f.times(share, rows)}, {parts + half}")
+    if not pointers:
+        return row
+    within = f.maximum(f.minimum(row, f.plus(rows, -1)), "0")
+    node = f.load_index(pointers[NODE], f.load_index(pointers[ORDER], within))
+    is_first = f.value(f"icmp eq i64 {unit}, 0")
+    is_end = f.value(f"icmp eq i64 {unit}, {parts}")
+    node = f.value(f"select i1 {is_first}, i64 0, i64 {node}")
+    return f.value(f"select i1 {is_end}, i64 %rows, i64 {node}")
+
+
+class Sums:
+    """The copies of an output by sender, one for each part, and their marks.
+
+    Attributes:
+      width: elements for each node of the array that holds them: copies, then marks.
+    """
+
+    def __init__(self, layout: Layout, parts: int):
+        self.layout, self.parts = layout, parts
+        self.width = parts * (layout.size + 1)
+
+    def places(self, f: Function, array: str, part: str) -> tuple[str, str]:
+        """Return where the copy and the marks of a part are; `%rows` counts the nodes."""
+        nodes = f.times(part, "%rows")
+        marks = f.at(array, f.times("%rows", self.parts), self.layout.size * f.bytes)
+        return f.at(array, nodes, self.layout.size * f.bytes), f.at(marks, nodes, f.bytes)
+
+    def row(self, f: Function, copy: str, marks: str, node: str) -> str:
+        """Return where the row of a node is in the copy of a part, zeroed when it is first used."""
+        row, mark = f.at(copy, node, self.layout.size * f.bytes), f.at(marks, node, f.bytes)
+
+        def begin():
+            f.zero(row, self.layout.size * f.bytes)
+            f.do(f"store i8 1, ptr {mark}, align 1")
+
+        f.either(self._is_used(f, mark), lambda: None, begin)
+        return row
+
+    @staticmethod
+    def _is_used(f: Function, mark: str) -> str:
+        return f.value(f"icmp ne i8 {f.value(f'load i8, ptr {mark}, align 1')}, 0")
+
+    def _add(self, f: Function, row: str, total: str):
+        for elements, n in f.vector_loops(self.layout.size):
+            places = [f.at(p, elements.index, f.bytes) for p in (total, row)]
+            here, there = (f.load(p, n) for p in places)
+            f.store(f.add(here, there, n), places[0], n)
+
+    def write_pass(self, name: str, array: str, result: str, copies: Copies, arguments) -> Pass:
+        """Return the pass that adds the copies up, in the order of the parts.
+
+        Args:
+          array, result: the keys of the copies and of the output among the arguments.
+        """
+        layout, size = self.layout, self.layout.size
+        f = Function(f"define internal void @{name}{SIGNATURE}", copies.dtype, layout.widest)
+        array, result = arguments.load(f, *array), arguments.load(f, *result)
+        with f.loop("%end", start="%begin") as units:
+            shares = (units.index, f.plus(units.index, 1))
+            first, last = (f.value(f"sdiv i64 {f.times(s, '%rows')}, {UNITS}") for s in shares)
+            with f.loop(last, start=first) as nodes:
+                row = f.at(result, nodes.index, layout.operand.size * f.bytes)
+                total = "%scratch" if layout.packed else row
+                f.zero(total, size * f.bytes)
+                with f.loop(str(self.parts)) as parts:
+                    copy, marks = self.places(f, array, parts.index)
+                    copy = f.at(copy, nodes.index, size * f.bytes)
+                    is_used = self._is_used(f, f.at(marks, nodes.index, f.bytes))
+                    add = functools.partial(self._add, f, copy, total)
+                    f.either(is_used, add, lambda: None)
+                if layout.packed:
+                    if not layout.covers_row():
+                        f.zero(row, layout.operand.size * f.bytes)
+                    copies.unpack(f, layout, row, total)
+        cost = 4 * size // layout.widest
+        units = Units(Axis.NODES, count=UNITS)
+        return Pass(name, f.text(), units, node_cost=cost, scratch=size * f.bytes)

@@ -1,0 +1,498 @@
+"""The pass of a linear form that computes its outputs by row, some rows for each weight read.
+
+For each block of an output, sums for some rows, all components and some vectors of channels stay
+in registers, while the channels of what is mixed pass by, each number in all lanes.
+"""
+
+import dataclasses
+import functools
+import math
+
+from eqfuse.ops.backends.llvm import text
+from eqfuse.ops.backends.llvm.layout import Copies, Layout, Machine, padded
+from eqfuse.ops.backends.llvm.text import (
+    NODES,
+    ROWS,
+    SIGNATURE,
+    Arguments,
+    Axis,
+    Function,
+    KernelPasses,
+    Module,
+    Pass,
+    Units,
+)
+from eqfuse.ops.ir.form import Operand, Segment
+from eqfuse.ops.ir.linear import Block, LinearForm, Rows, Term, Weights
+
+Lanes = tuple[int, int]
+"""A vector of channels: the first, and how many."""
+
+Key = tuple[str, int | str]
+"""An array of a kernel: "in", "transposed", "index", "out" or "copy", and which."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A row, and its position in the order in which a kernel takes them; i64."""
+
+    position: str
+    row: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixProduct:
+    """A term that adds to a block of rows: scale * weights * source.
+
+    Attributes:
+      source: (operand, block), or None for a bias.
+      weights: "in" or "transposed", and the number of the input.
+    """
+
+    source: tuple[int, Block] | None
+    weights: tuple[str, int]
+    scale: float
+
+
+class Layouts:
+    """The terms of a linear form by what they add to, and the arrays of its kernel.
+
+    Arguments of the kernel: the inputs, weights as [sets, elements]; those of `transposed`; index
+    arrays. Results: the outputs, alike; copies, [rows, elements], of the blocks of rows that
+    gradients of weights read with their channels side by side.
+
+    Rows of `local` inputs and outputs, by number, are those of a block that a sequence works on: by
+    position, not by row, and each component with its channels side by side.
+    """
+
+    def __init__(self, linear_form: LinearForm, dtype: str, machine: Machine, local=()):
+        self.linear_form, self.dtype, self.registers = linear_form, dtype, machine.registers
+        self.local = frozenset(local)
+        self.widest = machine.vector_bytes // text.BYTES[dtype]
+        self.copies = Copies(dtype, self.widest)
+        self.gradients: dict[int, list[Term]] = {}
+        self.products: dict[int, dict[Block, list[MatrixProduct]]] = {}
+        for term in linear_form.terms:
+            self._sort(term)
+        read = [(t.z.operand, self.block(t.z)) for terms in self.gradients.values() for t in terms]
+        apart = (key for key in dict.fromkeys(read) if key[0] not in self.local)
+        self.packed = [key for key in apart if key[1].dim > 1]
+        self.index_arrays = ("index",) * bool(linear_form.num_sets)
+        self.index_arrays += ("order", "offsets") * bool(linear_form.num_sets and self.gradients)
+        self.arguments = Arguments(dtype)
+        for i, operand in enumerate(linear_form.inputs):
+            self._add("in", i, operand)
+        for i in transposed(linear_form):
+            self._add("transposed", i, linear_form.inputs[i])
+        self.arguments.add_indices(self.index_arrays)
+        self.arguments.end()
+        for o, operand in enumerate(linear_form.outputs):
+            self._add("out", o, operand)
+        for n, (_, block) in enumerate(self.packed):
+            self.arguments.add(
+                ("copy", n), ROWS, self.copy_width(block), f"copy {n} of a linear form"
+            )
+
+    def _add(self, side: str, n: int, operand: Rows | Weights):
+        rows = ROWS if isinstance(operand, Rows) else NODES
+        self.arguments.add((side, n), rows, width_of(operand), f"{side} {n} of a linear form")
+
+    def _sort(self, term: Term):
+        o = self.linear_form.output_of(term)
+        if isinstance(self.linear_form.outputs[o], Weights):
+            self.gradients.setdefault(o, []).append(term)
+            return
+        forward = term.z.operand >= len(self.linear_form.inputs)
+        source, target = (term.x, term.z) if forward else (term.z, term.x)
+        product = MatrixProduct(
+            source and (source.operand, self.block(source)),
+            ("in" if forward else "transposed", term.w),
+            term.scale,
+        )
+        blocks = self.products.setdefault(o, {})
+        blocks.setdefault(self.block(target), []).append(product)
+
+    def block(self, slot) -> Block:
+        return self.linear_form.operands[slot.operand].blocks[slot.block]
+
+    def function(self, name: str) -> Function:
+        return Function(f"define internal void @{name}{SIGNATURE}", self.dtype)
+
+    def array(self, f: Function, side: str, n) -> str:
+        return self.arguments.load(f, side, n)
+
+    def operand(self, f: Function, n: int) -> str:
+        """Return the array of an input or an output."""
+        inputs = len(self.linear_form.inputs)
+        return self.array(f, "in", n) if n < inputs else self.array(f, "out", n - inputs)
+
+    def lanes(self, mul: int, most: int) -> list[list[Lanes]]:
+        """Return `mul` channels as vectors of powers of two, at most `most` of them together."""
+        result, start = [], 0
+        while start < mul:
+            result.append((start, min(self.widest, 1 << ((mul - start).bit_length() - 1))))
+            start += result[-1][1]
+        return [result[n : n + most] for n in range(0, len(result), most)]
+
+    def start(self, f: Function, n: int, array: str, place: Place) -> str:
+        """Return where the row at a place of an input or an output starts."""
+        index = place.position if n in self.local else place.row
+        return f.at(array, index, self.linear_form.operands[n].size * f.bytes)
+
+    def strides(self, n: int, block: Block) -> tuple[int, int]:
+        """Return elements from a channel to the next, and from a component to the next."""
+        return (1, block.mul) if n in self.local else (block.dim, 1)
+
+    def copy_width(self, block: Block) -> int:
+        """Return elements of a block with its channels side by side, padded to whole vectors."""
+        return block.dim * padded(block.mul, self.widest)
+
+    def layout(self, block: Block, size: int) -> Layout:
+        segment = Segment(block.offset, block.mul, block.dim, block.dim, 1)
+        return Layout(Operand("rows", size, (segment,), True), (0,), True, self.widest)
+
+
+def transposed(linear_form: LinearForm) -> tuple[int, ...]:
+    """Return the weights that are read transposed: those of terms whose output is x."""
+    n = len(linear_form.inputs)
+    return tuple(sorted({t.w for t in linear_form.terms if t.x is not None and t.x.operand >= n}))
+
+
+def is_wide(linear_form: LinearForm) -> bool:
+    """Return whether XLA's matmuls, which are blocked for every cache, are faster."""
+    dims = {b.dim for o in linear_form.operands if isinstance(o, Rows) for b in o.blocks}
+    least = 256 if dims == {1} else 512
+    shapes = [o.shape for o in linear_form.operands if isinstance(o, Weights)]
+    return not linear_form.num_sets and any(len(s) == 2 and min(s) >= least for s in shapes)
+
+
+def width_of(operand: Rows | Weights) -> int:
+    """Return elements of a row, or of the weights of one set."""
+    return operand.size if isinstance(operand, Rows) else math.prod(operand.shape)
+
+
+def write_copies(layouts: Layouts, f: Function, order: str | None = None) -> int:
+    """Copy the blocks of `packed` to [dim, mul]; what that costs a row.
+
+    Rows `%begin` to `%end`, or what `order` has there; copies are in that order.
+    """
+    cost = 0
+    sources = [layouts.operand(f, n) for n, _ in layouts.packed]
+    targets = [layouts.array(f, "copy", n) for n in range(len(layouts.packed))]
+    with f.loop("%end", start="%begin") as rows:
+        row = f.load_index(order, rows.index) if order else rows.index
+        for (n, block), source, target in zip(layouts.packed, sources, targets, strict=True):
+            size, width = layouts.linear_form.operands[n].size, layouts.copy_width(block)
+            copy = f.at(target, rows.index, width * f.bytes)
+            row_start = layouts.start(f, n, source, Place(rows.index, row))
+            layouts.copies.pack(f, layouts.layout(block, size), row_start, copy)
+            cost += 4 * width // layouts.widest
+    return cost
+
+
+AT_ONCE = 4
+"""Rows of a unit of work, and the most that are mixed together."""
+
+MOST_NUMBERS, MOST_VECTORS = 8, 4
+"""Numbers (rows times components) and vectors of channels whose products are summed together."""
+
+
+def write_rows_pass(layouts: Layouts) -> Pass:
+    f = layouts.function("linear_rows")
+    stop = f.minimum(f.times("%end", AT_ONCE), "%rows")
+    cost = write_rows(layouts, f, f.times("%begin", AT_ONCE), stop)
+    units = Units(Axis.ROWS, AT_ONCE)
+    return Pass("linear_rows", f.text(), units, cost, scratch=scratch(layouts) * f.bytes)
+
+
+def write_rows(
+    layouts: Layouts, f: Function, first: str, stop: str, order: str | None = None
+) -> int:
+    """Return rows `first` to `stop`, or what `order` has there; what one costs."""
+    writer, cost = _RowsEmitter(layouts, f, order), 0
+    for o, operand in enumerate(layouts.linear_form.outputs):
+        if isinstance(operand, Rows):
+            cost += writer.write(o, operand.size, first, stop)
+    return cost
+
+
+def scratch(layouts: Layouts) -> int:
+    """Return elements of scratch memory that `write_rows` needs."""
+    blocks = [block for result in layouts.products.values() for block in result]
+    return max((layouts.copy_width(b) for b in blocks), default=0) * AT_ONCE
+
+
+def rows_together(linear_form: LinearForm, block: Block) -> int:
+    """Return rows that are mixed together; one where each has weights of its own."""
+    return 1 if linear_form.num_sets else max(1, min(AT_ONCE, MOST_NUMBERS // block.dim))
+
+
+class _RowsEmitter:
+    def __init__(self, layouts: Layouts, f: Function, order: str | None):
+        self.layouts, self.linear_form, self.f, self.order = layouts, layouts.linear_form, f, order
+        wanted = [key for key in layouts.arguments.numbers if key[0] in ("in", "transposed", "out")]
+        self.arrays = {key: layouts.array(f, *key) for key in wanted}
+        self.index = layouts.array(f, "index", "index") if self.linear_form.num_sets else None
+
+    def write(self, o: int, size: int, first: str, stop: str) -> int:
+        """Write output o of rows `first` to `stop`; return the vector operations of one row."""
+        f, cost, n = self.f, 0, len(self.linear_form.inputs) + o
+        blocks = self.layouts.products.get(o, {})
+        if sum(b.mul * b.dim for b in blocks) < size:
+            with f.loop(stop, start=first) as loop:
+                self._begin(n, loop.index, 1)
+                f.zero(self.rows[0], size * f.bytes)
+        for block, products in blocks.items():
+            together = rows_together(self.linear_form, block)
+            rest = f.value(f"srem i64 {f.value(f'sub nsw i64 {stop}, {first}')}, {together}")
+            whole = f.value(f"sub nsw i64 {stop}, {rest}")
+            with f.loop(whole, start=first, step=together) as loop:
+                self._begin(n, loop.index, together)
+                cost += self._block(block, products, n) // together
+            if together > 1:
+                with f.loop(stop, start=whole) as loop:
+                    self._begin(n, loop.index, 1)
+                    self._block(block, products, n)
+        return cost
+
+    def _begin(self, n: int, first: str, count: int):
+        """Find `count` rows: their places, their sets, and where those of output n are."""
+        f = self.f
+        positions = [first, *(f.plus(first, r) for r in range(1, count))]
+        self.places = [
+            Place(p, f.load_index(self.order, p) if self.order else p) for p in positions
+        ]
+        self.sets = [f.load_index(self.index, p.row) if self.index else "0" for p in self.places]
+        array = self.arrays["out", n - len(self.linear_form.inputs)]
+        self.rows = [self.layouts.start(f, n, array, place) for place in self.places]
+
+    def _block(self, block: Block, products: list[MatrixProduct], n: int) -> int:
+        """Return one block of the rows of output n; the vector operations that takes."""
+        f, cost, stride = self.f, 0, padded(block.mul, self.layouts.widest)
+        chosen, direct = range(len(self.rows)), block.dim == 1 or n in self.layouts.local
+        most = (self.layouts.registers - 6) // (len(chosen) * block.dim)
+        for vectors in self.layouts.lanes(block.mul, max(1, min(most, MOST_VECTORS))):
+            keys = [(r, k, v) for r in chosen for k in range(block.dim) for v in vectors]
+            sums = {key: f.constant(0.0, key[2][1]) for key in keys}
+            for product in products:
+                sums = self._add(block, product, vectors, sums)
+                cost += len(keys) * (product.source[1].mul if product.source else 1)
+            for (r, k, (start, lanes)), value in sums.items():
+                if direct:
+                    element = block.offset + k * block.mul + start
+                    place = f.at(self.rows[r], element * f.bytes)
+                else:
+                    element = (r * block.dim + k) * stride + start
+                    place = f.at("%scratch", element * f.bytes)
+                f.store(value, place, lanes)
+        if not direct:
+            size = self.linear_form.operands[n].size
+            for r in chosen:
+                copy = f.at("%scratch", r * block.dim * stride * f.bytes)
+                self.layouts.copies.unpack(f, self.layouts.layout(block, size), self.rows[r], copy)
+        return cost
+
+    def _add(self, block: Block, product: MatrixProduct, vectors: list[Lanes], sums: dict) -> dict:
+        """Return the sums with a product added, in a loop over the channels of its source."""
+        f, (_, n) = self.f, product.weights
+        base, step = self.arrays[product.weights], width_of(self.linear_form.inputs[n]) * f.bytes
+        matrices = {r: f.at(base, self.sets[r], step) for r, _, _ in sums}
+        if product.source is None:
+            scale = {v: f.constant(product.scale, v[1]) for v in vectors}
+            biases = {(r, v): f.load(f.at(matrices[r], v[0] * f.bytes), v[1]) for r, _, v in sums}
+            return {
+                (r, k, v): f.fma(scale[v], biases[r, v], total, v[1])
+                for (r, k, v), total in sums.items()
+            }
+        first = [f.constant(0.0, lanes) for _, _, (_, lanes) in sums]
+        kinds = [f.vector(lanes) for _, _, (_, lanes) in sums]
+        channel, component = self.layouts.strides(*product.source)
+        rows = self._sources(product, sums)
+        with f.loop(str(product.source[1].mul), carried=first, kinds=kinds) as channels:
+            numbers = {r: f.at(row, channels.index, channel * f.bytes) for r, row in rows.items()}
+            weights, loaded, result = {}, {}, []
+            for (r, k, v), total in zip(sums, channels.carried, strict=True):
+                matrix = matrices[r]  # one name for all rows, unless they have sets
+                if (matrix, v) not in weights:
+                    line = f.at(matrix, channels.index, block.mul * f.bytes)
+                    weights[matrix, v] = f.load(f.at(line, v[0] * f.bytes), v[1])
+                if (r, k) not in loaded:
+                    loaded[r, k] = f.load(f.at(numbers[r], k * component * f.bytes))
+                number = f.splat(loaded[r, k], v[1])
+                result.append(f.fma(number, weights[matrix, v], total, v[1]))
+            channels.next = result
+        return {
+            key: f.fma(f.constant(product.scale, key[2][1]), new, total, key[2][1])
+            for (key, total), new in zip(sums.items(), channels.carried, strict=True)
+        }
+
+    def _sources(self, product: MatrixProduct, sums: dict) -> dict[int, str]:
+        """Return where the block that is mixed starts, by row."""
+        f, (n, block) = self.f, product.source
+        array, offset = self.arrays["in", n], block.offset * f.bytes
+        return {
+            r: f.at(self.layouts.start(f, n, array, self.places[r]), offset) for r, _, _ in sums
+        }
+
+
+TOGETHER = 4
+"""Lines whose sums stay in registers at the same time."""
+
+UNITS, MOST_LINES = 8, 32
+"""Units that a matrix is cut into if it is small, and lines of a unit if it is large."""
+
+ROWS_OF_A_PART = 256
+
+
+def lines_of_unit(num_lines: int) -> int:
+    """Return lines of the matrix of a set in a unit of work: a multiple of `TOGETHER`."""
+    lines = -(-num_lines // (UNITS * TOGETHER)) * TOGETHER
+    return min(MOST_LINES, lines)
+
+
+def write_weights_pass(layouts: Layouts, o: int) -> Pass:
+    """Return the pass for one output, an array of weights."""
+    name, weights = f"linear_weights_{o}", layouts.linear_form.outputs[o]
+    f = layouts.function(name)
+    num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
+    lines = lines_of_unit(num_lines)
+    units_of_set = -(-num_lines // lines)
+    writer = _WeightsEmitter(layouts, f, o)
+    with f.loop("%end", start="%begin") as units:
+        chosen = f.value(f"sdiv i64 {units.index}, {units_of_set}")
+        first = f.times(f.value(f"srem i64 {units.index}, {units_of_set}"), lines)
+        last = f.minimum(f.plus(first, lines), str(num_lines))
+        writer.begin_set(chosen, width_of(weights))
+        cost = writer.write(first, last, num_lines)
+    return Pass(name, f.text(), Units(Axis.NODES, units_of_set), cost)
+
+
+def write_block(layouts: Layouts, o: int, f: Function, order: str | None) -> int:
+    """Add the sum over rows `%begin` to `%end`, or what `order` has there; what a row costs."""
+    weights = layouts.linear_form.outputs[o]
+    num_lines = 1 if len(weights.shape) == 1 else weights.shape[0]
+    writer = _WeightsEmitter(layouts, f, o, order)
+    return writer.add("0", str(num_lines), num_lines, ("%begin", "%end"))
+
+
+class _WeightsEmitter:
+    def __init__(self, layouts: Layouts, f: Function, o: int, order: str | None = None):
+        self.layouts, self.f, self.terms = layouts, f, layouts.gradients[o]
+        self.mul = layouts.linear_form.outputs[o].shape[-1]
+        scales = {t.scale for t in self.terms}
+        self.scale = (len(scales) == 1 and scales.pop()) or 1.0  # of all sums, at their end
+        self.matrix = self.result = layouts.array(f, "out", o)
+        self.offsets, self.order, self.in_order = None, order, order is not None
+        if layouts.linear_form.num_sets:
+            self.offsets = layouts.array(f, "index", "offsets")
+            self.order = layouts.array(f, "index", "order")
+        self.copies = [layouts.array(f, "copy", n) for n in range(len(layouts.packed))]
+        used = {s.operand for t in self.terms for s in (t.x, t.z) if s is not None}
+        self.operands = {n: layouts.operand(f, n) for n in used}
+
+    def begin_set(self, chosen: str, width: int):
+        """Find the matrix of a set, and the rows that chose it."""
+        f = self.f
+        self.matrix = f.at(self.result, chosen, width * f.bytes)
+        self.start, self.stop = "0", "%rows"
+        if self.offsets:
+            self.start = f.load_index(self.offsets, chosen)
+            self.stop = f.load_index(self.offsets, f.plus(chosen, 1))
+
+    def write(self, first: str, last: str, num_lines: int) -> int:
+        """Write lines `first` to `last`; return the vector operations of a row in all lines."""
+        f = self.f
+        with f.loop(last, start=first) as lines:
+            f.zero(f.at(self.matrix, lines.index, self.mul * f.bytes), self.mul * f.bytes)
+        with f.loop(self.stop, start=self.start, step=ROWS_OF_A_PART) as parts:
+            rows = parts.index, f.minimum(self.stop, f.plus(parts.index, ROWS_OF_A_PART))
+            cost = self.add(first, last, num_lines, rows)
+        return cost
+
+    def add(self, first: str, last: str, num_lines: int, rows: tuple[str, str]) -> int:
+        """Add the sums over some rows to lines `first` to `last`; as `write`."""
+        f, together = self.f, min(num_lines, TOGETHER)
+        rest = f.value(f"srem i64 {f.value(f'sub nsw i64 {last}, {first}')}, {together}")
+        whole = f.value(f"sub nsw i64 {last}, {rest}")
+        with f.loop(whole, start=first, step=together) as lines:
+            cost = self._add_part(lines.index, together, rows)
+        if num_lines % together:
+            with f.loop(last, start=whole) as lines:
+                self._add_part(lines.index, 1, rows)
+        return cost * num_lines // together
+
+    def _add_part(self, first: str, count: int, rows: tuple[str, str]) -> int:
+        """Add the sums over some rows to `count` lines of the matrix."""
+        f, cost = self.f, 0
+        most = max(1, (self.layouts.registers - 8) // count)
+        for vectors in self.layouts.lanes(self.mul, most):
+            keys = [(u, v) for u in range(count) for v in vectors]
+            zeros = [f.constant(0.0, lanes) for _, (_, lanes) in keys]
+            kinds = [f.vector(lanes) for _, (_, lanes) in keys]
+            with f.loop(rows[1], start=rows[0], carried=zeros, kinds=kinds) as loop:
+                row = f.load_index(self.order, loop.index) if self.order else loop.index
+                place = Place(loop.index if self.in_order else row, row)
+                sums = dict(zip(keys, loop.carried, strict=True))
+                for term in self.terms:
+                    self._add(term, place, first, count, vectors, sums)
+                    cost += self.layouts.block(term.z).dim * len(keys)
+                loop.next = list(sums.values())
+            for (u, (start, n)), part in zip(keys, loop.carried, strict=True):
+                line = f.at(self.matrix, f.plus(first, u), self.mul * f.bytes)
+                place = f.at(line, start * f.bytes)
+                f.store(f.fma(f.constant(self.scale, n), part, f.load(place, n), n), place, n)
+        return cost
+
+    def _add(self, term: Term, place: Place, first: str, count: int, vectors: list[Lanes], sums):
+        """Add the outer product of x and z of one row, with `count` channels of x."""
+        f, dim = self.f, self.layouts.block(term.z).dim
+        line, stride = self._channels(term, place)
+        source = None
+        if term.x is not None:
+            n, block = term.x.operand, self.layouts.block(term.x)
+            channel, component = self.layouts.strides(n, block)
+            source = self.layouts.start(f, n, self.operands[n], place)
+            source = f.at(f.at(source, block.offset * f.bytes), first, channel * f.bytes)
+        for k in range(dim):
+            z = {v: f.load(f.at(line, (k * stride + v[0]) * f.bytes), v[1]) for v in vectors}
+            for u in range(count):
+                number = f.constant(term.scale / self.scale)
+                if source is not None:
+                    x = f.load(f.at(source, (u * channel + k * component) * f.bytes))
+                    number = x if term.scale == self.scale else f.mul(x, number, 1)
+                for v in vectors:
+                    sums[u, v] = f.fma(f.splat(number, v[1]), z[v], sums[u, v], v[1])
+
+    def _channels(self, term: Term, place: Place) -> tuple[str, int]:
+        """Return where the channels of z lie side by side, and how far its components are apart."""
+        f, n, block = self.f, term.z.operand, self.layouts.block(term.z)
+        if (n, block) not in self.layouts.packed:
+            start = self.layouts.start(f, n, self.operands[n], place)
+            return f.at(start, block.offset * f.bytes), self.layouts.strides(n, block)[1]
+        copy = self.copies[self.layouts.packed.index((n, block))]
+        width = self.layouts.copy_width(block)
+        return f.at(copy, place.position, width * f.bytes), padded(block.mul, self.layouts.widest)
+
+
+@functools.lru_cache(maxsize=1024)
+def generate(linear_form: LinearForm, dtype: str, machine: Machine) -> Module:
+    """Return the module that computes a linear form in one dtype, "float32" or "float64"."""
+    return write(linear_form, dtype, machine).module(dtype)
+
+
+def write(linear_form: LinearForm, dtype: str, machine: Machine) -> KernelPasses:
+    """Return the passes that compute a linear form."""
+    layouts = Layouts(linear_form, dtype, machine)
+    passes = [_copy_pass(layouts)] if layouts.packed else []
+    if any(isinstance(o, Rows) for o in linear_form.outputs):
+        passes.append(write_rows_pass(layouts))
+    passes += [write_weights_pass(layouts, o) for o in layouts.gradients]
+    widths = tuple(layouts.copy_width(block) for _, block in layouts.packed)
+    functions = layouts.copies.functions
+    return KernelPasses(layouts.arguments, functions, passes, layouts.index_arrays, widths)
+
+
+def _copy_pass(layouts: Layouts) -> Pass:
+    f = layouts.function("linear_copy")
+    cost = write_copies(layouts, f)
+    return Pass("linear_copy", f.text(), Units(Axis.ROWS), cost)

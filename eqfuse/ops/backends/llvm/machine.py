@@ -1,0 +1,236 @@
+"""What the machine can run, native code for it, kept on disk, and its threads."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+import threading
+
+import jax
+
+from eqfuse.ops import _cache, _processors
+from eqfuse.ops.backends.llvm import runtime as handlers
+from eqfuse.ops.backends.llvm.layout import Machine
+
+API_VERSIONS = {(0, minor) for minor in range(3, 6)}
+"""Versions of XLA's FFI whose structures `runtime.py` reads: those of jaxlib 0.10 to 0.12."""
+
+_lock = threading.RLock()
+_compiling = threading.Lock()
+_libraries: list = []
+_kernels: dict[str, concurrent.futures.Future] = {}
+_slots: list[handlers.HandlerSlot] = []
+
+
+def unavailable() -> str:
+    """Return why kernels cannot be compiled and run here, or ""."""
+    if importlib.util.find_spec("llvmlite") is None:
+        return "the package llvmlite, the compiler of Numba, is not installed; pip install llvmlite"
+    if sys.platform not in ("linux", "darwin"):
+        return f"it runs on Linux and macOS, not on {sys.platform}"
+    if api_version() not in API_VERSIONS:
+        known = ", ".join(f"{major}.{minor}" for major, minor in sorted(API_VERSIONS))
+        return (
+            f"jaxlib's foreign function interface is of version {api_version()}, "
+            f"and this version of eqfuse knows {known}; update eqfuse, or use backend='xla'"
+        )
+    return ""
+
+
+@functools.cache
+def api_version() -> tuple[int, int] | None:
+    """Return version of XLA's FFI, from the header that jaxlib ships; None if it is not there."""
+    header = pathlib.Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    try:
+        text = header.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    numbers = [re.search(rf"#define XLA_FFI_API_{n} (\d+)", text) for n in ("MAJOR", "MINOR")]
+    return tuple(int(n[1]) for n in numbers) if all(numbers) else None
+
+
+@functools.cache
+def _target():
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=2, reloc="pic", jit=True
+    )
+    return machine, dict(features)
+
+
+@functools.cache
+def machine() -> Machine:
+    """Return the vectors and caches of this processor."""
+    _, features = _target()
+    vectors = 16, 32 if features.get("neon") else 16
+    if features.get("avx"):
+        vectors = (64, 32) if features.get("avx512f") else (32, 16)
+    return Machine(*vectors, *_processors.caches())
+
+
+def compiled(text: str) -> bytes:
+    """Return object code of a module of LLVM IR, from disk if it was compiled before."""
+    import llvmlite.binding as llvm
+
+    with _compiling:
+        target, _ = _target()
+        host = [llvm.llvm_version_info, target.triple, *_processors.description()]
+        key = _cache.digest([text, repr(host)])
+        path = _cache.cache_folder("cpu") / f"{key}.o"
+        if content := _cache.read(path):
+            code, checksum = content[:-32], content[-32:]
+            if hashlib.sha256(key.encode() + code).digest() == checksum:
+                return code
+        parsed = llvm.parse_assembly(text)
+        parsed.verify()
+        code = target.emit_object(parsed)
+        _cache.write(path, code + hashlib.sha256(key.encode() + code).digest())
+        return code
+
+
+@functools.cache
+def _compiler():
+    import llvmlite.binding as llvm
+
+    return llvm.create_lljit_compiler(_target()[0])
+
+
+def _runtime() -> dict[str, int]:
+    """Return addresses of what `runtime.py` exports."""
+    with _lock:
+        return _linked_runtime()
+
+
+@functools.cache
+def _linked_runtime() -> dict[str, int]:
+    from eqfuse.ops.backends.llvm.runtime import Runtime
+
+    names = ("eqfuse_call", "eqfuse_enter", "eqfuse_limit", "eqfuse_active")
+    runtime = Runtime(api_version(), large_pages=sys.platform == "linux")
+    addresses = _link("eqfuse_runtime", runtime.text(), names, {})
+    ctypes.c_int64.from_address(addresses["eqfuse_limit"]).value = threads()
+    return addresses
+
+
+def _link(library: str, text: str, exported, imported) -> dict[str, int]:
+    import llvmlite.binding as llvm
+
+    builder = llvm.JITLibraryBuilder().add_object_img(compiled(text)).add_current_process()
+    for name in exported:
+        builder.export_symbol(name)
+    for name, address in imported.items():
+        builder.import_symbol(name, address)
+    tracker = builder.link(_compiler(), library)
+    _libraries.append(tracker)  # a library whose tracker is collected is removed
+    return {name: tracker[name] for name in exported}
+
+
+def register(name: str, text: str) -> None:
+    """Register a module's handler with XLA, and compile the module, once in a process.
+
+    A thread compiles; calls wait for it, see `handlers.py`.
+
+    Raises:
+      RuntimeError: the module was registered before and does not compile.
+    """
+    with _lock:
+        if name in _kernels:
+            if _kernels[name].done():
+                _kernels[name].result()
+            return
+        slot = _free_slot()
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        jax.ffi.register_ffi_target(name, new(slot.handler, None, None), platform="cpu")
+        try:
+            _kernels[name] = _compile_thread().submit(_fill, slot, name, text)
+        except RuntimeError:  # the interpreter is ending, and starts no threads
+            _kernels[name] = concurrent.futures.Future()
+            _kernels[name].set_result(_fill(slot, name, text))
+
+
+def finish() -> None:
+    """Wait until every kernel that was asked for is compiled.
+
+    Raises:
+      RuntimeError: one does not compile.
+    """
+    for kernel in list(_kernels.values()):
+        kernel.result()
+
+
+def _fill(slot: handlers.HandlerSlot, name: str, text: str) -> None:
+    try:
+        slot.fill(_link(name, text, [name], {"eqfuse_call": _runtime()["eqfuse_call"]})[name])
+    except BaseException as error:
+        slot.fail(f"the kernel {name} did not compile: {error}")
+        raise
+
+
+def _free_slot() -> handlers.HandlerSlot:
+    if not _slots:
+        imported = {"eqfuse_enter": _runtime()["eqfuse_enter"]}
+        library = f"eqfuse_handlers_{len(_libraries)}"
+        tables = _link(library, handlers.page(), ["eqfuse_slots", "eqfuse_handlers"], imported)
+        _slots.extend(handlers.HandlerSlot.all_of(tables))
+    return _slots.pop()
+
+
+@functools.cache
+def _compile_thread() -> concurrent.futures.ThreadPoolExecutor:
+    # One: LLVM, as llvmlite calls it, does one thing at a time.
+    return concurrent.futures.ThreadPoolExecutor(1, "eqfuse-compile")
+
+
+if hasattr(os, "register_at_fork"):  # a child has no such thread, and finds all kernels compiled
+    os.register_at_fork(
+        before=lambda: concurrent.futures.wait(list(_kernels.values())),
+        after_in_child=_compile_thread.cache_clear,
+    )
+
+
+def threads() -> int:
+    """Return how many threads kernels may use.
+
+    That is the least of the processors of this process, its quota, and what is asked.
+
+    The least of the processors in the affinity mask, the quota of the cgroup, OMP_NUM_THREADS and
+    NUMBA_NUM_THREADS; at least 1. XLA's pool may have fewer.
+    """
+    allowed = [_processors.usable(), _cgroup_quota()]
+    for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        first = os.environ.get(variable, "").split(",")[0].strip()
+        if first.isdigit():
+            allowed.append(int(first))
+    return max(1, min(n for n in allowed if n is not None))
+
+
+def _cgroup_quota(root: str = "/sys/fs/cgroup") -> int | None:
+    """Return the processors that the cgroup may use, rounded up; None if it has no limit."""
+    folder = pathlib.Path(root)
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu" / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu" / "cpu.cfs_period_us").read_text()
+        return -(-int(quota) // int(period)) if int(quota) > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def set_threads(count: int) -> None:
+    """Let kernels of this process use `count` threads from now on."""
+    ctypes.c_int64.from_address(_runtime()["eqfuse_limit"]).value = count

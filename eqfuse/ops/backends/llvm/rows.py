@@ -1,0 +1,255 @@
+"""The rows of a pass: found through the index arrays, packed, zeroed, and written back."""
+
+import functools
+
+from eqfuse.ops.backends.llvm.layout import NODE_ARRAYS, Copies, Key, Plan
+from eqfuse.ops.backends.llvm.text import STREAMED, Function
+from eqfuse.ops.ir.form import Index, Path
+
+
+class RowsEmitter:
+    """Writes what a pass does for its units and rows besides arithmetic.
+
+    Args:
+      base: the arrays of the operands, by key.
+      arrays: the index arrays, by name.
+
+    Attributes:
+      own: where the rows of the operands of the current unit are, by key.
+      sums, marks: of outputs in `plan.sums`, their copies (`parts.Sums`), and the marks of the
+        current part, whose copy is in `base`.
+      num_rows: rows of the form.
+      streamed: of packed outputs, whether (i1) their rows are written past the caches.
+      streamed_in_place: the same of outputs that groups of paths write directly.
+    """
+
+    def __init__(self, plan: Plan, f: Function, copies: Copies, base, arrays):
+        self.plan, self.f, self.copies, self.base, self.arrays = plan, f, copies, base, arrays
+        self.own: dict[Key, str] = {}
+        self.sums, self.marks = {}, {}
+        self.num_rows = "%rows"
+        self.streamed: dict[Key, str] = {}
+        self.streamed_in_place: dict[Key, str] = {}
+
+    def begin_unit(self, unit: str, is_first: str = "1"):
+        """Find the rows of the operands of a unit, copy what needs it, zero what is added to.
+
+        Where a unit comes in several pieces, `is_first` (i64) is 1 for its first one, otherwise 0.
+        """
+        f, self.own = self.f, {}
+        for key in self.plan.operands():
+            if not self.plan.is_owned(key):
+                continue
+            operand, layout = self.plan.operand(*key), self.plan.layouts.get(key)
+            if key[0] == "in" and layout is None:
+                continue
+            row = f.at(self.base[key], unit, self.plan.row_elements(key) * f.bytes)
+            if key in self.plan.own_place:
+                copy = f.at("%scratch", self.plan.own_place[key])
+                if key[0] == "in":
+                    self.copies.pack(f, layout, row, copy)
+                else:
+                    f.zero(copy, self.plan.scratch_size(*key), is_first)
+                self.own[key] = copy
+            else:
+                if key[0] == "out":
+                    f.zero(row, operand.size * f.bytes, is_first)
+                self.own[key] = row
+
+    def finish_unit(self, unit: str):
+        """Write the packed outputs of a unit back."""
+        f = self.f
+        for key in self.own:
+            if key[0] == "out" and key in self.plan.own_place:
+                operand = self.plan.operand(*key)
+                row = f.at(self.base[key], unit, operand.size * f.bytes)
+                self._finish(key, row, self.own[key])
+
+    def begin_row(self, unit: str, start: str, b: str):
+        """Begin row b of the block at `start`."""
+        f = self.f
+        row = position = f.plus(start, b)
+        if self.plan.reduce_over is not Index.ROW:
+            row = f.load_index(self.arrays[self.plan.reduce_over.edge_arrays[0]], position)
+        places = self._places(row, unit)
+        for key in self.plan.operands():
+            operand, layout = self.plan.operand(*key), self.plan.layouts.get(key)
+            if key in self.own:
+                continue
+            place = position if key in self.plan.local else places[operand.index]
+            if key in self.marks:
+                pointer = self.sums[key].row(f, self.base[key], self.marks[key], place)
+                self._keep(self.plan.pointers[key], b, pointer)
+                continue
+            pointer = f.at(self.base[key], place, self.plan.row_elements(key) * f.bytes)
+            if key[0] == "in" and layout is None:
+                self._read_shared(key[1], pointer, b)
+                continue
+            if key[0] == "out":
+                self._keep(self.plan.results[key[1]], b, pointer)
+            if key in self.plan.row_place:
+                copy = f.at("%scratch", self.plan.row_place[key])
+                copy = f.at(copy, b, self.plan.row_size[key])
+                if key[0] == "in":
+                    self.copies.pack(f, layout, pointer, copy)
+                pointer = copy
+            if key[0] == "out" and (layout is None or self.plan.has_gaps(key)):
+                size = self.plan.row_size.get(key, operand.size * f.bytes)
+                f.zero(pointer, size)
+            self._keep(self.plan.pointers[key], b, pointer)
+        if self.plan.ahead:
+            self._find_next_row(position, unit, b)
+
+    def _places(self, row: str, unit: str) -> dict[Index, str]:
+        """Return where the rows of operands are, by their index."""
+        places = {Index.ROW: row, Index.SHARED: "0"}
+        places[self.plan.reduce_over] = row if self.plan.reduce_over is Index.ROW else unit
+        for index, name in NODE_ARRAYS.items():
+            if name in self.arrays and index not in places:
+                places[index] = self.f.load_index(self.arrays[name], row)
+        return places
+
+    def _find_next_row(self, position: str, unit: str, b: str):
+        """Find the rows of the operands one block further on, also where another unit has them.
+
+        No processor foresees rows that an index array chooses, and a block is long enough for them
+        to arrive. Near the end it is the last row.
+        """
+        f = self.f
+        later = f.minimum(f.plus(position, self.plan.block), f.plus(self.num_rows, -1))
+        row = f.load_index(self.arrays[self.plan.reduce_over.edge_arrays[0]], later)
+        places = self._places(row, unit)
+        for key, table in self.plan.ahead.items():
+            size = self.plan.row_elements(key) * f.bytes
+            pointer = f.at(self.base[key], places[self.plan.operand(*key).index], size)
+            self._keep(table, b, pointer)
+            if key not in self.plan.layouts:  # a short row, read as a whole by `_read_shared`
+                for line in range(0, size, 64):
+                    f.prefetch(f.at(pointer, line))
+
+    def begin_pass(self):
+        """Find out which outputs are written past the caches: large ones, where vectors lie whole.
+
+        A store into a cache first reads what was there, which is as much traffic again.
+        """
+        f = self.f
+        for key in self.plan.operands():
+            layout, packed = self.plan.layouts.get(key), key in self.plan.row_place
+            if key[0] == "in" or not layout or self.plan.is_owned(key) or key in self.plan.sums:
+                continue
+            if not layout.is_streamable() or (packed and self.plan.reduce_over is not Index.ROW):
+                continue
+            if not packed and not all(self.plan.is_long(s.mul) for s in layout.operand.segments):
+                continue  # the choice at each store would cost more
+            address = f.value(f"ptrtoint ptr {self.base[key]} to i64")
+            rest = f.value(f"and i64 {address}, {self.plan.widest * f.bytes - 1}")
+            whole = f.value(f"icmp eq i64 {rest}, 0")
+            least = -(-self.plan.machine.streamed_bytes // (layout.operand.size * f.bytes))
+            large = f.value(f"icmp sge i64 {self.num_rows}, {least}")
+            into = self.streamed if packed else self.streamed_in_place
+            into[key] = f.value(f"and i1 {whole}, {large}")
+            self.copies.functions["!0"] = STREAMED
+
+    def finish_pass(self):
+        """Wait for what was written past the caches, so that other threads see it."""
+        if self.streamed or self.streamed_in_place:
+            self.f.do("fence seq_cst")
+
+    def finish_row(self, b: str):
+        """Write the packed outputs of row b of the block back."""
+        f = self.f
+        for key in self.plan.operands():
+            if key[0] == "out" and key in self.plan.row_place:
+                row, copy = (
+                    self._kept(self.plan.results[key[1]], b),
+                    self._kept(self.plan.pointers[key], b),
+                )
+                if key not in self.streamed:
+                    self._finish(key, row, copy)
+                    continue
+                layout = self.plan.layouts[key]
+                f.either(
+                    self.streamed[key],
+                    functools.partial(self.copies.stream, f, layout, row, copy),
+                    functools.partial(self._finish, key, row, copy),
+                )
+
+    def _finish(self, key, row: str, copy: str):
+        """Write the scratch memory of an output to its row."""
+        f, operand, layout = self.f, self.plan.operand(*key), self.plan.layouts.get(key)
+        if layout is not None:
+            if not layout.covers_row():
+                f.zero(row, operand.size * f.bytes)
+            self.copies.unpack(f, layout, row, copy)
+            return
+        if not operand.is_whole:
+            f.zero(row, operand.size * f.bytes)
+        place = 0
+        for segment in operand.segments:
+            for component in range(segment.dim):
+                value = f.load(f.at(copy, place), self.plan.widest, wide=True)
+                total = f.sum_lanes(value, self.plan.widest)
+                f.store(total, f.at(row, segment.element(0, component) * f.bytes))
+                place += self.plan.sum_bytes
+
+    def _read_shared(self, i: int, pointer: str, b: str):
+        """Read components of an operand without channels into lane b of the table of numbers."""
+        f, operand = self.f, self.plan.form.inputs[i]
+        table = f.at(f.at("%scratch", self.plan.table), b, f.bytes)
+        for (number, segment, component), row in self.plan.scalars.components.items():
+            if number == i:
+                place = operand.segments[segment].element(0, component) * f.bytes
+                target = f.at(table, row * self.plan.widest * f.bytes)
+                f.store(f.load(f.at(pointer, place)), target)
+
+    def _keep(self, table: int, b: str, pointer: str):
+        place = self.f.at(self.f.at("%scratch", table), b, 8)
+        self.f.do(f"store ptr {pointer}, ptr {place}, align 8")
+
+    def pointer(self, key: Key, b: str) -> str:
+        """Return where row b of the block of an operand is."""
+        return self._kept(self.plan.pointers[key], b)
+
+    def next_pointer(self, key: Key, b: str) -> str:
+        """Return where row b of the next block is, of an operand in `plan.ahead`."""
+        return self._kept(self.plan.ahead[key], b)
+
+    def _kept(self, table: int, b: str) -> str:
+        return self.f.load_pointer(self.f.at(self.f.at("%scratch", table), b, 8))
+
+
+class Row:
+    """The operands and numbers of row `b` of a block; each pointer is loaded once."""
+
+    def __init__(self, plan: Plan, f: Function, rows: RowsEmitter, b: str):
+        self.plan, self.f, self.rows, self.b = plan, f, rows, b
+        self._table = f.at(f.at("%scratch", plan.table), b, f.bytes)
+        self._pointers: dict = {}
+
+    def load_pointers(self, paths: list[Path]):
+        """Load what some paths need, so that it is known in all loops over their channels."""
+        keys = {("in", ref.operand): None for path in paths for ref in path.factors}
+        keys |= {("out", path.output.operand): None for path in paths}
+        for key in keys:
+            is_shared = key[0] == "in" and key not in self.plan.layouts
+            if key not in self.rows.own and not is_shared:
+                self.pointer(key)
+                if key in self.plan.ahead:
+                    self.next_pointer(key)
+
+    def pointer(self, key: Key) -> str:
+        """Return where the row of an operand is."""
+        if key not in self._pointers:
+            self._pointers[key] = self.rows.pointer(key, self.b)
+        return self._pointers[key]
+
+    def next_pointer(self, key: Key) -> str:
+        """Return where the same row of the next block is."""
+        if ("next", key) not in self._pointers:
+            self._pointers["next", key] = self.rows.next_pointer(key, self.b)
+        return self._pointers["next", key]
+
+    def scalar(self, lanes: int):
+        """Return a function from a row of the table of numbers to its value in every lane."""
+        f, stride = self.f, self.plan.widest * self.f.bytes
+        return lambda number: f.splat(f.load(f.at(self._table, number * stride)), lanes)

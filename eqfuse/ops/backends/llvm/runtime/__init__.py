@@ -1,1 +1,0 @@
-"""Native kernels compiled, kept on disk, and called by XLA."""

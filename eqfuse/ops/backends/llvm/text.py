@@ -1,0 +1,475 @@
+"""LLVM IR as text, one function at a time: values by name, loops as `with` blocks."""
+
+import contextlib
+import dataclasses
+import enum
+import hashlib
+import struct
+from collections.abc import Callable
+
+REAL = {"float32": "float", "float64": "double"}
+BYTES = {"float32": 4, "float64": 8}
+STREAMED = "!0 = !{i32 1}\n"
+"""Metadata of what `Function.stream` writes."""
+
+
+class Loop:
+    """A running loop: its counter, and the values that it carries from turn to turn."""
+
+    def __init__(self, index: str, carried: list[str]):
+        self.index, self.carried = index, carried
+        self.next: list[str] = list(carried)
+
+
+class Function:
+    """Writes the statements of one function.
+
+    Args:
+      header: `define ...` without the brace.
+      dtype: of the floating point values, "float32" or "float64".
+      widest: lanes of a vector at most.
+
+    Attributes:
+      declared: the declarations of the functions that it calls, besides `declarations`.
+    """
+
+    def __init__(self, header: str, dtype: str, widest: int = 1):
+        self.header, self.dtype, self.widest = header, dtype, widest
+        self.declared: set[str] = set()
+        self.real, self.bytes = REAL[dtype], BYTES[dtype]
+        self._lines: list[str] = ["entry:"]
+        self._count = 0
+        self._block = "entry"
+
+    def text(self) -> str:
+        statements = "\n  ".join(self._lines)
+        return f"{self.header} {{\n{statements}\n  ret void\n}}\n"
+
+    def do(self, statement: str):
+        self._lines.append(statement)
+
+    def value(self, expression: str) -> str:
+        """Name the value of an instruction."""
+        self._count += 1
+        self._lines.append(f"%v{self._count} = {expression}")
+        return f"%v{self._count}"
+
+    def _label(self, label: str):
+        self._lines.append(f"{label}:")
+        self._block = label
+
+    @contextlib.contextmanager
+    def loop(self, stop, start="0", step: int = 1, carried=(), kinds=()):
+        """Write `for index in range(start, stop, step)`.
+
+        `carried` are the first values of what is carried from turn to turn, of types `kinds`.
+        """
+        self._count += 1
+        n, before = self._count, self._block
+        index, after = f"%i{n}", f"%i{n}n"
+        loop = Loop(index, [f"%c{n}_{k}" for k in range(len(carried))])
+        self.do(f"br label %head{n}")
+        self._label(f"head{n}")
+        place = len(self._lines)
+        inside = self.value(f"icmp slt i64 {index}, {stop}")
+        self.do(f"br i1 {inside}, label %body{n}, label %done{n}")
+        self._label(f"body{n}")
+        yield loop
+        self.do(f"{after} = add nsw i64 {index}, {step}")
+        self.do(f"br label %head{n}")
+        last = self._block
+        phis = [f"{index} = phi i64 [{start}, %{before}], [{after}, %{last}]"]
+        values = zip(loop.carried, kinds, carried, loop.next, strict=True)
+        for name, kind, first, follow in values:
+            phis.append(f"{name} = phi {kind} [{first}, %{before}], [{follow}, %{last}]")
+        self._lines[place:place] = phis
+        self._label(f"done{n}")
+
+    def vector_loops(self, size: int):
+        """Yield loops over `size` elements and the elements of a turn: whole vectors, then rest."""
+        lanes = self.widest if size >= self.widest else 1
+        whole = size // lanes * lanes
+        for start, stop, count in ((0, whole, lanes), (whole, size, 1)):
+            if start < stop:
+                with self.loop(str(stop), start=str(start), step=count) as loop:
+                    yield loop, count
+
+    def vector(self, lanes: int, wide: bool = False) -> str:
+        """Return the type of `lanes` real numbers, of float64 where it is `wide`."""
+        real = "double" if wide else self.real
+        return real if lanes == 1 else f"<{lanes} x {real}>"
+
+    def constant(self, number: float, lanes: int = 1) -> str:
+        """Return a literal, repeated in every lane."""
+        if self.dtype == "float32":
+            number = struct.unpack("f", struct.pack("f", number))[0]
+        text = f"0x{struct.unpack('>Q', struct.pack('>d', number))[0]:016X}"
+        if lanes == 1:
+            return text
+        return f"splat ({self.real} {text})"
+
+    def at(self, pointer: str, offset="0", unit: int = 1) -> str:
+        """Return `pointer + offset * unit` in bytes; `offset` is a number or an i64."""
+        if isinstance(offset, int):
+            return pointer if offset == 0 else self._gep(pointer, offset * unit)
+        if offset == "0":
+            return pointer
+        return self._gep(pointer, offset if unit == 1 else self.times(offset, unit))
+
+    def _gep(self, pointer: str, offset) -> str:
+        return self.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+
+    def times(self, index: str, factor) -> str:
+        return self.value(f"mul nsw i64 {index}, {factor}")
+
+    def plus(self, a: str, b) -> str:
+        return self.value(f"add nsw i64 {a}, {b}")
+
+    def minimum(self, a: str, b) -> str:
+        less = self.value(f"icmp slt i64 {a}, {b}")
+        return self.value(f"select i1 {less}, i64 {a}, i64 {b}")
+
+    def load(self, pointer: str, lanes: int = 1, wide: bool = False) -> str:
+        return self.value(f"load {self.vector(lanes, wide)}, ptr {pointer}, align {self.bytes}")
+
+    def store(self, value: str, pointer: str, lanes: int = 1, wide: bool = False):
+        self.do(f"store {self.vector(lanes, wide)} {value}, ptr {pointer}, align {self.bytes}")
+
+    def prefetch(self, pointer: str):
+        """Ask for a cache line in level 2; any address is allowed, it need not be memory."""
+        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+
+    def stream(self, value: str, pointer: str, lanes: int):
+        """Store past the caches, to where whole vectors lie; needs `STREAMED` in the module."""
+        kind, align = self.vector(lanes), lanes * self.bytes
+        self.do(f"store {kind} {value}, ptr {pointer}, align {align}, !nontemporal !0")
+
+    def store_or_stream(self, value: str, pointer: str, lanes: int, streams: str):
+        """Do as `stream` where `streams` (i1) holds, otherwise as `store`."""
+        self.either(
+            streams,
+            lambda: self.stream(value, pointer, lanes),
+            lambda: self.store(value, pointer, lanes),
+        )
+
+    def either(self, condition: str, then: Callable, otherwise: Callable):
+        """Write both alternatives, of which an i1 chooses one."""
+        self._count += 1
+        n = self._count
+        self.do(f"br i1 {condition}, label %then{n}, label %else{n}")
+        for name, statements in (("then", then), ("else", otherwise)):
+            self._label(f"{name}{n}")
+            statements()
+            self.do(f"br label %end{n}")
+        self._label(f"end{n}")
+
+    def load_pointer(self, pointer: str) -> str:
+        return self.value(f"load ptr, ptr {pointer}, align 8")
+
+    def load_index(self, array: str, index: str) -> str:
+        """Load an element of an array of 32-bit integers, as i64."""
+        value = self.value(f"load i32, ptr {self.at(array, index, 4)}, align 4")
+        return self.value(f"sext i32 {value} to i64")
+
+    def splat(self, scalar: str, lanes: int) -> str:
+        if lanes == 1:
+            return scalar
+        kind = self.vector(lanes)
+        first = self.value(f"insertelement {kind} poison, {self.real} {scalar}, i64 0")
+        mask = f"<{lanes} x i32> zeroinitializer"
+        return self.value(f"shufflevector {kind} {first}, {kind} poison, {mask}")
+
+    def mul(self, a: str, b: str, lanes: int) -> str:
+        return self.value(f"fmul contract {self.vector(lanes)} {a}, {b}")
+
+    def add(self, a: str, b: str, lanes: int) -> str:
+        return self.value(f"fadd contract {self.vector(lanes)} {a}, {b}")
+
+    def fma(self, a: str, b: str, c: str, lanes: int) -> str:
+        """Return a * b + c, in one instruction where the machine has it."""
+        kind = self.vector(lanes)
+        name = f"@llvm.fmuladd.{self._suffix(lanes)}"
+        return self.value(f"call {kind} {name}({kind} {a}, {kind} {b}, {kind} {c})")
+
+    def add_wide(self, total: str, value: str, lanes: int) -> str:
+        """Return total + value, with the total in float64."""
+        kind = self.vector(lanes, wide=True)
+        if self.dtype == "float32":
+            value = self.value(f"fpext {self.vector(lanes)} {value} to {kind}")
+        return self.value(f"fadd contract {kind} {total}, {value}")
+
+    def sum_lanes(self, value: str, lanes: int) -> str:
+        """Return the sum of all lanes of a wide vector, always in the same order on one machine."""
+        if lanes > 1:
+            kind = self.vector(lanes, wide=True)
+            name = f"@llvm.vector.reduce.fadd.v{lanes}f64"
+            value = self.value(f"call reassoc double {name}(double 0.0, {kind} {value})")
+        if self.dtype == "float32":
+            value = self.value(f"fptrunc double {value} to float")
+        return value
+
+    def maximum(self, a: str, b) -> str:
+        more = self.value(f"icmp sgt i64 {a}, {b}")
+        return self.value(f"select i1 {more}, i64 {a}, i64 {b}")
+
+    def zero(self, pointer: str, num_bytes: int, times: str = "1"):
+        """Clear memory, or leave it as it is where `times` (i64) is 0."""
+        if times != "1":
+            num_bytes = self.times(times, num_bytes)
+        self.do(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {num_bytes}, i1 false)")
+
+    def _suffix(self, lanes: int) -> str:
+        scalar = "f32" if self.dtype == "float32" else "f64"
+        return scalar if lanes == 1 else f"v{lanes}{scalar}"
+
+
+def declarations(dtype: str) -> str:
+    """Return the declarations of the intrinsics that a function of this dtype may call."""
+    real, suffix = REAL[dtype], "f32" if dtype == "float32" else "f64"
+    lines = ["declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
+    lines.append("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    lines.append(f"declare {real} @llvm.fmuladd.{suffix}({real}, {real}, {real})")
+    for lanes in (2, 4, 8, 16):
+        v = f"<{lanes} x {real}>"
+        lines.append(f"declare {v} @llvm.fmuladd.v{lanes}{suffix}({v}, {v}, {v})")
+        wide = f"<{lanes} x double>"
+        lines.append(f"declare double @llvm.vector.reduce.fadd.v{lanes}f64(double, {wide})")
+    return "\n".join(lines) + "\n"
+
+
+DTYPES = {"bool": 1, "float32": 11, "float64": 12, "int32": 4}  # XLA_FFI_DataType
+DATA, NODE_INDEX, ROW_INDEX, OFFSETS = 0, 1, 2, 3  # as in runtime.py
+ROWS, NODES, NODES_AND_ONE = 0, 1, 2
+INDEX_ROLES = {
+    "senders": (ROWS, NODE_INDEX),
+    "receivers": (ROWS, NODE_INDEX),
+    "receiver_order": (ROWS, ROW_INDEX),
+    "sender_order": (ROWS, ROW_INDEX),
+    "receiver_ptr": (NODES_AND_ONE, OFFSETS),
+    "sender_ptr": (NODES_AND_ONE, OFFSETS),
+    "index": (ROWS, NODE_INDEX),
+    "order": (ROWS, ROW_INDEX),
+    "offsets": (NODES_AND_ONE, OFFSETS),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What the runtime checks of an array: [rows, width], or an index array [rows].
+
+    Attributes:
+      dtype, rank: of the array.
+      rows: what its rows are; -n where there are n, whatever the call.
+      width: elements of a row; of an index array of n rows, what its indices are less than, or
+        where its offsets end.
+      role: what it holds.
+      name: for errors.
+    """
+
+    dtype: int
+    rank: int
+    rows: int
+    width: int
+    role: int
+    name: str
+
+    @classmethod
+    def of_index(cls, name: str) -> "Entry":
+        rows, role = INDEX_ROLES[name]
+        return cls(DTYPES["int32"], 1, rows, 0, role, name)
+
+    @classmethod
+    def of_known_index(cls, name: str, size: int, limit: int) -> "Entry":
+        """Return that of an index array whose size and limit are known; see `Entry.width`."""
+        return cls(DTYPES["int32"], 1, -size, limit, INDEX_ROLES[name][1], name)
+
+
+class Arguments:
+    """The arrays of a kernel, by keys such as ("in", 0), in the order in which they are added.
+
+    Every pass of the kernel is given a table of pointers to them. Those that XLA hands over come
+    first: the arguments, then the results. A kernel may add words of its own to the table.
+
+    Attributes:
+      numbers: the place of each array in the table.
+      entries: what the runtime checks of those that XLA hands over.
+      num_arguments: how many of these are arguments.
+    """
+
+    def __init__(self, dtype: str):
+        self.dtype, self.num_arguments = DTYPES[dtype], 0
+        self.numbers: dict[tuple, int] = {}
+        self.entries: list[Entry] = []
+
+    def add(self, key: tuple, rows: int, width: int, name: str):
+        """Add an array [rows, width]; see `Entry`."""
+        self.add_word(key)
+        self.entries.append(Entry(self.dtype, 2, rows, width, DATA, name))
+
+    def add_indices(self, names):
+        """Add index arrays."""
+        for name in names:
+            self.add_word(("index", name))
+            self.entries.append(Entry.of_index(name))
+
+    def end(self):
+        """End the arguments: what follows are results."""
+        self.num_arguments = len(self.entries)
+
+    def add_word(self, key: tuple):
+        """Add a word of the table that the kernel itself fills."""
+        self.numbers[key] = len(self.numbers)
+
+    def place(self, f: Function, *key) -> str:
+        """Return where a word of the table is."""
+        return f.at("%buffers", self.numbers[key] * 8)
+
+    def load(self, f: Function, *key) -> str:
+        """Return the pointer to an array."""
+        return f.load_pointer(self.place(f, *key))
+
+
+VERSION = 3
+"""Version of the generated code and its interface to the runtime; part of every kernel's name."""
+
+SIGNATURE = "(ptr %buffers, i64 %begin, i64 %end, i64 %rows, ptr %scratch)"
+
+
+class Axis(enum.Enum):
+    """What the work of a pass is cut along; a set of weights counts as a node."""
+
+    ROWS = "rows"
+    NODES = "nodes"
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """The units of work of a pass.
+
+    Attributes:
+      axis: what they are cut along. A function is given how many of these there are for `rows` if
+        `count` is known.
+      size: rows of a unit, or units of a node.
+      count: how many there are, if the call does not decide it; otherwise 0.
+    """
+
+    axis: Axis
+    size: int = 1
+    count: int = 0
+
+    def number(self, num_rows: int, num_nodes: int) -> int:
+        """Return how many there are in a call, as the runtime counts them."""
+        if self.axis is Axis.ROWS:
+            return -(-num_rows // self.size)
+        return num_nodes * self.size
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """Return the two words that the runtime reads."""
+        return (self.size if self.axis is Axis.ROWS else -self.size), self.count
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One function of a kernel.
+
+    Attributes:
+      name, text: of the function, which computes units `begin` to `end`.
+      units: what they are.
+      row_cost, node_cost: vector operations of a row, and of a node.
+      scratch: bytes of memory that a thread needs.
+    """
+
+    name: str
+    text: str
+    units: Units
+    row_cost: int = 0
+    node_cost: int = 0
+    scratch: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A kernel as LLVM IR.
+
+    Called with its inputs, then `index_arrays`; results are the outputs, then an array of rows of
+    scratch memory for each width in `copies`.
+    """
+
+    name: str
+    text: str
+    index_arrays: tuple[str, ...]
+    copies: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelPasses:
+    """The passes of a kernel, before they are put together.
+
+    Attributes:
+      arguments: the arrays that they are called with.
+      functions: the texts of functions that they call, by name.
+      passes: in the order in which they run.
+      index_arrays, copies: see `Module`.
+      declared: the declarations of the functions that they call, besides `ir.declarations`.
+    """
+
+    arguments: Arguments
+    functions: dict[str, str]
+    passes: list[Pass]
+    index_arrays: tuple[str, ...]
+    copies: tuple[int, ...]
+    declared: frozenset[str] = frozenset()
+
+    def module(self, dtype: str) -> Module:
+        """Return the kernel."""
+        texts = [declarations(dtype), *self.functions.values(), *(p.text for p in self.passes)]
+        text, name = assemble(texts, self.arguments, self.passes)
+        return Module(name, text, self.index_arrays, self.copies)
+
+
+def assemble(texts, arguments: Arguments, passes) -> tuple[str, str]:
+    """Return a module's text and its name.
+
+    The text has the functions, what the runtime checks and runs, and the handler.
+
+    Args:
+      texts: of the functions.
+      arguments: the arrays.
+      passes: in the order in which they run.
+    """
+    names, checks = [], []
+    for n, entry in enumerate(arguments.entries):
+        text = entry.name.encode() + b"\\00"
+        names.append(f'@name{n} = internal constant [{len(text) - 2} x i8] c"{text.decode()}"')
+        words = (entry.dtype, entry.rank, entry.rows, entry.width, entry.role)
+        numbers = ", ".join(f"i64 {w}" for w in words)
+        checks.append(f"{{i64, i64, i64, i64, i64, ptr}} {{{numbers}, ptr @name{n}}}")
+    runs = [
+        "{ptr, i64, i64, i64, i64, i64} {"
+        f"ptr @{p.name}, i64 {size}, i64 {p.row_cost}, i64 {p.node_cost}, i64 {p.scratch}, "
+        f"i64 {count}}}"
+        for p in passes
+        for size, count in [p.units.words]
+    ]
+    num_arguments = arguments.num_arguments
+    counts = f"i64 {num_arguments}, i64 {len(checks) - num_arguments}, i64 {len(passes)}"
+    text = "\n".join(
+        [
+            *texts,
+            *names,
+            f"@buffers = internal constant [{len(checks)} x {{i64, i64, i64, i64, i64, ptr}}] "
+            f"[{', '.join(checks)}]",
+            f"@passes = internal constant [{len(runs)} x {{ptr, i64, i64, i64, i64, i64}}] "
+            f"[{', '.join(runs)}]",
+            "@spec = internal constant {i64, i64, i64, ptr, ptr} "
+            f"{{{counts}, ptr @buffers, ptr @passes}}\n",
+        ]
+    )
+    name = f"eqfuse_{VERSION}_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    text += (
+        "declare ptr @eqfuse_call(ptr, ptr)\n"
+        f"define ptr @{name}(ptr %frame) {{\n"
+        "  %r = call ptr @eqfuse_call(ptr %frame, ptr @spec)\n  ret ptr %r\n}\n"
+    )
+    return text, name

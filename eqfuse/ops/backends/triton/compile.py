@@ -1,0 +1,589 @@
+"""Compile a kernel once: kept in memory for the process and on disk for the next one."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import dataclasses
+import functools
+import importlib.metadata
+import linecache
+import math
+import os
+import pathlib
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+import warnings
+
+import eqfuse
+from eqfuse.ops import _cache, _processors
+from eqfuse.ops.backends.triton.spec import KernelSpec
+
+# triton's default, PTX 9.4, is refused by the assemblers and drivers of CUDA 12; these are the
+# oldest that know the target, or 8.7 where that does
+_PTX_VERSIONS = {101: 87, 103: 88, 110: 90, 120: 87, 121: 88}
+
+# what XLA passes over: what is older, and one that has a bug
+_XLA_OLDEST, _XLA_EXCLUDED = (11, 8, 0), (12, 3, 103)
+# NVIDIA's packages for CUDA 13 and 12, beside JAX's plug-in or a folder above it
+_NVCC = ("nvidia/cu13", "nvidia/cuda_nvcc")
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembled:
+    """What ptxas makes of a kernel: registers and bytes spilled of each thread, machine code."""
+
+    registers: int
+    spilled_bytes: int
+    cubin: bytes
+
+
+def ptx_version(target: str) -> int | None:
+    """Return the version of PTX that is written for "sm_90" or its like, 87 for 8.7.
+
+    For an unknown target it is None, which leaves the version to triton.
+    """
+    capability = int(target.removeprefix("sm_"))
+    return 87 if capability <= 100 else _PTX_VERSIONS.get(capability)
+
+
+def assemble(ptx: str) -> Assembled:
+    """Assemble PTX for the target that it names.
+
+    Raises:
+      ImportError: triton, which brings ptxas, is not installed.
+      RuntimeError: ptxas refuses it, with its message.
+    """
+    name = re.search(r"^\.target (\w+)", ptx, re.M)[1]
+    run, cubin = _run(of_triton(name), name, ptx, "-v")
+    if run.returncode:
+        raise RuntimeError(f"ptxas failed on a kernel for {name}:\n{run.stderr}")
+    registers = re.search(r"Used (\d+) registers", run.stderr)
+    spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", run.stderr)
+    return Assembled(int(registers[1]), int(spilled[1]) + int(spilled[2]), cubin)
+
+
+def of_triton(architecture: str) -> pathlib.Path:
+    """Return triton's ptxas for "sm_90a" or its like.
+
+    That of CUDA 12 comes first, whose machine code older drivers load too; the newer one is for
+    targets that it does not know.
+    """
+    import triton
+
+    folder = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    first, newer = folder / "ptxas", folder / "ptxas-blackwell"
+    return newer if newer.exists() and not _knows(first, architecture) else first
+
+
+@functools.cache
+def _knows(program: pathlib.Path, architecture: str) -> bool:
+    text = subprocess.run([program, "--help"], capture_output=True, text=True).stdout
+    return f"'{architecture}'" in text
+
+
+def version(program: pathlib.Path) -> tuple[int, ...] | None:
+    """Return the version of CUDA that a ptxas is of, (12, 9, 86); None of what is no ptxas."""
+    try:
+        run = subprocess.run([program, "--version"], capture_output=True, text=True)
+    except OSError:
+        return None
+    result = re.search(r"\bV(\d+)\.(\d+)\.(\d+)\b", run.stdout)
+    return tuple(map(int, result.groups())) if result and not run.returncode else None
+
+
+def found_by_xla(plugin: pathlib.Path) -> pathlib.Path | None:
+    """Return the ptxas that XLA will find, or None.
+
+    It looks where XLA does (`FindCudaExecutable` of xla/stream_executor/cuda, as it logs it with
+    TF_CPP_VMODULE=subprocess_compilation=2): in bin of the current folder, in PATH, in
+    /usr/local/cuda, and in NVIDIA's packages.
+
+    Args:
+      plugin: the folder of JAX's CUDA plug-in.
+    """
+    packages = [above / name for above in (plugin.parent, plugin.parent.parent) for name in _NVCC]
+    folders = [pathlib.Path(name) for name in os.environ.get("PATH", "").split(os.pathsep)]
+    roots = [pathlib.Path("/usr/local/cuda"), *packages]
+    for folder in (pathlib.Path("bin"), *folders, *(root / "bin" for root in roots)):
+        program = (folder / "ptxas").absolute()
+        result = version(program)
+        if result and result >= _XLA_OLDEST and result != _XLA_EXCLUDED:
+            return program
+    return None
+
+
+def refusal(program: pathlib.Path, target: str) -> str:
+    """Return the error of a ptxas for PTX of our version and a target; "" if it takes it."""
+    name = architecture(target)
+    ptx = f".version {ptx_version(target) / 10}\n.target {name}\n.address_size 64\n"
+    run, _ = _run(program, name, ptx + ".visible .entry k() { ret; }\n")
+    return "" if not run.returncode else " ".join(run.stderr.split()) or "it fails"
+
+
+def architecture(target: str) -> str:
+    """Return ptxas's name of a target, as triton writes it: "sm_90a" for "sm_90"."""
+    return target + "a" * (int(target.removeprefix("sm_")) >= 90)
+
+
+def _run(program, architecture: str, ptx: str, *options: str):
+    with tempfile.TemporaryDirectory() as folder:
+        file, out = (pathlib.Path(folder) / name for name in ("kernel.ptx", "kernel.cubin"))
+        file.write_text(ptx)
+        command = [program, *options, f"--gpu-name={architecture}", file, "-o", out]
+        run = subprocess.run(command, capture_output=True, text=True)
+        return run, b"" if run.returncode else out.read_bytes()
+
+
+# held by the interpreter, which patches `triton.language`, and by the compiler, which reads it:
+# XLA may interpret on a thread of its own while another thread compiles
+LANGUAGE_LOCK = threading.Lock()
+
+_SOURCE_LOCK = threading.Lock()
+_LOADED: dict[tuple[KernelSpec, str], object] = {}
+
+
+def source_file(spec: KernelSpec) -> pathlib.Path:
+    """Return the kernel's source as a file in the cache folder, written if need be."""
+    path = _cache.cache_folder("source") / f"{spec.name}.py"
+    _cache.ensure(path, spec.source.encode())
+    return path
+
+
+def load(spec: KernelSpec, purpose: str = "compile"):
+    """Return the kernel as a triton JITFunction, the same object for the same purpose.
+
+    The interpreter writes into the globals of what it runs, so it asks with its own purpose.
+
+    Raises:
+      ImportError: triton is not installed.
+      ValueError: the source does not define the kernel.
+    """
+    with _SOURCE_LOCK:
+        if (spec, purpose) not in _LOADED:
+            _LOADED[spec, purpose] = _execute(spec)
+        return _LOADED[spec, purpose]
+
+
+def _execute(spec: KernelSpec):
+    path = str(source_file(spec))
+    # triton asks `inspect` for the source; without a time stamp linecache never reads the file
+    # again, so that what is compiled is the text of the spec whatever becomes of the file
+    linecache.cache[path] = (len(spec.source), None, spec.source.splitlines(True), path)
+    module = types.ModuleType(spec.name)
+    module.__file__ = path
+    exec(compile(spec.source, path, "exec"), module.__dict__)
+    if spec.name not in module.__dict__:
+        raise ValueError(f"the source of kernel {spec.name} does not define it; see {path}")
+    return module.__dict__[spec.name]
+
+
+# raised when a change of this file changes what is compiled, so that old entries are not found
+REVISION = 6
+
+# registers per thread at which ptxas fits fewer programs on a processor, for small programs
+_REGISTER_STEPS = (64, 80, 96, 128, 144, 168, 200, 255)
+_REGISTERS = 65536  # of a processor, for all threads of a program
+
+
+def gpu_target(name: str):
+    """Return Triton's description of "sm_80", "sm_90", "gfx942" and their like.
+
+    Raises:
+      ValueError: a name that is neither, or of a GPU for which jaxlib cannot launch.
+    """
+    from triton.backends.compiler import GPUTarget
+
+    if re.fullmatch(r"sm_\d{2,3}", name):
+        return GPUTarget("cuda", int(name[3:]), 32)
+    if re.fullmatch(r"gfx1\d[0-9a-f]{2}", name):
+        raise ValueError(
+            f"target {name!r} has waves of 32 threads, and jaxlib launches kernels for waves of "
+            "64, which AMD's Instinct GPUs (gfx9) have; use backend='xla' on this one"
+        )
+    if re.fullmatch(r"gfx[0-9a-f]{3}", name):
+        return GPUTarget("hip", name, 64)
+    raise ValueError(f"target {name!r} is unknown; it looks like 'sm_90' or 'gfx942'")
+
+
+def compile_options(spec: KernelSpec, target: str) -> dict:
+    """Return the options of triton besides the source."""
+    options = {"num_warps": spec.num_warps, "enable_fp_fusion": True}
+    if target.startswith("sm_") and (version := ptx_version(target)):
+        options["ptx_version"] = version
+    return options
+
+
+def compile_stages(spec: KernelSpec, target: str) -> tuple[dict[str, object], dict]:
+    """Return all stages of the compilation up to PTX ("ptx") or machine code ("amdgcn", "hsaco").
+
+    Returns:
+      The text (or bytes) of each stage by name, and triton's metadata ("name", "shared", ...).
+    Raises:
+      ImportError: triton is not installed.
+      triton.CompilationError: the source is not a kernel.
+    """
+    import triton
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import Language
+    from triton.compiler import ASTSource
+
+    gpu = gpu_target(target)
+    kernel = load(spec)
+    backend = triton.compiler.make_backend(gpu)
+    if not spec.coalesce:
+        backend.make_ttgir = _without_coalesce(backend.make_ttgir)
+    options = backend.parse_options(compile_options(spec, target))
+    # XLA aligns every buffer to at least 16 bytes
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, kind in enumerate(spec.parameter_types)
+        if kind.startswith("*")
+    }
+    names = [parameter.name for parameter in kernel.params]
+    if len(names) != len(spec.parameter_types):
+        raise ValueError(
+            f"kernel {spec.name} has {len(names)} parameters, its spec {len(spec.parameter_types)}"
+        )
+    signature = dict(zip(names, spec.parameter_types, strict=True))
+    source = ASTSource(kernel, signature, constexprs={}, attrs=attributes)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    with LANGUAGE_LOCK:
+        module = source.make_ir(
+            gpu,
+            options,
+            backend.get_codegen_implementation(options),
+            backend.get_module_map(),
+            context,
+        )
+    stages, results, metadata = {}, {}, {"target": gpu, **vars(options)}
+    backend.add_stages(stages, options, Language.TRITON)
+    stages.pop("cubin", None)  # `resources` makes it
+    for name, stage in stages.items():
+        module = stage(module, metadata)
+        results[name] = module if isinstance(module, str | bytes) else str(module)
+    if "ptx" in results:
+        results["ptx"] = _without_lines(results["ptx"])
+    return results, metadata
+
+
+def _without_coalesce(make_ttgir):
+    """Return Triton's make_ttgir without the pass TritonGPUCoalesce, if there is such a pass.
+
+    The pass picks how many neighbouring elements a thread loads at once. It takes nine tenths of
+    the time of a large kernel of a form and finds one, which is the layout it started from: its
+    blocks hold one element per thread. A Linear's kernel, which is small, loads half as often with
+    it; a fused one less often too, but it takes up to twice the time to compile and more registers
+    (benchmarks/results/kernels.md). Leaving it out cannot change a result, only how memory is read.
+    The function is copied with its own `passes`, so that nobody else's kernels are touched.
+    """
+    passes = make_ttgir.__globals__.get("passes")
+    if "add_coalesce" not in make_ttgir.__code__.co_names or not hasattr(passes, "ttgpuir"):
+        return make_ttgir
+    gpu_passes = types.SimpleNamespace(**vars(passes.ttgpuir))
+    gpu_passes.add_coalesce = lambda manager: None
+    ours = types.SimpleNamespace(**{**vars(passes), "ttgpuir": gpu_passes})
+    return functools.update_wrapper(
+        types.FunctionType(
+            make_ttgir.__code__,
+            {**make_ttgir.__globals__, "passes": ours},
+            make_ttgir.__name__,
+            make_ttgir.__defaults__,
+            make_ttgir.__closure__,
+        ),
+        make_ttgir,
+    )
+
+
+def _without_lines(ptx: str) -> str:
+    """Return PTX without comments, and without the lines and the path of its source.
+
+    XLA reads and hashes the whole text in every call of a kernel; a third of it is this.
+    """
+    ptx = re.sub(r"^\s*\.section\s+\.debug_\w+\s*\{.*?\}", "", ptx, flags=re.M | re.S)
+    ptx = re.sub(r"^\s*\.(?:loc|file)\b.*$", "", ptx, flags=re.M)
+    ptx = re.sub(r"//.*$", "", ptx, flags=re.M)
+    return "".join(f"{line.rstrip()}\n" for line in ptx.splitlines() if line.strip())
+
+
+def resources(stages: dict[str, object]) -> tuple[int, int]:
+    """Return registers per thread, and bytes spilled per thread (stores and loads; AMD: scratch).
+
+    PTX is assembled, to "cubin" in `stages`.
+    PTX that spills is given, in `stages`, the fewest registers with which it does not: ptxas spills
+    a few bytes where that lets more programs run at once, which costs our kernels more. All threads
+    of a program must find their registers on one processor; ptxas does not see to that.
+    """
+    if "ptx" not in stages:
+        text = stages["amdgcn"]
+        registers = re.search(r"\.vgpr_count:\s+(\d+)", text)
+        scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
+        return int(registers[1]), int(scratch[1])
+    best = assemble(stages["ptx"])
+    for limit in _REGISTER_STEPS if best.spilled_bytes else ():
+        if limit <= best.registers or limit * _threads(stages["ptx"]) > _REGISTERS:
+            continue
+        allowed = _with_register_limit(stages["ptx"], limit)
+        result = assemble(allowed)
+        if not result.spilled_bytes:
+            stages["ptx"], best = allowed, result
+            break
+    stages["cubin"] = best.cubin
+    return best.registers, best.spilled_bytes
+
+
+def _threads(ptx: str) -> int:
+    """Return the threads of a program."""
+    numbers = re.search(r"^\.(?:req|max)ntid (.*)$", ptx, re.M)[1]
+    return math.prod(int(n) for n in numbers.split(","))
+
+
+def _with_register_limit(ptx: str, limit: int) -> str:
+    """Return PTX that grants its kernel more registers, so that ptxas does not spill."""
+    return re.sub(
+        r"^\.(?:req|max)ntid .*$",
+        lambda line: f"{line[0]}\n.maxnreg {limit}",
+        ptx,
+        count=1,
+        flags=re.M,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel for one target.
+
+    Attributes:
+      entry: name of the function in the binary.
+      target: "sm_90", "gfx942" or their like.
+      assembly: PTX text, or AMD assembly.
+      binary: machine code: NVIDIA's cubin, of which registers and spills are, or AMD's code object.
+      registers: per thread.
+      spilled_bytes: per thread, stores plus loads; for AMD the scratch memory.
+      num_warps: of a program: those of the spec, or more where fewer would spill.
+      shared_bytes: per program.
+      compile_seconds: what it took when it was compiled.
+      from_disk: whether this process found it on disk.
+    """
+
+    entry: str
+    target: str
+    assembly: str
+    binary: bytes
+    registers: int
+    spilled_bytes: int
+    num_warps: int
+    shared_bytes: int
+    compile_seconds: float
+    from_disk: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileCounts:
+    """How often this process compiled a kernel, had it in memory, and read it from disk."""
+
+    compiled: int = 0
+    in_memory: int = 0
+    on_disk: int = 0
+
+
+MOST_WARPS = 8
+"""Warps of a program up to which more are tried where fewer spill."""
+
+_LOCK = threading.RLock()
+_KERNELS: dict[tuple[KernelSpec, str], CompiledKernel] = {}
+_counts = CompileCounts()
+
+
+def compile_counts() -> CompileCounts:
+    """Return the counts since this process began; those of `compile_many`'s workers included."""
+    return _counts
+
+
+def _count(name: str) -> None:
+    global _counts
+    _counts = dataclasses.replace(_counts, **{name: getattr(_counts, name) + 1})
+
+
+def compile_kernel(spec: KernelSpec, target: str) -> CompiledKernel:
+    """Return the kernel for `target` ("sm_80", "gfx942", ...), compiled if it is not yet.
+
+    Raises:
+      ImportError: triton is not installed.
+      ValueError: an unknown target.
+      triton.CompilationError: the source is not a kernel.
+    """
+    with _LOCK:
+        if result := _KERNELS.get((spec, target)):
+            _count("in_memory")
+            return result
+        return find(spec, target) or _compile(spec, target)
+
+
+def find(spec: KernelSpec, target: str, *, compiled_elsewhere: bool = False):
+    """Return the kernel from memory or disk, or None.
+
+    `compiled_elsewhere` counts a worker's kernel.
+    """
+    with _LOCK:
+        if result := _KERNELS.get((spec, target)):
+            _count("in_memory")
+            return result
+        value = _cache.read_entry(*_place(spec, target))
+        if value is None:
+            return None
+        kernel = _from_json(value, from_disk=not compiled_elsewhere)
+        _count("compiled" if compiled_elsewhere else "on_disk")
+        return _keep(spec, kernel)
+
+
+def _compile(spec: KernelSpec, target: str) -> CompiledKernel:
+    kernel = _compile_once(spec, target)
+    # an element of a dense kernel's tile is of one thread, and more threads have fewer each; a
+    # thread of another kernel has a channel, and more threads would compute it twice
+    most = MOST_WARPS if spec.coalesce and target.startswith("sm_") else spec.num_warps
+    warps = spec.num_warps
+    while kernel.spilled_bytes and (warps := 2 * warps) <= most:
+        other = _compile_once(dataclasses.replace(spec, num_warps=warps), target)
+        kernel = min(kernel, other, key=lambda k: k.spilled_bytes)
+    path, key = _place(spec, target)
+    _cache.write_entry(path, key, _to_json(kernel))
+    _count("compiled")
+    return _keep(spec, kernel)
+
+
+def _compile_once(spec: KernelSpec, target: str) -> CompiledKernel:
+    start = time.perf_counter()
+    stages, metadata = compile_stages(spec, target)
+    if metadata.get("global_scratch_size"):
+        raise ValueError(
+            f"kernel {spec.name} asks for scratch memory on the device, which is not passed to it"
+        )
+    registers, spilled = resources(stages)
+    return CompiledKernel(
+        entry=metadata["name"],
+        target=target,
+        assembly=stages.get("ptx") or stages["amdgcn"],
+        binary=stages.get("cubin") or stages["hsaco"],
+        registers=registers,
+        spilled_bytes=spilled,
+        num_warps=spec.num_warps,
+        shared_bytes=metadata["shared"],
+        compile_seconds=round(time.perf_counter() - start, 3),
+        from_disk=False,
+    )
+
+
+def _keep(spec: KernelSpec, kernel: CompiledKernel) -> CompiledKernel:
+    """Keep a kernel in memory; warn of one for NVIDIA that spills. AMD's scratch has other uses."""
+    _KERNELS[spec, kernel.target] = kernel
+    if kernel.spilled_bytes and kernel.target.startswith("sm_"):
+        warnings.warn(
+            f"kernel {spec.name} for {kernel.target} spills {kernel.spilled_bytes} bytes of each "
+            "thread's registers to memory: its results are right, and it is slower than it need be",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return kernel
+
+
+def _place(spec: KernelSpec, target: str) -> tuple[pathlib.Path, dict]:
+    """Return file and full key: all that decides what comes out of the compiler."""
+    key = {
+        **{name: list(v) if isinstance(v, tuple) else v for name, v in vars(spec).items()},
+        "target": target,
+        "options": compile_options(spec, target),
+        "triton": importlib.metadata.version("triton"),
+        "eqfuse": f"{eqfuse.__version__}-{REVISION}",
+    }
+    folder = _cache.cache_folder("compiled")
+    return folder / f"{spec.name}-{target}-{_cache.digest(key)[:16]}.json", key
+
+
+def _to_json(kernel: CompiledKernel) -> dict:
+    return {**vars(kernel), "binary": base64.b64encode(kernel.binary).decode()}
+
+
+def _from_json(value: dict, from_disk: bool) -> CompiledKernel:
+    binary = base64.b64decode(value["binary"])
+    return CompiledKernel(**{**value, "binary": binary, "from_disk": from_disk})
+
+
+_WORKER = pathlib.Path(__file__).with_name("worker.py")
+
+
+def compile_many(specs, target: str, processes: int | None = None) -> list[CompiledKernel]:
+    """Compile the kernels that are neither in memory nor on disk, in parallel.
+
+    The workers are fresh interpreters that import neither JAX nor the caller's script, so this may
+    be called from anywhere, a script without `if __name__ == "__main__"` included.
+
+    Args:
+      specs: kernels; equal ones are compiled once.
+      target: "sm_80", "sm_90", "gfx942" or their like.
+      processes: workers; as many as there are processors if None.
+    Returns:
+      One compiled kernel for each of `specs`, in order.
+    Raises:
+      RuntimeError: a kernel that does not compile, with the compiler's message.
+    """
+    specs = list(specs)
+    missing = [spec for spec in dict.fromkeys(specs) if find(spec, target) is None]
+    missing.sort(key=lambda spec: len(spec.source), reverse=True)
+    count = min(len(missing), processes or _processors.usable())
+    if count > 1:
+        _run_workers(missing, target, count)
+    result = {spec: find(spec, target, compiled_elsewhere=True) for spec in missing}
+    result = {spec: kernel for spec, kernel in result.items() if kernel is not None}
+    return [result.get(spec) or compile_kernel(spec, target) for spec in specs]
+
+
+def _run_workers(specs: list[KernelSpec], target: str, count: int) -> None:
+    tasks: queue.SimpleQueue[KernelSpec] = queue.SimpleQueue()
+    for spec in specs:
+        tasks.put(spec)
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        errors = list(pool.map(lambda _: _feed_worker(tasks, target), range(count)))
+    if any(errors):
+        raise RuntimeError("\n".join(filter(None, errors)))
+
+
+def _feed_worker(tasks, target: str) -> str:
+    """Give one worker a kernel at a time until none is left; return what went wrong, or ""."""
+    environment = {**os.environ, "EQFUSE_CACHE_DIR": str(_cache.cache_folder("compiled").parent)}
+    command = [sys.executable, str(_WORKER), str(pathlib.Path(eqfuse.__file__).parent), target]
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+        ) as worker,
+    ):
+        while True:
+            try:
+                spec = tasks.get_nowait()
+            except queue.Empty:
+                worker.stdin.close()
+                return ""
+            try:
+                worker.stdin.write(spec.to_json() + "\n")
+                worker.stdin.flush()
+                answer = worker.stdout.readline()
+            except BrokenPipeError:
+                answer = ""
+            if answer.strip() != spec.name:
+                worker.kill()
+                log.seek(0)
+                return f"kernel {spec.name} did not compile for {target}:\n{log.read()[-4000:]}"

@@ -1,0 +1,599 @@
+"""A form as the text of one Triton kernel.
+
+Two kinds. Over rows: a program computes a block of rows and channels. Over a graph: a program owns
+a node and a block of channels, walks the edges of that node in order, keeps the sums of the node in
+registers and stores them once; so nothing is added atomically and results are repeatable bit for
+bit. Every thread holds one channel, and the coefficients are literals.
+"""
+
+import dataclasses
+import functools
+
+from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
+from eqfuse.ops.backends.triton.text import ArithmeticEmitter, Emitter, component_name, program
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Role
+from eqfuse.ops.ir.schedule import ordered_groups, reductions
+
+WARP = 32
+THREADS = 256
+"""Threads of a program at most: they can have 255 registers each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """The part of a form that one kernel computes.
+
+    Attributes:
+      form: the whole form.
+      groups: the paths of this kernel, in groups that share values.
+      reduce_over: whose edges are summed, ROW where each row is an output.
+      accumulated: segments (output, segment) that earlier kernels have written, to be added to.
+      zero_segments: segments that no kernel has paths for, to be filled with zeros here.
+      shared: outputs that several kernels add to, kept in float32 or better until all have.
+      dtype: of the operands, a numpy name.
+      edge_lanes: edges that a program has at a time, if that many threads may be: a power of two.
+      all_channels: whether a program has every channel, where several would have them otherwise.
+    """
+
+    form: Form
+    groups: tuple[tuple[Path, ...], ...]
+    reduce_over: Index
+    accumulated: frozenset[tuple[int, int]]
+    zero_segments: frozenset[tuple[int, int]]
+    shared: frozenset[int]
+    dtype: str
+    edge_lanes: int = 1
+    all_channels: bool = False
+
+    @property
+    def written(self) -> set[tuple[int, int]]:
+        return {
+            (p.output.operand, p.output.segment) for g in self.groups for p in g
+        } | self.zero_segments
+
+
+def blocks(form: Form, reduces_channels: bool) -> tuple[int, int]:
+    """Return channels of a program and the number of such blocks, one if channels are summed."""
+    widest = THREADS if reduces_channels else 128  # a thread each
+    block = min(max(1 << (form.max_mul - 1).bit_length(), 1), widest)
+    return block, -(-form.max_mul // block)
+
+
+class OperandEmitter(Emitter):
+    """Collects the text of one kernel: what has to do with one operand."""
+
+    def __init__(self, task: Task):
+        super().__init__()
+        self.task, self.form = task, task.form
+        self.real = "tl.float64" if task.dtype == "float64" else "tl.float32"
+        written = task.written
+        self.outputs = tuple(sorted({o for o, _ in written}))
+        self.continued = tuple(sorted({o for o, _ in written} & {o for o, _ in task.accumulated}))
+        reduces = task.all_channels or any(not self.form.outputs[o].channels for o in self.outputs)
+        self.lanes, self.channel_blocks = blocks(self.form, reduces)
+        self.partial = tuple(
+            o for o in self.outputs if self.channel_blocks > 1 and not self.form.outputs[o].channels
+        )
+        over_rows = task.reduce_over is Index.ROW
+        if not over_rows:
+            self.lanes = max(self.lanes, WARP)
+        self.rows = max(1, 4 * WARP // self.lanes) if over_rows else 1
+        self.edges = 1 if over_rows else max(1, min(task.edge_lanes, THREADS // self.lanes))
+        self.leading = self.rows if over_rows else self.edges
+        self.two_axes = over_rows or self.edges > 1
+        self.shape = f"[{self.leading}, {self.lanes}]" if self.two_axes else f"[{self.lanes}]"
+        self.inputs = tuple(sorted({s.operand for g in task.groups for p in g for s in p.factors}))
+        self.adders: set[int] = set()
+
+    @property
+    def over_rows(self) -> bool:
+        return self.task.reduce_over is Index.ROW
+
+    def index_arrays(self) -> tuple[str, ...]:
+        """Return the index arrays from an edge to rows of operands, and the edge order."""
+        operands = [self.form.inputs[i] for i in self.inputs]
+        others = {o.index for o in operands if o.index.is_node} - {self.task.reduce_over}
+        return tuple(sorted(f"{i.value}s" for i in others)) + self.task.reduce_over.edge_arrays
+
+    def _owned(self, operand: Operand) -> bool:
+        """Return whether an operand has one row for the program, that of its node."""
+        return operand.index is self.task.reduce_over and not self.over_rows
+
+    def _masks(self):
+        present = "present & " if self.over_rows else ""
+        for mul in sorted(filter(self._masked, self._muls())):
+            self.emit(f"in_{mul} = {present}(lane < {mul})")
+
+    def _mask(self, operand: Operand, mul: int | None) -> str:
+        """Return the mask of channels of an operand, or of its row alone; "" if there is none."""
+        masked = mul is not None and self._masked(mul)
+        if self.edges > 1 and not self._owned(operand):
+            return f"present & in_{mul}" if masked else "present"
+        if masked:
+            return f"in_{mul}"
+        return "present" if self.over_rows else ""
+
+    def _masked(self, mul: int) -> bool:
+        """Return whether some lanes of some program have no channel of a segment of `mul`."""
+        return self.over_rows or mul != self.lanes * self.channel_blocks
+
+    def _muls(self):
+        operands = [self.form.inputs[i] for i in self.inputs]
+        operands += [self.form.outputs[o] for o in self.outputs]
+        return {s.mul for o in operands if o.channels for s in o.segments}
+
+    def _components(self, o: int, segment: int) -> list[str]:
+        operand = self.form.outputs[o]
+        dim = operand.segments[segment].dim
+        return [component_name(operand, segment, component) for component in range(dim)]
+
+    def _reduce(self, names: list[str], axis: int, keep_dims: bool = False):
+        """Sum variables over an axis."""
+        keep = ", keep_dims=True" if keep_dims else ""
+        if len(names) == 1:
+            self.emit(f"{names[0]} = tl.sum({names[0]}, {axis}{keep})")
+        elif names:
+            self.adders.add(len(names))
+            every = ", ".join(names)
+            self.emit(f"{every} = tl.reduce(({every}), {axis}, add_{len(names)}{keep})")
+
+    def _row_of(self, operand: Operand, output: int | None = None):
+        # zero for each row: masks and values have that shape
+        row = "(row * 0)" if operand.index is Index.SHARED else operand.index.value
+        name = operand.name
+        if output in self.partial:
+            count = "num_rows" if operand.index is Index.ROW else "num_nodes"
+            row = f"(tl.program_id(1) * {count} + {row})"
+        self.emit(f"{name}_row = {name}_ptr + {row} * {operand.size}")
+        if output in self.continued:
+            self.emit(f"{name}_before_row = {name}_before_ptr + {row} * {operand.size}")
+
+    def _place(self, operand: Operand, segment, component: int) -> tuple[str, str]:
+        """Return where a component lies in its row, and the mask of the channels that it has."""
+        offset = segment.offset + component * segment.component_stride
+        if not operand.channels:
+            return f"{offset}", self._mask(operand, None)
+        stride = segment.channel_stride
+        lane = "lane" if stride == 1 else f"lane * {stride}"
+        return f"{offset} + {lane}", self._mask(operand, segment.mul)
+
+    def _load(self, operand: Operand, segment, component: int, name: str, row: str = ""):
+        place, mask = self._place(operand, segment, component)
+        mask = f", mask={mask}, other=0.0" if mask else ""
+        wide = "" if self.task.dtype in ("float32", "float64") else f".to({self.real})"
+        self.emit(f"{name} = tl.load({row or operand.name + '_row'} + {place}{mask}){wide}")
+
+    def _store(self, o: int, number: int, has_value: bool = True):
+        operand = self.form.outputs[o]
+        segment = operand.segments[number]
+        is_continued = (o, number) in self.task.accumulated
+        if is_continued:  # all warps read in place what one of them writes
+            for component in range(segment.dim):
+                row = f"{operand.name}_before_row"
+                self._load(operand, segment, component, f"before_{component}", row)
+            self.emit("tl.debug_barrier()")
+        for component in range(segment.dim):
+            name = component_name(operand, number, component)
+            place, mask = self._place(operand, segment, component)
+            if not has_value:
+                rows = 1 if self._owned(operand) else self.leading
+                shape = f"[{rows}, {self.lanes if operand.channels else 1}]"
+                if not self.two_axes:
+                    shape = self.shape if operand.channels else "[]"
+                elif self._owned(operand) and not operand.channels:
+                    shape = "[]"
+                value = "0.0" if shape == "[]" else f"tl.zeros({shape}, {self.real})"
+            else:
+                by_lane = self.edges > 1 and self._owned(operand) and operand.channels
+                value = f"{name}[None, :]" if by_lane else name
+            if is_continued:
+                value = f"before_{component} + {value}"
+            mask = f", mask={mask}" if mask else ""
+            self.emit(f"tl.store({operand.name}_row + {place}, {value}{mask})")
+
+
+ADDED = 16
+"""Sums that edge lanes add at a time, at most: each takes shared memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FormKernel:
+    """A kernel that computes some outputs of a form.
+
+    It is called with the form's inputs `inputs`, the index arrays `index_arrays`, the outputs so
+    far of `continued`, the scalars, and writes the form's outputs `outputs`. An output in `partial`
+    has a leading axis of `channel_blocks`, to be summed. Outputs that are not finished are in
+    float32 or better.
+    """
+
+    spec: KernelSpec
+    inputs: tuple[int, ...]
+    index_arrays: tuple[str, ...]
+    continued: tuple[int, ...]
+    outputs: tuple[int, ...]
+    partial: tuple[int, ...]
+    reduce_over: Index
+    rows_per_program: int
+    channel_blocks: int
+
+    def grid(self, num_rows: int, num_nodes: int) -> tuple[int, int]:
+        rows = num_rows if self.reduce_over is Index.ROW else num_nodes
+        return -(-rows // self.rows_per_program), self.channel_blocks
+
+
+class TaskEmitter(OperandEmitter):
+    """Collects the text of one kernel."""
+
+    def scalars(self) -> tuple[str, ...]:
+        if self.over_rows:
+            return ("num_rows",)
+        indices = {self.form.outputs[o].index for o in self.partial}
+        names = [("num_rows", Index.ROW in indices), ("num_nodes", indices - {Index.ROW})]
+        return tuple(name for name, needed in names if needed)
+
+    def spec(self) -> KernelSpec:
+        self.emit_all()
+        form, arrays, scalars = self.form, self.index_arrays(), self.scalars()
+        before = [form.outputs[o].name for o in self.continued]
+        names = [f"{form.inputs[i].name}_ptr" for i in self.inputs] + [f"{a}_ptr" for a in arrays]
+        names += [f"{name}_before_ptr" for name in before] + list(scalars)
+        names += [f"{form.outputs[o].name}_ptr" for o in self.outputs]
+        real = pointer_type(self.task.dtype)
+        sums = pointer_type(self.real.removeprefix("tl."))
+        unfinished = {*self.partial, *self.task.shared}
+        note = f"{sum(map(len, self.task.groups))} of the paths of:\n{form!r}"
+        source = program(note, names, self.lines, self.adders)
+        return KernelSpec.build(
+            "_".join([*(form.outputs[o].name for o in self.outputs), self.task.reduce_over.value]),
+            source,
+            [real] * len(self.inputs) + ["*i32"] * len(arrays) + [sums] * len(before),
+            [sums if o in unfinished else real for o in self.outputs],
+            scalars,
+            max(1, self.leading * self.lanes // WARP),
+        )
+
+    def emit_all(self):
+        if self.over_rows:
+            self._rows_prologue()
+            self._edge(lambda operand: True)
+        else:
+            self._graph_prologue()
+            owned = self.task.reduce_over
+            self._fetch_first()
+            with self.block("while position < stop:"):
+                self._fetch_ahead()
+                self._edge(lambda operand: operand.index is not owned)
+                self.emit(f"position += {self.edges}")
+            self._finish_node()
+
+    def _finish_node(self):
+        """Store the sums over edges; those of edge lanes are added first, always in one order."""
+        zeros = self.task.zero_segments
+        segments = [s for s in sorted(self.task.written) if self._owned(self.form.outputs[s[0]])]
+        summed = [s for s in segments if s not in zeros]
+        if self.edges > 1:
+            names = [name for s in summed for name in self._components(*s)]
+            for first in range(0, len(names), ADDED):
+                self._reduce(names[first : first + ADDED], 0)
+        whole = [s for s in summed if not self.form.outputs[s[0]].channels]
+        self._reduce([name for s in whole for name in self._components(*s)], 0)
+        for o, number in segments:
+            self._store(o, number, (o, number) not in zeros)
+
+    def _rows_prologue(self):
+        self.emit(f"row = tl.program_id(0).to(tl.int64) * {self.rows}")
+        self.emit(f"row = (row + tl.arange(0, {self.rows}))[:, None]")
+        self.emit("present = row < num_rows")
+        for name in self.index_arrays():
+            load = f"tl.load({name}_ptr + row, mask=present, other=0)"
+            self.emit(f"{name[:-1]} = {load}.to(tl.int64)")
+        self.emit(f"lane = tl.program_id(1) * {self.lanes} + tl.arange(0, {self.lanes})[None, :]")
+        self._masks()
+
+    def _graph_prologue(self):
+        reduce_over = self.task.reduce_over
+        self.emit(f"{reduce_over.value} = tl.program_id(0).to(tl.int64)")
+        lanes = f"tl.arange(0, {self.lanes}){'[None, :]' if self.two_axes else ''}"
+        self.emit(f"lane = tl.program_id(1) * {self.lanes} + {lanes}")
+        if self.two_axes:
+            self.emit(f"edge = tl.arange(0, {self.edges})[:, None]")
+        self._masks()
+        _, ptr = reduce_over.edge_arrays
+        self.emit(f"position = tl.load({ptr}_ptr + {reduce_over.value}).to(tl.int64)")
+        self.emit(f"stop = tl.load({ptr}_ptr + {reduce_over.value} + 1)")
+        used = {(s.operand, s.segment) for g in self.task.groups for p in g for s in p.factors}
+        for i in self.inputs:
+            operand = self.form.inputs[i]
+            if operand.index is reduce_over:
+                self._row_of(operand)
+                for number, segment in enumerate(operand.segments):
+                    for component in range(segment.dim) if (i, number) in used else ():
+                        name = component_name(operand, number, component)
+                        self._load(operand, segment, component, name)
+        for o in self.outputs:
+            operand = self.form.outputs[o]
+            if operand.index is reduce_over:
+                self._row_of(operand, output=o)
+                for name in self._accumulators(o):
+                    self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
+
+    def _ends(self) -> list[str]:
+        """Return the index arrays of the other ends of edges."""
+        own = self.task.reduce_over.edge_arrays
+        return [name for name in self.index_arrays() if name not in own]
+
+    def _fetch(self, name: str, at: str, turn: int) -> str:
+        """Return a load of an index array, masked where a later turn has no edge."""
+        here = "position + edge" if self.two_axes else "position"
+        ahead = f" + {turn * self.edges}" if turn else ""
+        return f"tl.load({name}_ptr + {at or here + ahead}, mask={here}{ahead} < stop, other=0)"
+
+    def _fetch_first(self):
+        """Load the indices of the first edge, and the row of the second."""
+        order = self.task.reduce_over.edge_arrays[0]
+        self.emit(f"next_row = {self._fetch(order, '', 0)}")
+        for name in self._ends():
+            self.emit(f"next_{name[:-1]} = {self._fetch(name, 'next_row', 0)}")
+        if self._ends():
+            self.emit(f"later_row = {self._fetch(order, '', 1)}")
+
+    def _fetch_ahead(self):
+        """Load the indices of the next edge, and the row of the one after, during this one.
+
+        What an edge reads waits for its indices, and those of nodes wait for its row.
+        """
+        order = self.task.reduce_over.edge_arrays[0]
+        if self.two_axes:
+            self.emit("present = position + edge < stop")
+        self.emit("row = next_row.to(tl.int64)")
+        for name in self._ends():
+            self.emit(f"{name[:-1]} = next_{name[:-1]}.to(tl.int64)")
+        self.emit(f"next_row = {'later_row' if self._ends() else self._fetch(order, '', 1)}")
+        for name in self._ends():
+            self.emit(f"next_{name[:-1]} = {self._fetch(name, 'next_row', 1)}")
+        if self._ends():
+            self.emit(f"later_row = {self._fetch(order, '', 2)}")
+
+    def _accumulators(self, o: int):
+        operand = self.form.outputs[o]
+        for number, segment in enumerate(operand.segments):
+            if (o, number) in self.task.written - self.task.zero_segments:
+                for component in range(segment.dim):
+                    yield component_name(operand, number, component)
+
+    def _edge(self, in_loop):
+        """Write the work of one row: loads, sums, and the outputs of the row itself."""
+        form = self.form
+        for i in self.inputs:
+            if in_loop(form.inputs[i]):
+                self._row_of(form.inputs[i])
+        per_row = [o for o in self.outputs if in_loop(form.outputs[o])]
+        for o in per_row:
+            self._row_of(form.outputs[o], output=o)
+
+        last = {}
+        for number, group in enumerate(self.task.groups):
+            last.update({(p.output.operand, p.output.segment): number for p in group})
+        arithmetic = ArithmeticEmitter(form, self._load, self.emit)
+        arithmetic.loaded(
+            component_name(form.inputs[i], number, component)
+            for i in self.inputs
+            if not in_loop(form.inputs[i])
+            for number, segment in enumerate(form.inputs[i].segments)
+            for component in range(segment.dim)
+        )
+        assigned = (
+            set()
+            if self.over_rows
+            else {name for o in self.outputs if o not in per_row for name in self._accumulators(o)}
+        )
+        for number, group in enumerate(self.task.groups):
+            arithmetic.new_group()
+            for path in sorted(group, key=lambda p: self._vectors(p)):
+                arithmetic.add_path(path, self._accumulator(path, assigned))
+            for (o, segment), when in last.items():
+                if when == number and o in per_row and form.outputs[o].channels:
+                    self._finish(o, segment, assigned)
+        whole = [(o, s) for o, s in last if o in per_row and not form.outputs[o].channels]
+        self._add_channels(whole, assigned)
+        for o, segment in whole:
+            self._store(o, segment)
+        for o, segment in sorted(self.task.zero_segments):
+            if o in per_row:
+                self._store(o, segment, has_value=False)
+        self.operations = arithmetic.operations
+
+    def _vectors(self, path: Path) -> int:
+        """Return paths of fewer vector factors first: the others reuse the sums that they name."""
+        inputs = self.form.inputs
+        return sum(inputs[s.operand].segments[s.segment].dim > 1 for s in path.factors)
+
+    def _accumulator(self, path: Path, assigned: set[str]):
+        operand = self.form.outputs[path.output.operand]
+        factors = [self.form.inputs[ref.operand] for ref in path.factors]
+        # no factor of the node is zero where there is no edge
+        absent = self.edges > 1 and self._owned(operand) and any(map(self._owned, factors))
+
+        def accumulate(component: int, expression: str):
+            name = component_name(operand, path.output.segment, component)
+            if absent:
+                expression = f"tl.where(present, {expression}, 0.0)"
+            self.emit(f"{name} {'+=' if name in assigned else '='} {expression}")
+            assigned.add(name)
+
+        return accumulate
+
+    def _finish(self, o: int, segment: int, assigned: set[str]):
+        self._define(o, segment, assigned)
+        self._store(o, segment)
+
+    def _define(self, o: int, segment: int, assigned: set[str]):
+        """Set the components to zero that no path adds to."""
+        for name in self._components(o, segment):
+            if name not in assigned:
+                self.emit(f"{name} = tl.zeros({self.shape}, {self.real})")
+
+    def _add_channels(self, segments, assigned: set[str]):
+        """Sum components of segments (output, segment) over channels in one reduction.
+
+        Each reduction has barriers of its own.
+        """
+        for o, segment in segments:
+            self._define(o, segment, assigned)
+        names = [name for segment in segments for name in self._components(*segment)]
+        if self.edges > 1:  # what no factor of an edge is in has one row
+            for name in names:
+                self.emit(f"{name} = tl.broadcast_to({name}, {self.shape})")
+        self._reduce(names, *((1, True) if self.two_axes else (0,)))
+
+
+def generate(task: Task) -> FormKernel:
+    """Return the kernel of a task."""
+    writer = TaskEmitter(task)
+    spec = writer.spec()
+    return FormKernel(
+        spec,
+        writer.inputs,
+        writer.index_arrays(),
+        writer.continued,
+        writer.outputs,
+        writer.partial,
+        task.reduce_over,
+        writer.rows,
+        writer.channel_blocks,
+    )
+
+
+REGISTERS = {"float32": 190, "bfloat16": 190, "float16": 190, "float64": 160}
+"""Registers of a thread at most, by our estimate: no kernel of `benchmarks.products` spills then.
+
+The estimate leaves out addresses, and in float64 the coefficients, which take registers there.
+"""
+
+TERMS = {"float32": 2600, "bfloat16": 2600, "float16": 2600, "float64": 450}
+"""Terms of one kernel at most: beyond this, compiling takes long or, in float64, kernels spill."""
+
+TERMS_OF_A_WALK = 2100
+"""Terms of a kernel that walks edges, at most: one of 2,118 spills on sm_90."""
+
+SIDE_BY_SIDE = 1700
+"""Terms of a kernel that has several edges at a time, at most: of 2,358, some spill."""
+
+THREADS_AT_ONCE = 2**15
+"""Threads that a GPU of 128 multiprocessors runs at once, if each has as many registers as it may.
+"""
+
+
+def edge_lanes(form: Form, dtype: str, num_rows: int, num_nodes: int) -> int:
+    """Return how many edges of a node a program has at a time: several on a small graph.
+
+    As many as leave each lane two edges on the mean, if all programs still run at once: a small
+    graph does not fill a GPU, and takes as long as one program.
+    """
+    threads, count = blocks(form, reduces_channels=True)
+    threads = max(threads, WARP) * count * num_nodes
+    lanes = 1
+    if dtype != "float64":  # whose kernels have no registers left
+        while 4 * lanes * num_nodes <= num_rows and 2 * lanes * threads <= THREADS_AT_ONCE:
+            lanes *= 2
+    return lanes
+
+
+def refusal(form: Form, dtype: str) -> str:
+    """Return why a program cannot sum all that a Linear of its node reads, or ""."""
+    if form.max_mul > THREADS:
+        return f"a program has at most {THREADS} channels, and these are {form.max_mul}"
+    count = len(tasks(form, dtype))
+    return "" if count == 1 else f"the sums of a node are {count} kernels: one would spill"
+
+
+@functools.lru_cache(maxsize=1024)
+def kernels(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[FormKernel, ...]:
+    """Return the kernels that together compute a form in one dtype, in the order to run.
+
+    Args:
+      form: what to compute; at least one output.
+      dtype: "float32", "float64", "bfloat16" or "float16".
+      edge_lanes: edges of a node that a program has at a time, at most; a power of two.
+    """
+    return tuple(map(generate, tasks(form, dtype, edge_lanes)))
+
+
+@functools.lru_cache(maxsize=1024)
+def tasks(form: Form, dtype: str, edge_lanes: int = 1) -> tuple[Task, ...]:
+    """Return what each of the kernels of a form computes; the arguments are those of `kernels`."""
+    found, accumulated = [], set()
+    for reduce_over, outputs in reductions(form).items():
+        part = [p for p in form.paths if p.output.operand in outputs]
+        groups = ordered_groups(Form(form.inputs, form.outputs, tuple(part)))
+        chunks = _chunks(form, reduce_over, groups, dtype)
+        touched = {(p.output.operand, p.output.segment) for p in part}
+        zero_segments = {
+            (o, s) for o in outputs for s in range(len(form.outputs[o].segments))
+        } - touched
+        writers = [{p.output.operand for group in chunk for p in group} for chunk in chunks]
+        writers[0] |= {o for o, _ in zero_segments}
+        shared = frozenset(o for o in outputs if sum(o in written for written in writers) > 1)
+        for chunk in chunks:
+            parts = frozenset(accumulated), frozenset(zero_segments), shared
+            terms = sum(len(path.terms) for group in chunk for path in group)
+            lanes = edge_lanes if terms <= SIDE_BY_SIDE else 1
+            found.append(Task(form, chunk, reduce_over, *parts, dtype, lanes))
+            accumulated |= found[-1].written
+            zero_segments = set()
+    return tuple(found)
+
+
+def _chunks(form: Form, reduce_over: Index, groups, dtype: str):
+    """Return groups of paths in runs that fit one kernel."""
+    width = 2 if dtype == "float64" else 1
+    most = min(TERMS[dtype], TERMS_OF_A_WALK) if reduce_over.is_node else TERMS[dtype]
+    chunks, current = [], []
+    for group in _within(groups, most):
+        longer = [*current, tuple(group)]
+        terms = sum(len(path.terms) for g in longer for path in g)
+        registers = _registers(form, reduce_over, longer) * width
+        if current and (registers > REGISTERS[dtype] or terms > most):
+            chunks.append(tuple(current))
+            longer = [tuple(group)]
+        current = longer
+    return [*chunks, tuple(current)]
+
+
+def _within(groups, limit: int):
+    """Yield the groups; those of more terms than `limit` in parts, which share no values."""
+    for group in groups:
+        part, terms = [], 0
+        for path in group:
+            if part and terms + len(path.terms) > limit:
+                yield part
+                part, terms = [], 0
+            part.append(path)
+            terms += len(path.terms)
+        yield part
+
+
+def _registers(form: Form, reduce_over: Index, groups: list[tuple[Path, ...]]) -> int:
+    """Return how many values a thread holds at most: those kept by the loop, and of a group."""
+    kept, widest = set(), 0
+    for group in groups:
+        local = set()
+        for path in group:
+            output = form.outputs[path.output.operand]
+            size = output.segments[path.output.segment].dim
+            through_loop = output.index is reduce_over or not output.channels
+            place = kept if through_loop else local
+            place.add(("out", path.output, size))
+            for ref in path.factors:
+                operand = form.inputs[ref.operand]
+                reused = operand.index is reduce_over or operand.role in (Role.LEFT, Role.RIGHT)
+                dim = operand.segments[ref.segment].dim
+                (kept if reused else local).add(("in", ref, dim))
+        products = max(_pairs(form, path) for path in group)
+        widest = max(widest, products + max((size for *_, size in local), default=0))
+    return sum(size for *_, size in kept) + widest
+
+
+def _pairs(form: Form, path: Path) -> int:
+    dims = sorted(form.inputs[s.operand].segments[s.segment].dim for s in path.factors)
+    return dims[-1] * dims[-2] if len(dims) > 1 else dims[-1]

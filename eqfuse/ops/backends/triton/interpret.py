@@ -1,0 +1,181 @@
+"""Run a kernel in Triton's interpreter on numpy arrays: a check of results without a GPU.
+
+It is thousands of times slower than a GPU. It patches `triton.language` for the process while it
+runs and restores it after, so that the same process can compile the same kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import ml_dtypes
+import numpy as np
+
+from eqfuse.ops.backends.triton.compile import LANGUAGE_LOCK, load
+from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
+
+_FUNCTIONS: dict[object, object] = {}
+_count = 0
+
+
+def interpret_count() -> int:
+    """Return how many launches this process has interpreted."""
+    return _count
+
+
+def interpret(spec: KernelSpec, inputs, outputs, scalars=(), grid=(1,)) -> None:
+    """Run the kernel over `grid`, writing into `outputs`.
+
+    Args:
+      spec: the kernel.
+      inputs: numpy arrays, C-contiguous; bfloat16 from ml_dtypes.
+      outputs: numpy arrays, C-contiguous and writable. Fill them with NaN to see what is not
+        written.
+      scalars: one int for each name in `spec.scalars`.
+      grid: numbers of programs, one to three.
+    Raises:
+      ValueError: arrays or scalars that do not fit the kernel.
+      ImportError: triton is not installed.
+    """
+    global _count
+    spec.check_call(inputs, outputs, scalars)
+    if not all(a.flags.c_contiguous for a in (*inputs, *outputs)):
+        raise ValueError(f"kernel {spec.name}: arrays must be C-contiguous")
+    if not all(a.flags.writeable for a in outputs):
+        raise ValueError(f"kernel {spec.name}: outputs must be writable")
+    kernel = load(spec, purpose="interpret")
+    arguments = (*map(_Buffer, inputs), *map(int, scalars), *map(_Buffer, outputs))
+    with LANGUAGE_LOCK, _interpreting():
+        _interpreted(kernel)[tuple(map(int, grid))](*arguments)
+        _count += 1
+
+
+class _Buffer:
+    """What the interpreter asks of a tensor, over a numpy array that it reads and writes."""
+
+    def __init__(self, array):
+        self.array = array
+        self.dtype = pointer_type(array.dtype)[1:]
+
+    def data_ptr(self):
+        return self.array.ctypes.data
+
+    def stride(self):
+        return tuple(s // self.array.itemsize for s in self.array.strides)
+
+    def size(self):
+        return self.array.shape
+
+    def storage_offset(self):
+        return 0
+
+    def untyped_storage(self):
+        return self
+
+    def cpu(self):
+        return self
+
+    def new_empty(self, *_, **__):
+        return _Buffer(self.array)
+
+    def set_(self, *_):
+        return self
+
+    def copy_(self, _):
+        return self
+
+
+class _AlreadyPatched:
+    @staticmethod
+    def restore():
+        pass
+
+
+def _interpreted(kernel):
+    from triton.runtime import interpreter
+
+    # not keyed by the JITFunction, whose hash reads the language that is patched at this moment
+    if kernel.fn not in _FUNCTIONS:
+        _FUNCTIONS[kernel.fn] = interpreter.InterpretedFunction(kernel.fn)
+    return _FUNCTIONS[kernel.fn]
+
+
+def _bfloat16_cast(cast):
+    """Return a cast that rounds to bfloat16 as a GPU does, to even; the given one truncates."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+
+    def cast_with_bfloat16(self, source, to, *rest):
+        old, new = source.dtype.scalar, to.scalar
+        if tl.bfloat16 not in (old, new) or old == new:
+            return cast(self, source, to, *rest)
+        values = source.data.view(ml_dtypes.bfloat16) if old == tl.bfloat16 else source.data
+        if new == tl.bfloat16:
+            return TensorHandle(values.astype(ml_dtypes.bfloat16).view(np.uint16), new)
+        return TensorHandle(values.astype(_get_np_dtype(new)), new)
+
+    return cast_with_bfloat16
+
+
+def _bfloat16_dot(dot):
+    """Return a matmul that reads bfloat16 as numbers; the given one takes its bits for integers."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def wide(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle(handle.data.view(ml_dtypes.bfloat16).astype(np.float32), tl.float32)
+
+    return lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
+
+
+def _reduce_by_halves(self, values):
+    """Reduce tensors over an axis by halves.
+
+    The interpreter itself calls the combining function once for each element, which takes
+    milliseconds.
+    """
+    axis, dtypes = self.axis, [value.dtype for value in values]
+    arrays = [value.handle.data for value in values]
+    while arrays[0].shape[axis] > 1:
+        halves = zip(*(np.split(array, 2, axis) for array in arrays), strict=True)
+        tensors = [[self.to_tensor(a, t) for a, t in zip(h, dtypes, strict=True)] for h in halves]
+        arrays = [t.handle.data for t in self.combine_fn.fn(*tensors[0], *tensors[1])]
+    if not self.keep_dims:
+        arrays = [array.squeeze(axis) for array in arrays]
+    return [self.to_tensor(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+
+
+@contextlib.contextmanager
+def _interpreting():
+    import triton.language as tl
+    from triton.runtime import interpreter
+    from triton.runtime.jit import JITFunction
+
+    patch_language, scopes = interpreter._patch_lang, {}
+
+    def patch_once(function):
+        if id(function.__globals__) not in scopes:
+            scope = scopes[id(function.__globals__)] = patch_language(function)
+            # triton 3.6 with numpy >= 2.4: int() of an array of one element raises
+            scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+        return _AlreadyPatched
+
+    builder = interpreter.InterpreterBuilder
+    patches = (
+        (JITFunction, "__call__", lambda self, *args, **kw: _interpreted(self)(*args, **kw)),
+        (interpreter, "_patch_lang", patch_once),
+        (builder, "cast_impl", _bfloat16_cast(builder.cast_impl)),
+        (builder, "create_dot", _bfloat16_dot(builder.create_dot)),
+        (interpreter.ReduceOps, "generic_reduce", _reduce_by_halves),
+    )
+    with contextlib.ExitStack() as stack:
+        for reduce_over, name, replacement in patches:
+            stack.callback(setattr, reduce_over, name, getattr(reduce_over, name))
+            setattr(reduce_over, name, replacement)
+        try:
+            yield
+        finally:
+            for scope in reversed(scopes.values()):
+                scope.restore()

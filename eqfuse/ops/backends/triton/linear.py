@@ -1,0 +1,338 @@
+"""A linear form as the text of one Triton kernel: a list of jobs, each with some of the programs.
+
+A job (`linear_plan`) is a block of an output. For rows it is a matmul, of whose result a program
+computes a tile: rows times components down, channels across. For weights it is a product of rows
+with rows; a program computes a tile of the matrix and walks the rows in order, all of them or one
+of a number of parts, whose sums `reduction` adds. Nothing is added atomically: repeatable bit for
+bit.
+"""
+
+import dataclasses
+
+from eqfuse.ops.backends.triton.spec import KernelSpec
+from eqfuse.ops.backends.triton.text import SLICE, WARPS, DenseEmitter, power_of_two
+from eqfuse.ops.ir.linear import BlockRef, LinearForm, Rows, Term, Weights
+
+TILE = 32
+WIDE_TILE = 64
+MANY_PROGRAMS, DEEP_PROGRAMS = 264, 128
+"""Programs of wide tiles from which on tiles are wide: two for each multiprocessor of an H100; of
+sums of at least `DEEP` terms about one, since most of their time is in reads of shared memory.
+"""
+DEEP = 96
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A block of an output and the terms that add to it; for weights, block is 0."""
+
+    output: int
+    block: int
+    terms: tuple[Term, ...]
+
+
+def jobs(linear_form: LinearForm) -> list[Job]:
+    """Return what the programs of a kernel compute, also blocks that no term adds to."""
+    result: dict[tuple[int, int], list[Term]] = {}
+    for o, operand in enumerate(linear_form.outputs):
+        for b in range(len(operand.blocks) if isinstance(operand, Rows) else 1):
+            result[o, b] = []
+    for term in linear_form.terms:
+        o = linear_form.output_of(term)
+        result[o, _output_block(linear_form, term)].append(term)
+    return [Job(o, b, tuple(terms)) for (o, b), terms in result.items()]
+
+
+def _output_block(linear_form: LinearForm, term: Term) -> int:
+    n = len(linear_form.inputs)
+    for slot in (term.x, term.z):
+        if slot is not None and slot.operand >= n:
+            return slot.block
+    return 0
+
+
+def side(size: int, widest: int) -> int:
+    """Return the rows or the columns of a tile of an output that has `size` of them."""
+    return min(max(power_of_two(size), SLICE), widest)
+
+
+def tile(linear_form: LinearForm, dtype: str, num_rows: int, num_parts: int) -> int:
+    """Return the rows and columns of a tile, at most: a wide one reads its factors less often."""
+    if dtype == "float64" or linear_form.num_sets:  # two registers for a value; few rows for a set
+        return TILE
+    wide = programs(linear_form, num_rows, num_parts, WIDE_TILE)
+    deep = operations(linear_form, num_rows) >= 2 * DEEP * WIDE_TILE**2 * wide
+    return WIDE_TILE if wide >= (DEEP_PROGRAMS if deep else MANY_PROGRAMS) else TILE
+
+
+def operations(linear_form: LinearForm, num_rows: int) -> int:
+    """Return the additions and multiplications of a linear form."""
+    total = 0
+    for term in linear_form.terms:
+        z = linear_form.operands[term.z.operand].blocks[term.z.block]
+        x = linear_form.operands[term.x.operand].blocks[term.x.block].mul if term.x else 1
+        total += 2 * num_rows * z.dim * z.mul * x
+    return total
+
+
+def programs(linear_form: LinearForm, num_rows: int, num_parts: int, tile: int) -> int:
+    """Return how many programs the kernel has."""
+    return sum(_programs(linear_form, job, num_rows, num_parts, tile) for job in jobs(linear_form))
+
+
+def _programs(linear_form: LinearForm, job: Job, num_rows: int, num_parts: int, tile: int) -> int:
+    operand = linear_form.outputs[job.output]
+    if isinstance(operand, Weights):
+        tiles = -(-operand.shape[-1] // side(operand.shape[-1], tile))
+        if len(operand.shape) == 2:
+            tiles *= -(-operand.shape[0] // side(operand.shape[0], tile))
+        return tiles * max(linear_form.num_sets, 1) * num_parts
+    block = operand.blocks[job.block]
+    if linear_form.num_sets:
+        return num_rows * -(-block.mul // side(block.mul, WIDE_TILE))
+    return -(-num_rows * block.dim // tile) * -(-block.mul // side(block.mul, tile))
+
+
+FEW_WARPS = 2
+"""Warps of a program of narrow tiles: a thread has 4 by 4 elements, and reads 8 for a term. And of
+matmuls of TF32 and of 16 bits: with more, Triton takes instructions of an H100 that want both
+factors with their terms side by side, and what is stored for them in shared memory meets in one
+bank.
+"""
+TOGETHER = 2
+"""Slices at once in a narrow tile, at most: half as often its warps, which are few, wait."""
+TURNED = 4
+"""Slices of a transposed matrix at once, at most: a thread loads 16 bytes of a row."""
+REDUCED = 128
+"""Sums of parts that a program of `reduction` has: few, such that there are many programs."""
+AT_ONCE = 8
+"""Parts that are on the way at the same time."""
+
+
+def generate(linear_form: LinearForm, dtype: str, partial: bool, tile: int = TILE) -> KernelSpec:
+    """Return the kernel of a linear form, with tiles of at most so many rows and columns.
+
+    Called with the inputs, the index of the sets of weights if there are several, the scalars
+    num_rows and num_parts, and the outputs; with `partial`, weights are [num_parts, ...] sums in
+    float32 or better.
+    """
+    text = DenseEmitter(dtype, linear_form.input_precision)
+    text.emit("program = tl.program_id(0)")
+    text.emit("first = program * 0")
+    for job in jobs(linear_form):
+        writer = JobEmitter(linear_form, job, text, tile)
+        operand = linear_form.outputs[job.output]
+        (writer.weights if isinstance(operand, Weights) else writer.rows)(operand)
+    inputs = [f"a{n}" for n in range(len(linear_form.inputs))]
+    integers = ["set_index"] if linear_form.num_sets else []
+    outputs = {
+        f"o{n}": text.wide if partial and isinstance(o, Weights) else dtype
+        for n, o in enumerate(linear_form.outputs)
+    }
+    note = f"{len(linear_form.terms)} matrices of a linear form"
+    scalars = ("num_rows", "num_parts")
+    ieee = text.input_precision == "ieee" and dtype == text.wide
+    warps = WARPS if tile == WIDE_TILE and ieee else FEW_WARPS
+    spec = text.spec("linear_form", note, inputs + integers, integers, scalars, outputs, warps)
+    return dataclasses.replace(spec, coalesce=True)
+
+
+class JobEmitter:
+    """Writes one job."""
+
+    def __init__(self, linear_form: LinearForm, job: Job, text: DenseEmitter, tile: int):
+        self.linear_form, self.job, self.text, self.tile = linear_form, job, text, tile
+
+    def together(self, size: int, most: int) -> int:
+        """Return how many slices of `size` are loaded at once, at most so many."""
+        if self.tile == WIDE_TILE and most == TOGETHER:  # it has enough to do
+            return 1
+        return min(power_of_two(-(-size // SLICE)), most)
+
+    def _mine(self, count: str):
+        """Return lines for the programs of this job only; `number` counts them from zero."""
+        self.text.emit("number = program - first")
+        self.text.emit(f"count = {count}")
+        self.text.emit("first += count")
+        return self.text.block("if (number >= 0) & (number < count):")
+
+    def rows(self, operand: Rows):
+        linear_form, t, block = self.linear_form, self.text, operand.blocks[self.job.block]
+        indexed = bool(linear_form.num_sets)
+        width = side(block.mul, WIDE_TILE if indexed else self.tile)
+        across = -(-block.mul // width)
+        height = power_of_two(block.dim) if indexed else self.tile
+        down = f"((num_rows * {block.dim} + {height - 1}) // {height})"
+        down = "num_rows" if indexed else down
+        with self._mine(f"{down} * {across}"):
+            t.emit(f"down = (number // {across}).to(tl.int64)")
+            if indexed:
+                t.emit("row = down")
+                t.emit(f"k = tl.arange(0, {height})[:, None]")
+                t.emit(f"inside = k < {block.dim}")
+                t.emit("set = tl.load(set_index_ptr + row).to(tl.int64)")
+            else:
+                t.emit(f"row = (down * {height} + tl.arange(0, {height}))[:, None]")
+                t.emit(f"k = row % {block.dim}")
+                t.emit(f"row = row // {block.dim}")
+                t.emit("inside = row < num_rows")
+            t.emit(f"v = (number % {across}) * {width} + tl.arange(0, {width})[None, :]")
+            t.emit(f"total = tl.zeros([{height}, {width}], {t.real})")
+            for term in self.job.terms:
+                self._add_product(term, block.mul)
+            place = f"row * {operand.size} + {block.offset} + v * {block.dim} + k"
+            mask = f"inside & (v < {block.mul})"
+            t.emit(f"tl.store(o{self.job.output}_ptr + {place}, total, mask={mask})")
+
+    def _add_product(self, term: Term, mul: int):
+        """Add x w, or z times w transposed, to `total`."""
+        linear_form, t = self.linear_form, self.text
+        w = f"a{term.w}_ptr"
+        shape = linear_form.inputs[term.w].shape
+        if linear_form.num_sets:
+            w += f" + set * {_size(shape)}"
+        if term.x is None:
+            bias = t.load(f"{w} + v", f"inside & (k < 1) & (v < {mul})")
+            t.emit(f"total += {_scaled(term.scale, bias)}")
+            return
+        forward = term.z.operand >= len(linear_form.inputs)
+        source = term.x if forward else term.z
+        rows = linear_form.inputs[source.operand]
+        block = rows.blocks[source.block]
+        x = f"a{source.operand}_ptr + row * {rows.size} + {block.offset} + k"
+        count = self.together(block.mul, TOGETHER if forward else TURNED)
+        with t.slices(block.mul, count):
+            if count > 1 and not forward:
+                self._add_turned(term, x, f"{w} + v * {shape[1]}", block, mul, count)
+                return
+            t.emit(f"u = at + tl.arange(0, {count * SLICE})")
+            inside = f"inside & (u[None, :] < {block.mul})"
+            left = t.factor(f"{x} + u[None, :] * {block.dim}", inside)
+            u = "u[:, None]"
+            # of a transposed matrix, columns side by side: rows side by side, as coalescing would
+            # have them, meet in one bank of shared memory
+            transposed = f"tl.max_contiguous(v * {shape[1]} + {u}, [1, 1])"
+            place = f"{u} * {shape[1]} + v" if forward else transposed
+            right = t.factor(f"{w} + {place}", f"({u} < {block.mul}) & (v < {mul})")
+            t.emit(f"total += {t.dot(left, right, term.scale)}")
+
+    def _add_turned(self, term: Term, x: str, w: str, block, mul: int, count: int):
+        """Add z times w transposed, so many slices at once.
+
+        A thread loads neighbours of a row of w, and the threads beside it those of other rows.
+        There is a matmul for the first of them, one for the second, and so on, each of a matrix
+        that lies in shared memory as threads read it: in another bank for each.
+        """
+        t = self.text
+        u = f"at + {count} * tl.arange(0, {SLICE})" + "[{}] + " + f"tl.arange(0, {count})"
+        t.emit(f"u = {u.format('None, :, None')}[None, None, :]")
+        inside = f"inside[:, :, None] & (u < {block.mul})"
+        left = t.factor(f"({x})[:, :, None] + u * {block.dim}", inside)
+        t.emit(f"u = {u.format(':, None, None')}[None, None, :]")
+        inside = f"(u < {block.mul}) & (v < {mul})[:, :, None]"
+        right = t.factor(f"({w})[:, :, None] + u", inside)
+        for pair in zip(t.parts(left, count), t.parts(right, count), strict=True):
+            t.emit(f"total += {t.dot(*pair, term.scale)}")
+
+    def weights(self, operand: Weights):
+        linear_form, t = self.linear_form, self.text
+        shape, sets = operand.shape, max(linear_form.num_sets, 1)
+        width = side(shape[-1], self.tile)
+        across = -(-shape[-1] // width)
+        height = side(shape[0], self.tile) if len(shape) == 2 else 1
+        down = -(-shape[0] // height) if len(shape) == 2 else 1
+        with self._mine(f"{across * down * sets} * num_parts"):
+            t.emit("part = number % num_parts")
+            t.emit("rest = number // num_parts")
+            t.emit(f"v = (rest % {across}) * {width} + tl.arange(0, {width})[None, :]")
+            t.emit(f"rest = rest // {across}")
+            t.emit(f"u = (rest % {down}) * {height} + tl.arange(0, {height})[:, None]")
+            t.emit(f"set = rest // {down}")
+            t.emit("rows = (num_rows + num_parts - 1) // num_parts")
+            t.emit("begin = tl.minimum(part * rows, num_rows)")
+            t.emit("end = tl.minimum(begin + rows, num_rows)")
+            t.emit(f"total = tl.zeros([{height}, {width}], {t.real})")
+            for term in self.job.terms:
+                self._add_rows(term, shape)
+            place = f"(part.to(tl.int64) * {sets} + set) * {_size(shape)}"
+            place += f" + u * {shape[1]} + v" if len(shape) == 2 else " + u + v"
+            mask = f"v < {shape[-1]}"
+            mask = f"(u < {shape[0]}) & ({mask})" if len(shape) == 2 else mask
+            t.emit(f"tl.store(o{self.job.output}_ptr + {place}, total, mask={mask})")
+
+    def _add_rows(self, term: Term, shape):
+        """Add the product of x and z, summed over rows and components, to `total`."""
+        linear_form, t = self.linear_form, self.text
+        dim = linear_form.inputs[term.z.operand].blocks[term.z.block].dim
+        size = self.together(2 * SLICE, TOGETHER) * SLICE
+        t.emit(f"at = begin.to(tl.int64) * {dim}")
+        with t.block(f"while at < end * {dim}:"):
+            t.emit(f"both = at + tl.arange(0, {size})")
+            t.emit(f"k = both % {dim}")
+            t.emit(f"row = both // {dim}")
+            t.emit("inside = row < end")
+            if linear_form.num_sets:
+                t.emit(
+                    "inside = inside & (tl.load(set_index_ptr + row, mask=inside, other=-1) == set)"
+                )
+            z = self._factor(term.z, "v", shape[-1])
+            if term.x is None:
+                total = f"tl.sum({t.widened(z)}, axis=0, keep_dims=True)"
+                t.emit(f"total += {_scaled(term.scale, total)}")
+            else:
+                # loaded as z is, and turned: fewer conflicts of banks of shared memory
+                x = self._factor(term.x, "tl.trans(u)", shape[0])
+                t.emit(f"total += {t.dot(f'tl.trans({x})', z, term.scale)}")
+            t.emit(f"at += {size}")
+
+    def _factor(self, slot: BlockRef, channel: str, mul: int) -> str:
+        """Return rows and components by channels [1, ...], of a slice of rows."""
+        rows = self.linear_form.inputs[slot.operand]
+        block = rows.blocks[slot.block]
+        place = (
+            f"row[:, None] * {rows.size} + {block.offset} + {channel} * {block.dim} + k[:, None]"
+        )
+        mask = f"inside[:, None] & ({channel} < {mul})"
+        return self.text.factor(f"a{slot.operand}_ptr + {place}", mask)
+
+
+def _size(shape) -> int:
+    return shape[0] if len(shape) == 1 else shape[0] * shape[1]
+
+
+def _scaled(scale: float, text: str) -> str:
+    return text if scale == 1.0 else f"{scale!r} * {text}"
+
+
+def reduction(sizes: tuple[int, ...], dtype: str) -> KernelSpec:
+    """Return the kernel that sums arrays [num_parts, size] over parts, in order."""
+    text = DenseEmitter("float64" if dtype == "float64" else "float32")
+    text.emit("program = tl.program_id(0)")
+    text.emit("first = program * 0")
+    for n, size in enumerate(sizes):
+        text.emit("number = program - first")
+        text.emit(f"first += {-(-size // REDUCED)}")
+        with text.block(f"if (number >= 0) & (number < {-(-size // REDUCED)}):"):
+            text.emit(f"place = number * {REDUCED} + tl.arange(0, {REDUCED})")
+            text.emit(f"total = tl.zeros([{REDUCED}], {text.real})")
+            text.emit(f"address = a{n}_ptr + place")
+            text.emit(f"inside = place < {size}")
+            text.emit("part = program * 0")
+            with text.block("while part < num_parts:"):
+                parts = []
+                for k in range(AT_ONCE):
+                    mask = f"place < tl.where(part + {k} < num_parts, {size}, 0)"
+                    parts.append(text.load(f"address + {k * size}", mask))
+                for part in parts:
+                    text.emit(f"total += {part}")
+                text.emit(f"address += {AT_ONCE * size}")
+                text.emit(f"part += {AT_ONCE}")
+            text.emit(f"tl.store(o{n}_ptr + place, total, mask=inside)")
+    inputs = [f"a{n}" for n in range(len(sizes))]
+    outputs = {f"o{n}": dtype for n in range(len(sizes))}
+    return text.spec("reduction", "sums of parts", inputs, [], ("num_parts",), outputs)
+
+
+def reduction_programs(sizes: tuple[int, ...]) -> int:
+    """Return how many programs the reduction has."""
+    return sum(-(-size // REDUCED) for size in sizes)

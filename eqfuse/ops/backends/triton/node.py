@@ -1,0 +1,365 @@
+"""A fused op on a graph as the text of two Triton kernels, in which a program owns a node.
+
+Forward: the program walks the edges of its node as the kernel of the product does and writes their
+sums; then it multiplies them by the matrices of the Linear, adds the skip, and applies the gate.
+Backward: it takes the cotangents of its node through the gate and the Linear, to that of the sums,
+from which the kernel of the product's backward goes on.
+"""
+
+import dataclasses
+
+from eqfuse.ops.backends.triton import form
+from eqfuse.ops.backends.triton.form import ADDED, THREADS, WARP, TaskEmitter
+from eqfuse.ops.backends.triton.program import activated
+from eqfuse.ops.backends.triton.spec import KernelSpec
+from eqfuse.ops.backends.triton.text import DenseEmitter, power_of_two
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.fused import Fused
+from eqfuse.ops.ir.gate import IDENTITY, Part, Tile
+from eqfuse.ops.ir.linear import Block, Term
+
+COLUMNS = WARP
+"""Columns of a tile of a matrix: those that a warp loads at once."""
+MOST_ROWS = 16
+"""Rows of a tile for each warp, at most: loads that a thread has on the way."""
+SUMS = 48
+"""Sums of rows that a thread has, at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeKernel:
+    """A kernel of which each program has a node, and the names of its inputs."""
+
+    spec: KernelSpec
+    inputs: tuple[str, ...]
+
+
+class NodeEmitter(DenseEmitter):
+    """Writes what a program does with the rows of its node, whose number is `node`."""
+
+    def __init__(self, fused: Fused, dtype: str, threads: int):
+        super().__init__(dtype)
+        self.fused, self.linear, self.warps = fused, fused.linear, max(1, threads // WARP)
+        blocks = (*self.linear.blocks_in, *self.linear.blocks_out)
+        self.row = "node"
+        self.columns = min(COLUMNS, power_of_two(max(b.mul for b in blocks)))
+        self.sums: set[int] = set()
+        self.parameters = [f"p{n}" for n in range(len(self.linear.parameters))]
+        self.integers = ["set_index"] if fused.num_sets else []
+
+    def kernel(self, stem: str, note: str, inputs, integers, outputs) -> NodeKernel:
+        """Return the kernel of the lines so far."""
+        names = (*inputs, *integers)
+        types = dict.fromkeys(outputs, self.dtype)
+        spec = self.spec(stem, note, names, integers, (), types, self.warps, self.sums)
+        return NodeKernel(spec, names)
+
+    def read_set(self):
+        """Read which set of weights the node has, if there are several."""
+        if self.fused.num_sets:
+            self.emit("set_index = tl.load(set_index_ptr + node).to(tl.int64)")
+
+    def weights(self, term: Term) -> str:
+        """Return the pointer to a matrix or a bias."""
+        shape, pointer = self.linear.parameters[term.w - 1].shape, f"p{term.w - 1}_ptr"
+        if not self.fused.num_sets:
+            return pointer
+        return f"{pointer} + set_index * {shape[0] if len(shape) == 1 else shape[0] * shape[1]}"
+
+    def column_groups(self, mul: int, dim: int) -> tuple[str, list[int]]:
+        """Return a loop over `mul` columns, and where in a turn of it each tile begins.
+
+        Some tiles share the loads of the row of `dim` components that they are multiplied with.
+        """
+        starts = range(0, mul, self.columns)[: 4 if dim == 1 else 2]
+        step = len(starts) * self.columns
+        return f"for column in tl.range(0, {mul}, {step}, num_stages=1):", list(starts)
+
+    def column(self, start: int) -> str:
+        """Return the numbers of the columns of a tile."""
+        return self.name(f"column + {start} + tl.arange(0, {self.columns})")
+
+    def mask_of(self, v: str, mul: int) -> str:
+        """Return which columns of a tile a part of so many has."""
+        return f"{v} < {mul}"
+
+    def times(self, row, matrix, starts: list[int], dim: int, size: int, scale: float):
+        """Return scale * row times a matrix, [columns] for each tile and component.
+
+        Args:
+          row: called with the numbers of rows of the matrix and a component, gives an address.
+          matrix: called with the numbers of rows and the start of a tile, gives the tile.
+          size: rows of the matrix.
+        """
+        rows = SUMS // (dim * len(starts))
+        rows = min(MOST_ROWS, max(1, power_of_two(rows + 1) // 2)) * self.warps
+        rows = min(rows * WARP // self.columns, power_of_two(size))
+        shape = f"[{rows}, {self.columns}]"
+        totals = [
+            [self.name(f"tl.zeros({shape}, {self.real})") for _ in range(dim)] for _ in starts
+        ]
+        with self.block(f"for at in tl.range(0, {size}, {rows}, num_stages=1):"):
+            u = self.name(f"at + tl.arange(0, {rows})")
+            values = [
+                self.load(f"{row(f'{u}[:, None]', k)}", f"{u}[:, None] < {size}")
+                for k in range(dim)
+            ]
+            for start, sums in zip(starts, totals, strict=True):
+                tile = matrix(u, start)
+                for value, total in zip(values, sums, strict=True):
+                    self.emit(f"{total} += {value} * {tile}")
+        names = [name for sums in totals for name in sums]
+        for first in range(0, len(names), ADDED):
+            some = names[first : first + ADDED]
+            every, reduced = ", ".join(some), ", ".join(f"{name}_sum" for name in some)
+            if len(some) == 1:
+                self.emit(f"{reduced} = tl.sum({every}, 0)")
+                continue
+            self.sums.add(len(some))
+            self.emit(f"{reduced} = tl.reduce(({every}), 0, add_{len(some)})")
+        scaled = "" if scale == 1.0 else f"{scale!r} * "
+        return [[self.name(f"{scaled}{name}_sum") for name in sums] for sums in totals]
+
+    def added(self, results, starts: list[int], dim: int) -> list[list[str]]:
+        """Return the sums of results of `times`, or zeros."""
+        if not results:
+            zeros = f"tl.zeros([{self.columns}], {self.real})"
+            return [[self.name(zeros) for _ in range(dim)] for _ in starts]
+        first, *others = results
+        for other in others:
+            for sums, more in zip(first, other, strict=True):
+                for total, value in zip(sums, more, strict=True):
+                    self.emit(f"{total} += {value}")
+        return first
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Columns of a part of rows: where a component of them lies.
+
+    Args:
+      t: the emitter; it has the variable `row` of the rows and `columns` at a time, whose numbers
+        `column` gives, and `mask_of` says which of them a part has.
+      part: of the pre-activation.
+      v: the columns.
+    """
+
+    t: object
+    part: Part
+    v: str
+
+    @property
+    def block(self) -> Block:
+        return self.t.linear.blocks_out[self.part.block]
+
+    @property
+    def mask(self) -> str:
+        return self.t.mask_of(self.v, self.part.mul)
+
+    def of_z(self, prefix: str, k: int) -> str:
+        """Return the address in an array of the pre-activation or of its cotangents."""
+        array = self.t.linear.array_of(self.part.block)
+        size = self.t.linear.linear_form.outputs[array].size
+        name = {"": self.t.fused.arrays[array], "ct_": f"ct_{self.t.fused.arrays[array]}"}
+        pointer = name.get(prefix, prefix)
+        offset = self.block.offset + self.part.first * self.block.dim
+        return (
+            f"{pointer}_ptr + {self.t.row} * {size} + {offset} + {self.v} * {self.block.dim} + {k}"
+        )
+
+    def of_out(self, pointer: str, tile: Tile, k: int) -> str:
+        """Return the address in the gated row or in its cotangent."""
+        place = f"{tile.offset} + {self.v} * {self.block.dim} + {k}"
+        return f"{pointer}_ptr + {self.t.row} * {self.t.fused.sizes[0]} + {place}"
+
+    def load(self, address: str) -> str:
+        return self.t.load(address, self.mask)
+
+    def store(self, address: str, value: str):
+        self.t.emit(f"tl.store({address}, {value}, mask={self.mask})")
+
+
+def _columns(t, tile: Tile):
+    return t.block(f"for column in tl.range(0, {tile.part.mul}, {t.columns}, num_stages=1):")
+
+
+def write_gated(t, tile: Tile):
+    """Write a tile of the output, from the pre-activation in memory."""
+    with _columns(t, tile):
+        v = t.column(0)
+        place = Place(t, tile.part, v)
+        values = [place.load(place.of_z("", k)) for k in range(place.block.dim)]
+        if tile.gate:
+            gate = Place(t, tile.gate, v)
+            act = activated(t, tile.act, gate.load(gate.of_z("", 0)))
+            values = [f"{act} * {value}" for value in values]
+        else:
+            values = [activated(t, tile.act, value) for value in values]
+        for k, value in enumerate(values):
+            place.store(place.of_out("out", tile, k), value)
+
+
+def write_cotangent(t, tile: Tile, has_ct_z: bool):
+    """Write the cotangent of the parts of the pre-activation that a tile is made of."""
+    with _columns(t, tile):
+        v = t.column(0)
+        place = Place(t, tile.part, v)
+        components = range(place.block.dim)
+        cts = [place.load(place.of_out("ct_out", tile, k)) for k in components]
+        if tile.act == IDENTITY and tile.gate is None:
+            results = [(place, cts)]
+        else:
+            z = [place.load(place.of_z("z", k)) for k in components]
+            if tile.gate is None:
+                slopes = [activated(t, tile.act, x, True) for x in z]
+                pairs = zip(cts, slopes, strict=True)
+                results = [(place, [f"{ct} * {slope}" for ct, slope in pairs])]
+            else:
+                gate = Place(t, tile.gate, v)
+                x = gate.load(gate.of_z("z", 0))
+                act, slope = activated(t, tile.act, x), activated(t, tile.act, x, True)
+                total = " + ".join(f"{ct} * {value}" for ct, value in zip(cts, z, strict=True))
+                results = [(place, [f"{ct} * {act}" for ct in cts])]
+                results.append((gate, [f"({total}) * {slope}"]))
+        for at, values in results:
+            for k, value in enumerate(values):
+                more = f" + {at.load(at.of_z('ct_', k))}" if has_ct_z else ""
+                at.store(at.of_z("dz", k), value + more)
+
+
+def forward(fused: Fused, dtype: str, edge_lanes: int = 1) -> NodeKernel:
+    """Return the kernel that writes the outputs of an op, and the sums of nodes last."""
+    [out] = fused.form.outputs
+    sums = (dataclasses.replace(out, name="m"),)
+    [task] = form.tasks(Form(fused.form.inputs, sums, fused.form.paths), dtype, edge_lanes)
+    walk = TaskEmitter(dataclasses.replace(task, all_channels=True))
+    walk.emit_all()
+    t = NodeEmitter(fused, dtype, walk.leading * walk.lanes)
+    t.lines += walk.lines
+    t.emit("node = receiver")
+    t.read_set()
+    t.emit("tl.debug_barrier()")
+    for n, block in enumerate(fused.linear.blocks_out):
+        _write_mixed(t, Part(n, 0, block.mul))
+    if fused.gate:
+        t.emit("tl.debug_barrier()")
+        for tile in fused.gate.tiles:
+            write_gated(t, tile)
+    read = [fused.form.inputs[i].name for i in walk.inputs]
+    inputs = [*read, *t.parameters, *(["skip"] if fused.skip else [])]
+    note = f"{fused.form!r}\nsummed by node, mixed to {fused.linear.irreps_out}"
+    t.sums |= walk.adders
+    integers = [*walk.index_arrays(), *t.integers]
+    return t.kernel("fused_node", note, inputs, integers, [*fused.outputs, "m"])
+
+
+def backward(fused: Fused, given, dtype: str, edge_lanes: int = 1) -> NodeKernel:
+    """Return the kernel that writes the cotangent of the sums, `dm`, of an op that only mixes.
+
+    With a cotangent of the gated row it writes that of the pre-activation too, `dz`.
+
+    Args:
+      given: which cotangents of the outputs there are.
+    """
+    names = fused.cotangents(given)
+    lanes = max(WARP, power_of_two(fused.form.max_mul))
+    t = NodeEmitter(fused, dtype, min(THREADS, lanes * edge_lanes))
+    t.emit("node = tl.program_id(0).to(tl.int64)")
+    t.read_set()
+    gated = "ct_out" in names
+    if gated:
+        for tile in fused.gate.tiles:
+            write_cotangent(t, tile, "ct_z" in names)
+        t.emit("tl.debug_barrier()")
+    [source] = fused.form.inputs
+    end = 0
+    for n, block in sorted(enumerate(fused.linear.blocks_in), key=lambda pair: pair[1].offset):
+        _write_zeros(t, source.size, end, block.offset)
+        _write_cotangent_of_sums(t, n, "dz" if gated else "")
+        end = block.offset + block.mul * block.dim
+    _write_zeros(t, source.size, end, source.size)
+    note = f"backward of a row mixed to {fused.linear.irreps_out}"
+    inputs = [*t.parameters, *(["z"] if gated else []), *names]
+    return t.kernel("fused_node_backward", note, inputs, t.integers, ["dm", *["dz"] * gated])
+
+
+def _write_mixed(t: NodeEmitter, part: Part):
+    """Write a block of the pre-activation: the Linear of the sums, bias and skip."""
+    loop, starts = t.column_groups(part.mul, t.linear.blocks_out[part.block].dim)
+    with t.block(loop):
+        places = [Place(t, part, t.column(start)) for start in starts]
+        added = [_added(t, place) for place in places]
+        for place, values, more in zip(places, _mixed(t, part, starts), added, strict=True):
+            for k, (value, terms) in enumerate(zip(values, more, strict=True)):
+                place.store(place.of_z("", k), " + ".join([value, *terms]))
+
+
+def _added(t: NodeEmitter, place: Place) -> list[list[str]]:
+    """Return what is added to each component: bias and skip."""
+    terms: list[list[str]] = [[] for _ in range(place.block.dim)]
+    for bias in t.linear.biases(place.part.block):
+        terms[0].append(place.load(f"{t.weights(bias)} + {place.v}"))
+    if t.fused.skip:
+        for k, more in enumerate(terms):
+            more.append(place.load(place.of_z("skip", k)))
+    return terms
+
+
+def _mixed(t: NodeEmitter, part: Part, starts: list[int]) -> list[list[str]]:
+    """Return the columns of a block of the Linear of the sums."""
+    [out] = t.fused.form.outputs
+    dim, results = t.linear.blocks_out[part.block].dim, []
+    for term in t.linear.into(part.block):
+        block = t.linear.blocks_in[term.x.block]
+
+        def row(u: str, k: int, block=block) -> str:
+            return f"m_ptr + node * {out.size} + {block.offset} + {u} * {block.dim} + {k}"
+
+        def matrix(u: str, start: int, term=term, block=block) -> str:
+            v = t.column(start)
+            mask = f"({u}[:, None] < {block.mul}) & ({v}[None, :] < {part.mul})"
+            return t.load(f"{t.weights(term)} + {u}[:, None] * {part.mul} + {v}[None, :]", mask)
+
+        results.append(t.times(row, matrix, starts, dim, block.mul, term.scale))
+    return t.added(results, starts, dim)
+
+
+def _write_cotangent_of_sums(t: NodeEmitter, number: int, dz: str):
+    """Write the cotangent of a block of the sums, from that of the pre-activation in memory."""
+    block = t.linear.blocks_in[number]
+    [source] = t.fused.form.inputs
+    loop, starts = t.column_groups(block.mul, block.dim)
+    with t.block(loop):
+        results = []
+        for term in (term for term in t.linear.linear_form.terms if term.x is not None):
+            if term.x.block != number:
+                continue
+            whole = t.linear.block_of(term)
+            width = t.linear.blocks_out[whole].mul
+
+            def row(v: str, k: int, whole=whole, width=width) -> str:
+                return Place(t, Part(whole, 0, width), v).of_z(dz or "ct_", k)
+
+            def matrix(v: str, start: int, term=term, width=width) -> str:
+                u = t.column(start)
+                mask = f"({u}[:, None] < {block.mul}) & ({v}[None, :] < {width})"
+                place = f"{u}[:, None] * {width} + {v}[None, :]"  # neighbours of a row at once
+                return t.name(f"tl.trans({t.load(f'{t.weights(term)} + {place}', mask)})")
+
+            results.append(t.times(row, matrix, starts, block.dim, width, term.scale))
+        found = t.added(results, starts, block.dim)
+        for start, values in zip(starts, found, strict=True):
+            u = t.column(start)
+            place = f"dm_ptr + node * {source.size} + {block.offset} + {u} * {block.dim}"
+            for k, value in enumerate(values):
+                t.emit(f"tl.store({place} + {k}, {value}, mask={u} < {block.mul})")
+
+
+def _write_zeros(t: NodeEmitter, size: int, first: int, stop: int):
+    """Write zeros to columns of the cotangent of the sums that the Linear does not read."""
+    if first == stop:
+        return
+    with t.block(f"for column in tl.range({first}, {stop}, {t.columns}, num_stages=1):"):
+        v = t.column(0)
+        zeros = f"tl.zeros([{t.columns}], {t.real})"
+        t.emit(f"tl.store(dm_ptr + node * {size} + {v}, {zeros}, mask={v} < {stop})")

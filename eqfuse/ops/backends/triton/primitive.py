@@ -1,0 +1,179 @@
+"""One Triton kernel inside a JAX computation, launched once."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from eqfuse.ops.backends.triton import form as plan
+from eqfuse.ops.backends.triton import linear
+from eqfuse.ops.backends.triton.form import FormKernel
+from eqfuse.ops.backends.triton.runtime import lower_gpu, lower_interpret
+from eqfuse.ops.backends.triton.spec import KernelSpec
+from eqfuse.ops.ir.form import Form
+from eqfuse.ops.ir.linear import LinearForm, Weights
+
+NO_GPU = (
+    "backend 'triton' runs on a GPU (CUDA or ROCm), and this computation is for a CPU; use "
+    "backend='xla' there, or backend='triton-interpret' to check the kernels' results in Triton's "
+    "interpreter, thousands of times slower"
+)
+
+launch_p = Primitive("eqfuse_launch")
+launch_p.multiple_results = True
+
+
+def launch(
+    spec: KernelSpec, arrays, shapes, scalars, grid: tuple[int, ...], backend: str, aliases=()
+):
+    """Run a kernel.
+
+    Args:
+      spec: the kernel.
+      arrays: its inputs, in order.
+      shapes: of its outputs, whose dtypes are those of the spec.
+      scalars: one int for each of `spec.scalars`.
+      grid: how many programs along each axis.
+      backend: "triton", or "triton-interpret".
+      aliases: pairs (input, output) that are one array: the kernel adds to what is there.
+    """
+    return launch_p.bind(
+        *arrays,
+        spec=spec,
+        shapes=tuple(shapes),
+        scalars=tuple(scalars),
+        grid=grid,
+        backend=backend,
+        aliases=aliases,
+    )
+
+
+@launch_p.def_abstract_eval
+def _abstract(*arrays, spec, shapes, **params):
+    return [
+        jax.core.ShapedArray(shape, jnp.dtype(dtype))
+        for shape, dtype in zip(shapes, spec.output_dtypes, strict=True)
+    ]
+
+
+def _lower(ctx, *operands, spec, shapes, scalars, grid, backend, aliases):
+    lower = lower_gpu if backend == "triton" else lower_interpret
+    avals = ctx.avals_in, ctx.avals_out
+    return lower(ctx, spec, operands, *avals, scalars, grid, aliases=aliases)
+
+
+def _lower_cpu(ctx, *operands, backend, **params):
+    if backend == "triton":
+        raise ValueError(NO_GPU)
+    return _lower(ctx, *operands, backend=backend, **params)
+
+
+mlir.register_lowering(launch_p, _lower_cpu, platform="cpu")
+for _platform in ("cuda", "rocm"):
+    mlir.register_lowering(launch_p, _lower, platform=_platform)
+
+
+def run_form(form: Form, inputs, indices, num_rows: int, num_nodes: int, backend: str):
+    """Return the outputs of a form, computed by its kernels.
+
+    Args:
+      form: what to compute.
+      inputs: an array for each input of the form.
+      indices: the index arrays by name.
+      backend: "triton", or "triton-interpret" to interpret those kernels on a CPU.
+    """
+    sizes = {"num_rows": num_rows, "num_nodes": num_nodes}
+    results: dict[int, jax.Array] = {}
+    dtype = inputs[0].dtype.name
+    lanes = plan.edge_lanes(form, dtype, num_rows, num_nodes) if form.on_graph else 1
+    for kernel in plan.kernels(form, dtype, lanes):
+        arrays = [inputs[i] for i in kernel.inputs]
+        arrays += [indices[name] for name in kernel.index_arrays]
+        aliases = tuple(
+            (len(arrays) + n, kernel.outputs.index(o)) for n, o in enumerate(kernel.continued)
+        )
+        written = launch(
+            kernel.spec,
+            [*arrays, *(results[o] for o in kernel.continued)],
+            [_shape(form, kernel, o, num_rows, num_nodes) for o in kernel.outputs],
+            [sizes[name] for name in kernel.spec.scalars],
+            kernel.grid(num_rows, num_nodes),
+            backend,
+            aliases,
+        )
+        results.update(zip(kernel.outputs, written, strict=True))
+    whole = [results[o] for o in range(len(form.outputs))]
+    whole = [a.sum(axis=0) if a.ndim == 3 else a for a in whole]
+    return [a.astype(inputs[0].dtype) for a in whole]
+
+
+def _shape(form: Form, kernel: FormKernel, output: int, num_rows: int, num_nodes: int):
+    operand = form.outputs[output]
+    shape = (operand.index.count(num_rows, num_nodes), operand.size)
+    return (kernel.channel_blocks, *shape) if output in kernel.partial else shape
+
+
+ROWS_OF_A_PART = 128
+"""The fewest rows that a program walks for its sum of a gradient of weights."""
+MOST_PARTS = 256
+"""The most such sums; fewer where they would take more memory than the linear form reads."""
+
+kernel = functools.lru_cache(maxsize=512)(linear.generate)
+reduction = functools.lru_cache(maxsize=512)(linear.reduction)
+
+
+def num_parts(linear_form: LinearForm, arrays, num_rows: int) -> int:
+    """Return how many programs share the rows of a gradient of weights."""
+    shapes = [linear_form.shape(o, num_rows) for o in linear_form.outputs if isinstance(o, Weights)]
+    if not shapes:
+        return 1
+    most = sum(a.size for a in arrays) // max(1, sum(map(math.prod, shapes)))
+    return max(1, min(most, MOST_PARTS, num_rows // ROWS_OF_A_PART))
+
+
+def run_linear_form(linear_form: LinearForm, arrays, index, num_rows: int, backend: str):
+    """Return the outputs of a linear form, from one kernel; another adds up parts of gradients."""
+    dtype = arrays[0].dtype.name
+    parts = num_parts(linear_form, arrays, num_rows)
+    shapes = [
+        (parts, *linear_form.shape(o, num_rows))
+        if parts > 1 and isinstance(o, Weights)
+        else linear_form.shape(o, num_rows)
+        for o in linear_form.outputs
+    ]
+    tile = linear.tile(linear_form, dtype, num_rows, parts)
+    if tile == linear.WIDE_TILE and not linear_form.num_sets:
+        linear_form, turned = linear_form.turned()  # for many rows worth the launches
+        arrays = [*arrays, *(arrays[n].T for n in turned)]
+    results = launch(
+        kernel(linear_form, dtype, parts > 1, tile),
+        [*arrays, *index],
+        shapes,
+        (num_rows, parts),
+        (linear.programs(linear_form, num_rows, parts, tile),),
+        backend,
+    )
+    if parts == 1:
+        return results
+    return reduced(linear_form.outputs, results, dtype, backend)
+
+
+def reduced(operands, results, dtype: str, backend: str):
+    """Return the results, those of weights summed over their first axis by one kernel."""
+    places = [n for n, o in enumerate(operands) if isinstance(o, Weights)]
+    sizes = tuple(math.prod(results[n].shape[1:]) for n in places)
+    sums = launch(
+        reduction(sizes, dtype),
+        [results[n] for n in places],
+        [results[n].shape[1:] for n in places],
+        (results[places[0]].shape[0],),
+        (linear.reduction_programs(sizes),),
+        backend,
+    )
+    results = list(results)
+    for n, total in zip(places, sums, strict=True):
+        results[n] = total
+    return results

@@ -1,0 +1,826 @@
+"""A program that runs whole as one Triton kernel: one block takes its steps one after the other.
+
+Arrays between the steps lie in scratch memory, which an array leaves to others after its last use.
+Before a step that reads what another has written, or writes where another has read or written,
+stands a barrier: `barriers` decides where, `unguarded` checks it. Steps of equal text are one
+function.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import math
+
+from eqfuse.ops.backends.triton import linear
+from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
+from eqfuse.ops.backends.triton.text import (
+    ArithmeticEmitter,
+    DenseEmitter,
+    Emitter,
+    component_name,
+    power_of_two,
+)
+from eqfuse.ops.ir import functions
+from eqfuse.ops.ir.form import Form, Index, Operand
+from eqfuse.ops.ir.functions import Expression, variable
+from eqfuse.ops.ir.gate import Activation
+from eqfuse.ops.ir.linear import LinearForm, Weights
+from eqfuse.ops.ir.program import (
+    Copy,
+    Elementwise,
+    ElementwiseLoop,
+    Gather,
+    Multilinear,
+    Number,
+    Program,
+    Reduce,
+    ScatterAdd,
+    Step,
+    merged_axes,
+)
+from eqfuse.ops.ir.schedule import ordered_groups
+
+COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
+LOGICAL = {"and": "&", "or": "|"}
+
+BETWEEN = frozenset(("add", "sub", "mul", "max", "min", *COMPARED, *LOGICAL))
+"""Functions of two operands, one of which may be a number that is written out."""
+
+
+def literal(value: float, dtype: str) -> str:
+    """Return a number as text."""
+    if dtype == "bool":
+        return "True" if value else "False"
+    if dtype == "int32":
+        return repr(int(value))
+    value = float(value)
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def constant(value: float, dtype: str, shape: str = "[1]") -> str:
+    """Return a number as text where Triton would take it for one of float32."""
+    if dtype == "bool":
+        return literal(value, dtype)
+    return f"tl.full({shape}, {literal(value, dtype)}, tl.{dtype})"
+
+
+def larger(a: str, b: str, dtype: str, function: str = "max") -> str:
+    """Return the larger (or smaller) of two numbers, NaN where one is."""
+    name = {"max": "tl.maximum", "min": "tl.minimum"}[function]
+    nan = "" if dtype == "int32" else ", propagate_nan=tl.PropagateNan.ALL"
+    return f"{name}({a}, {b}{nan})"
+
+
+OPERATORS = ARITHMETIC | COMPARED | {"div": "/"}
+CALLED = {"abs": "tl.abs", "exp": "tl.exp"}
+
+
+def text(expression: Expression | float) -> str:
+    """Return an expression as text, with no more parentheses than it needs."""
+    return _text(expression)[0]
+
+
+def _text(expression: Expression | float) -> tuple[str, int]:
+    """Return the text of an expression, and how strongly its outermost operator binds."""
+    if not isinstance(expression, Expression):
+        return repr(expression), 4
+    function, operands = expression.function, expression.operands
+    if function == "variable":
+        return operands[0], 4
+    parts = [_text(o) for o in operands]
+    if function == "neg":
+        return f"-{_within(parts[0], 3)}", 3
+    if function in OPERATORS:
+        binds = 0 if function in COMPARED else 1 if function in ("add", "sub") else 2
+        left, right = _within(parts[0], binds), _within(parts[1], binds + 1)
+        return f"{left} {OPERATORS[function]} {right}", binds
+    if function == "select":
+        condition, no, yes = (part for part, _ in parts)
+        return f"tl.where({condition}, {yes}, {no})", 4
+    return f"{CALLED[function]}({parts[0][0]})", 4
+
+
+def _within(part: tuple[str, int], least: int) -> str:
+    return part[0] if part[1] >= least else f"({part[0]})"
+
+
+def activated(t: DenseEmitter, act: Activation, x: str, derivative: bool = False) -> str:
+    """Return an activation of variable x, or its derivative."""
+
+    def let(name: str, expression: Expression) -> Expression:
+        t.emit(f"act_{name} = {text(expression)}")
+        return variable(f"act_{name}")
+
+    value = text(functions.ACTIVATIONS[act.name](variable(x), let)[derivative])
+    return t.name(value if act.scale == 1.0 else f"{act.scale!r} * ({value})")
+
+
+class FunctionEmitter:
+    """Writes functions of values that are named.
+
+    Args:
+      emitter: where their statements go.
+    """
+
+    def __init__(self, emitter: Emitter):
+        self.emitter, self._names = emitter, 0
+
+    def name(self, text: str) -> str:
+        """Return a variable that holds the value of `text`."""
+        self._names += 1
+        name = f"f{self._names}"
+        self.emitter.emit(f"{name} = {text}")
+        return name
+
+    def apply(self, function: str, values: list[str], dtype: str, out: str, power: int) -> str:
+        """Return a variable with a function of values of `dtype`; its result is of dtype `out`."""
+        a = values[0]
+        b = values[1] if len(values) > 1 else ""
+        if function in ARITHMETIC:
+            text = f"{a} {ARITHMETIC[function]} {b}"
+        elif function in COMPARED:
+            text = f"{a} {COMPARED[function]} {b}"
+        elif function in LOGICAL:
+            text = f"{a} {LOGICAL[function]} {b}"
+        elif function in ("max", "min"):
+            text = larger(a, b, dtype, function)
+        elif function == "select":
+            text = f"tl.where({a}, {values[2]}, {b})"
+        elif function == "convert":
+            text = self._converted(a, dtype, out)
+        elif function == "integer_pow":
+            return self._power(a, power, dtype)
+        elif function == "div":
+            text = self._quotient(a, b, dtype)
+        elif function == "not":
+            text = f"{a} == 0" if dtype == "bool" else f"~{a}"
+        elif function == "neg":
+            text = f"-{a}"
+        elif function == "sign":
+            text = f"tl.where({a} > 0, 1, tl.where({a} < 0, -1, {a})).to(tl.{dtype})"
+        elif function == "is_finite":
+            text = f'tl.abs({a}) < float("inf")'
+        elif function == "identity":
+            text = a
+        else:
+            return getattr(self, f"_{function}")(*values, dtype)
+        return self.name(text)
+
+    def _converted(self, a: str, dtype: str, out: str) -> str:
+        if out == "bool":
+            return f"{a} != 0"
+        if out != "int32" or dtype not in ("float32", "float64"):
+            return f"{a}.to(tl.{out})"
+        # beyond the largest integers the largest ones, zero for NaN
+        inside = f"tl.where({a} == {a}, tl.maximum({a}, -2147483648.0), 0.0)"
+        inside = f"tl.where({a} < 2147483648.0, {inside}, 0.0).to(tl.int32)"
+        return f"tl.where({a} >= 2147483648.0, 2147483647, {inside})"
+
+    def _quotient(self, a: str, b: str, dtype: str) -> str:
+        # of two numbers in float32, "/" may be wrong by two units in the last place
+        return f"tl.div_rn({a}, {b})" if dtype == "float32" else f"{a} / {b}"
+
+    def _power(self, a: str, power: int, dtype: str) -> str:
+        result = functions.power(variable(a), abs(power), self._let)
+        result = text(result) if result else self.name(self._one(a, dtype))
+        if power >= 0:
+            return result
+        return self.name(self._quotient(self._one(a, dtype), result, dtype))
+
+    def _let(self, name: str, expression: Expression) -> Expression:
+        return variable(self.name(text(expression)))
+
+    @staticmethod
+    def _one(a: str, dtype: str) -> str:
+        """Return ones, as many as there are numbers in a."""
+        return f"tl.where({a} == {a}, 1, 1).to(tl.{dtype})"
+
+    def _abs(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.abs({a})")
+
+    def _square(self, a: str, dtype: str) -> str:
+        return self.name(f"{a} * {a}")
+
+    def _sqrt(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.sqrt_rn({a})" if dtype == "float32" else f"tl.sqrt({a})")
+
+    def _rsqrt(self, a: str, dtype: str) -> str:
+        root = self._sqrt(a, dtype)
+        return self.name(self._quotient(self._one(root, dtype), root, dtype))
+
+    def _exp(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.exp({a})")
+
+    def _log(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.log({a})")
+
+    def _sin(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.sin({a})")
+
+    def _cos(self, a: str, dtype: str) -> str:
+        return self.name(f"tl.cos({a})")
+
+    def _logistic(self, a: str, dtype: str) -> str:
+        return self.name(text(functions.logistic(variable(a))))
+
+    def _pow(self, a: str, b: str, dtype: str) -> str:
+        """Return exp(b log |a|) in float64, with the sign and the exceptions of C's pow."""
+        wide = [self.name(f"{n}.to(tl.float64)") for n in (a, b)]
+        a, b = wide
+        size = f"tl.exp({b} * tl.log(tl.abs({a})))"
+        value = self.name(f"tl.where({b} == 0, 1.0, tl.where({a} == 1, 1.0, {size}))")
+        whole = self.name(f"tl.floor({b}) == {b}")
+        odd = self.name(f"tl.floor({b} * 0.5) * 2.0 != {b}")
+        negative = f'tl.where({whole}, tl.where({odd}, -{value}, {value}), float("nan"))'
+        value = f"tl.where({b} == 0, 1.0, tl.where({a} < 0, {negative}, {value}))"
+        return self.name(f"{value}.to(tl.{dtype})")
+
+    def _expm1(self, a: str, dtype: str) -> str:
+        """Return (e - 1) a / log e with e = exp a rounded, whose error cancels (Kahan)."""
+        e = self.name(f"tl.exp({a})")
+        usual = f"({e} - 1.0) * ({a} / tl.log({e}))"
+        bounded = f'tl.where({e} == float("inf"), {e}, tl.where({e} == 0, -1.0, {usual}))'
+        return self.name(f"tl.where({e} == 1.0, {a}, {bounded})")
+
+    def _log1p(self, a: str, dtype: str) -> str:
+        """Return a log(s) / (s - 1) with s = 1 + a rounded, whose error cancels (Kahan)."""
+        s = self.name(f"1.0 + {a}")
+        usual = f'tl.where({s} == float("inf"), {s}, tl.log({s}) * ({a} / ({s} - 1.0)))'
+        return self.name(f"tl.where({s} == 1.0, {a}, {usual})")
+
+    def _tanh(self, a: str, dtype: str) -> str:
+        return text(functions.tanh(variable(a), self._let))
+
+
+def operands(step: Elementwise, arrays, read) -> tuple[list[str], str]:
+    """Return the values that a function reads, as text, and their dtype.
+
+    Args:
+      arrays: of the program.
+      read: gives the variable of an array.
+    """
+    dtypes, result = step.dtypes(arrays), []
+    for n, dtype in zip(step.reads, dtypes, strict=True):
+        if not isinstance(n, Number):
+            result.append(read(n))
+        else:
+            result.append((literal if step.function in BETWEEN else constant)(n.value, dtype))
+    return result, dtypes[-1]
+
+
+REDUCED = 64
+"""Elements of a sum that are added side by side, at most."""
+
+STORED = {"bool": "int32", "int32": "int32", "float32": "float32", "float64": "float64"}
+"""Dtypes in memory."""
+
+
+def elements(t: Emitter, size: int, threads: int):
+    """Return a loop over `size` elements, with `i` and the mask `inside`."""
+    block = min(power_of_two(size), threads)
+    loop = t.block(f"for begin in tl.range(0, {size}, {block}, num_stages=1):")
+    return loop, (f"i = begin + tl.arange(0, {block})", f"inside = i < {size}")
+
+
+def place(index: str, axes, number: int, first: int = 0) -> str:
+    """Return the offset of an element.
+
+    Args:
+      index: a variable, its number in the order of the axes.
+      axes: (size, stride of each array) of each axis, neighbours joined.
+      number: which stride.
+      first: the offset of the first element.
+    """
+    parts, after = [str(first)] if first else [], math.prod(size for size, *_ in axes)
+    for n, (size, *strides) in enumerate(axes):
+        after //= size
+        along = index if after == 1 else f"({index} // {after})"
+        along = f"({along} % {size})" if n else along
+        if strides[number]:
+            parts.append(f"{along} * {strides[number]}" if strides[number] != 1 else along)
+    return " + ".join(parts if any(s[number] for _, *s in axes) else [*parts, f"{index} * 0"])
+
+
+def write_loop(t: Emitter, step: ElementwiseLoop, arrays, names: dict[int, str], threads: int):
+    """Write functions of one size; those results are stored that have a name."""
+    loop, head = elements(t, arrays[step.writes[0]].size, threads)
+    values: dict[int, str] = {}
+    functions = FunctionEmitter(t)
+
+    def read(n: int) -> str:
+        if n not in values:
+            one = arrays[n].size == 1
+            address = names[n] if one else f"{names[n]} + i, mask=inside, other=0"
+            value = functions.name(f"tl.load({address})")
+            values[n] = functions.name(f"{value} != 0") if arrays[n].dtype == "bool" else value
+        return values[n]
+
+    with loop:
+        for line in head:
+            t.emit(line)
+        for m in step.functions:
+            result, dtype = operands(m, arrays, read)
+            out = arrays[m.write].dtype
+            values[m.write] = functions.apply(m.function, result, dtype, out, m.power)
+            if m.write in names:
+                _store(t, names[m.write], "i", values[m.write], out)
+
+
+def _store(t: Emitter, pointer: str, at: str, value: str, dtype: str):
+    value = f"{value}.to(tl.int32)" if dtype == "bool" else value
+    t.emit(f"tl.store({pointer} + {at}, {value}, mask=inside)")
+
+
+def _constant(number: Number, dtype: str, shape: str) -> str:
+    """Return a number as what is stored between steps."""
+    value = int(number.value) if dtype == "bool" else number.value
+    return constant(value, STORED[dtype], shape)
+
+
+def _loaded(address: str, dtype: str, other: str = "0") -> str:
+    """Return the text of a load, as what is stored between steps."""
+    text = f"tl.load({address}, mask=inside, other={other})"
+    return f"{text}.to(tl.int32)" if dtype == "bool" else text
+
+
+def write_copy(t: Emitter, step: Copy, arrays, names: dict[int, str], threads: int) -> list[int]:
+    """Write a copy, with sizes and strides as arguments, so that one function serves many.
+
+    Returns:
+      The numbers that it is called with behind the pointers: `n0`, `n1`, ...
+    """
+    dtype = arrays[step.write].dtype
+    axes = merged_axes(step.sizes, step.strides_in, step.strides_out) or [(1, 1, 1)]
+    [read] = step.reads
+    numbers = [math.prod(step.sizes), step.first_in, step.first_out]
+    t.emit(f"for begin in tl.range(0, n0, {threads}, num_stages=1):")
+    t.indent += 1
+    t.emit(f"i = begin + tl.arange(0, {threads})")
+    t.emit("inside = i < n0")
+    t.emit("rest, source, target = i, n1, n2")
+    for k, (size, stride_in, stride_out) in enumerate(reversed(axes)):
+        index = "rest"
+        if k < len(axes) - 1:
+            t.emit(f"index{k} = rest % n{len(numbers)}")
+            t.emit(f"rest = rest // n{len(numbers)}")
+            numbers.append(size)
+            index = f"index{k}"
+        t.emit(f"source += {index} * n{len(numbers)}")
+        t.emit(f"target += {index} * n{len(numbers) + 1}")
+        numbers += [stride_in, stride_out]
+    if isinstance(read, Number):
+        value = _constant(read, dtype, "[]")
+    else:
+        t.emit(f"value = {_loaded(f'{names[read]} + source', dtype)}")
+        value = "value"
+    t.emit(f"tl.store({names[step.write]} + target, {value}, mask=inside)")
+    t.indent -= 1
+    return numbers
+
+
+def write_reduce(t: Emitter, step: Reduce, arrays, names: dict[int, str], threads: int):
+    """Write a sum or the like: `k` of what stays by `r` of what it runs over."""
+    [read], dtype = step.reads, arrays[step.write].dtype
+    kept = merged_axes(step.sizes, step.strides)
+    over = merged_axes(step.sizes_over, step.strides_over)
+    count, length = math.prod(step.sizes), math.prod(step.sizes_over)
+    across = min(power_of_two(length), REDUCED)
+    down = min(power_of_two(count), max(1, threads // across))
+    stored = STORED[dtype]
+    first = literal(step.initial(dtype), stored)
+    with t.block(f"for begin in tl.range(0, {count}, {down}, num_stages=1):"):
+        t.emit(f"k = begin + tl.arange(0, {down})[:, None]")
+        t.emit(f"total = tl.full([{down}, {across}], {first}, tl.{stored})")
+        with t.block(f"for over in tl.range(0, {length}, {across}, num_stages=1):"):
+            t.emit(f"r = over + tl.arange(0, {across})[None, :]")
+            t.emit(f"inside = (k < {count}) & (r < {length})")
+            at = f"{place('k', kept, 0)} + {place('r', over, 0)}"
+            t.emit(f"value = {_loaded(f'{names[read]} + {at}', dtype, first)}")
+            t.emit(f"total = {_combined(step.function, 'total', 'value', dtype)}")
+        t.emit(f"whole = {_over_axis(step.function, dtype)}")
+        t.emit(f"tl.store({names[step.write]} + k, whole, mask=k < {count})")
+
+
+def _combined(function: str, a: str, b: str, dtype: str) -> str:
+    if function in ("max", "min"):
+        return larger(a, b, dtype, function)
+    return f"{a} {dict(add='+', **{'or': '|', 'and': '&'})[function]} {b}"
+
+
+def _over_axis(function: str, dtype: str) -> str:
+    if function == "add":
+        return "tl.sum(total, axis=1, keep_dims=True)"
+    largest = function in ("max", "or")
+    text = f"tl.{'max' if largest else 'min'}(total, axis=1, keep_dims=True)"
+    if dtype in ("bool", "int32"):
+        return text
+    nan = "tl.sum((total != total).to(tl.int32), axis=1, keep_dims=True) > 0"
+    return f'tl.where({nan}, float("nan"), {text})'
+
+
+def _rows(t: Emitter, size: int, width: int):
+    t.emit(f"row = i // {width}")
+    t.emit(f"column = i % {width}")
+
+
+def write_gather(t: Emitter, step: Gather, arrays, names: dict[int, str], threads: int):
+    """Write rows chosen by an index."""
+    source, index = step.reads
+    rows, size = arrays[source].size // step.width, arrays[step.write].size
+    loop, head = elements(t, size, threads)
+    with loop:
+        for line in head:
+            t.emit(line)
+        _rows(t, size, step.width)
+        t.emit(f"chosen = tl.load({names[index]} + row, mask=inside, other=0)")
+        t.emit(f"nearest = tl.minimum(tl.maximum(chosen, 0), {rows - 1})")
+        address = f"{names[source]} + nearest * {step.width} + column"
+        t.emit(f"value = {_loaded(address, arrays[source].dtype)}")
+        if step.fill is not None:
+            fill = _constant(step.fill, arrays[source].dtype, "[1]")
+            t.emit(f"value = tl.where(chosen == nearest, value, {fill})")
+        t.emit(f"tl.store({names[step.write]} + i, value, mask=inside)")
+
+
+def write_scatter_add(t: Emitter, step: ScatterAdd, arrays, names: dict[int, str], threads: int):
+    """Write rows added to others: each element looks through all indices, in order."""
+    start, index, updates = step.reads
+    size, count = arrays[start].size, arrays[index].size
+    loop, head = elements(t, size, threads)
+    with loop:
+        for line in head:
+            t.emit(line)
+        _rows(t, size, step.width)
+        t.emit(f"total = tl.load({names[start]} + i, mask=inside, other=0)")
+        with t.block(f"for update in tl.range(0, {count}, num_stages=1):"):
+            t.emit(f"chosen = tl.load({names[index]} + update)")
+            if step.clipped:
+                rows = size // step.width
+                t.emit(f"chosen = tl.minimum(tl.maximum(chosen, 0), {rows - 1})")
+            t.emit("mine = inside & (row == chosen)")
+            address = f"{names[updates]} + update * {step.width} + column"
+            t.emit(f"total += tl.load({address}, mask=mine, other=0)")
+        t.emit(f"tl.store({names[step.write]} + i, total, mask=inside)")
+
+
+WRITERS = {
+    ElementwiseLoop: write_loop,
+    Copy: write_copy,
+    Reduce: write_reduce,
+    Gather: write_gather,
+    ScatterAdd: write_scatter_add,
+}
+
+
+def emit(t: Emitter, step: Step, arrays, names: dict[int, str], threads: int) -> list[int]:
+    """Write a step that is no form; return the numbers that it is called with behind the pointers.
+
+    Args:
+      names: of the pointers to those of its arrays that are in memory.
+    """
+    return WRITERS[type(step)](t, step, arrays, names, threads) or []
+
+
+MOST_CHANNELS = 128
+TILE = 64
+
+
+class FormEmitter(DenseEmitter):
+    """Writes a form; pointers have the names of operands and of index arrays.
+
+    Args:
+      form: what to compute.
+      dtype: of its operands.
+      num_rows, num_nodes: how many there are.
+      threads: of the block.
+    """
+
+    def __init__(self, form: Form, dtype: str, num_rows: int, num_nodes: int, threads: int):
+        super().__init__(dtype)
+        self.form, self.num_rows, self.num_nodes = form, num_rows, num_nodes
+        self.channels = power_of_two(form.max_mul)
+        self.rows = max(1, threads // self.channels)
+
+    def emit_all(self):
+        """Write all outputs, those of one kind of row together."""
+        for index in dict.fromkeys(o.index for o in self.form.outputs):
+            written = [o for o, operand in enumerate(self.form.outputs) if operand.index is index]
+            paths = tuple(p for p in self.form.paths if p.output.operand in written)
+            part = Form(self.form.inputs, self.form.outputs, paths)
+            count = self.num_nodes if index.is_node else self.num_rows
+            with self.block(f"for first in tl.range(0, {count}, {self.rows}, num_stages=1):"):
+                self.emit(f"own = (first + tl.arange(0, {self.rows}))[:, None]")
+                self.emit(f"owned = own < {count}")
+                self.emit(f"lane = tl.arange(0, {self.channels})[None, :]")
+                for o in written:
+                    for name in self._components(o):
+                        zeros = f"tl.zeros([{self.rows}, {self.channels}], {self.real})"
+                        self.emit(f"{name} = {zeros}")
+                self._walk(part, index) if index.is_node else self._row(part)
+                for o in written:
+                    self._store(o)
+
+    def _components(self, o: int):
+        operand = self.form.outputs[o]
+        for number, segment in enumerate(operand.segments):
+            for component in range(segment.dim):
+                yield component_name(operand, number, component)
+
+    def _row(self, part: Form):
+        self._ends(part, "own", "owned", None)
+        self._sums(part, {Index.ROW: "own"}, "owned")
+
+    def _walk(self, part: Form, index: Index):
+        order, offsets = index.edge_arrays
+        self.emit(f"start = tl.load({offsets}_ptr + own, mask=owned, other=0)")
+        self.emit(f"stop = tl.load({offsets}_ptr + own + 1, mask=owned, other=0)")
+        self.emit("longest = tl.max(stop - start)")
+        self.emit("walked = longest * 0")
+        with self.block("while walked < longest:"):
+            self.emit("present = owned & (start + walked < stop)")
+            self.emit(f"edge = tl.load({order}_ptr + start + walked, mask=present, other=0)")
+            self._ends(part, "edge", "present", index)
+            self._sums(part, {Index.ROW: "edge", index: "own"}, "present")
+            self.emit("walked += 1")
+
+    def _ends(self, part: Form, edge: str, present: str, own: Index | None):
+        """Load the nodes that edges point at."""
+        used = {o.index for o, keep in zip(part.inputs, part.used_inputs(), strict=True) if keep}
+        for index in (Index.SENDER, Index.RECEIVER):
+            if index in used and index is not own:
+                self.emit(
+                    f"{index.value} = tl.load({index.value}s_ptr + {edge}, mask={present}, other=0)"
+                )
+
+    def _sums(self, part: Form, rows: dict[Index, str], present: str):
+        """Add the products of one row to the components of the outputs."""
+        used = [o for o, keep in zip(part.inputs, part.used_inputs(), strict=True) if keep]
+        nodes = {
+            Index.SENDER: "sender",
+            Index.RECEIVER: "receiver",
+            Index.SHARED: "(own * 0)",
+        }
+        for operand in used:
+            row = (nodes | rows)[operand.index]
+            self.emit(f"{operand.name}_row = {operand.name}_ptr + {row} * {operand.size}")
+        for mul in sorted({s.mul for o in used if o.channels for s in o.segments}):
+            self.emit(f"in_{mul} = {present} & (lane < {mul})")
+
+        def load(operand, segment, component, name):
+            place, mask = self._place(operand, segment, component, present)
+            self.emit(f"{name} = {self.loaded(f'{operand.name}_row + {place}', mask)}")
+
+        def accumulator(path):
+            operand, segment = self.form.outputs[path.output.operand], path.output.segment
+            return lambda component, expression: self.emit(
+                f"{component_name(operand, segment, component)} += {expression}"
+            )
+
+        arithmetic = ArithmeticEmitter(part, load, self.emit)
+        arithmetic.add_groups(ordered_groups(part), accumulator)
+
+    def _place(self, operand: Operand, segment, component: int, present: str):
+        offset = segment.offset + component * segment.component_stride
+        if not operand.channels:
+            return f"{offset}", present
+        return f"{offset} + lane * {segment.channel_stride}", f"in_{segment.mul}"
+
+    def _store(self, o: int):
+        operand = self.form.outputs[o]
+        row = f"{operand.name}_ptr + own * {operand.size}"
+        for number, segment in enumerate(operand.segments):
+            for component in range(segment.dim):
+                name = component_name(operand, number, component)
+                place, mask = self._place(operand, segment, component, "owned")
+                if operand.channels:
+                    mask = f"owned & (lane < {segment.mul})"
+                else:
+                    name = f"tl.sum({name}, axis=1, keep_dims=True)"
+                self.emit(f"tl.store({row} + {place}, {name}, mask={mask})")
+
+
+class _Job(linear.JobEmitter):
+    """Writes a job whose programs are the turns of a loop."""
+
+    def together(self, size: int, most: int) -> int:
+        """Return 1: a sequence is long to compile."""
+        return 1
+
+    @contextlib.contextmanager
+    def _mine(self, count: str):
+        self.text.emit("number = tl.program_id(0) * 0")
+        with self.text.block(f"while number < {count}:"):
+            yield
+            self.text.emit("number += 1")
+
+
+def emit_linear(form: LinearForm, dtype: str, num_rows: int) -> DenseEmitter:
+    """Return the statements of a linear form of `a0_ptr`, ..., `set_index_ptr` to `o0_ptr`, ..."""
+    text = DenseEmitter(dtype, form.input_precision)
+    text.emit(f"num_rows = {num_rows}")
+    text.emit("num_parts = 1")
+    for job in linear.jobs(form):
+        operand = form.outputs[job.output]
+        writer = _Job(form, job, text, TILE if dtype == "float32" else linear.TILE)
+        (writer.weights if isinstance(operand, Weights) else writer.rows)(operand)
+    return text
+
+
+WARPS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramKernel:
+    """The kernel of a program: called with its inputs, writes its outputs and scratch memory.
+
+    Attributes:
+      scratch: elements of scratch memory, of the dtype of the forms.
+      guarded: the numbers of the steps that a barrier stands before.
+    """
+
+    spec: KernelSpec
+    scratch: int
+    guarded: frozenset[int]
+
+
+def cost(program: Program) -> int:
+    """Return about how many operations one block has: of elements, products and matmuls."""
+    total = program.elements
+    for step in program.multilinear:
+        if isinstance(step.form, Form):
+            total += step.num_rows * 2 * step.form.num_terms * step.form.max_mul
+        else:
+            total += linear.operations(step.form, step.num_rows)
+    return total
+
+
+def left_out(step: Step) -> str:
+    """Return why a step is none of a Triton kernel, or ""."""
+    is_form = isinstance(step, Multilinear) and isinstance(step.form, Form)
+    if is_form and step.form.max_mul > MOST_CHANNELS:
+        return f"more than {MOST_CHANNELS} channels"
+    return ""
+
+
+def prepared(program: Program) -> Program:
+    """Return the same in loops, with arrays as they lie in memory: bool as int32."""
+    arrays = tuple(dataclasses.replace(a, dtype=STORED[a.dtype]) for a in program.in_loops.arrays)
+    return dataclasses.replace(program.in_loops, arrays=arrays)
+
+
+# barriers
+
+
+def touched(program: Program) -> list[tuple[list, list]]:
+    """Return what each step reads and writes in memory, as (memory, begin, end) in bytes."""
+    places, _ = program.places()
+    outside = {n: ("array", n) for n in (*program.inputs, *program.outputs)}
+
+    def parts(numbers):
+        result = []
+        for n in dict.fromkeys(n for n in numbers if not isinstance(n, Number)):
+            if n in places:
+                result.append(("scratch", places[n], places[n] + program.arrays[n].bytes))
+            elif n in outside:
+                result.append((outside[n], 0, program.arrays[n].bytes))
+        return result
+
+    return [(parts(step.reads), parts(step.writes)) for step in program.steps]
+
+
+def _meet(some, others) -> bool:
+    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in some for b in others)
+
+
+def _in_conflict(before, after) -> bool:
+    (_, written), (reads, writes) = before, after
+    return _meet(written, reads) or _meet(written, writes) or _meet(before[0], writes)
+
+
+def barriers(program: Program) -> frozenset[int]:
+    """Return the numbers of the steps that a barrier has to stand before: as late as can be."""
+    result, since = set(), []
+    for k, step in enumerate(touched(program)):
+        if any(_in_conflict(before, step) for before in since):
+            result.add(k)
+            since = []
+        since.append(step)
+    return frozenset(result)
+
+
+def unguarded(program: Program, guarded) -> list[tuple[int, int]]:
+    """Return pairs of steps that touch the same memory, one writing, with no barrier between."""
+    everything = touched(program)
+    return [
+        (a, b)
+        for b in range(len(everything))
+        for a in range(b)
+        if _in_conflict(everything[a], everything[b]) and not any(a < k <= b for k in guarded)
+    ]
+
+
+# text
+
+
+def generate(program: Program, dtype: str) -> ProgramKernel:
+    """Return the kernel of a program whose forms are of one dtype."""
+    return _generate(program, dtype, WARPS)
+
+
+@functools.lru_cache(maxsize=64)
+def _generate(program: Program, dtype: str, warps: int) -> ProgramKernel:
+    return _ProgramEmitter(program, dtype, warps).kernel()
+
+
+class _ProgramEmitter:
+    def __init__(self, program: Program, dtype: str, warps: int):
+        self.dtype, self.warps, self.threads = dtype, warps, 32 * warps
+        self.logical = program.in_loops  # with bool
+        self.program = prepared(program)
+        self.places, self.scratch = self.program.places()
+        self.functions: dict[str, list[str]] = {}  # by text
+        self.main = Emitter()
+        self.pointers: dict[int, str] = {}
+        self.numbers: dict[int, str] = {}
+        for side, numbers in (("in", program.inputs), ("out", program.outputs)):
+            self.pointers |= {n: f"{side}{k}_ptr" for k, n in enumerate(numbers)}
+
+    def kernel(self) -> ProgramKernel:
+        guarded = barriers(self.program)
+        self.main.emit("bytes = scratch_ptr.to(tl.pointer_type(tl.int8))")
+        for k, step in enumerate(self.logical.steps):
+            if k in guarded:
+                self.main.emit("tl.debug_barrier()")
+            self._call(*self._statements(step))
+        names = [f"in{k}_ptr" for k in range(len(self.program.inputs))]
+        outputs = [f"out{k}_ptr" for k in range(len(self.program.outputs))]
+        source = [
+            f"# {len(self.logical.steps)} steps",
+            "import triton",
+            "import triton.language as tl",
+        ]
+        for function in self.functions.values():
+            source += ["", "", "@triton.jit(noinline=True)", *function]
+        head = f"def KERNEL({', '.join([*names, *outputs, 'scratch_ptr'])}):"
+        source += ["", "", "@triton.jit", head, *self.main.lines, ""]
+        types = [
+            [pointer_type(self.logical.arrays[n].dtype) for n in side]
+            for side in (self.program.inputs, self.program.outputs)
+        ]
+        types[1].append(pointer_type(self.dtype))
+        spec = KernelSpec.build("steps", "\n".join(source), *types, (), self.warps)
+        element = 8 if self.dtype == "float64" else 4
+        return ProgramKernel(spec, max(1, self.scratch // element), guarded)
+
+    def _pointer(self, n: int) -> str:
+        """Return where an array lies."""
+        if n not in self.pointers:
+            kind = f"tl.pointer_type(tl.{self.program.arrays[n].dtype})"
+            self.main.emit(f"p{n} = (bytes + {self.places[n]}).to({kind})")
+            self.pointers[n] = f"p{n}"
+        return self.pointers[n]
+
+    def _number(self, n: int) -> str:
+        """Return a number that is no constant of the function that it is given to."""
+        if n not in self.numbers:
+            self.main.emit(f"c{len(self.numbers)} = tl.full([], {n}, tl.int32)")
+            self.numbers[n] = f"c{len(self.numbers)}"
+        return self.numbers[n]
+
+    def _call(self, names: dict[str, str], statements: list[str]):
+        """Call the function of these statements, which equal ones share."""
+        text = "\n".join([*names, *statements])
+        name = f"step_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        self.functions[name] = [f"def {name}({', '.join(names)}):", *statements]
+        self.main.emit(f"{name}({', '.join(names.values())})")
+
+    def _statements(self, step: Step) -> tuple[dict[str, str], list[str]]:
+        """Return the arguments of a step's function by parameter, and its statements."""
+        if isinstance(step, Multilinear):
+            return self._multilinear(step)
+        given = {n: f"a{k}_ptr" for k, n in enumerate(self.program.in_memory(step))}
+        emitter = Emitter()
+        numbers = emit(emitter, step, self.logical.arrays, given, self.threads)
+        names = {name: self._pointer(n) for n, name in given.items()}
+        names |= {f"n{k}": self._number(n) for k, n in enumerate(numbers)}
+        return names, emitter.lines
+
+    def _multilinear(self, step: Multilinear) -> tuple[dict[str, str], list[str]]:
+        form, indices = step.form, dict(step.indices)
+        if isinstance(form, Form):
+            emitter = FormEmitter(form, self.dtype, step.num_rows, step.num_nodes, self.threads)
+            emitter.emit_all()
+            sides = ([o.name for o in form.inputs], [o.name for o in form.outputs])
+            names = {f"{name}_ptr": self._pointer(n) for name, n in indices.items()}
+        else:
+            emitter = emit_linear(form, self.dtype, step.num_rows)
+            sides = [
+                [f"{s}{n}" for n in range(len(of))]
+                for s, of in (("a", form.inputs), ("o", form.outputs))
+            ]
+            names = {"set_index_ptr": self._pointer(indices["index"])} if form.num_sets else {}
+        for side, numbers in zip(sides, (step.operands, step.writes), strict=True):
+            names |= {f"{s}_ptr": self._pointer(n) for s, n in zip(side, numbers, strict=True)}
+        return names, emitter.lines

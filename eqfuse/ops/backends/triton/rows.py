@@ -1,0 +1,710 @@
+"""What the kernels of a fused op over rows share: a tile of rows, the product, and matmuls of it.
+
+A program has `ROWS` rows. A component of an operand, of the product or of the pre-activation is
+[ROWS, channels], so that a matmul is of one component, and its result has the components that
+arithmetic reads: nothing is stacked or taken apart. A tile has more channels than rows, since
+Triton gives the warps of several matmuls of such tiles other channels, and of others other rows,
+which are too few for them.
+"""
+
+import contextlib
+import dataclasses
+import math
+
+from eqfuse.ops.backends.triton.node import write_cotangent, write_gated
+from eqfuse.ops.backends.triton.spec import KernelSpec
+from eqfuse.ops.backends.triton.text import (
+    SLICE,
+    ArithmeticEmitter,
+    DenseEmitter,
+    component_name,
+    power_of_two,
+)
+from eqfuse.ops.ir.form import Form, Index
+from eqfuse.ops.ir.fused import Fused, backward_form
+from eqfuse.ops.ir.gate import Part, Tile
+from eqfuse.ops.ir.linear import Term
+from eqfuse.ops.ir.schedule import ordered_groups
+
+ROWS = 16
+"""Rows of a tile: those of one instruction of the matrix unit."""
+WIDTHS = 32, 64
+"""Columns of a tile that is a matmul's result, of few channels and of many."""
+COLUMNS_OF_A_WARP = 8
+"""Columns of a warp: a thread has four elements of [ROWS, 8], the fewest of the matrix unit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedKernel:
+    """A kernel of a fused op and what it is called with.
+
+    Attributes:
+      inputs: names of its inputs: operands of the op and index arrays.
+      outputs: names of its outputs.
+      shares: how many programs have the same rows, some of the work each.
+      rows: how many one program has.
+    """
+
+    spec: KernelSpec
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    shares: int = 1
+    rows: int = ROWS
+
+
+class FusedEmitter(DenseEmitter):
+    """Writes a fused kernel.
+
+    Args:
+      fused: the op.
+      dtype: of its operands, a numpy name.
+      channels: of the product, at a time.
+      width: columns of a matmul's result.
+
+    Attributes:
+      out: the output of the product.
+      rows: of a tile.
+      row, columns: the variable of the rows, and how many columns the gate has at a time.
+    """
+
+    def __init__(self, fused: Fused, dtype: str, channels: int, width: int):
+        super().__init__(dtype, fused.linear.linear_form.input_precision)
+        self.fused, self.form, self.linear = fused, fused.form, fused.linear
+        self.rows, self.channels, self.width = ROWS, channels, width
+        self.warps = width // COLUMNS_OF_A_WARP
+        self.chunks = -(-self.form.max_mul // channels)
+        [self.out] = self.form.outputs
+        self.row, self.columns = "row", WIDTHS[0]
+
+    # what a kernel is called with
+
+    def inputs(self, *others: str) -> list[str]:
+        """Return operands of the product, parameters, `others`, and index arrays."""
+        names = [o.name for o in self.form.inputs]
+        names += [f"p{n}" for n in range(len(self.linear.parameters))]
+        return [*names, *others, *self.integers()]
+
+    def integers(self) -> list[str]:
+        """Return the inputs that are int32."""
+        names = ["set_index"] if self.fused.num_sets else []
+        return names + (["receivers"] if self.form.on_graph else [])
+
+    def kernel(self, stem: str, note: str, inputs, outputs: dict, shares: int) -> FusedKernel:
+        """Return the kernel of the lines so far.
+
+        Args:
+          outputs: dtypes by name.
+        """
+        note = f"{note}\n{self.form!r}\nmixed to {self.linear.irreps_out}"
+        scalars, integers = self.scalars(), self.integers()
+        spec = self.spec(stem, note, inputs, integers, scalars, outputs, self.warps)
+        return FusedKernel(spec, tuple(inputs), tuple(outputs), shares)
+
+    def scalars(self) -> tuple[str, ...]:
+        """Return names of the scalars that it is called with."""
+        return ("num_rows",)
+
+    # rows and channels
+
+    def begin(self, shares: int):
+        """Find the rows of this program, and its number `share` of those that have the same rows.
+
+        Where there are fewer rows than in a tile, it reads the last one several times.
+        """
+        self.emit("program = tl.program_id(0)")
+        self.emit(f"share = program % {shares}")
+        self.rows_from(f"program // {shares} * {self.rows}", "num_rows")
+
+    def rows_from(self, first: str, stop: str):
+        """Write which rows a tile has."""
+        self.emit(f"first = {first}")
+        self.emit(f"inside = tl.arange(0, {self.rows})[:, None]")
+        self.emit(f"present = inside < {stop} - first")
+        self.emit(f"inside = tl.minimum(inside, {stop} - 1 - first)")
+        self.emit("row = first.to(tl.int64) + inside")
+        if self.fused.num_sets:
+            self.emit("set_index = tl.load(set_index_ptr + row)")
+        if self.form.on_graph:
+            self.emit("node = tl.load(receivers_ptr + row).to(tl.int64)")
+
+    def row_pointers(self, operands):
+        """Write where the first row of a tile begins, and offsets of its rows from there."""
+        for operand in operands:
+            name, size = operand.name, operand.size
+            of_node = operand.index is Index.RECEIVER
+            start = f"node * {size}" if of_node else f"first.to(tl.int64) * {size}"
+            self.emit(f"{name}_first = {name}_ptr + {start}")
+            self.emit(f"{name}_row = {'0' if of_node else f'inside * {size}'}")
+
+    @contextlib.contextmanager
+    def all_channels(self):
+        """Write a loop over chunks of channels, if there are several; see `lanes`."""
+        if self.chunks == 1:
+            self.emit("chunk = 0")
+            yield
+        else:
+            with self.block(f"for chunk in tl.range(0, {self.chunks}, num_stages=1):"):
+                yield
+
+    def lanes(self, operands):
+        """Write the channels of a chunk, [1, CHANNELS], and which channels operands have.
+
+        The mask of segments of 40 channels is `in_40`.
+        """
+        self.emit(f"lane = (chunk * {self.channels} + tl.arange(0, {self.channels}))[None, :]")
+        for mul in sorted({s.mul for o in operands if o.channels for s in o.segments}):
+            if not self.fills(mul):
+                self.emit(f"in_{mul} = lane < {mul}")
+
+    def fills(self, mul: int) -> bool:
+        """Return whether segments of so many channels have all channels of all chunks."""
+        return mul == self.chunks * self.channels
+
+    def apart(self, number: int):
+        """Return a block of its own, which always runs, for what one segment of the product takes.
+
+        Compilers compute a value where it is used: without blocks they add up all segments at the
+        end, and keep the factors until then. What a block adds to a sum is computed in it.
+        """
+        return self.block(f"if num_rows != {-1 - number}:")
+
+    # the product
+
+    def place(self, operand, segment, component: int) -> tuple[str, str]:
+        """Return the address of a component, and its mask, "" where there is none."""
+        offset = segment.offset + component * segment.component_stride
+        start = f"{operand.name}_first + ({operand.name}_row + {offset}"
+        if not operand.channels:
+            return f"{start})", ""
+        mask = "" if self.fills(segment.mul) else f"in_{segment.mul}"
+        return f"{start} + lane * {segment.channel_stride})", mask
+
+    def load_component(self, operand, segment, component, name):
+        """Write the load of a component, as `ArithmeticEmitter` asks for it."""
+        address, mask = self.place(operand, segment, component)
+        self.emit(f"{name} = {self.widened(self.loaded_where(address, mask))}")
+
+    def loaded_where(self, address: str, *masks: str) -> str:
+        """Return the text of what lies there, zero where a mask is not true; "" is no mask."""
+        mask = " & ".join(f"({m})" for m in masks if m)
+        return f"tl.load({address}, mask={mask}, other=0.0)" if mask else f"tl.load({address})"
+
+    def zeros(self, *shape: int) -> str:
+        return f"tl.zeros([{', '.join(map(str, shape))}], {self.real})"
+
+    def arithmetic(self, form: Form, paths, given=()):
+        """Add what paths of a form compute to variables, the components of its outputs.
+
+        Args:
+          given: components of inputs that are variables already.
+        """
+        part = Form(form.inputs, form.outputs, tuple(paths))
+        emitter = ArithmeticEmitter(part, self.load_component, self.emit)
+        emitter.loaded(given)
+
+        def accumulator(path):
+            operand = part.outputs[path.output.operand]
+
+            def accumulate(component, expression):
+                name = component_name(operand, path.output.segment, component)
+                self.emit(f"{name} += {expression}")
+
+            return accumulate
+
+        emitter.add_groups(ordered_groups(part), accumulator)
+
+    def names_of(self, operand, segment: int) -> list[str]:
+        """Return the variables of the components of a segment."""
+        dim = operand.segments[segment].dim
+        return [component_name(operand, segment, k) for k in range(dim)]
+
+    def product(self, segment: int) -> list[str]:
+        """Return the components of a segment of the product, [ROWS, CHANNELS]."""
+        names = self.names_of(self.out, segment)
+        for name in names:
+            self.emit(f"{name} = {self.zeros(self.rows, self.channels)}")
+        paths = [p for p in self.form.paths if p.output.segment == segment]
+        self.arithmetic(self.form, paths)
+        return names
+
+    def segments(self) -> list[int]:
+        """Return the segments of the product that are computed, those of a block together."""
+        written = {path.output.segment for path in self.form.paths}
+        return [
+            n
+            for block in self.linear.blocks_in
+            for n in sorted(written)
+            if block.holds(self.out.segments[n])
+        ]
+
+    # the Linear
+
+    def terms_of(self, segment: int) -> list[Term]:
+        """Return the matrices that read a segment of the product."""
+        held = [b.holds(self.out.segments[segment]) for b in self.linear.blocks_in]
+        terms = self.linear.linear_form.terms
+        return [t for t in terms if t.x is not None and held[t.x.block]]
+
+    def rows_of(self, segment: int, term: Term) -> tuple[int, int]:
+        """Return (first, step): channel u of a segment has row first + u * step of a matrix."""
+        s, block = self.out.segments[segment], self.linear.blocks_in[term.x.block]
+        return (s.offset - block.offset) // s.dim, s.channel_stride // s.dim
+
+    def parameter(self, term: Term, which: str) -> str:
+        """Return the pointer to a parameter, of the set `which` if there are several."""
+        n = term.w - 1
+        if not self.fused.num_sets:
+            return f"p{n}_ptr"
+        return (
+            f"p{n}_ptr + tl.cast({which}, tl.int64) * {math.prod(self.linear.parameters[n].shape)}"
+        )
+
+    @contextlib.contextmanager
+    def sets(self):
+        """Write a loop over the sets of weights, if rows choose one of several."""
+        if not self.fused.num_sets:
+            yield
+        else:
+            with self.block(f"for which in tl.range(0, {self.fused.num_sets}, num_stages=1):"):
+                yield
+
+    def of_set(self, left: str) -> str:
+        """Return a factor of the rows that have the set `which` of weights, zero for others."""
+        return f"tl.where(set_index == which, {left}, 0.0)" if self.fused.num_sets else left
+
+    def add_dot(self, total: str, left: str, right: str):
+        """Add a matmul of factors to `total`."""
+        if self.dtype != self.wide:
+            left = f"({left}).to(tl.{self.dtype})"
+        self.emit(
+            f"{total} = tl.dot({left}, {right}, {total}, "
+            f"input_precision={self.input_precision!r}, out_dtype={self.real})"
+        )
+
+    # the pre-activation
+
+    def dim(self, part: Part) -> int:
+        """Return components of a part."""
+        return self.linear.blocks_out[part.block].dim
+
+    def column(self, start: int) -> str:
+        """Return the columns of a tile of the gate, from `start` of the current ones on."""
+        return self.name(f"(column + {start} + tl.arange(0, {self.columns}))[None, :]")
+
+    def mask_of(self, v: str, mul: int) -> str:
+        """Return which elements of a tile a part of so many columns has."""
+        return f"present & ({v} < {mul})"
+
+
+def width_for(mul: int) -> int:
+    """Return the columns of tiles for so many channels."""
+    return min(max(power_of_two(mul), WIDTHS[0]), WIDTHS[-1])
+
+
+SUMS = 96
+"""Sums of the pre-activation that a thread has, at most; one in float64 counts twice."""
+
+
+def forward(fused: Fused, dtype: str) -> FusedKernel:
+    """Return the kernel of a fused op: writes out, and z too if there is a gate."""
+    return _Forward(fused, dtype).kernel_of_all()
+
+
+class _Forward(FusedEmitter):
+    def __init__(self, fused: Fused, dtype: str):
+        width = width_for(max(b.mul for b in fused.linear.blocks_out))
+        super().__init__(fused, dtype, SLICE, width)
+
+    def kernel_of_all(self) -> FusedKernel:
+        """Return the whole text."""
+        shares = self._shares()
+        self.begin(len(shares))
+        self.row_pointers(self.form.inputs)
+        for n, (parts, tiles) in enumerate(shares):
+            alone = len(shares) == 1
+            with contextlib.nullcontext() if alone else self.block(f"if share == {n}:"):
+                self._write(parts)
+                if tiles:
+                    self.emit("tl.debug_barrier()")
+                for tile in tiles:
+                    write_gated(self, tile)
+        inputs = self.inputs(*(["skip"] if self.fused.skip else []))
+        outputs = dict.fromkeys(self.fused.outputs, self.dtype)
+        return self.kernel("fused", "product, Linear and gate of", inputs, outputs, len(shares))
+
+    def _shares(self) -> list[tuple[list[Part], list[Tile]]]:
+        """Return the parts of the pre-activation, and the tiles of the gate, of each program."""
+        blocks, shares, sums = self.linear.blocks_out, [], 0
+        if self.fused.gate is None:
+            whole = [Part(n, 0, block.mul) for n, block in enumerate(blocks)]
+            units = [([part], []) for w in whole for part in w.cut(self.width)]
+        else:
+            tiles = [t for w in self.fused.gate.tiles for t in w.cut(self.dim(w.part), self.width)]
+            units = [([t.part, *([t.gate] if t.gate else [])], [t]) for t in tiles]
+        for parts, tiles in units:
+            elements = sum(self.dim(p) for p in parts) * self.rows * self.width
+            more = elements // (32 * self.warps) * (2 if self.dtype == "float64" else 1)
+            if not shares or sums + more > SUMS:
+                shares.append(([], []))
+                sums = 0
+            sums += more
+            shares[-1][0].extend(parts)
+            shares[-1][1].extend(tiles)
+        return shares
+
+    def _write(self, parts: list[Part]):
+        """Write parts of the pre-activation."""
+        z = {p: [f"z_{p.block}_{p.first}_{k}" for k in range(self.dim(p))] for p in parts}
+        for name in (name for names in z.values() for name in names):
+            self.emit(f"{name} = {self.zeros(self.rows, self.width)}")
+        with self.all_channels():
+            self.lanes(self.form.inputs)
+            for segment in self.segments():
+                pairs = [
+                    (part, term)
+                    for term in self.terms_of(segment)
+                    for part in parts
+                    if self.linear.block_of(term) == part.block
+                ]
+                if pairs:
+                    with self.apart(segment):
+                        self._add_linear(segment, pairs, z)
+        for part, names in z.items():
+            self._finish(part, names)
+
+    def _add_linear(self, segment: int, pairs, z):
+        """Add the Linear of a segment of the product to the parts that read it."""
+        s = self.out.segments[segment]
+        components = self.product(segment)
+        scaled: dict[float, list[str]] = {}
+        for scale in (term.scale for _, term in pairs):
+            if scale not in scaled:
+                # the mask keeps the layout of factors, a copy for each warp, from the product
+                values = (f"tl.where(lane < {s.mul}, {scale!r} * {c}, 0.0)" for c in components)
+                scaled[scale] = [self.name(value) for value in values]
+        self.emit(f"u = (chunk * {self.channels} + tl.arange(0, {self.channels}))[:, None]")
+        self.emit(f"v = tl.arange(0, {self.width})[None, :]")
+        with self.sets():
+            for part, term in pairs:
+                first, step = self.rows_of(segment, term)
+                mul = self.linear.blocks_out[part.block].mul
+                place = f"({first} + u * {step}) * {mul} + {part.first} + v"
+                mask = f"(u < {s.mul}) & (v < {part.mul})"
+                matrix = self.factor(f"{self.parameter(term, 'which')} + {place}", mask)
+                for total, component in zip(z[part], scaled[term.scale], strict=True):
+                    self.add_dot(total, self.of_set(component), matrix)
+
+    def _finish(self, part: Part, names: list[str]):
+        """Add bias and skip to a part of the pre-activation, and write it."""
+        v, linear = f"tl.arange(0, {self.width})[None, :]", self.linear
+        mask = f"present & ({v} < {part.mul})"
+        for term in linear.biases(part.block):
+            bias = self.load(f"{self.parameter(term, 'set_index')} + {part.first} + {v}", mask)
+            self.emit(f"{names[0]} += {bias}")
+        array, block = linear.array_of(part.block), linear.blocks_out[part.block]
+        size = linear.linear_form.outputs[array].size
+        for k, name in enumerate(names):
+            place = (
+                f"row * {size} + {block.offset + part.first * block.dim + k} + {v} * {block.dim}"
+            )
+            if self.fused.skip:
+                self.emit(f"{name} += {self.load(f'skip_ptr + {place}', mask)}")
+            self.emit(f"tl.store({self.fused.arrays[array]}_ptr + {place}, {name}, mask={mask})")
+
+
+COMPONENTS = 28
+"""Components of the operands' cotangents that a program sums, at most; in float64 half as many."""
+
+
+def backward(fused: Fused, wanted, given, dtype: str) -> FusedKernel:
+    """Return the kernel of the backward; with a cotangent of the gated row, it writes dz last.
+
+    Args:
+      wanted: the cotangents of which of the product's inputs it writes.
+      given: which cotangents of the outputs there are.
+    """
+    return _Backward(fused, wanted, given, dtype).kernel_of_all()
+
+
+class _Backward(FusedEmitter):
+    def __init__(self, fused: Fused, wanted, given, dtype: str):
+        width = width_for(fused.form.max_mul)
+        super().__init__(fused, dtype, width, width)
+        self.cotangents = backward_form(fused.form, wanted) if any(wanted) else None
+        self.given = fused.cotangents(given)
+        self.gated = "ct_out" in self.given
+
+    def kernel_of_all(self) -> FusedKernel:
+        """Return the whole text."""
+        form = self.cotangents
+        groups = self._groups() if form else []
+        # what is summed over channels, and what the gate makes, is whole in a program
+        across = self.gated or any(not o.channels for o in form.outputs)
+        chunks = 1 if across else self.chunks
+        shares = max(1, len(groups)) * chunks
+        self.begin(shares)
+        if self.gated:
+            for tile in self.fused.gate.tiles:
+                write_cotangent(self, tile, "ct_z" in self.given)
+            self.emit("tl.debug_barrier()")
+        if form:
+            self.row_pointers(form.inputs[:-1])
+            # those of nodes are summed by another kernel
+            self.row_pointers(dataclasses.replace(o, index=Index.ROW) for o in form.outputs)
+        for n, group in enumerate(groups):
+            alone = len(groups) == 1
+            owned = self.block(f"if share // {chunks} == {n}:")
+            with contextlib.nullcontext() if alone else owned:
+                self._write(group, self._one_chunk() if chunks > 1 else self.all_channels())
+        names = [o.name for o in form.outputs] if form else []
+        outputs = dict.fromkeys([*names, *["dz"] * self.gated], self.dtype)
+        inputs = self.inputs(*(["z"] if self.gated else []), *self.given)
+        return self.kernel("fused_backward", "backward of", inputs, outputs, shares)
+
+    @contextlib.contextmanager
+    def _one_chunk(self):
+        """Write the chunk of channels of this program."""
+        self.emit(f"chunk = share % {self.chunks}")
+        yield
+
+    def _groups(self) -> list[list[tuple[int, int]]]:
+        """Return the segments (operand, segment) of the cotangents that each program writes."""
+        most = COMPONENTS // (2 if self.dtype == "float64" else 1)
+        groups, components = [], 0
+        for o, operand in enumerate(self.cotangents.outputs):
+            for s, segment in enumerate(operand.segments):
+                if not groups or components + segment.dim > most:
+                    groups.append([])
+                    components = 0
+                components += segment.dim
+                groups[-1].append((o, s))
+        return groups
+
+    def _write(self, group, chunks):
+        """Write some segments of the operands' cotangents."""
+        outputs = self.cotangents.outputs
+        with_channels = [(o, s) for o, s in group if outputs[o].channels]
+        shared = [(o, s) for o, s in group if not outputs[o].channels]
+        self._clear(shared)
+        with chunks:
+            self.lanes([*self.cotangents.inputs, *outputs])
+            self._clear(with_channels)
+            for segment in self.segments():
+                self._add_segment(segment, group)
+            for o, s in with_channels:
+                self._store(o, s)
+        for o, s in shared:
+            for name in self.names_of(outputs[o], s):
+                self.emit(f"{name} = tl.sum({name}, axis=1, keep_dims=True)")
+            self._store(o, s)
+
+    def _clear(self, segments):
+        for o, s in segments:
+            for name in self.names_of(self.cotangents.outputs[o], s):
+                self.emit(f"{name} = {self.zeros(self.rows, self.channels)}")
+
+    def _store(self, o: int, s: int):
+        operand = self.cotangents.outputs[o]
+        segment = operand.segments[s]
+        for k in range(segment.dim):
+            address, mask = self.place(operand, segment, k)
+            mask = f"present & {mask}" if mask else "present"
+            self.emit(f"tl.store({address}, {component_name(operand, s, k)}, mask={mask})")
+
+    def _add_segment(self, segment: int, group):
+        """Add what comes through a segment of the product."""
+        form = self.cotangents
+        last = len(form.inputs) - 1
+        paths = [
+            p
+            for p in form.paths
+            if (p.output.operand, p.output.segment) in group
+            and any(f.operand == last and f.segment == segment for f in p.factors)
+        ]
+        if paths:
+            with self.apart(segment):
+                names = self._through_linear(segment)
+                self.arithmetic(form, paths, names)
+
+    def _through_linear(self, segment: int) -> list[str]:
+        """Return the cotangents of the components of a segment of the product."""
+        names, s = self.names_of(self.cotangents.inputs[-1], segment), self.out.segments[segment]
+        linear, started = self.linear, False
+        self.emit("u = tl.trans(lane)")
+        for term in self.terms_of(segment):
+            number = linear.block_of(term)
+            block, array = linear.blocks_out[number], linear.array_of(number)
+            size = linear.linear_form.outputs[array].size
+            pointer = "dz" if self.gated else f"ct_{self.fused.arrays[array]}"
+            first, step = self.rows_of(segment, term)
+            totals = [self.name(self.zeros(self.rows, self.channels)) for _ in names]
+            with self.block(f"for at in tl.range(0, {block.mul}, {SLICE}, num_stages=1):"):
+                self.emit(f"v = (at + tl.arange(0, {SLICE}))[None, :]")
+                place = f"inside * {size} + {block.offset} + v * {block.dim}"
+                start = f"{pointer}_ptr + first.to(tl.int64) * {size}"  # 32 bits from here on
+                has_v = f"v < {block.mul}" if block.mul % SLICE else ""
+                lefts = [
+                    self.name(self.loaded_where(f"{start} + ({place} + {k})", has_v))
+                    for k in range(s.dim)
+                ]
+                with self.sets():
+                    place = f"({first} + u * {step}) * {block.mul} + v"
+                    place = f"{self.parameter(term, 'which')} + ({place})"
+                    has_u = "" if self.fills(s.mul) else f"u < {s.mul}"
+                    # neighbours of a row of the matrix are loaded at once, and turned
+                    matrix = self.name(f"tl.trans({self.loaded_where(place, has_u, has_v)})")
+                    for total, left in zip(totals, lefts, strict=True):
+                        self.add_dot(total, self.of_set(left), matrix)
+            for name, total in zip(names, totals, strict=True):
+                more = f" + {name}" if started else ""
+                self.emit(f"{name} = {term.scale!r} * {total}{more}")
+            started = True
+        return names
+
+
+GRADIENT_SUMS = 96
+"""Sums of gradients that a thread has, at most; one in float64 counts twice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a program computes: of one segment of the product, or of biases, gradients of columns.
+
+    Attributes:
+      segment: of the product; None of biases.
+      columns: matrices or biases, and some of their columns each.
+    """
+
+    segment: int | None
+    columns: tuple[tuple[Term, Part], ...]
+
+
+def gradients(fused: Fused, wanted, dtype: str, partial: bool = False) -> FusedKernel:
+    """Return the kernel of the wanted parameters' gradients, of dz: that of the pre-activation.
+
+    It is called with num_rows and num_parts, and has `shares` programs for each part of the rows.
+
+    Args:
+      wanted: of which parameters, one at least.
+      partial: whether they are [num_parts, ...] sums, in float32 or better.
+    """
+    return _Gradients(fused, wanted, dtype).kernel_of_all(partial)
+
+
+class _Gradients(FusedEmitter):
+    def __init__(self, fused: Fused, wanted, dtype: str):
+        width = width_for(max(b.mul for b in fused.linear.blocks_out))
+        # fewer channels than columns, so that warps have other columns, as in `FusedEmitter`
+        super().__init__(fused, dtype, width // 2, width)
+        self.wanted = wanted
+
+    def scalars(self) -> tuple[str, ...]:
+        return ("num_rows", "num_parts")
+
+    def kernel_of_all(self, partial: bool) -> FusedKernel:
+        """Return the whole text."""
+        jobs, count = self._jobs(), max(1, self.fused.num_sets)
+        self.emit("program = tl.program_id(0)")
+        self.emit(f"job = program % {len(jobs)}")
+        self.emit(f"rest = program // {len(jobs)}")
+        self.emit(f"chunk = rest % {self.chunks}")
+        self.emit(f"rest = rest // {self.chunks}")
+        self.emit(f"which = rest % {count}")
+        self.emit(f"part = rest // {count}")
+        self.emit("rows = (num_rows + num_parts - 1) // num_parts")
+        self.emit("begin = tl.minimum(part * rows, num_rows)")
+        self.emit("end = tl.minimum(begin + rows, num_rows)")
+        for n, job in enumerate(jobs):
+            with self.block(f"if job == {n}:"):
+                self._write(job)
+        names = self.inputs(*(f"dz_{a}" for a in self.fused.arrays))
+        inputs = [n for n in names if not (n[0] == "p" and n[1:].isdigit())]
+        real = self.wide if partial else self.dtype
+        outputs = {f"dp{n}": real for n, is_wanted in enumerate(self.wanted) if is_wanted}
+        shares = len(jobs) * self.chunks * count
+        return self.kernel("fused_gradients", "gradients of", inputs, outputs, shares)
+
+    def _jobs(self) -> list[Job]:
+        """Return what the programs compute, also of segments that no path adds to."""
+        linear = self.linear
+        most = GRADIENT_SUMS * 32 * self.warps // (2 if self.dtype == "float64" else 1)
+        most //= self.width * self.channels
+        jobs = [Job(None, c) for c in self._columns(linear.linear_form.terms, 1, biases=True)]
+        for n in range(len(self.out.segments)):
+            jobs += [Job(n, c) for c in self._columns(self.terms_of(n), most)]
+        return jobs
+
+    def _columns(self, terms, most: int, biases: bool = False):
+        """Return columns of the wanted parameters, so many parts of them for each job."""
+        found = [
+            (term, part)
+            for term in terms
+            if self.wanted[term.w - 1] and (term.x is None) == biases
+            for number in [self.linear.block_of(term)]
+            for part in Part(number, 0, self.linear.blocks_out[number].mul).cut(self.width)
+        ]
+        return [tuple(found[n : n + most]) for n in range(0, len(found), most)]
+
+    def _write(self, job: Job):
+        """Write the loop over tiles of rows, and the store of the sums."""
+        totals = [f"total_{n}" for n in range(len(job.columns))]
+        height = self.channels if job.segment is not None else self.rows
+        for total in totals:
+            self.emit(f"{total} = {self.zeros(height, self.width)}")
+        self.lanes(self.form.inputs)
+        self.emit(f"v = tl.arange(0, {self.width})[None, :]")
+        with self.block(f"for at in tl.range(begin, end, {ROWS}, num_stages=1):"):
+            self.rows_from("at", "end")
+            self.emit("keep = present")
+            if self.fused.num_sets:
+                self.emit("keep = keep & (set_index == which)")
+            if job.segment is None:
+                self._add_rows(job, totals)
+            else:
+                self._add_products(job, totals)
+        self._store(job, totals)
+
+    def _cotangent(self, part: Part, k: int) -> str:
+        """Return a component of a part of the pre-activation's cotangent, [ROWS, WIDTH]."""
+        block, array = self.linear.blocks_out[part.block], self.linear.array_of(part.block)
+        size = self.linear.linear_form.outputs[array].size
+        offset = block.offset + part.first * block.dim + k
+        place = f"dz_{self.fused.arrays[array]}_ptr + row * {size} + {offset} + v * {block.dim}"
+        return self.factor(place, f"v < {part.mul}")
+
+    def _add_rows(self, job: Job, totals):
+        """Add the cotangents of biases."""
+        for (_, part), total in zip(job.columns, totals, strict=True):
+            value = self.widened(self._cotangent(part, 0))
+            self.emit(f"{total} += tl.where(keep, {value}, 0.0)")
+
+    def _add_products(self, job: Job, totals):
+        """Add products of a segment with cotangents, summed over the rows of a tile."""
+        self.row_pointers(self.form.inputs)
+        mul = self.out.segments[job.segment].mul
+        for k, component in enumerate(self.product(job.segment)):
+            value = self.name(f"tl.where(keep & (lane < {mul}), {component}, 0.0)")
+            for (_, part), total in zip(job.columns, totals, strict=True):
+                self.add_dot(total, f"tl.trans({value})", self._cotangent(part, k))
+
+    def _store(self, job: Job, totals):
+        count = max(1, self.fused.num_sets)
+        for (term, part), total in zip(job.columns, totals, strict=True):
+            shape = self.linear.parameters[term.w - 1].shape
+            place = (
+                f"dp{term.w - 1}_ptr + (part.to(tl.int64) * {count} + which) * {math.prod(shape)}"
+            )
+            if job.segment is None:
+                self.emit(f"{total} = tl.sum({total}, axis=0, keep_dims=True)")
+                place, mask = (
+                    f"{place} + {part.first} + v",
+                    f"v < tl.where(chunk == 0, {part.mul}, 0)",
+                )
+            else:
+                first, step = self.rows_of(job.segment, term)
+                self.emit("u = tl.trans(lane)")
+                place = f"{place} + ({first} + u * {step}) * {shape[1]} + {part.first} + v"
+                mul = self.out.segments[job.segment].mul
+                mask = f"(u < {mul}) & (v < {part.mul})"
+            scaled = total if term.scale == 1.0 else f"{term.scale!r} * {total}"
+            self.emit(f"tl.store({place}, {scaled}, mask={mask})")

@@ -1,0 +1,267 @@
+"""From a JAX primitive to a kernel: one custom call on a GPU, the interpreter on a CPU.
+
+On a GPU the kernel comes from our own compilation (and its cache on disk) and is launched by the
+custom call that jaxlib's GPU plug-in registers for triton kernels: the one that jax-triton uses.
+Calling it directly needs no jax-triton, whose versions fit few versions of JAX and triton.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import re
+import shutil
+import tempfile
+import zlib
+
+import jax
+import jaxlib
+import numpy as np
+from jax import ffi
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
+
+from eqfuse.ops.backends.triton.compile import CompiledKernel, compile_kernel
+from eqfuse.ops.backends.triton.interpret import interpret
+from eqfuse.ops.backends.triton.spec import KernelSpec
+
+# the first jaxlib whose kernels have the field `module_image` (in jaxlib/gpu/triton.proto)
+_FIRST_WITH_IMAGES = (0, 11, 1)
+
+
+def takes_cubins() -> bool:
+    """Return whether jaxlib loads a cubin that it is given; it assembles PTX itself before."""
+    return jaxlib.version.__version_info__ >= _FIRST_WITH_IMAGES
+
+
+def gpu_kernel(library, compiled: CompiledKernel):
+    """Return jaxlib's description of the kernel, and bytes that follow its serialised call.
+
+    jaxlib finds a kernel that it has loaded by its name and PTX. A cubin is handed over beside it,
+    and the PTX can then be any text that differs between kernels: a hash. For ROCm the text is the
+    name of a file, which jaxlib reads and deletes; so each lowering has a file of its own, and the
+    cache keeps its kernel.
+    """
+    capability, image = 0, b""
+    if not compiled.target.startswith("sm_"):
+        text = _file_for_one_launch(compiled)
+    else:
+        capability = int(compiled.target.removeprefix("sm_"))
+        text = compiled.assembly
+        if takes_cubins():
+            text = hashlib.sha256(compiled.binary).hexdigest()[:32]
+            image = _image(compiled)
+    kernel = library.TritonKernel(
+        compiled.entry, compiled.num_warps, 1, compiled.shared_bytes, text, "", capability
+    )
+    return kernel, image
+
+
+def _image(compiled: CompiledKernel) -> bytes:
+    """Return the field `module_image` of the kernel in a serialised TritonAnyKernelCall.
+
+    jaxlib's Python interface cannot set it. Two messages in a row are merged by protobuf's rules,
+    so this is the call with nothing but that field.
+    """
+    image = _field(1, compiled.binary) + _field(2, compiled.entry.encode())
+    image += _varint(3 << 3) + _varint(compiled.shared_bytes)
+    return _field(1, _field(1, _field(11, image)))  # kernel_call.kernel.module_image
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    groups = []
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*groups, value])
+
+
+def _file_for_one_launch(compiled: CompiledKernel) -> str:
+    handle, name = tempfile.mkstemp(".hsaco", f"{compiled.entry}-", _folder())
+    with open(handle, "wb") as file:
+        file.write(compiled.binary)
+    return name
+
+
+@functools.cache
+def _folder() -> str:
+    folder = tempfile.mkdtemp(prefix="eqfuse-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+_ALIGNMENT = 16  # bytes, of every XLA buffer on a GPU; pipeline.py assumes the same
+
+
+def gpu_library():
+    """Return jaxlib's bindings for launching triton kernels.
+
+    Raises:
+      RuntimeError: jaxlib has no GPU plug-in.
+    """
+    from jaxlib import gpu_triton
+
+    if not hasattr(gpu_triton, "TritonKernel"):
+        raise RuntimeError(
+            "triton kernels need jaxlib's GPU plug-in, which is not installed or does not fit "
+            "jaxlib's version; install eqfuse[cuda] (or jax's plug-in for ROCm)"
+        )
+    return gpu_triton
+
+
+def target_of(ctx: mlir.LoweringRuleContext) -> str:
+    """Return the target of the devices that are lowered for, which need not be present.
+
+    Raises:
+      RuntimeError: no GPU is present, and the lowering is not for the devices of a topology.
+      ValueError: GPUs of several targets.
+    """
+    client = ctx.module_context.backend
+    if client is not None and (name := common_target(client.devices())):
+        return name
+    library = gpu_library()
+    try:
+        if ctx.module_context.platforms[0] == "rocm":
+            return _target_name(library.get_arch_details(0))
+        return f"sm_{library.get_compute_capability(0)}"
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the GPU to compile for is not known, since none is present: lower for the devices of "
+            "jax.experimental.topologies, or give the target, such as target='sm_90'"
+        ) from error
+
+
+def common_target(devices) -> str | None:
+    """Return the one target of all GPUs among the devices, such as "sm_90"; None if there is none.
+
+    Raises:
+      ValueError: GPUs of several targets, naming them: kernels are compiled for one.
+    """
+    kinds = {name: device.device_kind for device in devices if (name := device_target(device))}
+    if len(kinds) > 1:
+        result = ", ".join(f"{kind} ({name})" for name, kind in kinds.items())
+        raise ValueError(
+            f"this process has GPUs of several kinds, {result}, and kernels are compiled for one; "
+            "show it those of one kind by CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES for AMD)"
+        )
+    return next(iter(kinds), None)
+
+
+def device_target(device: jax.Device) -> str | None:
+    """Return the target of a device, such as "sm_90"; None for a CPU."""
+    return None if device.platform == "cpu" else _target_name(str(device.compute_capability))
+
+
+def _target_name(capability: str) -> str | None:
+    if number := re.fullmatch(r"(\d+)\.(\d)", capability):
+        return f"sm_{number[1]}{number[2]}"
+    return capability.split(":")[0] if capability.startswith("gfx") else None
+
+
+def lower_gpu(
+    ctx, spec: KernelSpec, operands, avals_in, avals_out, scalars, grid, target=None, aliases=()
+):
+    """Launch the kernel on CUDA or ROCm: one custom call.
+
+    Args:
+      ctx: context of the lowering rule.
+      spec: the kernel.
+      operands: MLIR values of the inputs, in order.
+      avals_in, avals_out: their abstract values, and those of the outputs.
+      scalars: one int for each name in `spec.scalars`.
+      grid: numbers of programs, one to three, none of them zero.
+      target: "sm_90", "gfx942" or their like; that of the devices that are lowered for if None.
+      aliases: pairs (input, output) of arrays that share their memory, so that what the kernel
+        does not write of the output keeps the input's value.
+    Returns:
+      MLIR values of the outputs.
+    Raises:
+      ValueError: operands or scalars that do not fit the kernel, or a grid that cannot run.
+      RuntimeError: no GPU plug-in, or a target that is not known.
+    """
+    spec.check_call(avals_in, avals_out, scalars)
+    library = gpu_library()
+    compiled = compile_kernel(spec, target or target_of(ctx))
+    parameters = [
+        *(library.create_array_parameter(0, _ALIGNMENT) for _ in avals_in),
+        *(library.create_scalar_parameter(int(value), "i32") for value in scalars),
+        *(library.create_array_parameter(0, _ALIGNMENT) for _ in avals_out),
+    ]
+    kernel, image = gpu_kernel(library, compiled)
+    call = library.TritonKernelCall(kernel, *_grid_of_three(spec, grid), parameters)
+    rule = ffi.ffi_lowering(
+        "triton_kernel_call_ffi", api_version=4, operand_output_aliases=dict(aliases)
+    )
+    ctx = ctx.replace(avals_in=list(avals_in), avals_out=list(avals_out))
+    return rule(ctx, *operands, opaque=zlib.compress(call.to_proto(spec.name, b"") + image))
+
+
+def _grid_of_three(spec: KernelSpec, grid) -> tuple[int, int, int]:
+    """Return the grid, filled up with ones and checked against the limits of CUDA."""
+    sizes = tuple(map(int, grid)) + (1,) * (3 - len(grid))
+    limits = (2**31 - 1, 2**16 - 1, 2**16 - 1)
+    if len(sizes) != 3 or not all(
+        1 <= size <= limit for size, limit in zip(sizes, limits, strict=True)
+    ):
+        raise ValueError(f"kernel {spec.name}: grid {tuple(grid)} is not within 1 to {limits}")
+    return sizes
+
+
+def lower_interpret(
+    ctx, spec: KernelSpec, operands, avals_in, avals_out, scalars, grid, aliases=()
+):
+    """Run the kernel in Triton's interpreter, on a CPU; arguments and results as for `lower_gpu`.
+
+    Outputs of floating type are filled with NaN first, so that an element that the kernel fails to
+    write is seen.
+    """
+    spec.check_call(avals_in, avals_out, scalars)
+
+    def call(*inputs):
+        outputs = [_poisoned(aval) for aval in avals_out]
+        for i, o in aliases:
+            outputs[o][...] = inputs[i]
+        interpret(spec, [np.ascontiguousarray(a) for a in inputs], outputs, scalars, grid)
+        return [_halves(a) if a.dtype == np.float64 else a for a in outputs]
+
+    returned = [
+        a.update(shape=(*a.shape, 2), dtype=np.dtype(np.int32)) if a.dtype == np.float64 else a
+        for a in avals_out
+    ]
+    ctx = ctx.replace(avals_in=list(avals_in), avals_out=returned)
+    results, _, keepalive = mlir.emit_python_callback(
+        ctx, call, None, list(operands), list(avals_in), returned, has_side_effect=False
+    )
+    if keepalive is not None:
+        ctx.module_context.add_keepalive(keepalive)
+    return [
+        _whole(result, aval.shape) if aval.dtype == np.float64 else result
+        for aval, result in zip(avals_out, results, strict=True)
+    ]
+
+
+def _halves(array):
+    """Return float64 as pairs of int32, which JAX does not narrow.
+
+    A callback may run in a thread of XLA's, where `jax.enable_x64` of the calling thread does not
+    hold, and JAX would take its result for float32.
+    """
+    return array.view(np.int32).reshape(*array.shape, 2)
+
+
+def _whole(value, shape):
+    """Return the inverse of `_halves`, on an MLIR value."""
+    float64 = ir.RankedTensorType.get(shape, ir.F64Type.get())
+    return stablehlo.bitcast_convert(float64, value)
+
+
+def _poisoned(aval):
+    array = np.empty(aval.shape, aval.dtype)
+    array.fill(np.nan if np.issubdtype(aval.dtype, np.inexact) or aval.dtype.kind == "V" else -1)
+    return array

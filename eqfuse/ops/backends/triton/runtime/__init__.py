@@ -1,1 +1,0 @@
-"""Triton kernels compiled, kept on disk, interpreted and launched."""

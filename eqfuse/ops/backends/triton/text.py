@@ -1,0 +1,351 @@
+"""What the emitters of Triton kernels share: lines; of dense ones also names and matmuls."""
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Iterable
+
+from eqfuse.ops.backends.triton.spec import KernelSpec, pointer_type
+from eqfuse.ops.ir.form import Form, Operand, Path, SegmentRef
+
+SLICE = 16
+"""Terms of one matmul: as few as Triton takes, since each is code, and loops are not."""
+WARPS = 4
+
+
+def power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def component_name(operand: Operand, segment: int, component: int) -> str:
+    """Return the variable that holds one component of an operand."""
+    return f"{operand.name}_{segment}_{component}"
+
+
+def program(note: str, names: list[str], lines: list[str], sums: Iterable[int] = ()) -> str:
+    """Return the source of a kernel of the parameters `names`, with a note above it.
+
+    Before it stand functions `add_N` that add N values to N others, for each N of `sums`.
+    """
+    return "\n".join(
+        [
+            *(f"# {line}" for line in note.splitlines()),
+            "import triton",
+            "import triton.language as tl",
+            *(line for number in sorted(sums) for line in _adder(number)),
+            "",
+            "",
+            "@triton.jit",
+            f"def KERNEL({', '.join(names)}):",
+            *lines,
+            "",
+        ]
+    )
+
+
+def _adder(number: int) -> list[str]:
+    left, right = ([f"{side}{n}" for n in range(number)] for side in "ab")
+    total = ", ".join(f"{a} + {b}" for a, b in zip(left, right, strict=True))
+    head = f"def add_{number}({', '.join(left + right)}):"
+    return ["", "", "@triton.jit", head, f"    return {total}"]
+
+
+class Emitter:
+    """Collects the lines of one kernel."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        self.indent = 1
+
+    def emit(self, line: str):
+        self.lines.append("    " * self.indent + line)
+
+    @contextlib.contextmanager
+    def block(self, head: str):
+        """Indent lines inside an `if`, a `for` or a `while`."""
+        self.emit(head)
+        self.indent += 1
+        yield
+        self.indent -= 1
+
+
+class DenseEmitter(Emitter):
+    """Collects the lines of one dense kernel.
+
+    Args:
+      dtype: of the operands, a numpy name.
+      input_precision: of matmuls in float32, as `tl.dot` names it.
+    """
+
+    def __init__(self, dtype: str, input_precision: str = "ieee"):
+        super().__init__()
+        self.dtype = dtype
+        self.input_precision = "ieee" if dtype == "float64" else input_precision
+        self.wide = "float64" if dtype == "float64" else "float32"
+        self.real = f"tl.{self.wide}"
+        self._names = 0
+
+    def fresh(self) -> str:
+        """Return a name that is not taken."""
+        self._names += 1
+        return f"t{self._names}"
+
+    def name(self, text: str) -> str:
+        """Return a variable that holds the value of `text`."""
+        name = self.fresh()
+        self.emit(f"{name} = {text}")
+        return name
+
+    def slices(self, size: int, count: int = 1):
+        """Return a loop over `count` slices of `size` at once, which start at the variable `at`."""
+        # a pipeline of loads would copy the loop's statements
+        return self.block(f"for at in tl.range(0, {size}, {count * SLICE}, num_stages=1):")
+
+    def parts(self, tensor: str, count: int) -> list[str]:
+        """Return variables for tensor[..., k] of each k less than `count`, a power of two.
+
+        Their order is not that of k, but the same for all tensors.
+        """
+        if count == 1:
+            return [tensor]
+        shape = f"[{tensor}.shape[0], {tensor}.shape[1], {count // 2}, 2]"
+        pairs = tensor if count == 2 else f"tl.reshape({tensor}, {shape})"
+        halves = self.fresh(), self.fresh()
+        self.emit(f"{halves[0]}, {halves[1]} = tl.split({pairs})")
+        even, odd = (self.parts(half, count // 2) for half in halves)
+        return even + odd
+
+    def loaded(self, address: str, mask: str) -> str:
+        """Return the text of what lies there, zero where masked, in the precision of sums."""
+        return self.widened(f"tl.load({address}, mask={mask}, other=0.0)")
+
+    def load(self, address: str, mask: str) -> str:
+        """Return a variable that holds `loaded`."""
+        return self.name(self.loaded(address, mask))
+
+    def factor(self, address: str, mask: str) -> str:
+        """Return a variable that holds what lies there, zero where masked, in its own precision.
+
+        It is a factor of matmuls: the matrix unit multiplies 16-bit numbers, and adds in float32.
+        """
+        return self.name(f"tl.load({address}, mask={mask}, other=0.0)")
+
+    def widened(self, name: str) -> str:
+        """Return the text of a factor in the precision of sums."""
+        return name if self.dtype == self.wide else f"{name}.to({self.real})"
+
+    def dot(self, left: str, right: str, scale: float = 1.0) -> str:
+        """Return the text of a matmul."""
+        product = (
+            f"tl.dot({left}, {right}, input_precision={self.input_precision!r}, "
+            f"out_dtype={self.real})"
+        )
+        return product if scale == 1.0 else f"{scale!r} * {product}"
+
+    def spec(
+        self, stem: str, note: str, inputs, integers, scalars, outputs, warps: int = WARPS, sums=()
+    ) -> KernelSpec:
+        """Return the kernel with these parameters and the lines written so far.
+
+        Args:
+          stem: of its name.
+          note: a comment above it.
+          inputs: names of its inputs; the pointer of `a` is called `a_ptr`.
+          integers: those that are int32.
+          scalars: names of scalars.
+          outputs: the dtype of each output by its name.
+          warps: of a program.
+          sums: see `program`.
+        """
+        names = [f"{n}_ptr" for n in inputs] + list(scalars) + [f"{n}_ptr" for n in outputs]
+        source = program(note, names, self.lines, sums)
+        types = [pointer_type("int32" if n in integers else self.dtype) for n in inputs]
+        results = [pointer_type(dtype) for dtype in outputs.values()]
+        return KernelSpec.build(stem, source, types, results, scalars, warps)
+
+
+@dataclasses.dataclass
+class _Sum:
+    """A linear combination of named values, kept as text once it is needed."""
+
+    sign: float
+    name: str
+
+
+class ArithmeticEmitter:
+    """Writes the statements of a form, one group of paths at a time.
+
+    Args:
+      form: what to compute.
+      load: called with (operand, segment, component, name) when an input component is first used;
+        it writes the statement that defines `name`.
+      emit: called with each statement.
+    """
+
+    def __init__(self, form: Form, load, emit):
+        self.form, self._load, self._emit = form, load, emit
+        self._loaded: set[str] = set()
+        self._memo: dict = {}
+        self._temporaries = 0
+        self.operations = 0
+
+    def loaded(self, names):
+        """Register components that are in variables already."""
+        self._loaded.update(names)
+
+    def new_group(self):
+        """Forget the values that only one group shares."""
+        self._memo.clear()
+
+    def add_groups(self, groups, accumulator):
+        """Add groups of paths; `accumulator(path)` is what `add_path` calls for a path."""
+        for group in groups:
+            self.new_group()
+            for path in group:
+                self.add_path(path, accumulator(path))
+
+    def input(self, ref: SegmentRef, component: int) -> str:
+        """Return the name of a component of an input, loaded if it is not yet."""
+        operand = self.form.inputs[ref.operand]
+        name = component_name(operand, ref.segment, component)
+        if name not in self._loaded:
+            self._loaded.add(name)
+            self._load(operand, operand.segments[ref.segment], component, name)
+        return name
+
+    def add_path(self, path: Path, accumulate):
+        """Add a path; `accumulate(component, expression)` adds to a component of its output."""
+        scalars, vectors = [], []
+        for position, ref in enumerate(path.factors):
+            segment = self.form.inputs[ref.operand].segments[ref.segment]
+            (scalars if segment.dim == 1 else vectors).append(position)
+        out = self.form.outputs[path.output.operand].segments[path.output.segment]
+        terms = []
+        for components, value in path.terms:
+            names = tuple(self.input(path.factors[p], components[p]) for p in vectors)
+            terms.append((names, components[-1:] if out.dim > 1 else (), value))
+        scale, values = self._contract(terms)
+        factor = self._product([self.input(path.factors[p], 0) for p in scalars])
+        factor = self._scaled(scale, factor)
+        for index, value in values.items():
+            component = index[0] if index else 0
+            self.operations += 2
+            sign = "-" if value.sign < 0 else ""
+            if not value.name:
+                accumulate(component, f"{sign}{factor}")
+            elif factor == "1.0":
+                accumulate(component, f"{sign}{value.name}")
+            else:
+                accumulate(component, f"{sign}{factor} * {value.name}")
+
+    def _contract(self, terms):
+        """Return a scale, and the sum over terms (names, index, coefficient) for each index."""
+        scale = _whole(abs(terms[0][2]))
+        terms = [(names, index, _whole(value / scale)) for names, index, value in terms]
+        key = self._key(terms)
+        if key not in self._memo:
+            if len(terms[0][0]) <= 2:
+                self._memo[key] = self._sums(terms)
+            else:
+                self._memo[key] = self._nested(terms)
+        return scale, self._memo[key]
+
+    @staticmethod
+    def _key(terms):
+        return frozenset(
+            (tuple(sorted(names)), index, round(value, 12)) for names, index, value in terms
+        )
+
+    def _sums(self, terms):
+        """Sum paths of at most two factors: products by name, then one sum for each index."""
+        sums = collections.defaultdict(list)
+        for names, index, value in terms:
+            sums[index].append((value, self._product(names) if names else ""))
+        return {index: self._sum(parts) for index, parts in sums.items()}
+
+    def _nested(self, terms):
+        """Sum paths of more factors: pull one out, preferably one of which inner sums are known."""
+        n = len(terms[0][0])
+
+        def inner(position):
+            return [
+                (names[:position] + names[position + 1 :], (names[position], *index), value)
+                for names, index, value in terms
+            ]
+
+        choices = [inner(position) for position in range(n)]
+        known = [c for c in choices if self._known(c) is not None]
+        if known:
+            scale, values = self._known(known[0])
+        else:
+            fewest = min(choices, key=lambda c: len({(names, index[1:]) for names, index, _ in c}))
+            scale, values = self._contract(fewest)
+        sums = collections.defaultdict(list)
+        for (name, *index), value in values.items():
+            product = self._product([name, value.name]) if value.name else name
+            sums[tuple(index)].append((value.sign * scale, product))
+        return {index: self._sum(parts) for index, parts in sums.items()}
+
+    def _known(self, terms):
+        """Return inner sums that a path of this group has named, by the pulled component."""
+        scale = abs(terms[0][2])
+        component = {index[0]: int(index[0].rpartition("_")[2]) for _, index, _ in terms}
+        renamed = [
+            (names, (component[index[0]], *index[1:]), value / scale)
+            for names, index, value in terms
+        ]
+        key = self._key(renamed)
+        if key not in self._memo:
+            return None
+        name = {number: name for name, number in component.items()}
+        values = self._memo[key].items()
+        return scale, {(name[index[0]], *index[1:]): value for index, value in values}
+
+    def _product(self, names) -> str:
+        names = sorted(names)
+        if not names:
+            return "1.0"
+        product = names[0]
+        for n, name in enumerate(names[1:], start=2):
+            key = tuple(names[:n])
+            if key not in self._memo:
+                self._memo[key] = self._name(f"{product} * {name}")
+                self.operations += 1
+            product = self._memo[key]
+        return product
+
+    def _scaled(self, scale: float, name: str) -> str:
+        if scale == 1.0:
+            return name
+        if name == "1.0":
+            return repr(scale)
+        key = (scale, name)
+        if key not in self._memo:
+            self._memo[key] = self._name(f"{scale!r} * {name}")
+            self.operations += 1
+        return self._memo[key]
+
+    def _sum(self, parts) -> _Sum:
+        """Return the sum of coefficient * name; an empty name stands for one."""
+        if len(parts) == 1 and abs(parts[0][0]) == 1.0:
+            return _Sum(parts[0][0], parts[0][1])
+        text = ""
+        for value, name in parts:
+            size = abs(value)
+            term = repr(size) if not name else name if size == 1.0 else f"{size!r} * {name}"
+            sign = "-" if value < 0 else "+"
+            text += f" {sign} {term}" if text else f"{'-' if value < 0 else ''}{term}"
+        self.operations += 2 * len(parts) - 1
+        return _Sum(1.0, self._name(text))
+
+    def _name(self, text: str) -> str:
+        self._temporaries += 1
+        name = f"v{self._temporaries}"
+        self._emit(f"{name} = {text}")
+        return name
+
+
+def _whole(value: float) -> float:
+    """Return the integer that a coefficient is but for rounding, or the coefficient."""
+    return float(round(value)) if abs(value - round(value)) < 1e-14 else value

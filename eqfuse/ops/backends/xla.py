@@ -1,0 +1,401 @@
+"""A form evaluated in jax.numpy, for any device, path by path.
+
+What a path costs chooses how it is computed: `_written_out`, `_by_component` or `_einsum`.
+"""
+
+import dataclasses
+import functools
+import math
+import string
+from collections.abc import Callable
+
+import e3nn_jax as e3nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse.ops.ir import gate as gates
+from eqfuse.ops.ir.form import Form, Index, Operand, Path, Segment
+from eqfuse.ops.ir.gate import Activation, Gate, Part
+from eqfuse.ops.ir.linear import BlockRef, Linear, LinearForm, Rows, Term, Weights
+
+TERMS = 64
+"""Products of components that are written out for a path, at most."""
+PATHS = 32
+"""Paths of a form whose components are loops of their own: faster, longer to compile."""
+
+
+def evaluate_form(form: Form, inputs, senders, receivers, num_nodes: int, num_rows: int, dtype):
+    """Return the outputs of a form, by definition of the form.
+
+    Args:
+      form: what to compute.
+      inputs: one array for each input, [num_rows, size], or [num_nodes, size] where it is indexed,
+        [1, size] where all rows share it.
+      senders, receivers: [num_rows] int32; None where no operand is indexed.
+      dtype: of the outputs; sums are in float32 or better.
+    Returns:
+      A list with one array for each output, [num_rows, size] or [num_nodes, size].
+    """
+    wide = jnp.promote_types(dtype, jnp.float32)
+    rows_of = {Index.SENDER: senders, Index.RECEIVER: receivers}
+    rows = [
+        a.astype(wide)[rows_of[o.index]] if o.index.is_node else a.astype(wide)
+        for o, a in zip(form.inputs, inputs, strict=True)
+    ]
+    # or XLA's loops compute again, for every path, what an operand was made by
+    rows = jax.lax.optimization_barrier(rows)
+    known, sums = {}, {}
+    for path in form.paths:
+        for ref in path.factors:
+            if ref not in known:
+                operand = form.inputs[ref.operand]
+                known[ref] = _read(operand, operand.segments[ref.segment], rows[ref.operand])
+        value = _value(form, path, [known[ref] for ref in path.factors], wide)
+        sums[path.output] = sums[path.output] + value if path.output in sums else value
+    outputs = []
+    for n, operand in enumerate(form.outputs):
+        parts = {ref.segment: value for ref, value in sums.items() if ref.operand == n}
+        value = _write(operand, parts, num_rows, wide)
+        if operand.index.is_node:
+            value = jax.ops.segment_sum(value, rows_of[operand.index], num_nodes)
+        outputs.append(value.astype(dtype))
+    return outputs
+
+
+def _elements(operand: Operand, segment: Segment) -> np.ndarray:
+    """Return where elements of a segment lie in the row: [mul, dim], or [dim] without channels."""
+    channels = segment.offset + segment.channel_stride * np.arange(segment.mul)
+    elements = channels[:, None] + segment.component_stride * np.arange(segment.dim)
+    return elements if operand.channels else elements[0]
+
+
+def _read(operand: Operand, segment: Segment, rows):
+    """Return one segment, [rows, mul, dim], or [rows, dim] without channels."""
+    elements = _elements(operand, segment)
+    first, size = segment.offset, elements.size
+    if np.array_equal(elements.ravel(), np.arange(first, first + size)):
+        return rows[:, first : first + size].reshape(-1, *elements.shape)
+    return rows[:, elements]
+
+
+def _write(operand: Operand, parts, num_rows: int, dtype):
+    """Return rows [num_rows, size] from the values of some segments, zero elsewhere."""
+    if not parts:
+        return jnp.zeros((num_rows, operand.size), dtype)
+    source = np.full(operand.size, -1)
+    columns, start = [], 0
+    for segment in sorted(parts, key=lambda s: operand.segments[s].offset):
+        elements, value = _elements(operand, operand.segments[segment]), parts[segment]
+        if operand.channels and operand.segments[segment].channel_stride == 1:  # ir_mul
+            elements, value = elements.T, jnp.swapaxes(value, 1, 2)
+        source[elements.ravel()] = start + np.arange(elements.size)
+        start += elements.size
+        columns.append(value.reshape(num_rows, elements.size))
+    if (source < 0).any():
+        columns.append(jnp.zeros((num_rows, 1), dtype))
+        source[source < 0] = start
+    value = jnp.concatenate(columns, axis=1)
+    return value if np.array_equal(source, np.arange(value.shape[1])) else value[:, source]
+
+
+def _value(form: Form, path: Path, factors, dtype):
+    """Return the value of one path: [rows, mul, dim], or [rows, dim] without channels.
+
+    Args:
+      factors: [rows, mul, dim], or [rows, dim] without channels; one row where all share it.
+    """
+    output = form.outputs[path.output.operand]
+    few = len(path.terms) <= TERMS
+    channels = output.segments[path.output.segment].mul
+    alone = len(path.terms) == 1 and len(factors) == 2 and all(f.ndim == 3 for f in factors)
+    if alone and not output.channels:  # the sum over channels of a product that is not written
+        return _einsum(form, path, factors, dtype)
+    if output.channels and any(f.ndim == 2 for f in factors) and not (few and channels == 1):
+        return _by_component(form, path, factors, dtype)
+    if not few:
+        return _einsum(form, path, factors, dtype)
+    sums = _written_out(form, path, factors)
+    if output.channels:
+        return jnp.stack(sums, axis=-1)
+    # XLA's sum over channels reads one number after the other; its matmul, whole vectors
+    sums = jnp.stack(sums, axis=1)
+    ones = jnp.ones(sums.shape[-1], dtype)
+    return jnp.matmul(sums, ones, precision=jax.lax.Precision.HIGHEST)
+
+
+def _table(form: Form, path: Path) -> np.ndarray:
+    """Return the coefficients [dim of each factor, dim of the output]."""
+    slots = [(form.inputs, ref) for ref in path.factors] + [(form.outputs, path.output)]
+    table = np.zeros([side[ref.operand].segments[ref.segment].dim for side, ref in slots])
+    for components, value in path.terms:
+        table[components] += value
+    return table
+
+
+def _written_out(form: Form, path: Path, factors):
+    """Return the sum of the terms for each component of the output, each [rows, mul]."""
+    dim = form.outputs[path.output.operand].segments[path.output.segment].dim
+    factors = [f if f.ndim == 3 else f[:, None] for f in factors]
+    shape = jnp.broadcast_shapes(*(f.shape[:-1] for f in factors))
+    sums = [jnp.zeros(shape, factors[0].dtype)] * dim
+    for (*components, k), value in path.terms:
+        parts = [f[..., i] for f, i in zip(factors, components, strict=True)]
+        sums[k] = sums[k] + value * math.prod(parts[1:], start=parts[0])
+    return sums
+
+
+def _by_component(form: Form, path: Path, factors, dtype):
+    """Contract the table with what has no channels, then with the components of the others in turn.
+
+    What is left of the table, t, has a few numbers for a row: in out_k = sum_i x_i t_ik all
+    channels of a row are alike. A matmul for each row would take longer, as its sides are short.
+    """
+    shared = [n for n, f in enumerate(factors) if f.ndim == 2]
+    vectors = [n for n, f in enumerate(factors) if f.ndim == 3 and f.shape[-1] > 1]
+    vectors.sort(key=lambda n: -factors[n].shape[-1])
+    scalars = [n for n, f in enumerate(factors) if f.ndim == 3 and f.shape[-1] == 1]
+    row = factors[shared[0]]
+    for n in shared[1:]:
+        row = (row[:, :, None] * factors[n][:, None]).reshape(-1, row.shape[1] * len(factors[n][0]))
+    table = _table(form, path).transpose(*shared, *scalars, *vectors, -1)
+    shape = [factors[n].shape[-1] for n in vectors] + [table.shape[-1]]
+    table = jnp.asarray(table.reshape(row.shape[1], -1), dtype)
+    value = jnp.matmul(row, table, precision=jax.lax.Precision.HIGHEST).reshape(-1, 1, *shape)
+    for n in vectors:
+        x = factors[n]
+        if value.ndim == 4 and len(form.paths) <= PATHS:
+            columns = jnp.moveaxis(value, -1, 0)
+            value = jnp.stack([_dot(x, column) for column in columns], axis=-1)
+        else:
+            value = _dot(x.reshape(*x.shape, *[1] * (value.ndim - 3)), value)
+    return math.prod((factors[n] for n in scalars), start=value)
+
+
+def _dot(x, t):
+    """Return the sum of x_i t_i over the third axis, i."""
+    return sum(x[:, :, i] * t[:, :, i] for i in range(x.shape[2]))
+
+
+def _einsum(form: Form, path: Path, factors, dtype):
+    """Contract the factors with the whole table, as e3nn does."""
+    letters = string.ascii_lowercase[: len(factors) + 1]
+    operands = [form.inputs[ref.operand] for ref in path.factors]
+    output = form.outputs[path.output.operand]
+    shared = [o.index is Index.SHARED for o in operands]
+    factors = [f[0] if one else f for f, one in zip(factors, shared, strict=True)]
+    subscripts = [
+        ("" if one else "Z") + ("U" if o.channels else "") + i
+        for o, one, i in zip(operands, shared, letters, strict=False)
+    ]
+    subscripts = ",".join([*subscripts, letters])
+    result = ("ZU" if output.channels else "Z") + letters[-1]
+    return jnp.einsum(
+        f"{subscripts}->{result}",
+        *factors,
+        _table(form, path).astype(dtype),
+        optimize="optimal",
+        precision=jax.lax.Precision.HIGHEST,
+    )
+
+
+def evaluate_linear_form(linear_form: LinearForm, arrays, index, num_rows: int):
+    """Return the outputs of a linear form, by definition.
+
+    Args:
+      arrays: one for each input.
+      index: [num_rows] int32, which set of weights a row takes; None where there is one set.
+    Returns:
+      An array for each output.
+    """
+    dtype = arrays[0].dtype
+    values = [_Operand(o, a) for o, a in zip(linear_form.inputs, arrays, strict=True)]
+    sums: list[dict] = [{} for _ in linear_form.outputs]
+    for term in linear_form.terms:
+        o = linear_form.output_of(term)
+        operand = linear_form.outputs[o]
+        n = len(linear_form.inputs) + o
+        if isinstance(operand, Weights):
+            key, value = 0, _gradient(term, values, index, linear_form.num_sets)
+        elif term.z.operand == n:
+            key, value = term.z.block, _forward(term, values, index, num_rows)
+        else:
+            key = term.x.block
+            w = values[term.w].weights(index)
+            value = _linear_einsum(
+                "zvi,zuv->zui" if w.ndim == 3 else "zvi,uv->zui", values, term.z, w
+            )
+        value = value if term.scale == 1.0 else term.scale * value
+        sums[o][key] = sums[o][key] + value if key in sums[o] else value
+    return [
+        _assembled(linear_form.shape(o, num_rows), o, parts, dtype)
+        for o, parts in zip(linear_form.outputs, sums, strict=True)
+    ]
+
+
+@dataclasses.dataclass
+class _Operand:
+    """An input's array, and parts of it."""
+
+    operand: Rows | Weights
+    array: jax.Array
+
+    def block(self, number: int):
+        """Return [rows, mul, dim]."""
+        b = self.operand.blocks[number]
+        part = self.array[:, b.offset : b.offset + b.mul * b.dim]
+        return part.reshape(-1, b.mul, b.dim)
+
+    def weights(self, index):
+        """Return [mul_in, mul_out] or [mul_out], behind an axis of rows if these choose a set."""
+        return self.array if index is None else self.array[index]
+
+
+def _linear_einsum(text: str, values, slot: BlockRef, *others):
+    block = values[slot.operand].block(slot.block)
+    return jnp.einsum(text, block, *others, precision=jax.lax.Precision.HIGHEST)
+
+
+def _forward(term: Term, values, index, num_rows: int):
+    w = values[term.w].weights(index)
+    if term.x is None:
+        return jnp.broadcast_to(w, (num_rows, w.shape[-1]))[:, :, None]
+    return _linear_einsum("zui,zuv->zvi" if w.ndim == 3 else "zui,uv->zvi", values, term.x, w)
+
+
+def _gradient(term: Term, values, index, num_sets: int):
+    z = values[term.z.operand].block(term.z.block)
+    if index is None:
+        if term.x is None:
+            return z.sum(axis=(0, 2))
+        return _linear_einsum("zui,zvi->uv", values, term.x, z)
+    chosen = (index[:, None] == jnp.arange(num_sets)).astype(z.dtype)
+    if term.x is None:
+        return jnp.einsum("zs,zvi->sv", chosen, z, precision=jax.lax.Precision.HIGHEST)
+    return _linear_einsum("zui,zvi,zs->suv", values, term.x, z, chosen)
+
+
+def _assembled(shape, operand: Rows | Weights, parts: dict, dtype):
+    """Return an output from its blocks; what no term adds to is zero."""
+    if isinstance(operand, Weights):
+        return parts[0].astype(dtype) if parts else jnp.zeros(shape, dtype)
+    columns, stop = [], 0
+    for n, b in sorted(enumerate(operand.blocks), key=lambda item: item[1].offset):
+        columns.append(jnp.zeros((shape[0], b.offset - stop), dtype))
+        stop = b.offset + b.mul * b.dim
+        value = parts.get(n)
+        columns.append(
+            jnp.zeros((shape[0], b.mul * b.dim), dtype)
+            if value is None
+            else value.astype(dtype).reshape(shape[0], b.mul * b.dim)
+        )
+    columns.append(jnp.zeros((shape[0], shape[1] - stop), dtype))
+    return jnp.concatenate([c for c in columns if c.shape[1]] or columns, axis=1)
+
+
+FUNCTIONS: dict[str, Callable] = {
+    "identity": lambda x: x,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "soft_odd": e3nn.soft_odd,
+    "abs": jnp.abs,
+}
+_ALIASES = {jnp.tanh: "tanh", jax.nn.tanh: "tanh", jax.nn.swish: "silu", None: "identity"}
+
+
+def apply(act: Activation, x):
+    """Return the activation of an array."""
+    return FUNCTIONS[act.name](x) * act.scale
+
+
+class UnknownActivationError(ValueError):
+    """A function that kernels do not know, which is then composed."""
+
+
+def activation(function: Callable | None, normalize: bool = True) -> Activation:
+    """Return the activation that kernels run for a JAX function, normalised as in e3nn-jax.
+
+    Raises:
+      UnknownActivationError: a function that kernels do not know, naming those that they do.
+    """
+    names = {f: name for name, f in FUNCTIONS.items()} | _ALIASES
+    if function not in names:
+        raise UnknownActivationError(
+            f"activation {function!r} is not known to the kernels, which have "
+            f"{', '.join(FUNCTIONS)}"
+        )
+    name = names[function]
+    if not normalize or name == "identity":
+        return Activation(name, 1.0, parity(name))
+    scale = _normalization(name, bool(jax.config.jax_enable_x64))
+    return Activation(name, scale, parity(name))
+
+
+@functools.cache
+def _normalization(name: str, x64: bool) -> float:
+    """Return 1 / c of `e3nn.normalize_function`, in the precision that JAX now computes in."""
+
+    def function(x):
+        return 1.0 if x is None else FUNCTIONS[name](x)
+
+    return e3nn.normalize_function(function)(None)  # of nothing, it is 1 / c alone
+
+
+@functools.cache
+def parity(name: str) -> int:
+    """Return 1 for an even function, -1 for an odd one, 0 for neither."""
+    with jax.ensure_compile_time_eval():
+        x = jnp.linspace(0.0, 10.0, 256)
+        positive, negative = FUNCTIONS[name](x), FUNCTIONS[name](-x)
+        if jnp.abs(positive - negative).max() < 1e-5:
+            return 1
+        return -1 if jnp.abs(positive + negative).max() < 1e-5 else 0
+
+
+def scalar_activation(linear: Linear, *, normalize_act: bool, **functions) -> Gate:
+    """Return `e3nn.scalar_activation` of a row; `functions` as there.
+
+    Raises:
+      UnknownActivationError: a function that kernels do not know.
+    """
+    return gates.scalar_activation(linear, _activations(functions, normalize_act))
+
+
+def gate(linear: Linear, *, normalize_act: bool, **functions) -> Gate:
+    """Return `e3nn.gate` of a row; `functions` as there.
+
+    Raises:
+      UnknownActivationError: a function that kernels do not know.
+      ValueError: fewer scalars than irreps to gate.
+    """
+    return gates.gate(linear, _activations(functions, normalize_act))
+
+
+def _activations(functions, normalize: bool) -> gates.Activations:
+    """Return what finds an activation when it is needed: those that are not may be any function."""
+
+    def find(kind: str, parity: int):
+        return activation(functions[f"{'even' if parity == 1 else 'odd'}_{kind}"], normalize)
+
+    return find
+
+
+def apply_gate(gate: Gate, linear: Linear, z):
+    """Return the output row of a pre-activation z [rows, linear.size_out]."""
+    columns = [
+        _read_part(linear, t.part, z) * apply(t.act, _read_part(linear, t.gate, z))
+        if t.gate
+        else apply(t.act, _read_part(linear, t.part, z))
+        for t in gate.tiles
+    ]
+    columns = [c.reshape(z.shape[0], c.shape[1] * c.shape[2]) for c in columns]
+    return jnp.concatenate([*columns, jnp.zeros((z.shape[0], 0), z.dtype)], axis=1)
+
+
+def _read_part(linear: Linear, part: Part, z):
+    block = linear.blocks_out[part.block]
+    start = block.offset + part.first * block.dim
+    return z[:, start : start + part.mul * block.dim].reshape(-1, part.mul, block.dim)

@@ -8,7 +8,7 @@ __version__ = "0.2.0"
 __all__ = ["Calculator", "Committee", "descriptors", "hessian", "predict"]
 _MODULES = {
     "Calculator": "calculator",
-    "Committee": "committee",
+    "Committee": "calculator",
     "descriptors": "descriptors",
     "hessian": "hessian",
     "predict": "predict",

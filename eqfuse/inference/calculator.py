@@ -3,21 +3,26 @@
 import difflib
 import os
 import threading
+from typing import NamedTuple
 
 import ase.calculators.calculator
-import jax
 import numpy as np
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse import ops
 from eqfuse.data import DataError, Structure
+from eqfuse.data.errors import FlownApartError
 from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.listed import DIVERGED, Listed, Lister, State
-from eqfuse.inference.predict import Network
-from eqfuse.inference.program import Evaluated, Packed, atom_strain_derivatives, program_of
+from eqfuse.inference.evaluator import Evaluator, Results
+from eqfuse.inference.network import Network, find_runs, require_different
 from eqfuse.train.device.memory import keep_memory
 from eqfuse.train.device.programs import keep_programs
 
+_DIVERGED = (
+    "the dynamics or relaxation has diverged before this step; make its steps shorter, or see what "
+    "the structures before it look like"
+)
+_FEW_ATOMS, _SKIN_OF_FEW, _SKIN = 32, 1.5, 0.7  # Å
 _ARGUMENTS = (
     "run",
     "skin",
@@ -42,6 +47,38 @@ _OTHER_NAMES = {  # what calculators of mace and nequip call it
     "chemical_symbols": "the run knows its elements",
     "device": "it is that of JAX; set JAX_PLATFORMS=cpu or cuda before the program starts",
 }
+
+
+def skin_of(num_atoms: int) -> float:
+    """Return the skin of a calculator to which none is given, Å.
+
+    To make a list of a few atoms takes as long as several steps, and more pairs cost them little.
+    """
+    return _SKIN_OF_FEW if num_atoms <= _FEW_ATOMS else _SKIN
+
+
+class _State(NamedTuple):
+    """What results depend on of atoms, in bytes, which are compared quickly."""
+
+    positions: bytes
+    numbers: bytes
+    cell: bytes
+    pbc: bytes
+
+    @classmethod
+    def of(cls, atoms) -> "_State":
+        arrays = atoms.arrays
+        parts = arrays["positions"], arrays["numbers"], atoms.cell.array, atoms.pbc
+        return cls(*[part.tobytes() for part in parts])
+
+
+class _Placed(NamedTuple):
+    """A structure as an `Evaluator` takes it."""
+
+    numbers: np.ndarray
+    positions: np.ndarray
+    cell: np.ndarray
+    pbc: np.ndarray
 
 
 class Calculator(ase.calculators.calculator.Calculator):
@@ -105,28 +142,23 @@ class Calculator(ase.calculators.calculator.Calculator):
         keep_memory()
         self.network = Network(run, which=which, dtype=dtype, backend=backend, radial=radial)
         self.skin = None if skin is None else float(skin)
-        self._state: State | None = None
+        self._state: _State | None = None
         self._begin()
         super().__init__(atoms=atoms, label=label, directory=directory)
         self.use_cache = False  # ASE would copy the atoms once more
 
     def _begin(self):
-        network = self.network
-        self._program = program_of(network._potential, network.cutoff, network.dtype)
-        self._lister = Lister(
-            self._program, network.species, network.references, network.cutoff, self.skin
-        )
+        self._evaluator = Evaluator(self.network, skin_of if self.skin is None else self.skin)
         self._lock = threading.RLock()
-        self._listed, self._packed = None, None
+        self._found: Results | None = None
+        self._cell, self._volume = None, 0.0
 
     def __getstate__(self):
-        left_out = ("_program", "_lister", "_lock", "_listed", "_packed")
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+        ours = ("_evaluator", "_lock", "_found", "_cell", "_volume")
+        return {name: value for name, value in self.__dict__.items() if name not in ours}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        with jax.enable_x64(True):
-            self.network._params = jax.device_put(self.network._params)
         self._begin()
 
     @property
@@ -142,7 +174,7 @@ class Calculator(ase.calculators.calculator.Calculator):
     @property
     def num_compilations(self) -> int:
         """Return how many programs all calculators of the same network have compiled."""
-        return self._program.num_compilations
+        return self._evaluator.num_compilations
 
     def get_property(self, name, atoms=None, allow_calculation=True):
         """Return a property as ASE's calculators do, for one thread after the other."""
@@ -155,8 +187,8 @@ class Calculator(ase.calculators.calculator.Calculator):
     def check_state(self, atoms, tol=1e-15):
         """Return what of atoms changed since the last calculation, of what results depend on."""
         if self._state is None:
-            return list(State._fields)
-        changed = zip(State._fields, self._state, State.of(atoms), strict=True)
+            return list(_State._fields)
+        changed = zip(_State._fields, self._state, _State.of(atoms), strict=True)
         return [name for name, before, now in changed if now != before]
 
     def reset(self):
@@ -174,24 +206,19 @@ class Calculator(ase.calculators.calculator.Calculator):
         with self._lock:
             if atoms is not None and atoms is not self.atoms:
                 self._take(atoms)
-            listed, packed = self._compute()
-            energies = listed.in_structure(packed.node_energy)
-            energies += listed.references
+            if self._found is None:
+                self._found = self._evaluate(of_atoms=False)
+            energies, forces, [strain] = self._found
+            energies = energies + self._evaluator.listed.references
             energy = float(energies.sum())
-            self.results = {
-                "energy": energy,
-                "free_energy": energy,
-                "energies": energies,
-                "forces": listed.in_structure(packed.forces),
-            }
-            if not listed.volume:
+            self.results = {"energy": energy, "free_energy": energy}
+            self.results |= {"energies": energies, "forces": forces}
+            if not self._volume:
                 return
             if "stress" in properties:
-                self.results["stress"] = full_3x3_to_voigt_6_stress(packed.strain / listed.volume)
+                self.results["stress"] = full_3x3_to_voigt_6_stress(strain / self._volume)
             if "stresses" in properties:
-                with jax.enable_x64(True):
-                    parts = atom_strain_derivatives(self._evaluate(listed))
-                parts = listed.in_structure(np.asarray(parts)) / listed.volume
+                parts = self._evaluate(of_atoms=True).strain / self._volume
                 self.results["stresses"] = full_3x3_to_voigt_6_stress(parts)
 
     def get_descriptors(self, atoms=None, invariants_only: bool = True, num_layers: int = -1):
@@ -200,74 +227,38 @@ class Calculator(ase.calculators.calculator.Calculator):
         given = {"invariants_only": invariants_only, "num_layers": num_layers}
         return descriptors(atoms, self.network, **given)
 
-    def evaluated_for(self, atoms) -> tuple[Evaluated, jax.Array, np.ndarray]:
-        """Return what the network computes for atoms, the species of the nodes, and their order."""
+    def apply(self, function, atoms, **static) -> tuple[np.ndarray, np.ndarray]:
+        """Return a function of atoms, see `Evaluator.apply`, and the atom that each node is."""
         with self._lock:
             self.get_property("energy", atoms)
-            listed, _ = self._compute()
-            return self._evaluate(listed), listed.of_nodes[0], listed.order
+            listed = self._evaluator.listed
+            placed = [(self.atoms.positions, self._cell)]
+            return self._evaluator.apply(function, listed, placed, **static), listed.order
 
     def _take(self, atoms):
         """Take atoms as those that results are of, and forget those of others."""
-        state = State.of(atoms)
+        state = _State.of(atoms)
         if state == self._state:
             return
         if self._state is not None and state[1:] == self._state[1:]:
             self.atoms.positions = atoms.positions
         else:
-            self.atoms = atoms.copy()
-        self._state, self.results = state, {}
+            self.atoms, self._cell = atoms.copy(), None
+        self._state, self.results, self._found = state, {}, None
 
-    def _compute(self) -> tuple[Listed, Packed]:
-        """Return what the network computes for `atoms`; from before, if they are as before."""
-        atoms, state, listed = self.atoms, self._state, self._listed
-        if listed is not None and listed.state[1:] == state[1:]:
-            if self._packed is not None and listed.state == state:
-                return listed, self._packed
-            cell = listed.cell_now
-        else:
-            _require_finite(atoms.positions)
-            cell = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc).cell
-        self._packed = None
-        if listed is None or not listed.is_valid(state, atoms, cell, self.cutoff):
-            _require_finite(atoms.positions)
-            self._listed = listed = self._lister.list(atoms, cell)
-        listed.move(state, atoms, cell)
-        self._packed = packed = self._run(listed)
-        return listed, packed
-
-    def _run(self, listed: Listed) -> Packed:
-        params, geometry = self.network._params, listed.geometry
-        while True:
-            sizes = listed.sizes
-            with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-                packed = self._program.packed(
-                    params, listed.pairs, geometry, *listed.of_nodes, size=sizes.edges
-                )
-            packed = Packed.of(np.asarray(packed))
-            if packed.num_edges <= sizes.edges:
-                return packed
-            count = len(listed.order)
-            listed.sizes = self._lister.sizes(count, packed.num_edges, sizes.pairs, sizes.nodes)
-
-    def _evaluate(self, listed: Listed) -> Evaluated:
-        """Return all that the network computes for a structure, on the device."""
-        geometry, (species, count) = listed.geometry, listed.of_nodes
-        structure = geometry[:-3], geometry[None, -3:], np.zeros(len(species), np.int32)
-        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-            return self._program.compiled(
-                self.network._params,
-                listed.pairs,
-                *structure,
-                species,
-                count,
-                size=listed.sizes.edges,
-            )
-
-
-def _require_finite(positions):
-    if not np.isfinite(positions).all():
-        raise DataError(f"positions are not finite: {DIVERGED}")
+    def _evaluate(self, *, of_atoms: bool) -> Results:
+        """Return what the network computes for `atoms`; see `Evaluator`."""
+        atoms = self.atoms
+        if not np.isfinite(atoms.positions).all():
+            raise DataError(f"positions are not finite: {_DIVERGED}")
+        if self._cell is None:
+            checked = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+            self._cell, self._volume = checked.cell, checked.volume
+        placed = _Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
+        try:
+            return self._evaluator([placed], of_atoms=of_atoms)
+        except FlownApartError as error:
+            raise FlownApartError(f"{error}; in a simulation: {_DIVERGED}") from error
 
 
 def _unknown_argument(name: str) -> str:
@@ -277,3 +268,58 @@ def _unknown_argument(name: str) -> str:
     near = difflib.get_close_matches(name, _ARGUMENTS, n=1)
     hint = f"nearest: {near[0]}" if near else f"it has {', '.join(_ARGUMENTS)}"
     return f"Calculator has no argument {name}; {hint}"
+
+
+class Committee(ase.calculators.calculator.Calculator):
+    """The mean of what several trained runs give, and their spread.
+
+        atoms.calc = eqfuse.Committee("runs/sweep")  # a folder of runs, as seeds=4 makes it
+        atoms.get_forces()
+        atoms.calc.results["forces_spread"]
+
+    Besides the properties of `eqfuse.Calculator`, the results have `energy_spread` (eV),
+    `energies_spread` ([n_atoms] eV), `forces_spread` ([n_atoms] eV/Å) and, in a cell,
+    `stress_spread` ([6] eV/Å^3): standard deviations, see `eqfuse.inference.predict.Spread`.
+
+    Args:
+      runs: a folder of runs, a pattern such as "runs/seed*", or a sequence of runs or files; at
+        least two networks.
+      atoms: as in ASE's calculators.
+      options: of each `eqfuse.Calculator`.
+    Raises:
+      CheckpointError: no readable checkpoint, or a run given twice.
+      ValueError: a single run; see `eqfuse.Calculator`.
+    """
+
+    implemented_properties = Calculator.implemented_properties
+
+    def __init__(self, runs, *, atoms=None, **options):
+        found = require_different(find_runs(runs))
+        if len(found) < 2:
+            raise ValueError(
+                f"a committee needs several runs, and {runs} is one; train others with seeds=4, or "
+                "use eqfuse.Calculator"
+            )
+        self.members = [Calculator(run, **options) for run in found]
+        super().__init__(atoms=atoms)
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=()):
+        """Compute the mean and the spread, in eV, eV/Å and eV/Å^3.
+
+        Raises:
+          DataError: see `eqfuse.Calculator.calculate`.
+        """
+        super().calculate(atoms, properties, system_changes)
+        for member in self.members:
+            member.calculate(self.atoms, properties, system_changes)
+        names = self.members[0].results
+        values = {name: np.array([m.results[name] for m in self.members]) for name in names}
+        self.results = {name: value.mean(axis=0) for name, value in values.items()}
+        for name in ("energy", "free_energy"):
+            self.results[name] = float(self.results[name])
+        deviation = {name: value.std(axis=0, ddof=1) for name, value in values.items()}
+        self.results["energy_spread"] = float(deviation["energy"])
+        self.results["energies_spread"] = deviation["energies"]
+        self.results["forces_spread"] = np.sqrt((deviation["forces"] ** 2).sum(axis=-1))
+        if "stress" in deviation:
+            self.results["stress_spread"] = deviation["stress"]

@@ -8,8 +8,9 @@ from eqfuse import data
 from eqfuse.data.errors import counted
 from eqfuse.data.readers import stem
 from eqfuse.inference.arguments import add_backend, add_keys, count_of, label_keys, run
+from eqfuse.inference.network import load_networks
 from eqfuse.inference.output import atoms_of, format_of, write_atoms
-from eqfuse.inference.predict import load_networks, predict
+from eqfuse.inference.predict import predict
 
 
 def main(arguments: list[str]) -> int:

@@ -1,17 +1,15 @@
 """Descriptors of atoms: the features of each in the layers of a trained network."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.data import Batcher
-from eqfuse.data.samples import prepare_samples
-from eqfuse.graph import Graph
-from eqfuse.inference.predict import Network, as_structures, load_networks
-from eqfuse.models import Allegro, Potential
+from eqfuse.inference.evaluator import Evaluator, near_edges
+from eqfuse.inference.network import Network, load_networks
+from eqfuse.inference.predict import as_structures
+from eqfuse.models import Allegro
 
 
 def descriptors(
@@ -41,58 +39,50 @@ def descriptors(
       ValueError: no run, and atoms without a calculator of eqfuse; a committee; more layers than
         there are; or all irreps of Allegro.
     """
-    if isinstance(atoms, Sequence):
-        given = {"invariants_only": invariants_only, "num_layers": num_layers}
-        return [descriptors(one, run, **given) for one in atoms]
-    networks = load_networks(_network_of(atoms) if run is None else run)
+    several = list(atoms) if isinstance(atoms, Sequence) else [atoms]
+    networks = load_networks(_network_of(several) if run is None else run)
     if len(networks) > 1:
         raise ValueError(f"{run} is a committee of {len(networks)} runs; descriptors are of one")
     [network] = networks
-    [structure] = as_structures(atoms)
-    samples = prepare_samples([structure], network.cutoff, network.species, None)
-    [batch] = Batcher(samples, 1, dtype=network.dtype).batches(shuffle=False)
-    [sample] = samples
-    chosen = _layers(network, num_layers), invariants_only
-    key = "descriptors", *chosen
-    if key not in network._compiled:
-        network._compiled[key] = jax.jit(partial(features, network._potential, *chosen))
-    with network._precision():
-        of_nodes = network._compiled[key](network._params, batch.graph)
-    return sample.in_structure(np.asarray(of_nodes[: sample.num_atoms], np.float64))
+    chosen = {"layers": _layers(network, num_layers), "invariants_only": invariants_only}
+    evaluator, found = Evaluator(network), []
+    for structure in as_structures(several):
+        listed = evaluator.list([structure])
+        features = evaluator.apply(_features, listed, **chosen)
+        found.append(features.reshape(listed.sizes.nodes, -1).take(listed.number, axis=0))
+    return found if isinstance(atoms, Sequence) else found[0]
 
 
-def features(potential: Potential, layers: int, invariants_only: bool, params, graph: Graph):
-    """Return the features of the nodes of a graph, [n_nodes, n_features], see `descriptors`.
+def _features(module, params, pairs, geometry, size, *, layers: int, invariants_only: bool):
+    """Return the features of the nodes in the first layers, [n_nodes, n_features].
 
-    Args:
-      potential: the module.
-      layers: number of layers, from the first, whose features are returned.
-      invariants_only: see `descriptors`.
-      params: its variables.
-      graph: one or several structures.
     Raises:
       ValueError: all irreps of Allegro.
     """
+    near = near_edges(module.cutoff, pairs, geometry, size)
     names = [f"layer_{k}" for k in range(layers)]
 
     def wanted(module, method: str) -> bool:
         return method == "__call__" and module.path in [("model", name) for name in names]
 
-    arguments = graph.vectors, graph.species, graph.edges
+    potential, vectors = module.potential, near.vectors.astype(module.dtype)
     _, kept = potential.apply(
-        params, *arguments, capture_intermediates=wanted, mutable=["intermediates"]
+        params,
+        *(vectors, geometry.species, near.edges),
+        capture_intermediates=wanted,
+        mutable=["intermediates"],
     )
     outputs = [kept["intermediates"]["model"][name]["__call__"][0] for name in names]
     if isinstance(potential.model, Allegro):
         if not invariants_only:
             raise ValueError("Allegro has no features of atoms, only the invariants of its edges")
         width, mean = potential.model.latent_dim, potential.model.avg_num_neighbors
-        real = (graph.vectors != 0).any(axis=1, keepdims=True)  # not padding
         latents = jnp.concatenate([x[:, -width:] for x, *_ in outputs], axis=1)
-        to, count = graph.edges.receivers, graph.edges.num_nodes
-        return jax.ops.segment_sum(jnp.where(real, latents, 0), to, count) / mean**0.5
+        to, count = near.edges.receivers, near.edges.num_nodes
+        latents = jax.ops.segment_sum(jnp.where(near.real, latents, 0), to, count)
+        return latents / mean**0.5, near.num_edges
     kept = [h.filter(keep="0e") if invariants_only else h for h in outputs]
-    return jnp.concatenate([h.array for h in kept], axis=1)
+    return jnp.concatenate([h.array for h in kept], axis=1), near.num_edges
 
 
 def _layers(network: Network, asked: int) -> int:
@@ -102,8 +92,8 @@ def _layers(network: Network, asked: int) -> int:
     return layers if asked == -1 else asked
 
 
-def _network_of(atoms) -> Network:
-    network = getattr(getattr(atoms, "calc", None), "network", None)
-    if network is None:
+def _network_of(several) -> Network:
+    networks = {getattr(getattr(atoms, "calc", None), "network", None): None for atoms in several}
+    if len(networks) != 1 or None in networks:
         raise ValueError("give the run of a network, or atoms whose calc is an eqfuse.Calculator")
-    return network
+    return networks.popitem()[0]

@@ -19,8 +19,9 @@ from eqfuse.data.errors import counted
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled
 from eqfuse.inference.arguments import add_backend, add_keys, label_keys, run
+from eqfuse.inference.network import load_networks
 from eqfuse.inference.output import atoms_of
-from eqfuse.inference.predict import Predicted, load_networks, predict
+from eqfuse.inference.predict import Predicted, predict
 
 SOURCE = "file.txt"
 """Names the file that the results of a folder are of."""

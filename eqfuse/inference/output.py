@@ -11,7 +11,7 @@ from ase.io.formats import filetype, ioformats
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Structure
-from eqfuse.inference.predicted import Predicted
+from eqfuse.inference.predict import Predicted
 
 _EXTXYZ = (".xyz", ".extxyz")
 

@@ -1,178 +1,87 @@
-"""Energies, forces and stress of structures from a trained network.
+"""Energies, forces and stress of structures from a trained network, or from a committee."""
 
-The calculator and `eqfuse evaluate` load and run networks by this module alone.
-"""
-
-import contextlib
-import glob
+import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import ase
-import jax
 import numpy as np
 
-from eqfuse import models
-from eqfuse.data import Batcher, DataError, Sample, Structure, prefetched, read_structures
-from eqfuse.data.samples import prepare_samples
-from eqfuse.graph import Graph
-from eqfuse.inference.predicted import Predicted, mean_of
-from eqfuse.models import compile_predict
-from eqfuse.models.radial_choice import choose
-from eqfuse.train import CheckpointError, load_run, read_metadata
+from eqfuse.data import DataError, Structure, prefetched, read_structures
+from eqfuse.data.structures import names_of
+from eqfuse.inference.evaluator import Evaluator, Listed, Results
+from eqfuse.inference.network import load_networks
 
 _ATOMS_AT_ONCE = 4096  # of a batch; memory of a network is kilobytes for each of their pairs
 
 
-class Network:
-    """A trained potential that is ready to predict. It can be copied and pickled.
-
-    Args:
-      run: the folder of the run, or a file of its network (.safetensors).
-      which: "best" or "last" checkpoint; None for the best there is.
-      dtype: "float64" or "float32"; None for that of the run.
-      backend: see `eqfuse.ops`.
-      radial: "network", "table" or "auto", see `eqfuse.models.radial_table`; None for that of the
-        run. Tables are computed here, once, and not in every call; auto has them for a run that was
-        trained with them.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spread:
+    """Standard deviations (of n - 1) over the members of a committee.
 
     Attributes:
-      metadata: of the checkpoint, see `eqfuse.train.load_run`.
-      dtype: the name of the floating-point type.
-      species: sorted atomic numbers.
-      cutoff: Å.
-      references: [n_species] eV, the reference energy of each species.
-
-    Raises:
-      CheckpointError: no readable checkpoint.
-      ValueError: another `which`, dtype or `radial`, or a run that did not train a potential.
+      energy: eV, of the total energy.
+      energies: [n_atoms] eV, of the energies of the atoms.
+      forces: [n_atoms] eV/Å, of the force vectors: the root of the summed variances of x, y, z.
+      stress: [3, 3] eV/Å^3; None where stress is not predicted.
     """
 
-    def __init__(self, run, *, which=None, dtype=None, backend=None, radial=None):
-        if dtype not in (None, "float32", "float64"):
-            raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
-        self.metadata = metadata = read_metadata(run, which=which)
-        if metadata["potential"] is None:
-            raise CheckpointError(
-                f"{run} trained a classification (data=tetris), not a potential, so that there are "
-                "no energies and forces"
-            )
-        self.dtype = dtype or metadata["config"]["dtype"]
-        self.species = tuple(metadata["species"])
-        self.cutoff = float(metadata["model_fields"]["cutoff"])
-        self.references = np.array([metadata["reference_energies"][str(z)] for z in self.species])
-        with self._precision():
-            potential, params, _ = load_run(run, which=which, backend=backend)
-            radial = radial or potential.model.radial
-            if radial == "auto":  # not by the number of edges, which differs from call to call
-                radial = "table" if "radial" in metadata else "network"
-            if radial != potential.model.radial:
-                potential = potential.clone(model=potential.model.clone(radial=radial))
-                choose(potential.model, 0)  # refuses what is none
-            self._potential = potential
-            self._params = jax.tree.map(lambda p: p.astype(self.dtype), params)
-            if radial == "table":
-                self._params = models.with_tables(self._potential, self._params)
-        self._compiled = {}
+    energy: float
+    energies: np.ndarray
+    forces: np.ndarray
+    stress: np.ndarray | None
 
-    def __getstate__(self):
-        # A copy, or one for another process, compiles for itself.
-        params = jax.tree.map(np.asarray, self._params)
-        return {**self.__dict__, "_params": params, "_compiled": {}}
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Predicted:
+    """What a network predicts for one structure, or the mean of a committee.
+
+    Attributes:
+      energies: [n_atoms] eV, parts of the energy, with the reference energy of each atom.
+      relative_energy: eV, without the reference energies.
+      forces: [n_atoms, 3] eV/Å.
+      stress: [3, 3] eV/Å^3, positive under tension; None without a cell, or if not asked for.
+      spread: of the committee; None for a single network.
+    """
+
+    energies: np.ndarray
+    relative_energy: float
+    forces: np.ndarray
+    stress: np.ndarray | None
+    spread: Spread | None = None
 
     @property
-    def num_compilations(self) -> int:
-        """Return the number of programs that were compiled so far."""
-        return sum(compiled._cache_size() for compiled in self._compiled.values())
-
-    def compute(
-        self, graph: Graph, samples: Sequence[Sample], *, stress: bool = True
-    ) -> list[Predicted]:
-        """Return the predictions for the samples that a graph was collated from, in order.
-
-        Args:
-          graph: see `eqfuse.data.collate`, in the dtype of this network.
-          samples: whose first atoms are the first nodes of the graph.
-          stress: whether stress is predicted where there is a cell.
-        """
-        if stress not in self._compiled:
-            self._compiled[stress] = compile_predict(self._potential, stress=stress)
-        with self._precision():
-            prediction = jax.device_get(self._compiled[stress](self._params, graph))
-        predicted, start = [], 0
-        for k, sample in enumerate(samples):
-            nodes = slice(start, start + sample.num_atoms)
-            start = nodes.stop
-            energies = np.asarray(prediction.node_energy[nodes], np.float64)
-            periodic = stress and np.linalg.det(sample.cell) != 0
-            predicted.append(
-                Predicted(
-                    energies=sample.in_structure(energies + self.references[sample.species]),
-                    relative_energy=float(energies.sum()),
-                    forces=sample.in_structure(np.asarray(prediction.forces[nodes], np.float64)),
-                    stress=np.asarray(prediction.stress[k], np.float64) if periodic else None,
-                )
-            )
-        return predicted
-
-    @contextlib.contextmanager
-    def _precision(self):
-        # TF32 would cost three digits of the forces on a GPU.
-        with jax.enable_x64(self.dtype == "float64"), jax.default_matmul_precision("highest"):
-            yield
+    def energy(self) -> float:
+        """Return the total energy, eV, with the reference energies."""
+        return float(self.energies.sum())
 
 
-def find_runs(run) -> list:
-    """Return the runs that a name stands for: one, or those of a committee.
+def mean_of(members: Sequence[Predicted]) -> Predicted:
+    """Return the mean and the spread of the predictions of a committee for one structure.
 
     Args:
-      run: the folder of a run, a file of its network, a folder that holds runs, a pattern such as
-        "runs/seed*", or a sequence of these.
-    Raises:
-      CheckpointError: a pattern or sequence of no run.
+      members: what each network predicts; a single one is returned as it is.
     """
-    if isinstance(run, Sequence) and not isinstance(run, str):
-        if not run:
-            raise CheckpointError("no run is given; name at least one")
-        return [found for one in run for found in find_runs(one)]
-    path = Path(run).expanduser()
-    if path.exists() or not any(mark in str(run) for mark in "*?["):
-        inside = [] if (path / "checkpoints").exists() else sorted(path.glob("*/checkpoints"))
-        return [folder.parent for folder in inside] or [run]
-    matches = sorted(glob.glob(str(path)))
-    if not matches:
-        raise CheckpointError(f"no run matches {run}")
-    return [Path(match) for match in matches]
+    if len(members) == 1:
+        return members[0]
 
+    def stacked(name: str) -> np.ndarray:
+        return np.array([getattr(member, name) for member in members])
 
-def require_different(runs: list) -> list:
-    """Return runs, if none of them is given twice.
-
-    Raises:
-      CheckpointError: one is.
-    """
-    places = [Path(one).expanduser().resolve() for one in runs]
-    if twice := [place for place in places if places.count(place) > 1]:
-        raise CheckpointError(f"{twice[0]} is given twice; a committee needs different networks")
-    return runs
-
-
-def load_networks(run, *, which=None, dtype=None, backend=None) -> list[Network]:
-    """Return the trained networks of a run or a committee.
-
-    Args:
-      run: see `find_runs`; or a `Network`, or several.
-      which, dtype, backend: see `Network`.
-    Raises:
-      CheckpointError, ValueError: see `Network`; a run that is given twice.
-    """
-    if isinstance(run, Network):
-        return [run]
-    if isinstance(run, Sequence) and run and all(isinstance(one, Network) for one in run):
-        return list(run)
-    runs = require_different(find_runs(run))
-    return [Network(one, which=which, dtype=dtype, backend=backend) for one in runs]
+    energies, forces = stacked("energies"), stacked("forces")
+    stress = None if any(m.stress is None for m in members) else stacked("stress")
+    return Predicted(
+        energies=energies.mean(axis=0),
+        relative_energy=float(stacked("relative_energy").mean()),
+        forces=forces.mean(axis=0),
+        stress=None if stress is None else stress.mean(axis=0),
+        spread=Spread(
+            energy=float(stacked("energy").std(ddof=1)),
+            energies=energies.std(axis=0, ddof=1),
+            forces=np.sqrt(forces.var(axis=0, ddof=1).sum(axis=-1)),
+            stress=None if stress is None else stress.std(axis=0, ddof=1),
+        ),
+    )
 
 
 def predict(
@@ -204,16 +113,30 @@ def predict(
     if batch_size is None:
         most = max(structure.num_atoms for structure in structures)
         batch_size = max(1, min(16, _ATOMS_AT_ONCE // most))
-    prepared, members = {}, []
-    for network in networks:
-        key = network.cutoff, network.species
-        if key not in prepared:
-            prepared[key] = prepare_samples(structures, *key, None)
-        members.append(_predictions(network, prepared[key], batch_size))
-    return [mean_of(predicted) for predicted in zip(*members, strict=True)]
+    names = names_of(structures)
+    largest_first = np.argsort([-one.num_atoms for one in structures], kind="stable")
+    groups = [largest_first[k : k + batch_size] for k in range(0, len(structures), batch_size)]
+    evaluators = [Evaluator(network) for network in networks]
+    listing = {(e.network.cutoff, e.network.species): e for e in evaluators}
+
+    def lists(group) -> dict[tuple, Listed]:
+        given = [structures[k] for k in group], [names[k] for k in group]
+        return {key: evaluator.list(*given) for key, evaluator in listing.items()}
+
+    predicted = [None] * len(structures)
+    for group, listed in zip(groups, prefetched(map(lists, groups)), strict=True):
+        members = []
+        for evaluator in evaluators:
+            network = evaluator.network
+            own = listed[network.cutoff, network.species]
+            members.append(_split([structures[k] for k in group], own, evaluator.run(own)))
+        for k, of_members in zip(group, zip(*members, strict=True), strict=True):
+            predicted[k] = mean_of(of_members)
+    return predicted
 
 
 def as_structures(structures) -> list[Structure]:
+    """Return structures of a file, of `ase.Atoms`, or of a sequence of these or of structures."""
     if isinstance(structures, str | os.PathLike):
         return read_structures(structures, require_labels=False)
     if isinstance(structures, ase.Atoms | Structure):
@@ -226,12 +149,18 @@ def as_structures(structures) -> list[Structure]:
     ]
 
 
-def _predictions(network: Network, samples, batch_size: int) -> list[Predicted]:
-    batcher = Batcher(samples, batch_size, dtype=network.dtype)
-    stress = any(np.linalg.det(sample.cell) != 0 for sample in samples)
-    batches = prefetched(batcher.batches(shuffle=False))
-    return [
-        predicted
-        for batch, group in zip(batches, batcher.groups(shuffle=False), strict=True)
-        for predicted in network.compute(batch.graph, [samples[i] for i in group], stress=stress)
-    ]
+def _split(structures: list[Structure], listed: Listed, results: Results) -> list[Predicted]:
+    """Return the predictions for each of structures side by side."""
+    predicted, stop = [], 0
+    for structure, strain in zip(structures, results.strain, strict=True):
+        own = slice(stop, stop := stop + structure.num_atoms)
+        energies, volume = results.energies[own], structure.volume
+        predicted.append(
+            Predicted(
+                energies=energies + listed.references[own],
+                relative_energy=float(energies.sum()),
+                forces=results.forces[own],
+                stress=strain / volume if volume else None,
+            )
+        )
+    return predicted

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from eqfuse.inference.pairs import Pairs
-from eqfuse.inference.program import evaluate, strain_derivatives
-from eqfuse.models.potential import Potential
+from eqfuse.inference.evaluator import Geometry, evaluate, strain_derivatives
+from eqfuse.inference.lists import Pairs
+from eqfuse.inference.network import Module
 
 STEP, LONGEST_STEP, MOST_MOVED = 0.1, 1.0, 0.2
 _PATIENCE, _FASTER, _SLOWER, _MIXING, _LESS_MIXING = 5, 1.1, 0.5, 0.1, 0.99
@@ -152,7 +152,7 @@ def _step(structures, relaxed: Relaxed, forces, limits) -> Fire:
     )
 
 
-def compile_relax(potential: Potential, cutoff: float, dtype: str, skin: float, pressure: float):
+def compile_relax(module: Module, skin: float, pressure: float):
     """Return a compiled function: params, structures, fire, pairs, listed, limits -> `Relaxed`.
 
     It takes the steps of ASE's FIRE for each structure (Bitzek et al. 2006, Phys. Rev. Lett. 97,
@@ -161,7 +161,7 @@ def compile_relax(potential: Potential, cutoff: float, dtype: str, skin: float, 
     `limits` are the largest force (eV/Å) and number of steps; size is the number of edges, static.
 
     Args:
-      potential, cutoff, dtype: of the network.
+      module: of the network.
       skin: Å.
       pressure: eV/Å^3.
     """
@@ -169,16 +169,14 @@ def compile_relax(potential: Potential, cutoff: float, dtype: str, skin: float, 
     def forces_of(params, structures, fire, pairs, listed, size) -> tuple[Relaxed, jax.Array]:
         positions, cells = place(structures, fire)
         index, count = structures.index, len(structures.cells)
-        of_nodes = index, structures.species, structures.num_atoms
-        done = evaluate(
-            potential, cutoff, dtype, params, pairs, positions, cells, *of_nodes, size=size
-        )
-        strain = strain_derivatives(done, index, count)
+        geometry = Geometry(positions, cells, index, structures.species, structures.num_atoms)
+        done = evaluate(module, params, pairs, geometry, size=size)
+        strain = strain_derivatives(done, geometry)
         on_atoms, on_cells = _generalised(structures, fire, cells, done.forces, strain, pressure)
         squares = jax.ops.segment_max(jnp.sum(on_atoms**2, axis=1), index, count)
         squares = jnp.maximum(squares, jnp.max(jnp.sum(on_cells**2, axis=2), axis=1))
         largest = jnp.sqrt(jnp.where(structures.sizes > 0, squares, 0))
-        is_listed = _holds_all(structures, fire, listed, positions, cutoff, skin)
+        is_listed = _holds_all(structures, fire, listed, positions, module.cutoff, skin)
         relaxed = Relaxed(
             fire,
             done.node_energy,
@@ -222,7 +220,7 @@ def _generalised(structures: Structures, fire: Fire, cells, forces, strain, pres
 
 
 def _holds_all(structures: Structures, fire: Fire, listed: Fire, positions, cutoff, skin):
-    """See `eqfuse.inference.pairs.is_valid`, with a bound of the singular value."""
+    """See `eqfuse.inference.lists.is_valid`, with a bound of the singular value."""
     turned = jnp.linalg.solve(
         jnp.swapaxes(listed.deformation, 1, 2), jnp.swapaxes(fire.deformation, 1, 2)
     )

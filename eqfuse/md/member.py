@@ -6,7 +6,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from eqfuse.data import DataError, Structure
 from eqfuse.data.samples import species_index
-from eqfuse.inference.predict import Network
+from eqfuse.inference.network import Network
 from eqfuse.md.integrators import State
 from eqfuse.md.output import Folder
 from eqfuse.md.settings import Settings

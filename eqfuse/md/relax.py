@@ -12,8 +12,9 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from eqfuse.data import DataError, Structure
 from eqfuse.data.samples import species_index
-from eqfuse.inference.pairs import list_side_by_side, padded_pairs, room_for_edges, room_for_pairs
-from eqfuse.inference.predict import Network
+from eqfuse.inference.evaluator import Sizes
+from eqfuse.inference.lists import list_side_by_side, naming, padded_pairs
+from eqfuse.inference.network import Network
 from eqfuse.md.fire import Structures, begin, compile_relax, place
 from eqfuse.md.settings import RelaxSettings
 from eqfuse.md.start import require_apart
@@ -58,10 +59,8 @@ def relax(network, frames, settings: RelaxSettings | None = None, **changes) -> 
     settings = dataclasses.replace(settings or RelaxSettings(), **changes)
     network = Network(network, dtype=settings.dtype, backend=settings.backend)
     for number, atoms in enumerate(frames):
-        try:
+        with naming(f"frame {number}"):
             _require_possible(atoms, network, settings)
-        except DataError as error:
-            raise DataError(f"frame {number}: {error}") from error
     outcomes = []
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         batch = _Batch(network, settings)
@@ -99,15 +98,14 @@ class _Batch:
 
     def __init__(self, network: Network, settings: RelaxSettings):
         self._network, self._settings = network, settings
-        described = network._potential, network.cutoff, network.dtype
         pressure = settings.pressure * units.GPa
-        self._compiled = compile_relax(*described, settings.skin, pressure)
-        self._nodes = self._graphs = self._pairs = self._edges = 0
+        self._compiled = compile_relax(network.module, settings.skin, pressure)
+        self._sizes = Sizes()
 
     def relax(self, frames: list[ase.Atoms], first: int) -> list[Outcome]:
         """Relax frames, which are number `first` and those after it."""
-        self._nodes = max(self._nodes, sum(map(len, frames)))
-        self._graphs = max(self._graphs, len(frames) + 1)
+        needed = Sizes(nodes=sum(map(len, frames)), graphs=len(frames) + 1)
+        self._sizes = self._sizes.grown(needed)
         structures = self._structures(frames)
         fire = jax.device_get(begin(structures))
         before = self._run(structures, fire, frames, first, 0)
@@ -120,7 +118,7 @@ class _Batch:
         while True:
             pairs = self._list(structures, fire, frames)
             arguments = self._network._params, structures, fire, pairs, fire, limits
-            done = jax.device_get(self._compiled(*arguments, size=self._edges))
+            done = jax.device_get(self._compiled(*arguments, size=self._sizes.edges))
             finite = np.isfinite(done.largest)
             if not finite.all():
                 number = first + int(np.argmin(finite))
@@ -128,17 +126,16 @@ class _Batch:
             if done.is_listed:
                 return done
             fire = done.fire
-            if done.num_edges > self._edges:
-                self._edges = room_for_edges(int(done.num_edges))
+            self._sizes = self._sizes.grown(Sizes(edges=int(done.num_edges)))
 
     def _structures(self, frames) -> Structures:
         """Put the frames side by side, padded to the sizes of the program."""
-        count, graphs = sum(map(len, frames)), self._graphs
-        sizes, moves = np.zeros(graphs, np.int32), np.ones(self._nodes, bool)
+        count, nodes, graphs = sum(map(len, frames)), self._sizes.nodes, self._sizes.graphs
+        sizes, moves = np.zeros(graphs, np.int32), np.ones(nodes, bool)
         cells, periodic = np.zeros((graphs, 3, 3)), np.zeros(graphs, bool)
-        positions, species = np.zeros((self._nodes, 3)), np.zeros(self._nodes, np.int32)
+        positions, species = np.zeros((nodes, 3)), np.zeros(nodes, np.int32)
         sizes[: len(frames)] = [len(atoms) for atoms in frames]
-        index = np.full(self._nodes, graphs - 1, np.int32)
+        index = np.full(nodes, graphs - 1, np.int32)
         index[:count] = np.repeat(np.arange(len(frames)), sizes[: len(frames)])
         positions[:count] = np.concatenate([atoms.positions for atoms in frames])
         numbers = np.concatenate([atoms.numbers for atoms in frames])
@@ -155,13 +152,9 @@ class _Batch:
         ends = np.cumsum(structures.sizes)
         own = [(positions[ends[k] - len(a) : ends[k]], cells[k]) for k, a in enumerate(frames)]
         reach = self._network.cutoff, self._settings.skin
-        listed = list_side_by_side(own, [atoms.pbc for atoms in frames], *reach)
-        senders, receivers, images, near = listed
-        if len(senders) > self._pairs:
-            self._pairs = room_for_pairs(len(senders))
-        if near > self._edges:
-            self._edges = room_for_edges(near)
-        return padded_pairs(senders, receivers, images, self._nodes, self._pairs)
+        *pairs, near = list_side_by_side(own, [atoms.pbc for atoms in frames], *reach)
+        self._sizes = self._sizes.grown(Sizes(pairs=len(pairs[0]), edges=near))
+        return padded_pairs(*pairs, self._sizes.nodes, self._sizes.pairs)
 
     def _outcomes(self, frames, structures: Structures, before, after) -> list[Outcome]:
         outcomes, stop = [], 0

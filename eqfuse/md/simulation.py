@@ -11,15 +11,15 @@ from ase import units
 
 from eqfuse import ops
 from eqfuse.data import DataError
-from eqfuse.inference.predict import Network
+from eqfuse.inference.evaluator import Sizes
+from eqfuse.inference.lists import Grid, naming
+from eqfuse.inference.network import Network
 from eqfuse.md.integrators import State
 from eqfuse.md.member import Member
-from eqfuse.md.neighbors import Grid
 from eqfuse.md.output import Folder, create, own_folder, read_checkpoint, write_checkpoint
 from eqfuse.md.settings import Settings
 from eqfuse.md.start import initial_velocities, structures_of
-from eqfuse.md.stepper import Stepper, side_by_side
-from eqfuse.md.steps import LIMIT, MOST_STEPS, Advanced, Room
+from eqfuse.md.steps import LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
@@ -112,11 +112,8 @@ class _Simulation:
         self.digest = self._network.metadata["arrays_sha256"]
         self._frames, self._members = frames, []
         for number, atoms in enumerate(frames):
-            try:
+            with naming(f"structure {number}" if len(frames) > 1 else None):
                 self._members.append(Member(atoms, self._network, settings))
-            except DataError as error:
-                text = f"structure {number}: {error}" if len(frames) > 1 else str(error)
-                raise DataError(text) from error
         pbc = self._members[0].atoms.pbc
         for number, member in enumerate(self._members):
             if (member.atoms.pbc != pbc).any():
@@ -155,7 +152,7 @@ class _Simulation:
         """Take up the state of a checkpoint."""
         grid = Grid(*(tuple(v) if isinstance(v, list) else v for v in metadata["grid"]))
         grid = grid._replace(axes=tuple(map(tuple, grid.axes)))
-        room = Room(grid, metadata["pairs"], metadata["edges"])
+        room = Room(grid, Sizes(pairs=metadata["pairs"], edges=metadata["edges"]))
         self._stepper.go_on(room, (arrays["listed"], arrays["listed_cell"]))
         self.state = State(**{name: arrays[f"state.{name}"] for name in State._fields})
         self._folder = Path(self._settings.run)
@@ -257,8 +254,8 @@ class _Simulation:
             digest=self.digest,
             step=self._step,
             grid=room.grid,
-            pairs=room.pairs,
-            edges=room.edges,
+            pairs=room.sizes.pairs,
+            edges=room.sizes.edges,
         )
 
     def _finish(self):

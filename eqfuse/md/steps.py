@@ -8,12 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 from ase import units
 
-from eqfuse.inference.pairs import Pairs
-from eqfuse.inference.program import evaluate, strain_derivatives
-from eqfuse.md.integrators import Integrator, State, volume
-from eqfuse.md.neighbors import Grid, Needed, make_pairs
-from eqfuse.models.potential import Potential
+from eqfuse.inference.evaluator import Geometry, Sizes, evaluate, strain_derivatives
+from eqfuse.inference.lists import (
+    Grid,
+    Needed,
+    Pairs,
+    grid_of,
+    list_side_by_side,
+    make_pairs,
+    room_in_boxes,
+)
+from eqfuse.inference.network import Module, Network
+from eqfuse.md.integrators import CHAIN, Integrator, State, volume
+from eqfuse.md.settings import Settings
 
+_SHRINKING = 0.94  # of lengths of a cell under pressure, before other boxes are needed
 MOST_STEPS = 100
 """Steps that one call can take."""
 RUNNING, LIMIT, OVERFLOW = range(3)
@@ -41,14 +50,13 @@ class Structures(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The sizes that a program is compiled for.
+    """The sizes that a program is compiled for: the grid of boxes, and those of the arrays.
 
-    They are the grid of boxes, the pairs of a structure, and the edges within the cutoff of all.
+    The pairs are those of a structure, and the edges within the cutoff those of all.
     """
 
     grid: Grid
-    pairs: int
-    edges: int
+    sizes: Sizes
 
 
 class Listing(NamedTuple):
@@ -90,37 +98,16 @@ class Advanced(NamedTuple):
     most: Most
 
 
-def energy_and_forces(potential: Potential, cutoff: float, dtype: str, edges: int):
-    """Return the function of (params, pairs, positions, cells, species, is_atom).
-
-    It evaluates a network for structures side by side, and returns their relative energies
-    [n_structures] eV, forces, the derivatives by the strain [n_structures, 3, 3] eV, and the number
-    of edges within the cutoff of all; see `eqfuse.inference.program.evaluate`.
-    """
-
-    def function(params, pairs, positions, cells, species, is_atom):
-        structures, count = species.shape
-        index = jnp.repeat(jnp.arange(structures, dtype=jnp.int32), count)
-        nodes = positions.reshape(-1, 3), cells, index, species.reshape(-1), structures * count
-        done = evaluate(potential, cutoff, dtype, params, pairs, *nodes, size=edges)
-        energies = jnp.where(is_atom, done.node_energy.reshape(structures, count), 0)
-        forces = done.forces.reshape(positions.shape)
-        strain = strain_derivatives(done, index, structures)
-        return jnp.sum(energies, axis=1), forces, strain, done.num_edges
-
-    return function
-
-
-def no_listing(room: Room, structures: int, atoms: int) -> Listing:
+def _no_listing(room: Room, structures: int, atoms: int) -> Listing:
     """Return a listing which means that a list has to be made."""
     positions, cells = np.zeros((structures, atoms, 3)), np.zeros((structures, 3, 3))
     arrays = positions, cells, np.ones((structures, atoms), bool)
-    shapes = jax.eval_shape(lambda *a: make_pairs(room.grid, room.pairs, *a)[0], *arrays)
+    shapes = jax.eval_shape(lambda *a: make_pairs(room.grid, room.sizes.pairs, *a)[0], *arrays)
     pairs = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     return Listing(pairs, np.full_like(positions, np.inf), cells + np.eye(3))
 
 
-def compile_steps(energy, room: Room, settings, cutoff: float):
+def _compile_steps(module: Module, room: Room, settings: Settings):
     """Return a compiled function that takes steps, and returns `Advanced`.
 
     Its arguments are params, structures, state, listing, the number of steps, and the timestep.
@@ -130,12 +117,11 @@ def compile_steps(energy, room: Room, settings, cutoff: float):
     small is not taken; the caller enlarges them, and takes it then.
 
     Args:
-      energy: see `energy_and_forces`.
-      room: the sizes; of edges, those of `energy`.
+      module: of the network.
+      room: the sizes.
       settings: see `eqfuse.md.Settings`.
-      cutoff: Å.
     """
-    take = functools.partial(_take, energy, room, settings, cutoff)
+    take = functools.partial(_take, module, room, settings)
 
     def advance(params, structures: Structures, state: State, listing: Listing, steps, timestep):
         def body(carry):
@@ -163,8 +149,8 @@ def compile_steps(energy, room: Room, settings, cutoff: float):
     return jax.jit(advance, donate_argnums=(2, 3))
 
 
-def _take(energy, room: Room, settings, cutoff: float, params, structures, before, listing, step):
-    """Take one step of all structures; see `compile_steps`.
+def _take(module: Module, room: Room, settings, params, structures, before, listing, step):
+    """Take one step of all structures; see `_compile_steps`.
 
     Returns:
       state, listing, reason, row, `Most`.
@@ -176,26 +162,34 @@ def _take(energy, room: Room, settings, cutoff: float, params, structures, befor
         return jax.vmap(lambda own, *a: function(Integrator(settings, *own), *a))(own, *arrays)
 
     def made(state: State) -> tuple[Listing, Needed]:
-        pairs, needed = make_pairs(room.grid, room.pairs, state.positions, state.cell, is_atom)
+        pairs, needed = make_pairs(
+            room.grid, room.sizes.pairs, state.positions, state.cell, is_atom
+        )
         return Listing(pairs, state.positions, state.cell), needed
 
     is_atom = structures.masses > 0
     state = each(lambda integrator, state: integrator.begin(state, step), before)
     rescaled = settings.ensemble == "npt"
-    valid = jnp.all(_are_valid(listing, state, cutoff, settings.skin, rescaled))
+    valid = jnp.all(_are_valid(listing, state, module.cutoff, settings.skin, rescaled))
     none = Needed(jnp.int32(0), jnp.int32(0), jnp.bool_(True))
     listing, needed = jax.lax.cond(valid, lambda: (listing, none), lambda: made(state))
-    potential, forces, strain, edges = energy(
-        params, listing.pairs, state.positions, state.cell, structures.species, is_atom
+    count = is_atom.size
+    index = jnp.repeat(jnp.arange(len(is_atom), dtype=jnp.int32), is_atom.shape[1])
+    geometry = Geometry(
+        state.positions.reshape(-1, 3), state.cell, index, structures.species.reshape(-1), count
     )
+    done = evaluate(module, params, listing.pairs, geometry, size=room.sizes.edges)
+    edges, energies = done.num_edges, done.node_energy.reshape(is_atom.shape)
+    potential = jnp.sum(jnp.where(is_atom, energies, 0), axis=1)
+    forces, strain = done.forces.reshape(state.positions.shape), strain_derivatives(done, geometry)
     state = state._replace(forces=forces, strain=strain)
     state = each(lambda integrator, state: integrator.finish(state, step), state)
     rows = each(functools.partial(_row, periodic=all(room.grid.pbc)), state, potential)
     temperature, force = rows[:, COLUMNS.index("temperature")], rows[:, COLUMNS.index("force")]
     good = jnp.all((force <= settings.max_force) & (temperature <= settings.max_temperature))
     good &= jnp.all(jnp.isfinite(potential))
-    fits = (needed.pairs <= room.pairs) & (needed.occupancy <= room.grid.occupancy)
-    fits &= needed.is_wide & (edges <= room.edges)
+    fits = (needed.pairs <= room.sizes.pairs) & (needed.occupancy <= room.grid.occupancy)
+    fits &= needed.is_wide & (edges <= room.sizes.edges)
     reason = jnp.where(fits, jnp.where(good, RUNNING, LIMIT), OVERFLOW).astype(jnp.int32)
     state = jax.tree.map(lambda new, old: jnp.where(fits & good, new, old), state, before)
     most = Most(needed, edges, (~valid).astype(jnp.int32))
@@ -203,7 +197,7 @@ def _take(energy, room: Room, settings, cutoff: float, params, structures, befor
 
 
 def _are_valid(listing: Listing, state: State, cutoff: float, skin: float, rescaled: bool):
-    """See `eqfuse.inference.pairs.is_valid`, for each structure; not where it is NaN."""
+    """See `eqfuse.inference.lists.is_valid`, for each structure; not where it is NaN."""
     stretch = jnp.ones(len(state.cell))
     if rescaled:
         stretch = jnp.cbrt(jax.vmap(volume)(state.cell) / jax.vmap(volume)(listing.cell))
@@ -220,3 +214,143 @@ def _row(integrator: Integrator, state: State, potential, periodic: bool):
     row = [potential, kinetic, temperature, force, integrator.conserved(state, potential)]
     row += [integrator.pressure(state), volume(state.cell)] if periodic else [jnp.nan, jnp.nan]
     return jnp.stack(row)
+
+
+def side_by_side(arrays, dtype=np.float64) -> np.ndarray:
+    """Return arrays of different lengths as one, padded with zeros, of numpy."""
+    arrays = [np.asarray(array) for array in arrays]
+    out = np.zeros((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), dtype)
+    for padded, array in zip(out, arrays, strict=True):
+        padded[: len(array)] = array
+    return out
+
+
+class Stepper:
+    """What takes the steps of a simulation on the device, of all structures of a batch together.
+
+    Args:
+      network: the network.
+      species: list of [n_atoms] int32, one for each structure.
+      masses: list of [n_atoms] atomic mass units.
+      pbc: [3] bool, of all structures.
+      settings: of the simulation; the noise of structure k has the seed `settings.seed + k`.
+
+    Attributes:
+      room: the sizes of the arrays; None before the first step.
+      num_lists, num_programs: neighbour lists that were made, and programs that were compiled.
+    """
+
+    def __init__(self, network: Network, species, masses, pbc, settings: Settings):
+        self._network, self._settings, self._pbc = network, settings, pbc
+        self._sizes = np.array([len(one) for one in species])
+        # noise acts on the total momentum too; without it the momentum is conserved
+        conserves = (settings.ensemble in ("nve", "nose-hoover")) & (self._sizes > 1)
+        self._structures = Structures(
+            species=side_by_side(species, np.int32),
+            masses=side_by_side(masses),
+            freedoms=3.0 * self._sizes - np.where(conserves, 3, 0),
+            seeds=settings.seed + np.arange(len(species), dtype=np.int64),
+        )
+        self._reach = network.cutoff + settings.skin
+        self.room, self._advance, self._listing = None, None, None
+        self.num_lists = self.num_programs = 0
+
+    def begin(self, positions, cells):
+        """Choose the sizes for structures.
+
+        Args:
+          positions: list of [n_atoms, 3] Å.
+          cells: list of [3, 3] Å.
+        Raises:
+          DataError: see `eqfuse.data.neighbor_list` and `eqfuse.inference.lists.grid_of`.
+        """
+        structures = list(zip(positions, cells, strict=True))
+        reach, most, total = (self._network.cutoff, self._settings.skin), 0, 0
+        for structure in structures:
+            senders, _, _, near = list_side_by_side([structure], [self._pbc], *reach)
+            most, total = max(most, len(senders)), total + near
+        self._use(Room(self._grid(structures), Sizes().grown(Sizes(pairs=most, edges=total))))
+
+    def go_on(self, room: Room, listed):
+        """Take up the sizes and the list of a checkpoint.
+
+        Args:
+          room: the sizes.
+          listed: (positions, cells) for which the list was made.
+        """
+        self._use(room)
+        if np.isfinite(listed[0]).all():
+            make = jax.jit(make_pairs, static_argnums=(0, 1))
+            is_atom = self._structures.masses > 0
+            self._listing = Listing(make(room.grid, room.sizes.pairs, *listed, is_atom)[0], *listed)
+
+    @property
+    def listed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return positions and cells for which the list was made; infinite if there is none."""
+        return np.asarray(self._listing.positions), np.asarray(self._listing.cell)
+
+    def state(self, positions, velocities, cells) -> State:
+        """Return the state before the first step, from lists with an array for each structure."""
+        count = len(self._sizes)
+        positions = side_by_side(positions)
+        # padding is where an atom is, and extends no structure
+        positions = np.where(self._structures.masses[..., None] > 0, positions, positions[:, :1])
+        return State(
+            positions=positions,
+            velocities=side_by_side(velocities),
+            forces=np.zeros_like(positions),
+            cell=np.array(cells, np.float64),
+            strain=np.zeros((count, 3, 3)),
+            chain=np.zeros((count, 2, CHAIN)),
+            heat=np.zeros(count),
+            step=np.zeros(count, np.int32),
+        )
+
+    def take(self, state: State, steps: int, timestep: float) -> Advanced:
+        """Take some steps; fewer if arrays were too small, which are larger for the next call.
+
+        Args:
+          state: of which the device may use the memory.
+          steps: at most MOST_STEPS.
+          timestep: in ASE's units.
+        Returns:
+          what was done, on the host, but for the listing.
+        """
+        done = self._advance(
+            self._network._params,
+            self._structures,
+            state,
+            self._listing,
+            np.int32(steps),
+            np.float64(timestep),
+        )
+        self._listing = done.listing
+        done = jax.device_get(done._replace(listing=None))
+        self.num_lists += int(done.most.lists)
+        if done.reason == OVERFLOW:
+            self._enlarge(done)
+        return done
+
+    def _enlarge(self, done: Advanced):
+        room, needed = self.room, done.most.needed
+        grid = room.grid
+        if not needed.is_wide:
+            state = done.state
+            ends = zip(state.positions, self._sizes, strict=True)
+            positions = [at[:count] for at, count in ends]
+            grid = self._grid(list(zip(positions, state.cell, strict=True)))
+        elif needed.occupancy > grid.occupancy:
+            most = room_in_boxes(int(needed.occupancy), int(self._sizes.max()))
+            grid = grid._replace(occupancy=most)
+        more = Sizes(pairs=int(needed.pairs), edges=int(done.most.edges))
+        self._use(Room(grid, room.sizes.grown(more)))
+
+    def _grid(self, structures):
+        shrinking = _SHRINKING if self._settings.ensemble == "npt" else 1.0
+        return grid_of(structures, self._pbc, self._reach, shrinking)
+
+    def _use(self, room: Room):
+        self.room = room
+        self._advance = _compile_steps(self._network.module, room, self._settings)
+        self._listing = _no_listing(room, *self._structures.species.shape)
+        self.num_programs += 1

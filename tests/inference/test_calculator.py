@@ -17,7 +17,8 @@ from ase.md.verlet import VelocityVerlet
 
 import eqfuse
 from eqfuse.data import DataError, Structure
-from eqfuse.inference.predict import Network, predict
+from eqfuse.inference.network import Network
+from eqfuse.inference.predict import predict
 from eqfuse.train import CheckpointError
 from eqfuse.train.main import main
 from tests.small_runs import TINY
@@ -49,9 +50,9 @@ def test_stress_is_computed_when_it_is_asked_for(atoms):
     """Stresses of the atoms add up, and those of equal atoms are equal."""
     atoms.get_forces()
     assert "stress" not in atoms.calc.results
-    packed = atoms.calc._packed
+    found = atoms.calc._found
     stress, stresses = atoms.get_stress(), atoms.get_stresses()
-    assert atoms.calc._packed is packed
+    assert atoms.calc._found is found
     np.testing.assert_allclose(stresses.sum(axis=0), stress, rtol=0, atol=1e-12)
     assert np.ptp(stresses, axis=0).max() > 1e-5
     twice = atoms.repeat((2, 1, 1))
@@ -69,7 +70,7 @@ def test_the_hessian_is_the_derivative_of_the_forces(atoms, monkeypatch):
     monkeypatch.setattr("eqfuse.data.ordering.LARGE", 2)
     atoms.rattle(0.3, seed=3)
     found, step = eqfuse.hessian(atoms), 1e-4
-    assert (np.diff(atoms.calc._listed.order) < 0).any()
+    assert (np.diff(atoms.calc._evaluator.listed.order) < 0).any()
     for atom, axis in ((0, 0), (1, 2), (3, 1)):
         forces = []
         for sign in (1, -1):

@@ -9,29 +9,29 @@ from ase import units
 from ase.md.verlet import VelocityVerlet
 
 import eqfuse
-from eqfuse.data import Structure
-from eqfuse.inference.listed import Lister
-from eqfuse.inference.predict import Network, predict
-from eqfuse.inference.program import Program
+from eqfuse.data import Structure, neighbor_list
+from eqfuse.inference.evaluator import Program
+from eqfuse.inference.network import Network
+from eqfuse.inference.predict import predict
 
 
 def test_a_list_is_kept_while_the_cell_deforms_within_the_skin(atoms, run):
     fresh, atoms.calc = (eqfuse.Calculator(run, skin=skin) for skin in (0.0, 0.5))
     atoms.get_forces()
-    listed = atoms.calc._listed
+    listed = atoms.calc._evaluator.listed
     rng = np.random.default_rng(0)
     for n in range(4):
         strain = np.eye(3) + rng.normal(scale=0.01, size=(3, 3))
         atoms.set_cell(atoms.cell.array @ strain, scale_atoms=True)
         atoms.positions += rng.normal(scale=0.01, size=(4, 3))
-        assert (atoms.calc._listed is listed) or n
+        assert (atoms.calc._evaluator.listed is listed) or n
         expected = fresh.get_forces(atoms)
         np.testing.assert_allclose(atoms.get_forces(), expected, rtol=0, atol=1e-10)
         if not n:
-            assert atoms.calc._listed is listed
+            assert atoms.calc._evaluator.listed is listed
     atoms.set_cell(0.8 * atoms.cell.array, scale_atoms=True)
     np.testing.assert_allclose(atoms.get_forces(), fresh.get_forces(atoms), rtol=0, atol=1e-10)
-    assert atoms.calc._listed is not listed
+    assert atoms.calc._evaluator.listed is not listed
 
 
 @pytest.mark.parametrize(("copies", "skin"), [((2, 2, 2), 1.5), ((3, 3, 1), 0.7)])
@@ -41,14 +41,14 @@ def test_lists_of_few_atoms_are_kept_for_longer(atoms, run, copies, skin):
     atoms = atoms.repeat(copies)
     atoms.calc, fresh = eqfuse.Calculator(run), eqfuse.Calculator(run, skin=0.0)
     atoms.get_forces()
-    listed, start = atoms.calc._listed, atoms.positions.copy()
+    listed, start = atoms.calc._evaluator.listed, atoms.positions.copy()
     step = rng.normal(size=start.shape)
     step *= skin / 2 / np.linalg.norm(step, axis=1, keepdims=True)
     for part, is_kept in ((0.99, True), (1.01, False)):
         atoms.positions = start + part * step
         expected = fresh.get_forces(atoms)
         np.testing.assert_allclose(atoms.get_forces(), expected, rtol=0, atol=1e-10)
-        assert (atoms.calc._listed is listed) == is_kept
+        assert (atoms.calc._evaluator.listed is listed) == is_kept
 
 
 def test_more_neighbours_than_a_program_holds_enlarge_it(atoms, run):
@@ -58,10 +58,10 @@ def test_more_neighbours_than_a_program_holds_enlarge_it(atoms, run):
     atoms.rattle(0.01, seed=0)
     atoms.calc = calculator = eqfuse.Calculator(run, skin=1.0)
     atoms.get_forces()
-    listed, edges = calculator._listed, calculator._listed.sizes.edges
+    listed, edges = calculator._evaluator.listed, calculator._evaluator.listed.sizes.edges
     atoms.set_cell(0.92 * atoms.cell.array, scale_atoms=True)
     forces = atoms.get_forces()
-    assert calculator._listed is listed
+    assert calculator._evaluator.listed is listed
     assert listed.sizes.edges > edges
     expected = eqfuse.Calculator(run, skin=0.0).get_forces(atoms)
     np.testing.assert_allclose(forces, expected, rtol=0, atol=1e-10)
@@ -104,7 +104,7 @@ def test_atoms_of_large_structures_are_sorted_and_come_back(atoms, run, monkeypa
         found = atoms.calc.get_property(name, atoms)
         assert np.ptp(values, axis=0).max() > 1e-3
         np.testing.assert_allclose(found, values, rtol=0, atol=1e-10)
-    assert (np.diff(atoms.calc._listed.order) < 0).any()
+    assert (np.diff(atoms.calc._evaluator.listed.order) < 0).any()
     structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
     [predicted] = predict(Network(run), [structure])
     np.testing.assert_allclose(predicted.forces, before["forces"], rtol=0, atol=1e-10)
@@ -123,7 +123,7 @@ def test_nothing_is_compiled_while_neighbours_change_within_a_bucket(atoms):
     for _ in range(20):
         atoms.positions += rng.normal(scale=0.02, size=atoms.positions.shape)
         atoms.get_forces()
-        counts.add(int(calculator._packed.num_edges))
+        counts.add(len(neighbor_list(atoms.positions, atoms.cell.array, atoms.pbc, 3.6)[0]))
     assert len(counts) > 3
     assert calculator.num_compilations == compiled
 
@@ -202,19 +202,15 @@ def test_atoms_astride_faces_of_large_cells_lose_no_precision(single, kind):
 def test_atoms_that_come_and_go_compile_little(run):
     """Vacancies use the program of the whole crystal, and many sizes a few programs."""
     calculator, fresh = (eqfuse.Calculator(run, dtype="float64") for _ in range(2))
-    calculator._program, fresh._program = (
-        Program(calculator.network._potential, calculator.cutoff, "float64") for _ in range(2)
-    )
     for one in (calculator, fresh):
-        references = one.network.references
-        one._lister = Lister(one._program, one.species, references, one.cutoff, one.skin)
+        one._evaluator._program = Program(one.network.module)
     crystal = ase.build.bulk("Cu", cubic=True).repeat((2, 2, 1))
     crystal.rattle(0.05, seed=1)
     for count in (16, 15, 14, 12, 16, 9, 15):
         energy = calculator.get_potential_energy(crystal[:count])
         assert energy == pytest.approx(fresh.get_potential_energy(crystal[:count]), abs=1e-9)
-        fresh._program.sizes.clear()
-        fresh._listed = None
+        fresh._evaluator._program.sizes.clear()
+        fresh._evaluator.listed = None
     assert calculator.num_compilations == 1
     # it has no other sizes to use; with headroom, the second 16 has others than the first
     assert fresh.num_compilations == 6

@@ -8,7 +8,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 import eqfuse
-from eqfuse.inference.predict import Network
+from eqfuse.inference.network import Network
 from tests.lammps.untrained import untrained_run
 
 WIDTHS = {"nequip": 4, "mace": 4, "allegro": 8}  # scalars of a layer

@@ -12,7 +12,8 @@ from eqfuse import Calculator
 from eqfuse import plots as pictures
 from eqfuse.data import read_extxyz
 from eqfuse.inference.evaluate import main as evaluate
-from eqfuse.inference.predict import Network, predict
+from eqfuse.inference.network import Network
+from eqfuse.inference.predict import predict
 from eqfuse.train.main import main
 from tests.small_runs import TINY
 

@@ -8,7 +8,7 @@ import pytest
 import eqfuse
 from eqfuse.cli import main as eqfuse_command
 from eqfuse.data import DataError, read_structures
-from eqfuse.inference.predict import find_runs, load_networks
+from eqfuse.inference.network import find_runs, load_networks
 from eqfuse.train import CheckpointError
 from eqfuse.train.main import main
 from tests.small_runs import TINY

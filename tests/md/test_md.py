@@ -15,12 +15,13 @@ from ase.md.verlet import VelocityVerlet
 import eqfuse
 from eqfuse import cli, md
 from eqfuse.data import DataError
-from eqfuse.inference.pairs import list_pairs, padded_pairs
-from eqfuse.inference.program import evaluate
-from eqfuse.md import output, simulation, stepper
+from eqfuse.inference import evaluator
+from eqfuse.inference.evaluator import Geometry, Sizes, evaluate
+from eqfuse.inference.lists import list_pairs, padded_pairs
+from eqfuse.inference.network import Module
+from eqfuse.md import output, simulation
 from eqfuse.md.output import read_checkpoint
-from eqfuse.md.stepper import Stepper
-from eqfuse.md.steps import Room
+from eqfuse.md.steps import Room, Stepper
 from eqfuse.train import CheckpointError
 from eqfuse.train.main import main
 from eqfuse.train.run.stopping import Interrupted, TrainingFailed
@@ -73,7 +74,8 @@ def test_every_step_is_that_of_ase(kind, small, run, tmp_path, request, steppers
         def shrunk(self, *args):
             begin(self, *args)
             grid = self.room.grid._replace(occupancy=1)
-            self._use(Room(grid, self.room.pairs // 2, self.room.edges // 2))
+            sizes = Sizes(pairs=self.room.sizes.pairs // 2, edges=self.room.sizes.edges // 2)
+            self._use(Room(grid, sizes))
 
         monkeypatch.setattr(Stepper, "begin", shrunk)
     atoms = request.getfixturevalue(kind)
@@ -139,9 +141,9 @@ def test_a_resumed_run_has_the_sizes_of_the_arrays(run, crystal, tmp_path, stepp
     chosen = ("grid", "pairs", "edges")
     settings = {"save_every": 5, "run": str(tmp_path / "md")}
     with monkeypatch.context() as patch:
-        patch.setattr(stepper, "room_for_edges", lambda count: count + 96)
-        patch.setattr(stepper, "room_for_pairs", lambda count: count + 160)
-        patch.setattr("eqfuse.md.neighbors.room_in_boxes", lambda most, atoms: most + 3)
+        patch.setattr(evaluator, "room_for_edges", lambda count: count + 96)
+        patch.setattr(evaluator, "room_for_pairs", lambda count: count + 160)
+        patch.setattr("eqfuse.inference.lists.room_in_boxes", lambda most, atoms: most + 3)
         md.run(run, crystal, steps=5, **settings)
     before = read_checkpoint(tmp_path / "md")[1]
     md.resume(tmp_path / "md", 10)
@@ -179,7 +181,7 @@ def test_edges_beyond_the_cutoff_contribute_nothing(run, crystal):
         with jax.enable_x64(True):
             job.begin([crystal.positions], [crystal.cell.array])
             start = job.state([crystal.positions], [np.zeros((4, 3))], [crystal.cell.array])
-            states.append((job.take(start, 1, 0.0), job.room))
+            states.append((job.take(start, 1, 0.0), job.room.sizes))
     (near, few), (far, many) = states
     assert many.pairs > 1.5 * few.pairs
     assert many.edges == few.edges
@@ -232,19 +234,10 @@ def test_pairs_beyond_the_cutoff_are_padding_for_any_model(crystal):
     species = np.zeros(4, np.int32)
     with jax.enable_x64(True):
         pairs = padded_pairs(senders, receivers, images, 4, len(senders) + 9)
-        evaluated = evaluate(
-            Lengths(),
-            3.6,
-            "float64",
-            {},
-            pairs,
-            jax.numpy.asarray(crystal.positions),
-            cell[None],
-            species,
-            species,
-            4,
-            size=len(senders) + 9,
-        )
+        positions = jax.numpy.asarray(crystal.positions)
+        geometry = Geometry(positions, cell[None], species, species, 4)
+        module = Module(Lengths(), 3.6, "float64")
+        evaluated = evaluate(module, {}, pairs, geometry, size=len(senders) + 9)
     vectors = crystal.positions[senders] + images @ cell - crystal.positions[receivers]
     lengths = np.linalg.norm(vectors, axis=1)
     near = lengths < 3.6

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError
-from eqfuse.inference.pairs import list_pairs
-from eqfuse.md.neighbors import grid_of, make_pairs
-from eqfuse.md.stepper import side_by_side
+from eqfuse.inference.lists import grid_of, list_pairs, make_pairs
+from eqfuse.md.steps import side_by_side
 
 REACH = 4.5
 

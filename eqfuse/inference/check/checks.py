@@ -17,7 +17,8 @@ from eqfuse.inference.check.questions import (
     slopes,
     smoothness,
 )
-from eqfuse.inference.predict import Network, predict
+from eqfuse.inference.network import Network
+from eqfuse.inference.predict import predict
 
 RATTLE = 0.03
 """Å, by which atoms are moved at random, so that forces do not vanish by symmetry."""

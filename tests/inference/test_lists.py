@@ -4,12 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.inference.pairs import (
-    counted,
+from eqfuse.inference.lists import (
     is_valid,
     list_pairs,
     padded_pairs,
     pair_vectors,
+    running_count,
     within,
 )
 from eqfuse.ops import Edges
@@ -56,10 +56,10 @@ def test_edges_within_the_cutoff_are_sorted_as_if_made_anew(crystal, extra):
 
 
 @pytest.mark.parametrize("count", [1, 16, 37, 5000])
-def test_places_are_counted(count):
+def test_places_are_running_count(count):
     keep = np.random.default_rng(count).random(count) < 0.5
     expected = np.append(0, np.cumsum(keep))
-    np.testing.assert_array_equal(counted(jnp.asarray(keep)), expected)
+    np.testing.assert_array_equal(running_count(jnp.asarray(keep)), expected)
 
 
 def test_a_list_is_valid_as_long_as_it_holds_all_pairs(crystal):

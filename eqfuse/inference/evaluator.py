@@ -1,0 +1,491 @@
+"""Energies, forces and stress of structures by a trained network.
+
+Whatever uses a network does so here: compiled loops (dynamics, relaxation) by `evaluate`, all that
+has arrays on the host by `Evaluator`. Programs are compiled for `Sizes`, which grow here alone.
+"""
+
+import dataclasses
+import functools
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqfuse import ops
+from eqfuse.data.ordering import spatial_order
+from eqfuse.data.samples import species_index
+from eqfuse.inference.lists import (
+    Pairs,
+    is_valid,
+    list_side_by_side,
+    naming,
+    padded_pairs,
+    pair_vectors,
+    room_for_edges,
+    room_for_nodes,
+    room_for_pairs,
+    within,
+)
+from eqfuse.inference.network import Module, Network
+from eqfuse.ops import Edges
+
+_MOST_OWN, _MOST_OTHERS = 2, 1.2
+"""How many times as large as needed a program may be that this evaluator, or another, needed."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of the arrays of a program: nodes, pairs, edges within the cutoff, and structures."""
+
+    nodes: int = 0
+    pairs: int = 0
+    edges: int = 0
+    graphs: int = 1
+
+    def grown(self, needed: "Sizes") -> "Sizes":
+        """Return sizes that hold what is needed, with headroom where these do not."""
+        pairs, edges = self.pairs, self.edges
+        if max(needed.pairs, 1) > pairs:  # an array of none cannot be read
+            pairs = room_for_pairs(needed.pairs)
+        if max(needed.edges, 1) > edges:
+            edges = room_for_edges(needed.edges)
+        return Sizes(max(self.nodes, needed.nodes), pairs, edges, max(self.graphs, needed.graphs))
+
+
+class Geometry(NamedTuple):
+    """Structures side by side, padded.
+
+    Attributes:
+      positions: [n_nodes, 3] float64, Å.
+      cells: [n_graphs, 3, 3] float64, Å.
+      index: [n_nodes] int32, the structure of each node; not read if there is one.
+      species: [n_nodes] int32.
+      num_atoms: nodes from this number on have no energy.
+    """
+
+    positions: jax.Array
+    cells: jax.Array
+    index: jax.Array
+    species: jax.Array
+    num_atoms: jax.Array
+
+
+class Near(NamedTuple):
+    """The pairs of a list that are within the cutoff, and others with a vector of zero.
+
+    Attributes:
+      edges: sorted by receiver.
+      vectors: [n_edges, 3] Å, float64; zero for what is no edge, as for padding, so that it
+        contributes nothing, whatever the model does there.
+      real: [n_edges, 1] bool, edges.
+      num_edges: int32, the number of pairs within the cutoff. Where it is above n_edges, what is
+        computed has no meaning.
+    """
+
+    edges: Edges
+    vectors: jax.Array
+    real: jax.Array
+    num_edges: jax.Array
+
+
+class Evaluated(NamedTuple):
+    """What `evaluate` returns, in float64.
+
+    Attributes:
+      node_energy: [n_nodes] eV, without reference energies; zero in the padding.
+      forces: [n_nodes, 3] eV/Å.
+      gradient: [n_edges, 3] eV/Å, of the energy by the vectors; zero for what is no edge.
+      near: see `Near`.
+    """
+
+    node_energy: jax.Array
+    forces: jax.Array
+    gradient: jax.Array
+    near: Near
+
+    @property
+    def num_edges(self) -> jax.Array:
+        """Return the number of pairs within the cutoff, see `Near`."""
+        return self.near.num_edges
+
+
+def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Near:
+    """Return the pairs within the cutoff, with vectors of differences in float64.
+
+    Args:
+      cutoff: Å.
+      pairs: a list with all pairs within the cutoff.
+      geometry: the structures.
+      size: the number of edges, static.
+    """
+    size = min(size, pairs.images.shape[0])
+    ends = pairs.edges.senders, pairs.edges.receivers
+    vectors = pair_vectors(geometry.positions, geometry.cells, geometry.index, *ends, pairs.images)
+    squares = sum(vectors[:, k] ** 2 for k in range(3))
+    near = (squares < cutoff**2) & (squares > 0)
+    edges, kept, count = within(pairs, near, size)
+    real = near[kept][:, None]
+    return Near(edges, jnp.where(real, vectors[kept], 0), real, count)
+
+
+def energies_and_gradient(potential, params, vectors, species, edges, atoms):
+    """Return the derivative of the energy of atoms by the vectors of edges, and their energies."""
+
+    def total(params, vectors, species, edges, atoms):
+        energies = jnp.where(atoms, potential.apply(params, vectors, species, edges), 0)
+        return jnp.sum(energies), energies
+
+    return jax.grad(total, argnums=1, has_aux=True)(params, vectors, species, edges, atoms)
+
+
+def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: int) -> Evaluated:
+    """Compute energies and forces of structures side by side; inside of `jit`.
+
+    One derivative, by the vectors of the edges, gives forces, stress and virials.
+
+    Args:
+      module: the potential.
+      params: its variables.
+      pairs, geometry, size: see `near_edges`.
+    """
+    near = near_edges(module.cutoff, pairs, geometry, size)
+    edges, species = near.edges, geometry.species
+    atoms = jnp.arange(len(species)) < geometry.num_atoms
+    # small networks are one native call on a CPU
+    differentiate = ops.sequence(functools.partial(energies_and_gradient, module.potential))
+    vectors = near.vectors.astype(module.dtype)
+    gradient, energies = differentiate(params, vectors, species, edges, atoms)
+    gradient = jnp.where(near.real, gradient, 0).astype(jnp.float64)
+    forces = jnp.zeros_like(geometry.positions).at[edges.senders].add(-gradient)
+    forces = forces.at[edges.receivers].add(gradient, indices_are_sorted=True)
+    return Evaluated(energies.astype(jnp.float64), forces, gradient, near)
+
+
+def strain_derivatives(evaluated: Evaluated, geometry: Geometry):
+    """Return dE/de at e = 0 of each structure, [n_graphs, 3, 3] eV.
+
+    The strain is r -> (1 + (e + e^T)/2) r.
+    """
+    vectors, gradient = evaluated.near.vectors, evaluated.gradient
+    count = len(geometry.cells)
+    if count == 1:
+        strain = (vectors.T @ gradient)[None]
+    else:
+        products = vectors[:, :, None] * gradient[:, None, :]
+        of_edges = geometry.index[evaluated.near.edges.receivers]
+        strain = jax.ops.segment_sum(products, of_edges, count)
+    return (strain + jnp.swapaxes(strain, 1, 2)) / 2
+
+
+def atom_strain_derivatives(evaluated: Evaluated):
+    """Return the parts of the nodes of `strain_derivatives`, [n_nodes, 3, 3] eV.
+
+    Each edge gives half to either of its atoms, as in LAMMPS and mace.
+    """
+    edges = evaluated.near.edges
+    products = evaluated.near.vectors[:, :, None] * evaluated.gradient[:, None, :] / 4
+    products += jnp.swapaxes(products, 1, 2)
+    parts = jnp.zeros((len(evaluated.forces), 3, 3))
+    return parts.at[edges.senders].add(products).at[edges.receivers].add(products)
+
+
+class Program:
+    """The compiled functions of a network, which all networks of the same settings share.
+
+    Attributes:
+      module: the potential.
+      sizes: those that were compiled so far.
+      lock: for who chooses sizes.
+    """
+
+    def __init__(self, module: Module):
+        self.module, self.sizes, self.lock = module, [], threading.RLock()
+        self._compiled: dict[tuple, Callable] = {}
+
+    @property
+    def num_compilations(self) -> int:
+        """Return the number of programs that were compiled so far."""
+        return sum(compiled._cache_size() for compiled in self._compiled.values())
+
+    def compiled(self, function: Callable, **static) -> Callable:
+        """Return a compiled program that computes a function of structures.
+
+        Args:
+          function: (module, params, pairs, geometry, size, **static) -> array and number of edges.
+          static: its further arguments.
+        Returns:
+          (params, pairs, places, of_nodes, size=) -> float64 array of one axis, at the end of which
+          is the number of edges: one copy to the device, and one from it. Places are positions of
+          the nodes and below them the cells, [n_nodes + 3 n_graphs, 3]; of_nodes the rest of
+          `Geometry`.
+        """
+        key = function, *static.items()
+        if key not in self._compiled:
+
+            def program(params, pairs, places, of_nodes, *, size: int):
+                nodes = len(of_nodes[0])
+                cells = places[nodes:].reshape(-1, 3, 3)
+                geometry = Geometry(places[:nodes], cells, *of_nodes)
+                result, count = function(self.module, params, pairs, geometry, size, **static)
+                return jnp.append(result.astype(jnp.float64).ravel(), count.astype(jnp.float64))
+
+            self._compiled[key] = jax.jit(program, static_argnames="size")
+        return self._compiled[key]
+
+
+program_of = functools.lru_cache(maxsize=32)(Program)
+"""The program of a `Module`."""
+
+
+class Results(NamedTuple):
+    """What an evaluator computes of structures, on the host.
+
+    Attributes:
+      energies: [n_atoms] eV, without reference energies.
+      forces: [n_atoms, 3] eV/Å.
+      strain: [n_structures, 3, 3] eV, see `strain_derivatives`; or the parts of the atoms,
+        [n_atoms, 3, 3].
+    """
+
+    energies: np.ndarray
+    forces: np.ndarray
+    strain: np.ndarray
+
+
+def _results(module, params, pairs, geometry, size, *, of_atoms: bool):
+    """Return energies, forces and strain derivatives in one array."""
+    done = evaluate(module, params, pairs, geometry, size=size)
+    strain = atom_strain_derivatives(done) if of_atoms else strain_derivatives(done, geometry)
+    parts = [done.node_energy, done.forces.ravel(), strain.ravel()]
+    return jnp.concatenate(parts), done.num_edges
+
+
+@dataclasses.dataclass(eq=False)
+class Listed:
+    """A neighbour list on the device, and the structures for which it was made.
+
+    Attributes:
+      structures: list of (positions, cell), Å.
+      key: what besides of the structures the list is valid for.
+      sizes: of the program; may grow.
+      pairs, of_nodes: the list, and structure, species and number of the nodes, on the device.
+      order: [n_atoms] the atom that each node is.
+      number: [n_atoms] the node that each atom is.
+      references: [n_atoms] eV, in the order of the structures.
+    """
+
+    structures: list[tuple[np.ndarray, np.ndarray]]
+    key: tuple
+    sizes: Sizes
+    pairs: Pairs
+    of_nodes: tuple
+    order: np.ndarray
+    number: np.ndarray
+    references: np.ndarray
+
+    def is_valid(self, structures, key, cutoff: float, skin: float) -> bool:
+        """Return whether the list has all pairs within the cutoff of structures as they are now."""
+        return key == self.key and all(
+            is_valid(before, now, cutoff, skin)
+            for before, now in zip(self.structures, structures, strict=True)
+        )
+
+
+class Evaluator:
+    """A network that computes structures, with a neighbour list that is kept while it is valid.
+
+    Args:
+      network: the trained network.
+      skin: Å, by which lists go beyond the cutoff; or a function of the number of atoms.
+      varies: whether the number of atoms may change with each list, for which there is headroom.
+
+    Attributes:
+      listed: the last list; None at first.
+    """
+
+    def __init__(self, network: Network, skin: float | Callable = 0.0, *, varies: bool = False):
+        self.network, self.listed = network, None
+        self._skin, self._varies, self._used = skin, varies, set()
+        self._program = program_of(network.module)
+
+    @property
+    def num_compilations(self) -> int:
+        """Return the number of programs that all networks of these settings have compiled."""
+        return self._program.num_compilations
+
+    def __call__(self, structures: Sequence, *, of_atoms: bool = False) -> Results:
+        """Compute structures, with a new list if that of before does not hold all pairs.
+
+        Args:
+          structures: each with `numbers`, `positions`, `pbc`, and `cell`, in which directions
+            without a vector are zero.
+          of_atoms: whether strain derivatives are those of the atoms.
+        Raises:
+          DataError: see `list`.
+        """
+        count = sum(len(structure.numbers) for structure in structures)
+        placed, key = _places_and_key(structures)
+        if self.listed is None or not self.listed.is_valid(
+            placed, key, self.network.cutoff, self.skin_of(count)
+        ):
+            self.listed = self.list(structures)
+        return self.run(self.listed, placed, of_atoms=of_atoms)
+
+    def skin_of(self, num_atoms: int) -> float:
+        """Return the skin of a list of so many atoms, Å."""
+        return self._skin(num_atoms) if callable(self._skin) else self._skin
+
+    def list(self, structures: Sequence, names: Sequence[str] | None = None) -> Listed:
+        """Return a neighbour list of structures.
+
+        Args:
+          structures: see `__call__`.
+          names: of the structures, for messages; None for a single one.
+        Raises:
+          DataError: an element that the network does not know; see `eqfuse.data.neighbor_list`.
+        """
+        network, species, orders, first = self.network, [], [], 0
+        for k, structure in enumerate(structures):
+            with naming(names and names[k]):
+                species.append(species_index(structure.numbers, network.species))
+        placed, key = _places_and_key(structures)
+        pbc = [structure.pbc for structure in structures]
+        skin = self.skin_of(sum(map(len, species)))
+        lists = list_side_by_side(placed, pbc, network.cutoff, skin, names)
+        for (positions, cell), periodic in zip(placed, pbc, strict=True):
+            orders.append(spatial_order(positions, cell, periodic, network.cutoff) + first)
+            first += len(positions)
+        index = np.repeat(np.arange(len(species), dtype=np.int32), list(map(len, species)))
+        order, species = np.concatenate(orders), np.concatenate(species)
+        return self.padded(placed, key, lists, species, index=index, order=order)
+
+    def padded(
+        self,
+        structures,
+        key: tuple,
+        lists,
+        species: np.ndarray,
+        *,
+        index: np.ndarray | None = None,
+        order: np.ndarray | None = None,
+        num_atoms: int | None = None,
+    ) -> Listed:
+        """Return a list of pairs that are known, on the device, padded to the sizes of a program.
+
+        Args:
+          structures, key: see `Listed`.
+          lists: see `list_side_by_side`.
+          species: [n_atoms] int32.
+          index: [n_atoms], the structure of each atom; None for one.
+          order: [n_atoms], see `Listed`; None for the same.
+          num_atoms: atoms from this number on have no energy; None for all.
+        """
+        *pairs, near = lists
+        count = len(species)
+        needed = Sizes(count, len(pairs[0]), near, len(structures))
+        sizes = self._sizes(needed)
+        order = np.arange(count) if order is None else order
+        number = np.argsort(order)
+        ends = number[pairs[0]], number[pairs[1]]
+        pairs = padded_pairs(*ends, pairs[2], sizes.nodes, sizes.pairs)
+        nodes = np.zeros((2, sizes.nodes), np.int32)
+        nodes[0] = sizes.graphs - 1
+        nodes[:, :count] = 0 if index is None else index[order], species[order]
+        of_nodes = *nodes, np.int32(count if num_atoms is None else num_atoms)
+        with jax.enable_x64(True):
+            pairs, of_nodes = jax.device_put((pairs, of_nodes))
+        structures = [(positions.copy(), cell) for positions, cell in structures]
+        references = self.network.references[species]
+        return Listed(structures, key, sizes, pairs, of_nodes, order, number, references)
+
+    def run(self, listed: Listed, structures=None, *, of_atoms: bool = False) -> Results:
+        """Compute structures with a list.
+
+        Args:
+          listed: their list.
+          structures: list of (positions, cell), Å; None for those of the list.
+          of_atoms: see `__call__`.
+        """
+        array = self.apply(_results, listed, structures, of_atoms=of_atoms)
+        nodes, number = listed.sizes.nodes, listed.number
+        strain = array[4 * nodes :].reshape(-1, 3, 3)
+        return Results(
+            array[:nodes].take(number),
+            array[nodes : 4 * nodes].reshape(-1, 3).take(number, axis=0),
+            strain.take(number, axis=0) if of_atoms else strain[: len(listed.structures)],
+        )
+
+    def apply(self, function: Callable, listed: Listed, structures=None, **static) -> np.ndarray:
+        """Compute a function of structures; the program grows if it has not enough edges.
+
+        Args:
+          function, static: see `Program.compiled`.
+          listed, structures: see `run`.
+        Returns:
+          float64, of one axis.
+        """
+        compiled, sizes = self._program.compiled(function, **static), listed.sizes
+        structures = listed.structures if structures is None else structures
+        places = np.zeros((sizes.nodes + 3 * sizes.graphs, 3))
+        [(positions, cells)] = structures if len(structures) == 1 else [_joined(structures)]
+        places[: len(positions)] = positions.take(listed.order, axis=0)
+        places[sizes.nodes : sizes.nodes + len(cells)] = cells
+        arguments = listed.pairs, places, listed.of_nodes
+        while True:
+            with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+                done = compiled(self.network._params, *arguments, size=listed.sizes.edges)
+            done = np.asarray(done)
+            if done[-1] <= listed.sizes.edges:
+                return done[:-1]
+            listed.sizes = self._sizes(sizes._replace(edges=int(done[-1])), sizes)
+
+    def _sizes(self, needed: Sizes, now: Sizes | None = None) -> Sizes:
+        """Return compiled sizes that hold what is needed, or new ones with less padding.
+
+        Args:
+          now: where all but the edges are as they are.
+        """
+        limit = room_for_edges(needed.edges)
+
+        def fits(sizes: Sizes) -> bool:
+            most = _MOST_OWN if sizes in self._used else _MOST_OTHERS
+            return (
+                needed.nodes <= sizes.nodes <= most * needed.nodes
+                and needed.edges <= sizes.edges <= most * limit
+                and needed.pairs <= sizes.pairs
+                and needed.graphs <= sizes.graphs <= most * needed.graphs
+                and (now is None or now == sizes._replace(edges=now.edges))
+            )
+
+        with self._program.lock:
+            fitting = list(filter(fits, self._program.sizes))
+            if fitting:
+                chosen = min(fitting, key=lambda sizes: (sizes.edges, *sizes))
+            else:
+                chosen = self._new_sizes(needed) if now is None else now._replace(edges=limit)
+                self._program.sizes.append(chosen)
+        self._used.add(chosen)
+        return chosen
+
+    def _new_sizes(self, needed: Sizes) -> Sizes:
+        nodes, varied = needed.nodes, {sizes.nodes for sizes in self._used} - {needed.nodes}
+        if not (self._varies or varied):
+            # Dynamics keep their atoms, and pay for no others; where one came, more may.
+            return Sizes(nodes, graphs=needed.graphs).grown(needed)
+        more = room_for_nodes(nodes)
+        pairs, edges = (math.ceil(n * more / nodes) for n in (needed.pairs, needed.edges))
+        return Sizes(more, graphs=needed.graphs).grown(Sizes(0, pairs, edges))
+
+
+def _places_and_key(structures) -> tuple[list, tuple]:
+    """Return (positions, cell) of structures, and what besides a list depends on."""
+    placed = [(structure.positions, structure.cell) for structure in structures]
+    return placed, tuple((s.numbers.tobytes(), s.pbc.tobytes()) for s in structures)
+
+
+def _joined(structures) -> tuple[np.ndarray, np.ndarray]:
+    positions, cells = zip(*structures, strict=True)
+    return np.concatenate(positions), np.concatenate(cells)

@@ -1,0 +1,410 @@
+"""Neighbour lists: made on the host or on the device, kept while they hold all pairs.
+
+A list holds the pairs within cutoff and skin. Each evaluation computes their vectors and passes the
+pairs within the cutoff to the network, so that the skin costs a few operations and no edges: see
+`eqfuse.inference.evaluator`. All headroom of padded arrays is chosen here.
+"""
+
+import contextlib
+import functools
+import itertools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ase.cell import Cell
+
+from eqfuse.data import DataError, neighbor_list
+from eqfuse.ops import Edges
+
+_PAIR_HEADROOM, _EDGE_HEADROOM, _EDGE_MULTIPLE = 1.1, 1.02, 32
+_NODE_HEADROOM, _NODE_MULTIPLE = 1.1, 4
+_OCCUPANCY_HEADROOM = 1.3
+_BLOCK = 16
+
+
+class Pairs(NamedTuple):
+    """A neighbour list, sorted by receiver.
+
+    Attributes:
+      edges: `eqfuse.ops.Edges`; padding joins a node to itself.
+      images: [n_pairs, 3] int32, lattice vectors by which the sender is moved; zero for padding.
+    """
+
+    edges: Edges
+    images: jax.Array
+
+
+def room_for_pairs(count: int) -> int:
+    """Return the number of pairs that a list of `count` pairs is padded to."""
+    return _EDGE_MULTIPLE * math.ceil((_PAIR_HEADROOM * count + 1) / _EDGE_MULTIPLE)
+
+
+def room_for_edges(count: int) -> int:
+    """Return the number of edges of a program for about `count` edges within the cutoff.
+
+    The headroom of 2% and two standard deviations of a Poisson distribution is for fluctuations.
+    """
+    room = _EDGE_HEADROOM * count + 2 * math.sqrt(count) + 1
+    return _EDGE_MULTIPLE * math.ceil(room / _EDGE_MULTIPLE)
+
+
+def room_for_nodes(count: int) -> int:
+    """Return the number of nodes of a program for structures whose number of atoms changes."""
+    return _NODE_MULTIPLE * math.ceil(int(_NODE_HEADROOM * count + 1) / _NODE_MULTIPLE)
+
+
+def room_in_boxes(most: int, num_atoms: int) -> int:
+    """Return the occupancy of a grid in which the fullest box has `most` atoms."""
+    return min(num_atoms, math.ceil(_OCCUPANCY_HEADROOM * most) + 2)
+
+
+def list_pairs(positions, cell, pbc, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return senders, receivers and images of the pairs within `reach`, on the host.
+
+    Raises:
+      DataError: see `eqfuse.data.neighbor_list`.
+    """
+    senders, receivers, shifts = neighbor_list(positions, cell, pbc, reach)
+    images = np.zeros(shifts.shape, np.int32)
+    if np.any(pbc):
+        images[:, pbc] = np.rint(shifts @ np.linalg.pinv(np.asarray(cell)[pbc]))
+    return senders, receivers, images
+
+
+def list_side_by_side(structures, pbc, cutoff: float, skin: float, names=None):
+    """Return the pairs of structures whose atoms are numbered one structure after the other.
+
+    Args:
+      structures: list of (positions, cell), [n_atoms, 3] and [3, 3] Å.
+      pbc: list of [3] bool, the periodic directions of each.
+      cutoff, skin: Å; pairs are within both together.
+      names: of the structures, for messages; None for a single one.
+    Returns:
+      senders, receivers, images (see `list_pairs`), and how many of them are within the cutoff.
+    Raises:
+      DataError: see `eqfuse.data.neighbor_list`.
+    """
+    listed, near, first = [], 0, 0
+    for k, ((positions, cell), periodic) in enumerate(zip(structures, pbc, strict=True)):
+        with naming(names and names[k]):
+            pairs = list_pairs(positions, cell, periodic, cutoff + skin)
+        near += count_near(positions, cell, *pairs, cutoff)
+        listed.append((pairs[0] + first, pairs[1] + first, pairs[2]))
+        first += len(positions)
+    return *map(np.concatenate, zip(*listed, strict=True)), near
+
+
+@contextlib.contextmanager
+def naming(name: str | None):
+    """Let errors of data begin with the name of the structure, if it has one."""
+    try:
+        yield
+    except DataError as error:
+        if name is None:
+            raise
+        raise type(error)(f"{name}: {error}") from error
+
+
+def count_near(positions, cell, senders, receivers, images, cutoff: float) -> int:
+    """Return how many pairs are within the cutoff."""
+    vectors = positions[senders] + images @ cell - positions[receivers]
+    return int((np.einsum("ei,ei->e", vectors, vectors) < cutoff**2).sum())
+
+
+def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs:
+    """Return the list of `room` pairs, of numpy arrays.
+
+    Padding is spread over the nodes: the edges of one are summed one after the other.
+    """
+    padding = room - len(senders)
+    loops = np.arange(padding) * num_nodes // max(padding, 1)
+    senders, receivers = np.append(senders, loops), np.append(receivers, loops)
+    order = np.argsort(receivers * num_nodes + senders, kind="stable")
+    images = np.concatenate([images, np.zeros((padding, 3), np.int32)])[order]
+    return Pairs(Edges.from_arrays(senders[order], receivers[order], num_nodes), images)
+
+
+def is_valid(listed, positions, cutoff: float, skin: float) -> bool:
+    """Return whether all pairs within the cutoff are in a list that reached to cutoff and skin.
+
+    Every vector v of the list became v A + u_j - u_i, for the deformation A of the cell and the
+    displacements u besides, so that it is at least as long as |v| s - 2 max |u| for the least
+    singular value s of A.
+
+    Args:
+      listed: (positions, cell) for which the list was made, [n_atoms, 3] and [3, 3] Å.
+      positions: (positions, cell) now; a cell that changed must have a volume.
+    """
+    (old, old_cell), (new, cell) = listed, positions
+    stretch = 1.0
+    if old_cell is not cell and not np.array_equal(old_cell, cell):
+        if np.linalg.det(old_cell) == 0:
+            return False
+        deformation = np.linalg.solve(old_cell, cell)
+        old = old @ deformation
+        stretch = np.linalg.svd(deformation, compute_uv=False)[-1]
+    moved = new - old
+    most = math.sqrt(np.einsum("ai,ai->a", moved, moved).max(initial=0))
+    return 2 * most <= (cutoff + skin) * stretch - cutoff
+
+
+def within(pairs: Pairs, near, size: int) -> tuple[Edges, jax.Array, jax.Array]:
+    """Return a part of the pairs of a list that has all near ones, without sorting.
+
+    Pairs that are not near fill what is left of `size`, spread over all. The list is sorted by
+    receiver, and so is what is returned. If more than `size` pairs are near, the first are kept.
+
+    Args:
+      pairs: the list.
+      near: [n_pairs] bool.
+      size: at most n_pairs, static.
+    Returns:
+      the edges, which pair each of them is, [size], and how many pairs are near.
+    """
+    edges = pairs.edges
+    # XLA would compute what is behind these barriers again for each of its uses
+    number, count = jax.lax.optimization_barrier(select_evenly(near, size))  # [n_pairs + 1]
+    if size == near.shape[0]:  # all are kept, in their order
+        return edges, jnp.arange(size, dtype=jnp.int32), count
+    kept = selected(number, size)
+    keep = number[1:] > number[:-1]
+    of_sender = jax.lax.optimization_barrier(running_count(keep[edges.sender_order]))
+    chosen = Edges(
+        senders=edges.senders[kept],
+        receivers=edges.receivers[kept],
+        receiver_order=jnp.arange(size, dtype=jnp.int32),
+        receiver_ptr=number[edges.receiver_ptr],
+        sender_order=number[edges.sender_order[selected(of_sender, size)]],
+        sender_ptr=of_sender[edges.sender_ptr],
+        num_nodes=edges.num_nodes,
+    )
+    return chosen, kept, count
+
+
+def select_evenly(near, size: int) -> tuple[jax.Array, jax.Array]:
+    """Choose the near ones and others, spread evenly, that are `size` together.
+
+    If more are near, the first are kept.
+
+    Args:
+      near: [count] bool.
+      size: at most count, static.
+    Returns:
+      [count + 1] int32, how many are chosen before each place, and in all; and how many are near,
+      which costs nothing here: a sum of them made XLA compute all of them again.
+    """
+    so_far = running_count(near)
+    until = jnp.minimum(so_far[1:], size)
+    others = jnp.arange(1, len(near) + 1, dtype=jnp.int32) - until
+    # how many of the first others are kept: evenly up to what is left
+    due = others.astype(jnp.float64) * (size - until[-1]) / jnp.maximum(others[-1], 1)
+    return jnp.append(jnp.int32(0), until + jnp.floor(due + 1e-9).astype(jnp.int32)), so_far[-1]
+
+
+def running_count(keep) -> jax.Array:
+    """Return how many of [count] are true before each place, and in all, [count + 1] int32.
+
+    On a CPU, XLA computes a cumulative sum in log2(count) passes over the array; a product with a
+    triangular matrix leaves a sixteenth of it to them. float32 counts exactly up to 2^24.
+    """
+    count = keep.shape[0]
+    blocks = jnp.pad(keep, (0, -count % _BLOCK)).reshape(-1, _BLOCK).astype(jnp.float32)
+    inside = (blocks @ np.triu(np.ones((_BLOCK, _BLOCK), np.float32))).astype(jnp.int32)
+    before = jnp.cumsum(inside[:, -1], dtype=jnp.int32) - inside[:, -1]
+    return jnp.append(jnp.int32(0), (inside + before[:, None]).reshape(-1)[:count])
+
+
+def selected(number, size: int) -> jax.Array:
+    """Return the places that are counted by `number`, [size] int32; see `running_count`."""
+    place = jnp.where(number[1:] > number[:-1], number[:-1], size)
+    numbers = jnp.arange(len(place), dtype=jnp.int32)
+    zero = jnp.zeros(size, jnp.int32)
+    return zero.at[place].set(numbers, mode="drop", unique_indices=True)
+
+
+def pair_vectors(positions, cells, graph_index, senders, receivers, images):
+    """Return the vectors [n_edges, 3] from receivers to senders, in the precision of positions."""
+    images = images.astype(positions.dtype)
+    if cells.shape[0] == 1:  # a matmul would be a call of its own, with arrays of its own
+        shifts = sum(images[:, k : k + 1] * cells[0, k] for k in range(3))
+    else:
+        shifts = jnp.einsum("ei,eij->ej", images, cells[graph_index[receivers]])
+    return positions[senders] + shifts - positions[receivers]
+
+
+class Grid(NamedTuple):
+    """Boxes along the lattice vectors, and along the axes of directions that are not periodic.
+
+    All pairs within `reach` are of atoms in boxes that are next to each other, or in images of the
+    box along a lattice vector that is no longer.
+
+    Attributes:
+      reach: Å.
+      pbc: the periodic directions.
+      axes: unit vectors of the directions that are not periodic; zero for the others.
+      boxes: the number of boxes along each direction.
+      aside: how many boxes, or images, to look at on either side.
+      occupancy: the number of atoms that a box has room for.
+    """
+
+    reach: float
+    pbc: tuple[bool, bool, bool]
+    axes: tuple[tuple[float, ...], ...]
+    boxes: tuple[int, int, int]
+    aside: tuple[int, int, int]
+    occupancy: int
+
+
+class Needed(NamedTuple):
+    """What a list needs: room for pairs, for atoms in a box, and boxes as wide as the reach."""
+
+    pairs: jax.Array
+    occupancy: jax.Array
+    is_wide: jax.Array
+
+
+def grid_of(structures, pbc, reach: float, shrinking: float = 1.0) -> Grid:
+    """Return the grid of the structures of a batch.
+
+    Args:
+      structures: list of (positions, cell), [n_atoms, 3] and [3, 3] Å, of numpy.
+      pbc: [3] bool, of all of them.
+      reach: Å.
+      shrinking: by which cells may become smaller, at most 1.
+    Raises:
+      DataError: the directions that are not periodic differ.
+    """
+    pbc = np.asarray(pbc, bool)
+    boxes, aside, axes = [], [], []
+    for positions, cell in structures:
+        basis = np.asarray(Cell(np.where(pbc[:, None], cell, 0)).complete())
+        heights = 1 / np.linalg.norm(np.linalg.inv(basis), axis=0)
+        extents = np.ptp(positions @ np.linalg.inv(basis), axis=0) + reach
+        lengths = np.where(pbc, shrinking * heights, extents)
+        boxes.append(np.maximum(1, (lengths / reach).astype(int)))
+        images = np.where(pbc, np.ceil(reach / lengths), 0).astype(int)
+        aside.append(np.where(boxes[-1] > 1, 1, images))
+        axes.append(np.where(pbc[:, None], 0.0, basis))
+        if not np.allclose(axes[-1], axes[0], atol=1e-8):
+            raise DataError(
+                f"structures 0 and {len(axes) - 1} are periodic in different planes or directions, "
+                "and are not simulated in one batch; simulate them apart"
+            )
+    axes = tuple(map(tuple, axes[0].tolist()))
+    boxes, aside = np.min(boxes, axis=0).tolist(), np.max(aside, axis=0).tolist()
+    grid = Grid(reach, tuple(pbc.tolist()), axes, tuple(boxes), tuple(aside), 0)
+    rooms = []
+    for positions, cell in structures:
+        box = _boxes_of(grid, positions, cell, np)[0]
+        counts = np.unique(box, axis=0, return_counts=True)[1]
+        rooms.append(room_in_boxes(int(counts.max()), len(positions)))
+    return grid._replace(occupancy=max(rooms))
+
+
+def make_pairs(grid: Grid, room: int, positions, cells, is_atom) -> tuple[Pairs, Needed]:
+    """Return all pairs within the reach, and what the list needs; inside of `jit`.
+
+    If more is needed than there is room for, the list is not complete. What is left of the room
+    holds pairs further apart and atoms joined to themselves, spread over all atoms.
+
+    Args:
+      grid: see `grid_of`; static.
+      room: number of pairs of each structure, static.
+      positions: [n_structures, n_atoms, 3] float64, Å, in or out of the cell.
+      cells: [n_structures, 3, 3] float64, Å.
+      is_atom: [n_structures, n_atoms] bool; others are padding and have no neighbours.
+    Returns:
+      the list of all structures side by side; what the most demanding one needs.
+    """
+    structures, count = is_atom.shape
+    find = jax.vmap(functools.partial(_find_pairs, grid, room))
+    senders, receivers, images, needed = find(positions, cells, is_atom)
+    first = count * jnp.arange(structures, dtype=jnp.int32)[:, None]
+    ends = (senders + first).reshape(-1), (receivers + first).reshape(-1)
+    pairs = Pairs(Edges.from_arrays(*ends, structures * count), images.reshape(-1, 3))
+    most = Needed(jnp.max(needed.pairs), jnp.max(needed.occupancy), jnp.all(needed.is_wide))
+    return pairs, most
+
+
+def _find_pairs(grid: Grid, room: int, positions, cell, is_atom):
+    """Return senders, receivers, images and `Needed` of one structure; see `make_pairs`."""
+    count = positions.shape[0]
+    box, images, basis = _boxes_of(grid, positions, cell)
+    boxes = jnp.array(grid.boxes, jnp.int32)
+    strides = jnp.array([grid.boxes[1] * grid.boxes[2], grid.boxes[2], 1], jnp.int32)
+    number = jnp.where(is_atom, jnp.sum(box * strides, axis=1), math.prod(grid.boxes))
+    table, fullest = _box_table(number, grid)
+    steps = [range(-n, n + 1) for n in grid.aside]
+    offsets = jnp.array(list(itertools.product(*steps)), jnp.int32)
+    beside = box[:, None] + offsets  # [n_atoms, n_offsets, 3]
+    away = jnp.where(jnp.array(grid.pbc), beside // boxes, 0)
+    beside = beside - away * boxes
+    inside = jnp.all((beside >= 0) & (beside < boxes), axis=2)
+    beside = jnp.sum(jnp.where(inside[..., None], beside, 0) * strides, axis=2)
+    # XLA would compute what is behind these barriers again for each of its uses
+    barrier = jax.lax.optimization_barrier
+    away, inside, beside = barrier((away, inside, beside))
+    senders = barrier(table[beside])
+    senders = jnp.where(inside[..., None], senders, count)  # [n_atoms, n_offsets, occupancy]
+    receivers = jnp.arange(count, dtype=jnp.int32)[:, None, None]
+    is_self = (senders == receivers) & jnp.all(away == 0, axis=2)[..., None]
+    real = (senders < count) & ~is_self & is_atom[:, None, None]
+    senders = jnp.where(real, senders, receivers)
+    wrapped = positions - images.astype(positions.dtype) @ basis
+    shifted = away.astype(positions.dtype) @ basis - wrapped[:, None]
+    # by components: a gather of rows takes several times as long
+    apart = (wrapped[:, k][senders] + shifted[:, :, None, k] for k in range(3))
+    squares = sum(component**2 for component in apart)
+    near = barrier((real & (squares < grid.reach**2)).reshape(-1))
+    room = min(room, near.shape[0])
+    number, found = barrier(select_evenly(near, room))
+    kept = barrier(selected(number, room))
+    visit = kept // senders.shape[2]  # which of [n_atoms, n_offsets]
+    receivers, away = visit // senders.shape[1], away.reshape(-1, 3)[visit]
+    senders, real = senders.reshape(-1)[kept], real.reshape(-1)[kept]
+    away = jnp.where(real[:, None], away - images[senders] + images[receivers], 0)
+    widths = 1 / jnp.linalg.norm(_inverse(basis), axis=0) / boxes
+    enough = widths * jnp.maximum(jnp.array(grid.aside), 1) >= grid.reach * (1 - 1e-12)
+    is_wide = jnp.all(enough | ~jnp.array(grid.pbc))
+    needed = Needed(found, fullest, is_wide)
+    return senders, receivers, away, needed
+
+
+def _inverse(matrix, xp=jnp):
+    """Return the inverse of a 3 x 3 matrix, in a few operations on any device."""
+    crossed = xp.stack([xp.cross(matrix[k - 2], matrix[k - 1]) for k in range(3)], axis=1)
+    return crossed / xp.sum(matrix[0] * crossed[:, 0])
+
+
+def _boxes_of(grid: Grid, positions, cell, xp=jnp):
+    """Return for each atom its box, [n_atoms, 3], and image, and the basis of the boxes.
+
+    Args:
+      xp: jax.numpy, or numpy on the host.
+    """
+    pbc, boxes = np.array(grid.pbc), np.array(grid.boxes)
+    basis = xp.where(pbc[:, None], cell, np.array(grid.axes))
+    fractions = positions @ _inverse(basis, xp)
+    images = xp.where(pbc, xp.floor(fractions), 0)
+    along = (fractions - images) * boxes
+    box = xp.floor(xp.where(pbc, along, (fractions - xp.min(fractions, axis=0)) / grid.reach))
+    # those that flew apart are in the last box: next to each other as before
+    return xp.clip(box, 0, boxes - 1).astype(xp.int32), images.astype(xp.int32), basis
+
+
+def _box_table(box, grid: Grid):
+    """Return the atoms in each box, [n_boxes, occupancy], n_atoms where none is; the most in one.
+
+    They are in the order of their numbers. Atoms of a box that does not exist are in none.
+    """
+    count, num_boxes = box.shape[0], math.prod(grid.boxes)
+    order = jnp.argsort(box, stable=True).astype(jnp.int32)
+    in_order = box[order]
+    starts = jnp.searchsorted(in_order, jnp.arange(num_boxes + 1, dtype=jnp.int32))
+    rank = jnp.arange(count, dtype=jnp.int32) - starts[in_order].astype(jnp.int32)
+    table = jnp.full((num_boxes, grid.occupancy), count, jnp.int32)
+    table = table.at[in_order, rank].set(order, mode="drop", unique_indices=True)
+    return table, jnp.max(jnp.diff(starts)).astype(jnp.int32)

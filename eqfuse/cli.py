@@ -34,20 +34,20 @@ eqfuse COMMAND --help describes each; eqfuse --version prints the version."""
 
 COMMANDS = {
     "train": "eqfuse.train.main",
-    "predict": "eqfuse.inference.command",
+    "predict": "eqfuse.inference.commands:run_predict",
     "evaluate": "eqfuse.inference.evaluate",
-    "select": "eqfuse.inference.select",
+    "select": "eqfuse.inference.commands:run_select",
     "md": "eqfuse.md.command",
     "lammps": "eqfuse.lammps.command",
-    "relax": "eqfuse.md.relax_command",
-    "check": "eqfuse.inference.check.command",
-    "export": "eqfuse.export.command",
+    "relax": "eqfuse.md.command:relax_main",
+    "check": "eqfuse.inference.check",
+    "export": "eqfuse.export",
     "convert": "eqfuse.convert.command",
-    "info": "eqfuse.inference.info",
+    "info": "eqfuse.inference.commands:run_info",
     "bench": "eqfuse.bench.command",
     "show": "eqfuse.ops.show",
 }
-"""The module of each, which is imported when it is called: JAX takes seconds to import."""
+"""The module of each, and its function if it is not `main`; imported when it is called."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,7 +85,8 @@ def _run(arguments: list[str] | None) -> int:
         what = f"{name!a} is not a command of eqfuse" if name else "eqfuse needs a command"
         print(f"error: {what}; {hint}", file=sys.stderr)
         return 2
-    return importlib.import_module(COMMANDS[name]).main(others) or 0
+    module, _, function = COMMANDS[name].partition(":")
+    return getattr(importlib.import_module(module), function or "main")(others) or 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse.data.samples import species_index
-from eqfuse.inference.predict import Network
+from eqfuse.inference.network import Network
 from eqfuse.ops import Edges
 
 

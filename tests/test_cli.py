@@ -48,7 +48,7 @@ def test_a_reader_of_its_output_that_ends_is_no_error():
 
 
 def test_a_reader_that_ends_is_no_error_of_what_predicts():
-    from eqfuse.inference.arguments import run
+    from eqfuse.inference.commands import run
 
     def task(_):
         raise BrokenPipeError

@@ -19,9 +19,9 @@ from ase.md.verlet import VelocityVerlet
 import eqfuse
 from eqfuse.data import Shape, Structure, collate
 from eqfuse.data.samples import prepare_samples, species_index
-from eqfuse.inference.predict import Network
+from eqfuse.inference.network import Network
 from eqfuse.md import Settings
-from eqfuse.md.stepper import Stepper
+from eqfuse.md.steps import Stepper
 from eqfuse.models import compile_predict
 from eqfuse.train.device.memory import keep_memory
 from eqfuse.train.device.programs import keep_programs
@@ -60,15 +60,16 @@ class _Null(Calculator):
 def through_ase(atoms, calculator, timestep: float):
     """Return what takes steps by ASE, and the seconds spent in the compiled program so far."""
     atoms = atoms.copy()
-    atoms.calc, run, seconds = calculator, calculator._run, [0.0]
+    evaluator, seconds = calculator._evaluator, [0.0]
+    atoms.calc, apply = calculator, evaluator.apply
 
-    def timed(listed):
+    def timed(*arguments, **static):
         began = time.perf_counter()
-        packed = run(listed)
+        result = apply(*arguments, **static)
         seconds[0] += time.perf_counter() - began
-        return packed
+        return result
 
-    calculator._run = timed
+    evaluator.apply = timed
     return VelocityVerlet(atoms, timestep * units.fs).run, seconds
 
 
@@ -82,7 +83,7 @@ def ase_alone(atoms, calculator, timestep: float):
     dynamics = VelocityVerlet(atoms, timestep * units.fs)
 
     def take(count: int):
-        dynamics.attach(lambda: calculator._run(calculator._listed))
+        dynamics.attach(lambda: calculator._evaluator.run(calculator._evaluator.listed))
         dynamics.run(count)
         dynamics.observers.clear()
 

@@ -13,7 +13,7 @@ from eqfuse import ops
 from eqfuse.data import DataError, Structure
 from eqfuse.data.errors import FlownApartError
 from eqfuse.inference.descriptors import descriptors
-from eqfuse.inference.evaluator import Evaluator, Results
+from eqfuse.inference.evaluator import Evaluator, Placed, Results
 from eqfuse.inference.network import Network, find_runs, require_different
 from eqfuse.train.device.memory import keep_memory
 from eqfuse.train.device.programs import keep_programs
@@ -70,15 +70,6 @@ class _State(NamedTuple):
         arrays = atoms.arrays
         parts = arrays["positions"], arrays["numbers"], atoms.cell.array, atoms.pbc
         return cls(*[part.tobytes() for part in parts])
-
-
-class _Placed(NamedTuple):
-    """A structure as an `Evaluator` takes it."""
-
-    numbers: np.ndarray
-    positions: np.ndarray
-    cell: np.ndarray
-    pbc: np.ndarray
 
 
 class Calculator(ase.calculators.calculator.Calculator):
@@ -173,7 +164,7 @@ class Calculator(ase.calculators.calculator.Calculator):
 
     @property
     def num_compilations(self) -> int:
-        """Return how many programs all calculators of the same network have compiled."""
+        """Return the number of programs that all calculators of the same network have compiled."""
         return self._evaluator.num_compilations
 
     def get_property(self, name, atoms=None, allow_calculation=True):
@@ -185,7 +176,7 @@ class Calculator(ase.calculators.calculator.Calculator):
             return super().get_property(name, None, allow_calculation)
 
     def check_state(self, atoms, tol=1e-15):
-        """Return what of atoms changed since the last calculation, of what results depend on."""
+        """Return the properties of atoms that changed since the last calculation."""
         if self._state is None:
             return list(_State._fields)
         changed = zip(_State._fields, self._state, _State.of(atoms), strict=True)
@@ -207,7 +198,7 @@ class Calculator(ase.calculators.calculator.Calculator):
             if atoms is not None and atoms is not self.atoms:
                 self._take(atoms)
             if self._found is None:
-                self._found = self._evaluate(of_atoms=False)
+                self._found = self._compute(of_atoms=False)
             energies, forces, [strain] = self._found
             energies = energies + self._evaluator.listed.references
             energy = float(energies.sum())
@@ -218,7 +209,7 @@ class Calculator(ase.calculators.calculator.Calculator):
             if "stress" in properties:
                 self.results["stress"] = full_3x3_to_voigt_6_stress(strain / self._volume)
             if "stresses" in properties:
-                parts = self._evaluate(of_atoms=True).strain / self._volume
+                parts = self._compute(of_atoms=True).strain / self._volume
                 self.results["stresses"] = full_3x3_to_voigt_6_stress(parts)
 
     def get_descriptors(self, atoms=None, invariants_only: bool = True, num_layers: int = -1):
@@ -246,15 +237,15 @@ class Calculator(ase.calculators.calculator.Calculator):
             self.atoms, self._cell = atoms.copy(), None
         self._state, self.results, self._found = state, {}, None
 
-    def _evaluate(self, *, of_atoms: bool) -> Results:
-        """Return what the network computes for `atoms`; see `Evaluator`."""
+    def _compute(self, *, of_atoms: bool) -> Results:
+        """Return the results of the network for `atoms`."""
         atoms = self.atoms
         if not np.isfinite(atoms.positions).all():
             raise DataError(f"positions are not finite: {_DIVERGED}")
         if self._cell is None:
             checked = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
             self._cell, self._volume = checked.cell, checked.volume
-        placed = _Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
+        placed = Placed(atoms.numbers, atoms.positions, self._cell, atoms.pbc)
         try:
             return self._evaluator([placed], of_atoms=of_atoms)
         except FlownApartError as error:
@@ -262,7 +253,7 @@ class Calculator(ase.calculators.calculator.Calculator):
 
 
 def _unknown_argument(name: str) -> str:
-    """Return what to do instead of passing an argument that the calculator does not have."""
+    """Return the message for an argument that the calculator does not have."""
     if name in _OTHER_NAMES:
         return f"Calculator has no argument {name}: {_OTHER_NAMES[name]}"
     near = difflib.get_close_matches(name, _ARGUMENTS, n=1)

@@ -18,9 +18,8 @@ from eqfuse.data.error_table import error_table
 from eqfuse.data.errors import counted
 from eqfuse.data.readers import missing_label, stem
 from eqfuse.data.structures import LABELS, count_labelled
-from eqfuse.inference.arguments import add_backend, add_keys, label_keys, run
+from eqfuse.inference.commands import add_backend, add_keys, atoms_of, label_keys, run
 from eqfuse.inference.network import load_networks
-from eqfuse.inference.output import atoms_of
 from eqfuse.inference.predict import Predicted, predict
 
 SOURCE = "file.txt"
@@ -37,7 +36,7 @@ def main(arguments: list[str]) -> int:
     Returns:
       0 done; 2 a run or file that cannot be used.
     """
-    return run(_parser(), arguments, _evaluate)
+    return run(_parser(), arguments, _write_errors)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _evaluate(options):
+def _write_errors(options):
     networks = load_networks(options.run, backend=options.backend)
     keys = label_keys(options, networks[0].metadata["config"]["data"])
     structures = data.read_structures(options.file, keys=keys, require_labels=False)

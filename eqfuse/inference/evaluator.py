@@ -34,7 +34,7 @@ from eqfuse.inference.network import Module, Network
 from eqfuse.ops import Edges
 
 _MOST_OWN, _MOST_OTHERS = 2, 1.2
-"""How many times as large as needed a program may be that this evaluator, or another, needed."""
+"""Limits of the size of a compiled program by what is needed: of one used here, and of others."""
 
 
 class Sizes(NamedTuple):
@@ -106,11 +106,6 @@ class Evaluated(NamedTuple):
     gradient: jax.Array
     near: Near
 
-    @property
-    def num_edges(self) -> jax.Array:
-        """Return the number of pairs within the cutoff, see `Near`."""
-        return self.near.num_edges
-
 
 def near_edges(cutoff: float, pairs: Pairs, geometry: Geometry, size: int) -> Near:
     """Return the pairs within the cutoff, with vectors of differences in float64.
@@ -141,6 +136,12 @@ def energies_and_gradient(potential, params, vectors, species, edges, atoms):
     return jax.grad(total, argnums=1, has_aux=True)(params, vectors, species, edges, atoms)
 
 
+def add_forces(gradient, edges: Edges, zero, *, are_sorted: bool = False):
+    """Return forces [n_nodes, 3] of the derivative by the vectors of edges, added to zeros."""
+    forces = zero.at[edges.senders].add(-gradient)
+    return forces.at[edges.receivers].add(gradient, indices_are_sorted=are_sorted)
+
+
 def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: int) -> Evaluated:
     """Compute energies and forces of structures side by side; inside of `jit`.
 
@@ -159,8 +160,7 @@ def evaluate(module: Module, params, pairs: Pairs, geometry: Geometry, *, size: 
     vectors = near.vectors.astype(module.dtype)
     gradient, energies = differentiate(params, vectors, species, edges, atoms)
     gradient = jnp.where(near.real, gradient, 0).astype(jnp.float64)
-    forces = jnp.zeros_like(geometry.positions).at[edges.senders].add(-gradient)
-    forces = forces.at[edges.receivers].add(gradient, indices_are_sorted=True)
+    forces = add_forces(gradient, edges, jnp.zeros_like(geometry.positions), are_sorted=True)
     return Evaluated(energies.astype(jnp.float64), forces, gradient, near)
 
 
@@ -240,6 +240,22 @@ program_of = functools.lru_cache(maxsize=32)(Program)
 """The program of a `Module`."""
 
 
+class Placed(NamedTuple):
+    """A structure as an `Evaluator` takes it; an `eqfuse.data.Structure` is one too.
+
+    Attributes:
+      numbers: [n_atoms] atomic numbers.
+      positions: [n_atoms, 3] Å.
+      cell: [3, 3] Å, zeros for directions without a vector.
+      pbc: [3] bool.
+    """
+
+    numbers: np.ndarray
+    positions: np.ndarray
+    cell: np.ndarray
+    pbc: np.ndarray
+
+
 class Results(NamedTuple):
     """What an evaluator computes of structures, on the host.
 
@@ -260,7 +276,7 @@ def _results(module, params, pairs, geometry, size, *, of_atoms: bool):
     done = evaluate(module, params, pairs, geometry, size=size)
     strain = atom_strain_derivatives(done) if of_atoms else strain_derivatives(done, geometry)
     parts = [done.node_energy, done.forces.ravel(), strain.ravel()]
-    return jnp.concatenate(parts), done.num_edges
+    return jnp.concatenate(parts), done.near.num_edges
 
 
 @dataclasses.dataclass(eq=False)
@@ -275,6 +291,7 @@ class Listed:
       order: [n_atoms] the atom that each node is.
       number: [n_atoms] the node that each atom is.
       references: [n_atoms] eV, in the order of the structures.
+      num_edges: the number of pairs within the cutoff when they were last computed.
     """
 
     structures: list[tuple[np.ndarray, np.ndarray]]
@@ -285,9 +302,10 @@ class Listed:
     order: np.ndarray
     number: np.ndarray
     references: np.ndarray
+    num_edges: int = 0
 
     def is_valid(self, structures, key, cutoff: float, skin: float) -> bool:
-        """Return whether the list has all pairs within the cutoff of structures as they are now."""
+        """Test that the list has all pairs within the cutoff of structures as they are now."""
         return key == self.key and all(
             is_valid(before, now, cutoff, skin)
             for before, now in zip(self.structures, structures, strict=True)
@@ -320,8 +338,7 @@ class Evaluator:
         """Compute structures, with a new list if that of before does not hold all pairs.
 
         Args:
-          structures: each with `numbers`, `positions`, `pbc`, and `cell`, in which directions
-            without a vector are zero.
+          structures: see `Placed`.
           of_atoms: whether strain derivatives are those of the atoms.
         Raises:
           DataError: see `list`.
@@ -342,7 +359,7 @@ class Evaluator:
         """Return a neighbour list of structures.
 
         Args:
-          structures: see `__call__`.
+          structures: see `Placed`.
           names: of the structures, for messages; None for a single one.
         Raises:
           DataError: an element that the network does not know; see `eqfuse.data.neighbor_list`.
@@ -385,15 +402,15 @@ class Evaluator:
         """
         *pairs, near = lists
         count = len(species)
-        needed = Sizes(count, len(pairs[0]), near, len(structures))
-        sizes = self._sizes(needed)
+        sizes = self._sizes(Sizes(max(count, 1), len(pairs[0]), near, len(structures)))
         order = np.arange(count) if order is None else order
+        index = np.zeros(count, np.int32) if index is None else index
         number = np.argsort(order)
         ends = number[pairs[0]], number[pairs[1]]
         pairs = padded_pairs(*ends, pairs[2], sizes.nodes, sizes.pairs)
         nodes = np.zeros((2, sizes.nodes), np.int32)
         nodes[0] = sizes.graphs - 1
-        nodes[:, :count] = 0 if index is None else index[order], species[order]
+        nodes[:, :count] = index[order], species[order]
         of_nodes = *nodes, np.int32(count if num_atoms is None else num_atoms)
         with jax.enable_x64(True):
             pairs, of_nodes = jax.device_put((pairs, of_nodes))
@@ -438,9 +455,10 @@ class Evaluator:
             with jax.enable_x64(True), jax.default_matmul_precision("highest"):
                 done = compiled(self.network._params, *arguments, size=listed.sizes.edges)
             done = np.asarray(done)
-            if done[-1] <= listed.sizes.edges:
+            listed.num_edges = int(done[-1])
+            if listed.num_edges <= listed.sizes.edges:
                 return done[:-1]
-            listed.sizes = self._sizes(sizes._replace(edges=int(done[-1])), sizes)
+            listed.sizes = self._sizes(sizes._replace(edges=listed.num_edges), sizes)
 
     def _sizes(self, needed: Sizes, now: Sizes | None = None) -> Sizes:
         """Return compiled sizes that hold what is needed, or new ones with less padding.

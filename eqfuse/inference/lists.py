@@ -109,7 +109,7 @@ def naming(name: str | None):
 
 
 def count_near(positions, cell, senders, receivers, images, cutoff: float) -> int:
-    """Return how many pairs are within the cutoff."""
+    """Return the number of pairs within the cutoff."""
     vectors = positions[senders] + images @ cell - positions[receivers]
     return int((np.einsum("ei,ei->e", vectors, vectors) < cutoff**2).sum())
 
@@ -128,7 +128,7 @@ def padded_pairs(senders, receivers, images, num_nodes: int, room: int) -> Pairs
 
 
 def is_valid(listed, positions, cutoff: float, skin: float) -> bool:
-    """Return whether all pairs within the cutoff are in a list that reached to cutoff and skin.
+    """Test that all pairs within the cutoff are in a list that reached to cutoff and skin.
 
     Every vector v of the list became v A + u_j - u_i, for the deformation A of the cell and the
     displacements u besides, so that it is at least as long as |v| s - 2 max |u| for the least
@@ -205,7 +205,7 @@ def select_evenly(near, size: int) -> tuple[jax.Array, jax.Array]:
 
 
 def running_count(keep) -> jax.Array:
-    """Return how many of [count] are true before each place, and in all, [count + 1] int32.
+    """Count the true ones of [count] before each place, and in all, [count + 1] int32.
 
     On a CPU, XLA computes a cumulative sum in log2(count) passes over the array; a product with a
     triangular matrix leaves a sixteenth of it to them. float32 counts exactly up to 2^24.
@@ -218,7 +218,7 @@ def running_count(keep) -> jax.Array:
 
 
 def selected(number, size: int) -> jax.Array:
-    """Return the places that are counted by `number`, [size] int32; see `running_count`."""
+    """Return the true places that `number` counts, [size] int32; see `running_count`."""
     place = jnp.where(number[1:] > number[:-1], number[:-1], size)
     numbers = jnp.arange(len(place), dtype=jnp.int32)
     zero = jnp.zeros(size, jnp.int32)

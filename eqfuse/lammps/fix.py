@@ -15,22 +15,19 @@ import time
 import traceback
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 from ase.data import atomic_numbers
 
 from eqfuse.data import DataError
 from eqfuse.data.samples import species_index
-from eqfuse.inference.pairs import is_valid, padded_pairs
-from eqfuse.inference.predict import Network
-from eqfuse.inference.program import Sizes, atom_strain_derivatives, program_of
-from eqfuse.lammps.exchange import Exchange
+from eqfuse.inference.evaluator import Evaluator
+from eqfuse.inference.lists import count_near
+from eqfuse.inference.network import Network
+from eqfuse.lammps.domains import Exchange, list_nodes
 from eqfuse.lammps.mpi import load_mpi, share_cores
-from eqfuse.lammps.nodes import list_nodes
 from eqfuse.models import Allegro
 
 WAYS = ("returned", "complete")
-_HEADROOM, _MULTIPLE = 1.1, 64
 _VOIGT = (0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)  # LAMMPS: xx yy zz xy xz yz
 
 
@@ -125,16 +122,16 @@ class Attached:
         self._returned, self._layers = forces == "returned", layers
         self._hops = layers if self._returned else 2 * layers
         self.ghost_cutoff = self._hops * network.cutoff + skin
-        self._program = program_of(network._potential, network.cutoff, network.dtype)
-        self._sizes, self._listed, self._exchange = Sizes(0, 0, 0), None, None
+        self._evaluator = Evaluator(network, varies=True)
+        self._listed, self._exchange = None, None
 
     @property
     def num_compilations(self) -> int:
         """Return the number of programs that were compiled so far."""
-        return self._program.num_compilations
+        return self._evaluator.num_compilations
 
     def counts(self) -> str:
-        """Return what this rank did, in a line."""
+        """Return the counts of this rank in a line."""
         return (
             f"{self.num_steps} evaluations, {self.num_lists} lists, {self.num_compilations} "
             f"programs; at last {self.num_own} own atoms, {self.num_nodes} nodes, "
@@ -157,10 +154,12 @@ class Attached:
         count = num_own + self._lmp.extract_setting("nghost")
         x, tags, types = (self._of_atoms(name, count) for name in ("x", "id", "type"))
         cell, *box = self._box()
-        if not self._comm.allreduce(self._is_valid(num_own, tags, x, cell), load_mpi().LAND):
-            self._list(num_own, tags.copy(), x, cell, *box)
-        types = types[self._nodes.images]
-        energies, parts = self._evaluate(x, types, cell)
+        key = num_own, tags.tobytes(), types.tobytes()
+        reach = self._network.cutoff, self._skin
+        valid = self._listed is not None and self._listed.is_valid([(x, cell)], key, *reach)
+        if not self._comm.allreduce(valid, load_mpi().LAND):
+            self._list(key, tags.copy(), x, types, cell, *box)
+        energies, parts = self._compute(x, cell)
         own = parts[:num_own]
         if self._returned:
             self._exchange.send_home(parts[num_own:], own)
@@ -173,10 +172,11 @@ class Attached:
         self._lmp.fix_external_set_virial_global(self.fix, virial)
         self._set_of_atoms(energies, own[:, 3:])
         self.num_steps += 1
-        self.num_own, self.num_nodes = num_own, len(types)
+        self.num_own, self.num_nodes = num_own, len(self._nodes.images)
+        self.num_edges = self._listed.num_edges
 
     def _of_atoms(self, name: str, count: int) -> np.ndarray:
-        """Return what LAMMPS has of own atoms and ghosts, [count, ...], without a copy."""
+        """Return an array of own atoms and ghosts, [count, ...], without a copy."""
         if count == 0:
             return np.zeros((0, 3)) if name == "x" else np.zeros(0, np.int64)
         return self._lmp.numpy.extract_atom(name, nelem=count, dim=3 if name == "x" else 1)
@@ -187,25 +187,21 @@ class Attached:
         lx, ly, lz = np.subtract(high, low)
         return np.array([[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]]), low, np.array(periodic, bool)
 
-    def _is_valid(self, num_own: int, tags, x, cell) -> bool:
-        """Return whether the list is one of these atoms and ghosts, and still has all pairs."""
-        if self._listed is None:
-            return False
-        listed_own, listed_tags, listed_x, listed_cell = self._listed
-        return (
-            listed_own == num_own
-            and np.array_equal(listed_tags, tags)
-            and is_valid((listed_x, listed_cell), (x, cell), self._network.cutoff, self._skin)
-        )
-
-    def _list(self, num_own: int, tags, x, cell, low, periodic):
+    def _list(self, key, tags, x, types, cell, low, periodic):
         """Make a new list of nodes and pairs; all ranks do so together."""
-        self._listed = num_own, tags, x.copy(), cell
-        reach = self._network.cutoff + self._skin
-        self._nodes = nodes = list_nodes(x, tags, num_own, cell, reach, self._hops)
-        self._reserve(len(nodes.images), len(nodes.senders), 0)
-        self._pairs = padded_pairs(
-            nodes.senders, nodes.receivers, nodes.shifts, self._sizes.nodes, self._sizes.pairs
+        num_own, cutoff = key[0], self._network.cutoff
+        nodes = list_nodes(x, tags, num_own, cell, cutoff + self._skin, self._hops)
+        pairs = nodes.senders, nodes.receivers, nodes.shifts
+        near = count_near(x[nodes.images], cell, *pairs, cutoff)
+        self._nodes, self._listed = (
+            nodes,
+            self._evaluator.padded(
+                [(x, cell)],
+                key,
+                (*pairs, near),
+                self._species[types[nodes.images]],
+                num_atoms=int((nodes.away <= (0 if self._returned else self._layers)).sum()),
+            ),
         )
         if self._returned:
             exchange = Exchange(self._comm, *self._subdomain(cell, low), periodic)
@@ -224,50 +220,16 @@ class Attached:
             bounds = (bounds - low) / np.diag(cell)
         return bounds, self.ghost_cutoff * np.linalg.norm(np.linalg.inv(cell), axis=0)
 
-    def _reserve(self, nodes: int, pairs: int, edges: int):
-        """Take sizes that hold a graph and not more than twice as much; if need be new ones."""
-        needed = nodes + 1, pairs + 1, edges + 1
-        if all(n <= size <= 2 * n + 256 for n, size in zip(needed, self._sizes, strict=True)):
-            return
-        if edges == 0:  # not known yet: pairs are within cutoff and skin
-            ratio = self._network.cutoff / (self._network.cutoff + self._skin)
-            edges = int(pairs * ratio**3)
-        room = (int(_HEADROOM * n + 1) for n in (nodes + 1, pairs + 1, edges + 1))
-        self._sizes = Sizes(*(_MULTIPLE * -(-n // _MULTIPLE) for n in room))
-
-    def _evaluate(self, x, types, cell) -> tuple[np.ndarray, np.ndarray]:
+    def _compute(self, x, cell) -> tuple[np.ndarray, np.ndarray]:
         """Return energies of the nodes, and their forces and virials, [n_nodes, 3 + 6]."""
-        nodes = self._nodes
-        count = len(nodes.images)
-        if count == 0:
+        images = self._nodes.images
+        if len(images) == 0:
             return np.zeros(0), np.zeros((0, 9))
-        positions = np.zeros((self._sizes.nodes, 3))
-        positions[:count] = x[nodes.images]
-        species = np.zeros(self._sizes.nodes, np.int32)
-        species[:count] = self._species[types]
-        of_graph = np.zeros(self._sizes.nodes, np.int32)
-        counted = np.int32((nodes.away <= (0 if self._returned else self._layers)).sum())
-        while True:
-            with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-                evaluated = self._program.compiled(
-                    self._network._params,
-                    self._pairs,
-                    positions,
-                    cell[None],
-                    of_graph,
-                    species,
-                    counted,
-                    size=self._sizes.edges,
-                )
-                self.num_edges = int(evaluated.num_edges)
-                if self.num_edges <= self._sizes.edges:
-                    strains = atom_strain_derivatives(evaluated)
-                    results = evaluated.node_energy, evaluated.forces, strains
-                    energies, forces, strains = (a[:count] for a in jax.device_get(results))
-                    virials = -strains[:, _VOIGT[0], _VOIGT[1]]
-                    return energies, np.concatenate([forces, virials], axis=1)
-            more = int(_HEADROOM * self.num_edges)
-            self._sizes = self._sizes._replace(edges=_MULTIPLE * -(-more // _MULTIPLE))
+        energies, forces, strain = self._evaluator.run(
+            self._listed, [(x[images], cell)], of_atoms=True
+        )
+        virials = -strain[:, _VOIGT[0], _VOIGT[1]]
+        return energies, np.concatenate([forces, virials], axis=1)
 
     def _set_of_atoms(self, energies, virials):
         """Give LAMMPS energies and virials of the own atoms; it takes them where it needs them."""
@@ -288,6 +250,6 @@ class Attached:
 
 
 def num_layers(network: Network) -> int:
-    """Return how many edges away an atom is at most on which the energy of an atom depends."""
+    """Return the largest number of edges over which the energy of an atom depends on others."""
     model = network._potential.model
     return 1 if isinstance(model, Allegro) else model.layers

@@ -1,10 +1,34 @@
-"""The command `eqfuse md`."""
+"""The commands `eqfuse md` and `eqfuse relax`."""
 
-from eqfuse.md.settings import Settings, help_text, parse
+from pathlib import Path
+
+import ase.io
+
+from eqfuse.md.relax import relax
+from eqfuse.md.settings import RelaxSettings, Settings, help_text, parse
+from eqfuse.md.simulation import resume, run
+from eqfuse.md.structures import read_frames
+from eqfuse.train.device.memory import keep_memory
+from eqfuse.train.device.programs import keep_programs
 from eqfuse.train.exit_code import exit_code, fail
+from eqfuse.train.run.stopping import TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
 
 USAGE = "eqfuse md RUN START [name=value ...], or eqfuse md resume=FOLDER [steps=N]; see --help"
+_RELAX_HELP = """\
+Relax structures to the nearest minimum of the energy of a trained network.
+
+  eqfuse relax RUN FILE [OUT] [name=value ...]
+
+RUN is the folder of a run, or a file of its network; FILE is any file of atoms that ASE reads, all
+frames of which are relaxed, several at once, each as ASE's FIRE does. OUT is extended XYZ; without
+it, FILE_relaxed.xyz beside FILE. Atoms that a constraint FixAtoms fixes do not move.
+
+Examples
+  eqfuse relax first candidates.xyz fmax=0.005
+  eqfuse relax first crystals.cif relaxed.xyz cell=true pressure=10
+
+Settings (default in brackets)"""
 
 
 def main(arguments: list[str]) -> int:
@@ -21,9 +45,6 @@ def main(arguments: list[str]) -> int:
         task = _task(arguments)
     except ConfigError as error:
         return fail(2, error)
-    from eqfuse.train.device.memory import keep_memory
-    from eqfuse.train.device.programs import keep_programs
-
     keep_programs()
     keep_memory()
     return exit_code(task, failures=(OSError,))
@@ -35,13 +56,58 @@ def _task(arguments: list[str]):
     if resumed:
         others = [a for a in arguments if not a.startswith("resume=")]
         steps = Settings(**parse(others, ("steps",))).steps if others else None
-        from eqfuse.md.simulation import resume
-
         return lambda: resume(resumed[-1], steps)
     if len(arguments) < 2 or any("=" in a for a in arguments[:2]):
         raise ConfigError(f"a network and a structure are needed: {USAGE}")
     network, start, *others = arguments
     settings = Settings(**parse(others))
-    from eqfuse.md.simulation import run
-
     return lambda: run(network, start, settings)
+
+
+def relax_main(arguments: list[str]) -> int:
+    """Run what the arguments ask for.
+
+    Returns:
+      0 done; 1 a structure is not relaxed, or a file cannot be read or written; 2 settings or
+      structures refused.
+    """
+    if "--help" in arguments or "-h" in arguments:
+        print(help_text(_RELAX_HELP, RelaxSettings))
+        return 0
+    names = [a for a in arguments if "=" not in a]
+    try:
+        settings = RelaxSettings(**parse([a for a in arguments if "=" in a], kind=RelaxSettings))
+        if len(names) not in (2, 3):
+            raise ConfigError("a network and a file are needed: eqfuse relax RUN FILE [OUT]")
+    except ConfigError as error:
+        return fail(2, error)
+    keep_programs()
+    keep_memory()
+    return exit_code(lambda: _relax(settings, *names), failures=(OSError,))
+
+
+def _relax(settings: RelaxSettings, network: str, source: str, target: str | None = None):
+    """Relax, write and print a table.
+
+    Raises:
+      TrainingFailed: some are not relaxed; all are written.
+    """
+    target = Path(target or Path(source).with_name(f"{Path(source).stem}_relaxed.xyz"))
+    if target.exists():
+        raise ConfigError(f"{target} exists; remove it, or give another file")
+    outcomes = relax(network, read_frames(source), settings)
+    print(f"{'frame':>6}{'atoms':>7}{'steps':>7}{'E (eV)':>16}{'change (eV)':>14}{'F (eV/Å)':>11}")
+    for number, outcome in enumerate(outcomes):
+        energy = outcome.atoms.get_potential_energy()
+        change = energy - outcome.first_energy
+        print(
+            f"{number:>6}{len(outcome.atoms):>7}{outcome.steps:>7}{energy:>16.6f}{change:>14.6f}"
+            f"{outcome.largest:>11.5f}{'' if outcome.is_relaxed else '  not relaxed'}"
+        )
+    ase.io.write(target, [outcome.atoms for outcome in outcomes], format="extxyz")
+    print(f"{len(outcomes)} structures in {target}")
+    if missing := sum(not outcome.is_relaxed for outcome in outcomes):
+        raise TrainingFailed(
+            f"{missing} of {len(outcomes)} structures are not relaxed after {settings.steps} "
+            f"steps; relax {target} further, or give a larger fmax="
+        )

@@ -95,7 +95,7 @@ class Integrator:
         return self._chain(state, timestep) if self.settings.ensemble == "nose-hoover" else state
 
     def conserved(self, state: State, potential):
-        """Return what the ensemble conserves, eV; NaN for `npt`, where nothing is known to be."""
+        """Return the conserved energy of the ensemble, eV; NaN for `npt`, which has none."""
         total = potential + self.kinetic(state.velocities) - state.heat
         if self.settings.ensemble == "npt":
             return jnp.full_like(total, jnp.nan)

@@ -1,8 +1,10 @@
 """Files of a simulation: frames, a table, a picture, and the checkpoint that it goes on from."""
 
+import csv
 import dataclasses
 import gzip
 import io
+import math
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import ase.io
 import numpy as np
 from ase import units
 
-from eqfuse.md.distances import Distances
+from eqfuse.data import DataError, neighbor_list
 from eqfuse.md.settings import Settings
 from eqfuse.plots import dynamics
 from eqfuse.train import CheckpointError
@@ -20,6 +22,8 @@ from eqfuse.train.settings.schema import ConfigError
 
 TABLE, PICTURE, DISTANCES = "thermo.csv", "thermo.png", "distances.csv"
 _CHECKPOINT, _FORMAT = "checkpoint.safetensors", 3
+REACH, WIDTH = 8.0, 0.05
+"""Å: the largest distance, and the width of a bin."""
 _HEAD = (
     "step,time_fs,potential_ev,kinetic_ev,total_ev,temperature_k,conserved_ev,pressure_gpa,"
     "volume_a3\n"
@@ -71,8 +75,52 @@ def write_checkpoint(folder: Path, settings: Settings, arrays: dict[str, np.ndar
 
 
 def own_folder(folder: Path, number: int, count: int) -> Path:
-    """Return where the files of structure `number` of `count` are: a folder in that of several."""
+    """Return the folder of structure `number` of `count`: inside of that of several."""
     return folder if count == 1 else folder / f"{number:0{len(str(count - 1))}}"
+
+
+class Distances:
+    """The radial distribution of a simulation.
+
+    Attributes:
+      counts: [2, n_bins]. The first row sums over frames the pairs in each bin for an atom, times
+        the volume of an atom if there is one; the second begins with the number of frames.
+    """
+
+    def __init__(self, counts: np.ndarray | None = None):
+        bins = round(REACH / WIDTH)
+        self.counts = np.zeros((2, bins)) if counts is None else np.array(counts)
+
+    def add(self, atoms: ase.Atoms):
+        """Add the distances of a frame."""
+        positions, cell, pbc = atoms.positions, atoms.cell.array, atoms.pbc
+        try:
+            senders, receivers, shifts = neighbor_list(positions, cell, pbc, REACH)
+        except DataError:  # of more pairs than fit the memory, or flown apart
+            return
+        vectors = positions[senders] + shifts - positions[receivers]
+        lengths = np.sqrt(np.einsum("ei,ei->e", vectors, vectors))
+        bins = self.counts.shape[1]
+        counts = np.bincount((lengths / WIDTH).astype(int), minlength=bins)[:bins]
+        scale = abs(np.linalg.det(cell)) / len(atoms) if pbc.all() else 1.0
+        self.counts[0] += counts * scale / len(atoms)
+        self.counts[1, 0] += 1
+
+    def write(self, path: Path, periodic: bool):
+        """Write r (Å) and g(r), or the pairs of an atom by Å where there is no density.
+
+        Args:
+          path: the CSV file.
+          periodic: in all directions.
+        """
+        edges = WIDTH * np.arange(self.counts.shape[1] + 1)
+        shells = 4 / 3 * math.pi * np.diff(edges**3) if periodic else WIDTH
+        values = self.counts[0] / max(self.counts[1, 0], 1) / shells
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(("r_a", "g" if periodic else "pairs_by_a"))
+            middles = (edges[1:] - WIDTH / 2).round(4)
+            rows.writerows(np.stack([middles, values], axis=1).tolist())
 
 
 @dataclasses.dataclass

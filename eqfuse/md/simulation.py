@@ -15,11 +15,10 @@ from eqfuse.inference.evaluator import Sizes
 from eqfuse.inference.lists import Grid, naming
 from eqfuse.inference.network import Network
 from eqfuse.md.integrators import State
-from eqfuse.md.member import Member
 from eqfuse.md.output import Folder, create, own_folder, read_checkpoint, write_checkpoint
 from eqfuse.md.settings import Settings
-from eqfuse.md.start import initial_velocities, structures_of
 from eqfuse.md.steps import LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
+from eqfuse.md.structures import Member, initial_velocities, structures_of
 from eqfuse.train import CheckpointError
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.settings.schema import ConfigError
@@ -210,7 +209,7 @@ class _Simulation:
         ]
 
     def _excess(self, done: Advanced, row: int) -> str:
-        """Return which limit the step passed whose row it is, and in which structure."""
+        """Return the limit that the step of a row passed, and its structure."""
         for number, member in enumerate(self._members):
             if excess := member.excess(done.rows[row][number]):
                 several = len(self._members) > 1

@@ -157,7 +157,7 @@ def _take(module: Module, room: Room, settings, params, structures, before, list
     """
 
     def each(function, *arrays):
-        """Return what a function of an integrator and the arrays of a structure gives, for each."""
+        """Map a function of an integrator and the arrays of a structure over all."""
         own = structures.masses, structures.freedoms, structures.seeds
         return jax.vmap(lambda own, *a: function(Integrator(settings, *own), *a))(own, *arrays)
 
@@ -179,7 +179,7 @@ def _take(module: Module, room: Room, settings, params, structures, before, list
         state.positions.reshape(-1, 3), state.cell, index, structures.species.reshape(-1), count
     )
     done = evaluate(module, params, listing.pairs, geometry, size=room.sizes.edges)
-    edges, energies = done.num_edges, done.node_energy.reshape(is_atom.shape)
+    edges, energies = done.near.num_edges, done.node_energy.reshape(is_atom.shape)
     potential = jnp.sum(jnp.where(is_atom, energies, 0), axis=1)
     forces, strain = done.forces.reshape(state.positions.shape), strain_derivatives(done, geometry)
     state = state._replace(forces=forces, strain=strain)

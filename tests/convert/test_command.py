@@ -9,7 +9,8 @@ import pytest
 import eqfuse
 from eqfuse.convert.command import main
 from eqfuse.data import Structure
-from eqfuse.inference.predict import Network, predict
+from eqfuse.inference.network import Network
+from eqfuse.inference.predict import predict
 
 
 def test_it_prints_what_the_network_is(model_file, tmp_path, capsys):

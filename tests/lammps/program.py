@@ -87,14 +87,14 @@ def main(case: str, run: str, out: str, forces: str, radial: str):
 
 def _fail_in_step_2(attached, comm):
     """Let the last rank fail in its fourth evaluation: two are of step 0."""
-    evaluate = attached._evaluate
+    evaluate = attached._compute
 
     def failing(*arguments):
         if attached.num_steps == 3 and comm.rank == comm.size - 1:
             raise RuntimeError("this step fails")
         return evaluate(*arguments)
 
-    attached._evaluate = failing
+    attached._compute = failing
 
 
 def _tags(lmp):

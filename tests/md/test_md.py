@@ -242,7 +242,7 @@ def test_pairs_beyond_the_cutoff_are_padding_for_any_model(crystal):
     lengths = np.linalg.norm(vectors, axis=1)
     near = lengths < 3.6
     assert not near.all()
-    assert int(evaluated.num_edges) == near.sum()
+    assert int(evaluated.near.num_edges) == near.sum()
     sum_of_lengths = np.asarray(evaluated.node_energy).sum()
     assert sum_of_lengths == pytest.approx(lengths[near].sum(), rel=1e-12)
     assert np.isfinite(evaluated.forces).all()

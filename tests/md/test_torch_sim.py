@@ -30,7 +30,7 @@ def test_a_state_has_the_results_of_the_calculator(run, frames):
             atoms.positions += rng.normal(scale=scale, size=atoms.positions.shape)
         state = torch_sim.io.atoms_to_state(frames, model.device, model.dtype)
         results, first = model(state), 0
-        lists.append(model._evaluate._pairs)
+        lists.append(model._evaluator.listed)
         for k, atoms in enumerate(frames):
             own = slice(first, first := first + len(atoms))
             atoms.calc = eqfuse.Calculator(run)

@@ -11,7 +11,8 @@ import pytest
 
 from eqfuse.cli import main as command
 from eqfuse.data.readers import read_structures
-from eqfuse.inference.predict import Network, predict
+from eqfuse.inference.network import Network
+from eqfuse.inference.predict import predict
 from eqfuse.train import read_metadata
 from eqfuse.train.main import main
 from tests.small_runs import TINY

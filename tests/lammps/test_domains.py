@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, neighbor_list
-from eqfuse.lammps.exchange import _distances
-from eqfuse.lammps.nodes import count_hops, list_nodes
+from eqfuse.lammps.domains import _distances, count_hops, list_nodes
 
 CELL = np.array([[7.0, 0.0, 0.0], [0.6, 3.0, 0.0], [0.4, -0.3, 9.0]])
 

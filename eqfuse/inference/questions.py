@@ -1,4 +1,4 @@
-"""What the predictions for changed structures must have in common, as questions with an error.
+"""Relations between the predictions for changed structures, as questions with an error.
 
 All questions are collected before any structure is computed, so that few programs are compiled.
 """
@@ -68,7 +68,7 @@ def difference(actual: Predicted, expected: Predicted, scale: Scales | None = No
 
 
 def slopes(structure: Structure, rng: np.random.Generator) -> list[Question]:
-    """Return whether forces and stress are slopes of the energy, by differences of fourth order.
+    """Ask whether forces and stress are slopes of the energy, by differences of fourth order.
 
     All atoms move at once, each by plus or minus `STEP` along each axis, so that an error of one
     component is not diluted.
@@ -110,7 +110,7 @@ def _slope(predicted: list[Predicted], step: float) -> float:
 
 
 def invariances(structure: Structure, rng: np.random.Generator) -> list[Question]:
-    """Return whether predictions follow the structure when it is described in another way."""
+    """Ask whether predictions follow the structure when it is described in another way."""
     rotation, _ = np.linalg.qr(rng.normal(size=(3, 3)))
     rotation *= np.sign(np.linalg.det(rotation))
     order = rng.permutation(structure.num_atoms)
@@ -169,7 +169,7 @@ def _transformed(structure: Structure, matrix) -> Structure:
 
 
 def smoothness(structure: Structure, cutoffs, rng: np.random.Generator) -> list[Question]:
-    """Return whether energy and forces are continuous where an atom crosses the cutoff of another.
+    """Ask whether energy and forces are continuous where an atom crosses the cutoff of another.
 
     An atom of each of the structure's elements (four at most) crosses the cutoff of the outermost
     atom of the structure, which is taken without its images; of many atoms, the nearest 20.

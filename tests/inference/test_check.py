@@ -15,9 +15,9 @@ from ase.calculators.calculator import Calculator
 from eqfuse import cli
 from eqfuse.convert import convert
 from eqfuse.data import DataError, Structure
-from eqfuse.inference import predict as prediction
-from eqfuse.inference.check import checks, command
-from eqfuse.inference.check.dynamics import drift
+from eqfuse.inference import check as checks
+from eqfuse.inference import network as loading
+from eqfuse.inference.check import drift
 
 CUTOFF = 3.6
 METADATA = {
@@ -34,7 +34,7 @@ def run(tmp_path_factory):
     """Return a network with a cutoff for each pair of elements."""
     folder = tmp_path_factory.mktemp("runs")
     package = folder / "a.nequip.zip"
-    goldens = Path(__file__).parents[2] / "convert" / "goldens" / "networks"
+    goldens = Path(__file__).parents[1] / "convert" / "goldens" / "networks"
     package.write_bytes(
         lzma.decompress((goldens / "nequip_pair_cutoffs.nequip.zip.xz").read_bytes())
     )
@@ -105,7 +105,7 @@ def failed(structures, **options) -> set[str]:
 @pytest.fixture
 def potential(monkeypatch):
     """Return a function that replaces all networks by `Pairs`, with something added."""
-    for module in (prediction, command):
+    for module in (loading, checks):
         monkeypatch.setattr(module, "read_metadata", lambda run, which=None: METADATA)
 
     def replace(added=lambda *_: 0.0, broken_backend=None):
@@ -113,7 +113,7 @@ def potential(monkeypatch):
             sound = broken_backend is not None and backend != broken_backend
             return Pairs((lambda *_: 0.0) if sound else added), {}, METADATA
 
-        monkeypatch.setattr(prediction, "load_run", loaded)
+        monkeypatch.setattr(loading, "load_run", loaded)
 
     return replace
 
@@ -195,7 +195,7 @@ def test_forces_and_stress_that_are_no_slopes_fail(crystal, potential):
 def test_a_list_that_ends_before_the_potential_is_zero_fails(crystal, potential, monkeypatch):
     potential()
     shorter = METADATA | {"model_fields": {"cutoff": CUTOFF - 0.2}}
-    monkeypatch.setattr(prediction, "read_metadata", lambda run, which=None: shorter)
+    monkeypatch.setattr(loading, "read_metadata", lambda run, which=None: shorter)
     assert failed([crystal]) == {"cutoff"}
 
 
@@ -231,7 +231,7 @@ def test_numbers_that_are_not_finite_fail(crystal, potential):
 def test_a_network_without_inversion_is_not_asked_for_it(crystal, potential, monkeypatch):
     potential(with_handedness)
     so3 = METADATA | {"model_fields": {"cutoff": CUTOFF, "so3": True}}
-    monkeypatch.setattr(prediction, "read_metadata", lambda run, which=None: so3)
+    monkeypatch.setattr(loading, "read_metadata", lambda run, which=None: so3)
     rows = {row.name: row for row in checks.check("run", [crystal], steps=0, backends=())}
     assert all(row.passed for row in rows.values())
     assert str(rows["inversion"]).endswith("not checked: an SO(3) network has no such symmetry")

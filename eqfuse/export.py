@@ -1,5 +1,9 @@
-"""Write energies, forces and stress as a program of StableHLO, with its weights in one file."""
+"""A trained network as one program to take along: StableHLO and weights in one file.
 
+`export`, and the command `eqfuse export RUN FILE`.
+"""
+
+import argparse
 import importlib.util
 import json
 import os
@@ -14,9 +18,11 @@ from ase.data import chemical_symbols
 from jax.interpreters import partial_eval
 
 from eqfuse import __version__
-from eqfuse.inference.predict import Network
+from eqfuse.inference.evaluator import add_forces, energies_and_gradient
+from eqfuse.inference.network import Network
 from eqfuse.ops import Edges
 from eqfuse.ops._edges import orders
+from eqfuse.train.exit_code import exit_code
 from eqfuse.train.run.files import write_whole
 from eqfuse.train.settings.schema import ConfigError
 
@@ -32,7 +38,7 @@ ARGUMENTS = {
     "shifts": "[e, 3] Å, of the senders: vectors are positions[senders] + shifts - "
     "positions[receivers]",
 }
-"""What the program is called with, in this order; floating-point arrays in its dtype."""
+"""The arguments of the program, in this order; floating-point arrays in its dtype."""
 RESULTS = {
     "energies": "[n] eV, of the atoms, with their reference energies; their sum is the energy",
     "forces": "[n, 3] eV/Å",
@@ -123,7 +129,7 @@ def _shapes(weights, dtype: str) -> tuple:
 
 
 def _read(function, shapes) -> list[int]:
-    """Return which weights a function reads: tables are read in the place of their networks."""
+    """Return the numbers of the weights that are read: tables in the place of their networks."""
     jaxpr = jax.make_jaxpr(function)(*shapes).jaxpr
     _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return [k for k in range(len(shapes[0])) if used[k]]
@@ -153,13 +159,9 @@ def _function(network: Network, structure, read):
         count = positions.shape[0]
         edges = Edges(senders, receivers, *orders((receivers, senders), count), count)
 
-        def total(vectors):
-            known = jnp.maximum(species, 0)
-            energies = potential.apply(params, vectors, known, edges)
-            return jnp.sum(energies), energies
-
-        gradient, energies = jax.grad(total, has_aux=True)(vectors)
-        forces = jnp.zeros_like(positions).at[receivers].add(gradient).at[senders].add(-gradient)
+        known, atoms = jnp.maximum(species, 0), jnp.ones(count, bool)
+        gradient, energies = energies_and_gradient(potential, params, vectors, known, edges, atoms)
+        forces = add_forces(gradient, edges, jnp.zeros_like(positions))
         energies += jnp.asarray(network.references, energies.dtype)[species]
         energies = jnp.where(species < 0, jnp.nan, energies)
         virial = vectors.T @ gradient
@@ -168,3 +170,44 @@ def _function(network: Network, structure, read):
         return energies, forces, jnp.where(volume > 0, (virial + virial.T) / (2 * safe), 0)
 
     return function
+
+
+def main(arguments: list[str]) -> int:
+    """Write the program of a network, and print what it is.
+
+    Args:
+      arguments: of the command.
+    Returns:
+      0 done; 1 no readable network; 2 a file that cannot be written.
+    """
+    options = _parser().parse_args(arguments)
+
+    def write():
+        kinds = {"which": options.which, "dtype": options.dtype, "radial": options.radial}
+        metadata = export(options.run, options.file, **kinds)
+        size = options.file.stat().st_size / 1e6
+        print(f"{options.file} is written ({size:.1f} MB): energies, forces and stress of")
+        print(f"{metadata['elements']}, {metadata['dtype']}, cutoff {metadata['cutoff']} Å")
+
+    return exit_code(write)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eqfuse export",
+        description="Write energies, forces and stress of a network as one program (StableHLO), "
+        "with its weights, that runs by JAX without eqfuse. To give a network to mace-torch, see "
+        "'eqfuse convert export'.",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of the run, or file of its network")
+    parser.add_argument("file", metavar="FILE", type=Path, help="to write, such as si.safetensors")
+    parser.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
+    parser.add_argument("--dtype", choices=("float32", "float64"), help="that of the run")
+    parser.add_argument(
+        "--radial",
+        choices=RADIAL,
+        default="network",
+        help="network; or table, which is faster: functions of lengths are read from tables, and "
+        "the networks that compute them are not in the file",
+    )
+    return parser

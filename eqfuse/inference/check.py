@@ -1,0 +1,363 @@
+"""Certify a trained network on this machine: the checks, and the command `eqfuse check`."""
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import ase
+import numpy as np
+from ase import units
+from ase.data import covalent_radii
+from ase.md.velocitydistribution import Stationary, thermalize_momenta
+from ase.md.verlet import VelocityVerlet
+
+from eqfuse import ops
+from eqfuse.data import DataError, Structure, neighbor_list, read_structures
+from eqfuse.data.samples import species_index
+from eqfuse.inference.calculator import Calculator
+from eqfuse.inference.examples import example_structures
+from eqfuse.inference.network import Network
+from eqfuse.inference.predict import predict
+from eqfuse.inference.questions import difference, invariances, slopes, smoothness
+from eqfuse.train import CheckpointError, read_metadata
+from eqfuse.train.device.programs import keep_programs
+from eqfuse.train.exit_code import fail
+
+RATTLE = 0.03
+"""Å, by which atoms are moved at random, so that forces do not vanish by symmetry."""
+FEWEST_STEPS = 100
+"""Least steps of dynamics: an oscillation of fewer looks like a drift."""
+_ATOMS_AT_ONCE = 500
+_WITH_HYDROGEN, _TIMESTEP = 0.25, 1.0  # fs
+
+CHECKS = {
+    "forces": ("forces are the slope of the energy", 1e-6),
+    "stress": ("stress is the slope by strain", 1e-6),
+    "rotation": ("rotation", 1e-9),
+    "inversion": ("inversion", 1e-9),
+    "translation": ("translation, images of atoms", 1e-9),
+    "permutation": ("order of the atoms", 1e-9),
+    "supercell": ("supercell", 1e-9),
+    "cutoff": ("no jump at the cutoff", 1e-6),
+    "backend": ("another backend, float64", 1e-9),
+    "float32": ("float32 against float64", 1e-4),
+    "nve": ("drift in NVE, meV/atom/ps", 1e-2),
+}
+"""The name of each check as printed, and the largest error that passes: relative, except of nve."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The result of one check.
+
+    Attributes:
+      name: key of `CHECKS`.
+      error: the largest over all structures; None: not checked.
+      note: the structure with the largest error, the backend, or why it was not checked.
+    """
+
+    name: str
+    error: float | None
+    note: str
+
+    @property
+    def limit(self) -> float:
+        """Return the largest error that passes."""
+        return CHECKS[self.name][1]
+
+    @property
+    def passed(self) -> bool:
+        """Return True if the error is within the limit; False for NaN."""
+        return self.error is None or self.error <= self.limit
+
+    def __str__(self):
+        text = f"{CHECKS[self.name][0]:<34}"
+        if self.error is None:
+            return f"{text}{'-':>9}{'':>9}  not checked: {self.note}"
+        verdict = "passed" if self.passed else "FAILED"
+        return f"{text}{self.error:>9.1e}{self.limit:>9.0e}  {verdict}  {self.note}"
+
+
+def check(
+    run,
+    structures: Sequence[Structure],
+    *,
+    which: str | None = None,
+    steps: int | None = 1000,
+    temperature: float = 300.0,
+    backends: Sequence[str] | None = None,
+) -> Iterator[Row]:
+    """Yield the results of all checks of a network, as they come.
+
+    Forces and stress are compared with differences of the energy in float64. Rotation, inversion,
+    translation and images, permutation and supercells must not change what is predicted. Energy and
+    forces must be continuous where an atom crosses the cutoff. Backends must agree in float64, and
+    float32 with float64. The drift of the energy is that of dynamics with the first structure that
+    has several atoms, in the precision of the run.
+
+    Args:
+      run: the run's folder, or a file of its network.
+      structures: at least one; atoms are moved at random by 0.03 Å.
+      which: "best" or "last" checkpoint; None for the best there is.
+      steps: of dynamics, 100 or more; 0 or None for none.
+      temperature: K, of dynamics.
+      backends: to compare with the one that is chosen by device; None for all that run here.
+    Raises:
+      CheckpointError: no readable checkpoint.
+      DataError: no structures, an element that the network does not know, overlapping atoms.
+      ValueError: a backend that cannot run here, or a number of steps that is too small.
+    """
+    if not structures:
+        raise DataError("there are no structures to check the network with")
+    if steps and steps < FEWEST_STEPS:
+        raise ValueError(f"a drift needs at least {FEWEST_STEPS} steps, or 0 for none, got {steps}")
+    rng = np.random.default_rng(0)
+    structures = [_rattled(structure, rng) for structure in structures]
+    network = Network(run, which=which, dtype="float64")
+    for structure in structures:
+        species_index(structure.numbers, network.species)
+    yield from _answers(network, structures, rng)
+    expected = _predict(network, structures)
+
+    def compared(name: str, note: str, **options) -> Row:
+        predicted = _predict(Network(run, which=which, **options), structures)
+        errors = [difference(p, e) for p, e in zip(predicted, expected, strict=True)]
+        return Row(name, float(np.max(errors)), note)
+
+    for backend in _other_backends() if backends is None else backends:
+        yield compared("backend", backend, dtype="float64", backend=backend)
+    yield compared("float32", "", dtype="float32")
+    yield _drift(run, which, structures, steps, temperature)
+
+
+def _answers(network: Network, structures, rng) -> Iterator[Row]:
+    """Yield a row for each check that the questions are of."""
+    so3 = network.metadata["model_fields"].get("so3", False)
+    questions = [
+        (number, question)
+        for number, structure in enumerate(structures)
+        for question in itertools.chain(
+            slopes(structure, rng),
+            invariances(structure, rng),
+            smoothness(structure, _cutoffs(network), rng),
+        )
+        if not (so3 and question.name == "inversion")
+    ]
+    changed = [structure for _, question in questions for structure in question.structures]
+    predicted = iter(_predict(network, changed))
+    errors: dict[str, np.ndarray] = {}
+    for number, question in questions:
+        error = question.error(list(itertools.islice(predicted, len(question.structures))))
+        of_check = errors.setdefault(question.name, np.full(len(structures), -np.inf))
+        of_check[number] = np.maximum(of_check[number], error)
+    for name in itertools.takewhile(lambda name: name != "backend", CHECKS):
+        if name in errors:
+            worst = int(np.argmax(errors[name]))
+            yield Row(name, float(errors[name][worst]), structures[worst].origin or "")
+        elif name == "inversion":
+            yield Row(name, None, "an SO(3) network has no such symmetry")
+        else:
+            yield Row(name, None, "no structure is periodic")
+
+
+def _cutoffs(network: Network):
+    """Return the function of two atomic numbers that returns their cutoffs, Å."""
+    pairs = network.metadata["model_fields"].get("pair_cutoffs")
+
+    def cutoffs(a: int, b: int) -> set[float]:
+        if pairs is None:
+            return {network.cutoff}
+        a, b = network.species.index(a), network.species.index(b)
+        return {pairs[a][b], pairs[b][a]}
+
+    return cutoffs
+
+
+def _other_backends() -> list[str]:
+    """Return the backends that run here, without an interpreter and the one chosen by device."""
+    others = ops.resolve_here(None), "triton-interpret"
+    return [name for name, (runs, _) in ops.availability().items() if runs and name not in others]
+
+
+def _drift(run, which, structures, steps: int | None, temperature: float) -> Row:
+    several = [structure for structure in structures if structure.num_atoms > 1]
+    if not steps or not several:
+        why = "no structure has several atoms" if not several else "no steps"
+        return Row("nve", None, "give a file of structures" if steps is None else why)
+    calculator = Calculator(run, which=which)
+    note = f"{steps} steps from {temperature:g} K, {calculator.network.dtype}"
+    return Row("nve", drift(several[0], calculator, steps, temperature), note)
+
+
+def _rattled(structure: Structure, rng) -> Structure:
+    """Return a structure without labels whose atoms are moved at random."""
+    moved = structure.positions + rng.normal(scale=RATTLE, size=structure.positions.shape)
+    return Structure(
+        structure.numbers, moved, structure.cell, structure.pbc, origin=structure.origin
+    )
+
+
+def _predict(network: Network, structures: list[Structure]):
+    largest = max(structure.num_atoms for structure in structures)
+    return predict(network, structures, batch_size=max(_ATOMS_AT_ONCE // largest, 1))
+
+
+def drift(structure: Structure, calculator, steps: int, temperature: float) -> float:
+    """Return the drift of the energy in NVE dynamics, meV/atom/ps; infinite if they diverge.
+
+    It is the slope of a line through the energies after each step. Velocity Verlet with steps of
+    1 fs, with hydrogen 0.25 fs, has an error of its own, which is not the network's: it conserves
+
+        H + dt^2 (v V'' v / 12 - F^2 / (24 m))
+
+    better than H by two orders of dt, so that this is the energy. A Hann window over the time
+    keeps what oscillates from being taken for a slope.
+
+    Args:
+      structure: the atoms to start from.
+      calculator: of ASE.
+      steps: number of steps.
+      temperature: K, of the initial velocities.
+    References: Hairer, Lubich and Wanner 2003, Acta Numerica 12, 399 (modified energy).
+    """
+    atoms = ase.Atoms(
+        structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
+    )
+    thermalize_momenta(atoms, temperature, rng=np.random.default_rng(0))
+    Stationary(atoms)
+    atoms.calc = calculator
+    femtoseconds = _WITH_HYDROGEN if 1 in structure.numbers else _TIMESTEP
+    timestep = femtoseconds * units.fs
+    dynamics = VelocityVerlet(atoms, timestep)
+    energies, velocities, forces = [], [], []
+    try:
+        for _ in range(steps):
+            dynamics.run(1)
+            energies.append(atoms.get_total_energy())
+            velocities.append(atoms.get_velocities())
+            forces.append(atoms.get_forces())
+    except ValueError:  # positions that are not finite, or atoms far apart
+        return np.inf
+    velocities, forces = np.array(velocities), np.array(forces)
+    curvature = -(forces[2:] - forces[:-2]) / (2 * timestep)  # V'' v
+    modified = (velocities[1:-1] * curvature).sum((1, 2)) / 12
+    modified -= (forces[1:-1] ** 2 / atoms.get_masses()[:, None]).sum((1, 2)) / 24
+    energies = (energies[1:-1] + timestep**2 * modified) / len(atoms)
+    if not np.isfinite(energies).all():
+        return np.inf
+    count = len(energies)
+    window = np.sin(np.pi * (np.arange(count) + 0.5) / count)  # squared by polyfit
+    picoseconds = np.arange(count) * femtoseconds / 1000
+    return float(1000 * abs(np.polyfit(picoseconds, energies, 1, w=window)[0]))
+
+
+def main(arguments: list[str]) -> int:
+    """Check a network, and print a table and a verdict.
+
+    Args:
+      arguments: of the command.
+    Returns:
+      0 all passed; 1 a check failed; 2 a run or file that cannot be used.
+    """
+    options = _parser().parse_args(arguments)
+    keep_programs()
+    try:
+        for backend in options.backends or ():
+            ops.resolve_here(backend)
+        structures = _structures(options)
+        print(f"{options.run}: {len(structures)} structures, atoms moved at random by {RATTLE} Å")
+        print(f"{'check':<34}{'error':>9}{'limit':>9}")
+        rows = []
+        for row in check(
+            options.run,
+            structures,
+            which=options.which,
+            steps=options.steps if options.file else None,
+            temperature=options.temperature,
+            backends=options.backends,
+        ):
+            print(row, flush=True)
+            rows.append(row)
+    except BrokenPipeError:  # of what reads the output, see `eqfuse.cli.main`
+        raise
+    except (CheckpointError, DataError, ValueError, OSError) as error:
+        return fail(2, error)
+    failed = [CHECKS[row.name][0] for row in rows if not row.passed]
+    unchecked = sum(row.error is None for row in rows)
+    print("errors are relative to the largest force, stress or energy per atom, except the drift")
+    if failed:
+        print(f"verdict: FAILED: {'; '.join(failed)}")
+        return 1
+    print(f"verdict: passed, {len(rows) - unchecked} checks; not checked: {unchecked}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    what = (
+        "Certify a trained network on this machine: forces, stress, symmetries, smoothness, "
+        "backends, precision and the energy in dynamics. Exit code 0 if all checks pass, 1 if not."
+    )
+    parser = argparse.ArgumentParser(prog="eqfuse check", description=what)
+    parser.add_argument("run", type=Path, help="folder of the run, or file of its network")
+    parser.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        help="structures to check it on, without labels too; if not given, a disordered crystal "
+        "and a molecule of its elements, which are too far from what networks are trained on for "
+        "dynamics",
+    )
+    parser.add_argument("--which", choices=("best", "last"), help="checkpoint; the best there is")
+    parser.add_argument(
+        "--frames", type=int, default=3, help="frames of the file, evenly spaced [%(default)s]"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=1000, help="of dynamics; 0 for none [%(default)s]"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=300.0, help="K, of dynamics [%(default)s]"
+    )
+    parser.add_argument(
+        "--backends",
+        nargs="*",
+        help="to compare with the one chosen by device; all that run here if not given",
+    )
+    return parser
+
+
+def _structures(options) -> list[Structure]:
+    """Return the structures to check.
+
+    Raises:
+      DataError: no structures of several atoms in the file, or fewer than one frame asked for.
+    """
+    if options.file is None:
+        species = read_metadata(options.run, which=options.which)["species"]
+        examples = zip(("crystal", "molecule"), example_structures(species), strict=True)
+        return [_apart(atoms, name) for name, atoms in examples]
+    if options.frames < 1:
+        raise DataError(f"--frames must be at least 1, got {options.frames}")
+    structures = read_structures(options.file, require_labels=False)
+    structures = [s for s in structures if not s.is_isolated_atom]
+    if not structures:
+        raise DataError(f"{options.file} has isolated atoms only; give one with structures")
+    chosen = np.linspace(0, len(structures) - 1, min(options.frames, len(structures)))
+    return [structures[k] for k in chosen.round().astype(int)]
+
+
+def _apart(atoms, name: str) -> Structure:
+    """Return a structure that is expanded until no atoms are nearer than their radii add up to."""
+    structure = Structure(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, origin=name)
+    radii = covalent_radii[structure.numbers]
+    reach = 2 * radii.max()
+    senders, receivers, shifts = neighbor_list(
+        structure.positions, structure.cell, structure.pbc, reach
+    )
+    vectors = structure.positions[senders] + shifts - structure.positions[receivers]
+    ratios = (radii[senders] + radii[receivers]) / np.linalg.norm(vectors, axis=1)
+    factor = ratios.max(initial=1.0)
+    return dataclasses.replace(
+        structure, positions=factor * structure.positions, cell=factor * structure.cell
+    )

@@ -1,0 +1,328 @@
+"""The commands `eqfuse predict`, `eqfuse select` and `eqfuse info`, and the files they write."""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import ase
+import ase.io
+import numpy as np
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io.formats import filetype, ioformats
+from ase.stress import full_3x3_to_voigt_6_stress
+
+from eqfuse import data, models, ops
+from eqfuse.data import DataError, Structure
+from eqfuse.data.errors import counted
+from eqfuse.data.readers import stem
+from eqfuse.inference.network import load_networks
+from eqfuse.inference.predict import Predicted, predict
+from eqfuse.ops.info import info
+from eqfuse.train import CheckpointError, load_run
+from eqfuse.train.device.programs import keep_programs
+from eqfuse.train.exit_code import fail
+
+_EXTXYZ = (".xyz", ".extxyz")
+
+
+def run_predict(arguments: list[str]) -> int:
+    """Predict the frames of a file, and write them to another.
+
+    Args:
+      arguments: of the command.
+    Returns:
+      0 done; 2 a run or file that cannot be used.
+    """
+    return run(_predict_parser(), arguments, _predict)
+
+
+def _predict_parser() -> argparse.ArgumentParser:
+    what = "Write energies, forces and stress of the frames of a file, as a trained run predicts."
+    parser = argparse.ArgumentParser(prog="eqfuse predict", description=what)
+    parser.add_argument(
+        "run",
+        help="folder of the run, or file of its network; a committee, whose mean and spread are "
+        "written: a folder that holds runs, or a pattern in quotes ('runs/seed*')",
+    )
+    parser.add_argument("file", type=Path, help="frames, with or without labels")
+    parser.add_argument(
+        "out",
+        type=Path,
+        nargs="?",
+        help="file to write: .xyz (extended XYZ), .traj, .db or what else ASE writes (by default "
+        "<file>-predicted.xyz, here)",
+    )
+    add_keys(parser)
+    parser.add_argument("--which", choices=("best", "last"), help="checkpoint (the best there is)")
+    parser.add_argument("--dtype", choices=("float32", "float64"), help="as trained if not given")
+    parser.add_argument("--batch-size", type=count_of, help="frames at once (16, fewer large ones)")
+    add_backend(parser)
+    return parser
+
+
+def _predict(options):
+    out = options.out or Path(f"{stem(options.file)}-predicted.xyz")
+    if out.is_dir():
+        raise data.DataError(f"{out} is a folder; give the name of a file in it")
+    if out.exists() and options.file.exists() and out.samefile(options.file):
+        raise data.DataError(f"{out} is the file that is read; give another name to write to")
+    if not out.parent.is_dir():
+        raise data.DataError(f"there is no folder {out.parent}; make it first")
+    networks = load_networks(
+        options.run, which=options.which, dtype=options.dtype, backend=options.backend
+    )
+    if len(networks) > 1:
+        print(f"a committee of {len(networks)} networks: mean and spread")
+    keys = label_keys(options, networks[0].metadata["config"]["data"])
+    structures = data.read_structures(options.file, keys=keys, require_labels=False)
+    format = format_of(out, len(structures))
+    start = time.perf_counter()
+    predicted = predict(networks, structures, batch_size=options.batch_size)
+    seconds = time.perf_counter() - start
+    frames = [atoms_of(s, p) for s, p in zip(structures, predicted, strict=True)]
+    write_atoms(out, frames, format)
+    atoms = sum(structure.num_atoms for structure in structures)
+    done = f"{counted(len(frames), 'frame')} of {counted(atoms, 'atom')} predicted"
+    print(f"{done} in {seconds:.1f} s; they are in {out}")
+    if len(networks) > 1:
+        worst = max(range(len(frames)), key=lambda k: predicted[k].spread.forces.max())
+        spread = predicted[worst].spread.forces
+        print(
+            f"largest spread of a force: {1e3 * spread.max():.0f} meV/Å, frame {worst}, atom "
+            f"{spread.argmax()}"
+        )
+
+
+def run_select(arguments: list[str]) -> int:
+    """Select frames of a file, and write them to another.
+
+    Args:
+      arguments: of the command.
+    Returns:
+      0 done; 2 runs or a file that cannot be used.
+    """
+    return run(_select_parser(), arguments, _select)
+
+
+def _select_parser() -> argparse.ArgumentParser:
+    what = "Write the frames of a file on whose forces a committee disagrees most, to be labelled."
+    parser = argparse.ArgumentParser(prog="eqfuse select", description=what)
+    parser.add_argument("runs", help="folder that holds runs, or a pattern in quotes")
+    parser.add_argument("file", type=Path, help="frames, with or without labels")
+    parser.add_argument(
+        "out", type=Path, nargs="?", help="file to write (<file>-selected.xyz, here)"
+    )
+    parser.add_argument("--number", type=count_of, default=50, help="of frames (50)")
+    parser.add_argument(
+        "--most",
+        type=float,
+        default=np.inf,
+        help="leave out frames with a spread above this, eV/Å: they may be unphysical",
+    )
+    return parser
+
+
+def _select(options):
+    out = options.out or Path(f"{stem(options.file)}-selected.xyz")
+    networks = load_networks(options.runs)
+    if len(networks) < 2:
+        raise data.DataError(
+            f"{options.runs} is one network, and a spread needs several; train others with seeds=4"
+        )
+    structures = data.read_structures(options.file, require_labels=False)
+    predicted = predict(networks, structures)
+    numbers = largest_spreads(predicted, options.number, options.most)
+    if not len(numbers):
+        raise data.DataError(f"the spread of all frames is above --most {options.most} eV/Å")
+    format = format_of(out, len(numbers))
+    frames = [atoms_of(structures[k], predicted[k]) for k in numbers]
+    for atoms, k in zip(frames, numbers, strict=True):
+        atoms.info["frame"] = k
+    write_atoms(out, frames, format)
+    spreads = [1e3 * predicted[k].spread.forces.max() for k in (numbers[0], numbers[-1])]
+    print(
+        f"{len(frames)} of {counted(len(structures), 'frame')}, with spreads of the forces from "
+        f"{spreads[0]:.0f} to {spreads[1]:.0f} meV/Å, are in {out}"
+    )
+
+
+def largest_spreads(predicted: list[Predicted], number: int, most: float = np.inf) -> list[int]:
+    """Return the numbers of the frames with the largest spread of a force, the largest first.
+
+    Args:
+      predicted: by a committee.
+      number: how many are returned, at most.
+      most: eV/Å; frames with a larger spread are left out.
+    """
+    spreads = np.array([p.spread.forces.max() for p in predicted])
+    order = np.argsort(-spreads, kind="stable")
+    return order[spreads[order] <= most][:number].tolist()
+
+
+def run_info(arguments: list[str]) -> int:
+    """Print the backends, devices and versions of this machine, or the network of a run.
+
+    Args:
+      arguments: none, or the run's folder, or a file of its network.
+    Returns:
+      The exit code: 2 where there is no readable network.
+    """
+    what = "Print the backends, devices and versions of this machine, or what a run trained."
+    parser = argparse.ArgumentParser(prog="eqfuse info", description=what)
+    parser.add_argument("run", nargs="?", help="the folder of a run, or a file of its network")
+    run = parser.parse_args(arguments).run
+    if run is None:
+        print(info())
+        return 0
+    try:
+        module, variables, metadata = load_run(run)
+    except (CheckpointError, ValueError) as error:
+        return fail(2, error)
+    print(models.summary(module, variables))
+    if metadata["potential"] is not None:
+        start = metadata.get("radial")
+        at_start = "" if start is None else f" ({start['error']:.0e} when training began)"
+        kind = module.model.radial
+        print(f"  radial   {kind}; {models.accuracy_of(module, variables)}{at_start}")
+    return 0
+
+
+def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+      parser: of its arguments.
+      arguments: of the command.
+      task: called with the options.
+    Returns:
+      0 done; 2 a backend, a run or a file that cannot be used.
+    """
+    options = parser.parse_args(arguments)
+    keep_programs()
+    try:
+        ops.resolve_here(getattr(options, "backend", None))
+    except ValueError as error:
+        return fail(2, ValueError(f"--backend: {error}"))
+    try:
+        task(options)
+    except BrokenPipeError:  # of what reads the output, see `eqfuse.cli.main`
+        raise
+    except (CheckpointError, data.DataError, OSError) as error:
+        return fail(2, error)
+    return 0
+
+
+def add_keys(parser: argparse.ArgumentParser):
+    """Add the names of the labels in a file, see `label_keys`."""
+    for name, unit in (("energy", "eV"), ("forces", "eV/Å"), ("stress", "eV/Å^3")):
+        what = f"name in the file, {unit}; as in the training if not given"
+        parser.add_argument(f"--{name}-key", help=what)
+
+
+def add_backend(parser: argparse.ArgumentParser):
+    """Add the backend."""
+    what = "implementation of the ops, such as xla or triton,linear=xla; by device if not given"
+    parser.add_argument("--backend", help=what)
+
+
+def count_of(text: str) -> int:
+    """Return the number of frames that an argument is."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of frames, 1 or more")
+    return int(text)
+
+
+def label_keys(options, trained_on: dict) -> data.Keys:
+    """Return the names of the labels in a file, by default those of the training.
+
+    Args:
+      options: of the command.
+      trained_on: the settings of the data of the run.
+    """
+    keys = {}
+    for name, usual in data.Keys()._asdict().items():
+        given = getattr(options, f"{name}_key")
+        keys[name] = given or trained_on.get(f"{name}_key", usual)
+        if keys[name] != usual:
+            print(f"{name} under the key {keys[name]!r}")
+    return data.Keys(**keys)
+
+
+def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
+    """Return a structure with what is predicted for it, as files have it.
+
+    The results of its calculator are energy, energies, forces and stress (six numbers, in ASE's
+    order). Labels that the structure has are `reference_energy`, `reference_forces` and
+    `reference_stress`. The spread of a committee is `energy_spread`, `energies_spread`,
+    `forces_spread` and `stress_spread`, see `eqfuse.inference.predicted.Spread`.
+    """
+    atoms = ase.Atoms(
+        structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc
+    )
+    if structure.energy is not None:
+        atoms.info["reference_energy"] = structure.energy
+    if structure.forces is not None:
+        atoms.arrays["reference_forces"] = structure.forces
+    if structure.stress is not None:
+        atoms.info["reference_stress"] = structure.stress
+    if structure.config_type is not None:
+        atoms.info["config_type"] = structure.config_type
+    results = {"energy": predicted.energy}
+    results |= {"energies": predicted.energies, "forces": predicted.forces}
+    if predicted.stress is not None:
+        results["stress"] = full_3x3_to_voigt_6_stress(predicted.stress)
+    if predicted.spread is not None:
+        atoms.info["energy_spread"] = predicted.spread.energy
+        atoms.arrays["energies_spread"] = predicted.spread.energies
+        atoms.arrays["forces_spread"] = predicted.spread.forces
+        if predicted.spread.stress is not None:
+            atoms.info["stress_spread"] = full_3x3_to_voigt_6_stress(predicted.spread.stress)
+    atoms.calc = SinglePointCalculator(atoms, **results)
+    return atoms
+
+
+def format_of(path: str | os.PathLike, frames: int) -> str:
+    """Return ASE's name of the format that a file's suffix stands for.
+
+    Args:
+      path: of the file to write.
+      frames: how many it will hold.
+    Raises:
+      DataError: a suffix that ASE cannot write, or a format of one frame for several.
+    """
+    path = Path(path)
+    if path.suffix in _EXTXYZ:
+        return "extxyz"
+    format = filetype(str(path), read=False)
+    if format not in ioformats:
+        raise DataError(f"{path}: ASE writes no such format; end its name with .xyz")
+    known = ioformats[format]
+    if not known.can_write or (known.single and frames > 1):
+        what = "holds one frame" if known.can_write else "cannot be written"
+        raise DataError(
+            f"{path}: ASE's format {format} {what}, and there are {frames} frames; end its name "
+            "with .xyz or .traj"
+        )
+    return format
+
+
+def write_atoms(path: str | os.PathLike, frames: Sequence[ase.Atoms], format: str) -> None:
+    """Write frames to a file, which is complete or not there.
+
+    Args:
+      path: the file; an earlier one is replaced.
+      frames: with predictions.
+      format: see `format_of`.
+    Raises:
+      OSError: a folder that cannot be written.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        partial.unlink(missing_ok=True)  # a database would be added to
+        ase.io.write(partial, frames, format=format)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -199,8 +199,8 @@ class Calculator(ase.calculators.calculator.Calculator):
                 self._take(atoms)
             if self._found is None:
                 self._found = self._compute(of_atoms=False)
-            energies, forces, [strain] = self._found
-            energies = energies + self._evaluator.listed.references
+            energies, forces, [strain], references = self._found
+            energies = energies + references
             energy = float(energies.sum())
             self.results = {"energy": energy, "free_energy": energy}
             self.results |= {"energies": energies, "forces": forces}

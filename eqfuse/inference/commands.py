@@ -256,7 +256,7 @@ def atoms_of(structure: Structure, predicted: Predicted) -> ase.Atoms:
     The results of its calculator are energy, energies, forces and stress (six numbers, in ASE's
     order). Labels that the structure has are `reference_energy`, `reference_forces` and
     `reference_stress`. The spread of a committee is `energy_spread`, `energies_spread`,
-    `forces_spread` and `stress_spread`, see `eqfuse.inference.predicted.Spread`.
+    `forces_spread` and `stress_spread`, see `eqfuse.inference.predict.Spread`.
     """
     atoms = ase.Atoms(
         structure.numbers, structure.positions, cell=structure.cell, pbc=structure.pbc

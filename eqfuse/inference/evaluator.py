@@ -264,11 +264,13 @@ class Results(NamedTuple):
       forces: [n_atoms, 3] eV/Å.
       strain: [n_structures, 3, 3] eV, see `strain_derivatives`; or the parts of the atoms,
         [n_atoms, 3, 3].
+      references: [n_atoms] eV, the reference energies.
     """
 
     energies: np.ndarray
     forces: np.ndarray
     strain: np.ndarray
+    references: np.ndarray
 
 
 def _results(module, params, pairs, geometry, size, *, of_atoms: bool):
@@ -290,7 +292,7 @@ class Listed:
       pairs, of_nodes: the list, and structure, species and number of the nodes, on the device.
       order: [n_atoms] the atom that each node is.
       number: [n_atoms] the node that each atom is.
-      references: [n_atoms] eV, in the order of the structures.
+      species: [n_atoms], in the order of the structures.
       num_edges: the number of pairs within the cutoff when they were last computed.
     """
 
@@ -301,7 +303,7 @@ class Listed:
     of_nodes: tuple
     order: np.ndarray
     number: np.ndarray
-    references: np.ndarray
+    species: np.ndarray
     num_edges: int = 0
 
     def is_valid(self, structures, key, cutoff: float, skin: float) -> bool:
@@ -415,8 +417,7 @@ class Evaluator:
         with jax.enable_x64(True):
             pairs, of_nodes = jax.device_put((pairs, of_nodes))
         structures = [(positions.copy(), cell) for positions, cell in structures]
-        references = self.network.references[species]
-        return Listed(structures, key, sizes, pairs, of_nodes, order, number, references)
+        return Listed(structures, key, sizes, pairs, of_nodes, order, number, species)
 
     def run(self, listed: Listed, structures=None, *, of_atoms: bool = False) -> Results:
         """Compute structures with a list.
@@ -433,6 +434,7 @@ class Evaluator:
             array[:nodes].take(number),
             array[nodes : 4 * nodes].reshape(-1, 3).take(number, axis=0),
             strain.take(number, axis=0) if of_atoms else strain[: len(listed.structures)],
+            self.network.references[listed.species],
         )
 
     def apply(self, function: Callable, listed: Listed, structures=None, **static) -> np.ndarray:

@@ -129,7 +129,7 @@ def predict(
         for evaluator in evaluators:
             network = evaluator.network
             own = listed[network.cutoff, network.species]
-            members.append(_split([structures[k] for k in group], own, evaluator.run(own)))
+            members.append(_split([structures[k] for k in group], evaluator.run(own)))
         for k, of_members in zip(group, zip(*members, strict=True), strict=True):
             predicted[k] = mean_of(of_members)
     return predicted
@@ -149,7 +149,7 @@ def as_structures(structures) -> list[Structure]:
     ]
 
 
-def _split(structures: list[Structure], listed: Listed, results: Results) -> list[Predicted]:
+def _split(structures: list[Structure], results: Results) -> list[Predicted]:
     """Return the predictions for each of structures side by side."""
     predicted, stop = [], 0
     for structure, strain in zip(structures, results.strain, strict=True):
@@ -157,7 +157,7 @@ def _split(structures: list[Structure], listed: Listed, results: Results) -> lis
         energies, volume = results.energies[own], structure.volume
         predicted.append(
             Predicted(
-                energies=energies + listed.references[own],
+                energies=energies + results.references[own],
                 relative_energy=float(energies.sum()),
                 forces=results.forces[own],
                 stress=strain / volume if volume else None,

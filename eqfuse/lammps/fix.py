@@ -117,7 +117,6 @@ class Attached:
         self._lmp, self._comm, self._network, self._skin = lmp, comm, network, skin
         species = species_index([atomic_numbers[element] for element in types], network.species)
         self._species = np.append(0, species).astype(np.int32)  # types begin with 1
-        self._references = np.append(0.0, network.references[species])
         layers = num_layers(network)
         self._returned, self._layers = forces == "returned", layers
         self._hops = layers if self._returned else 2 * layers
@@ -164,7 +163,7 @@ class Attached:
         if self._returned:
             self._exchange.send_home(parts[num_own:], own)
         f[:] = own[:, :3]  # not +=: LAMMPS does not clear it
-        energies = energies[:num_own] + self._references[types[:num_own]]
+        energies = energies[:num_own]
         totals = np.array([energies.sum(), *own[:, 3:].sum(axis=0)])
         energy, *virial = self._comm.allreduce(totals)
         # both are totals, on each rank: LAMMPS divides the virial by the number of ranks
@@ -225,11 +224,10 @@ class Attached:
         images = self._nodes.images
         if len(images) == 0:
             return np.zeros(0), np.zeros((0, 9))
-        energies, forces, strain = self._evaluator.run(
-            self._listed, [(x[images], cell)], of_atoms=True
-        )
-        virials = -strain[:, _VOIGT[0], _VOIGT[1]]
-        return energies, np.concatenate([forces, virials], axis=1)
+        results = self._evaluator.run(self._listed, [(x[images], cell)], of_atoms=True)
+        virials = -results.strain[:, _VOIGT[0], _VOIGT[1]]
+        energies = results.energies + results.references
+        return energies, np.concatenate([results.forces, virials], axis=1)
 
     def _set_of_atoms(self, energies, virials):
         """Give LAMMPS energies and virials of the own atoms; it takes them where it needs them."""

@@ -175,8 +175,6 @@ def _function(network: Network, structure, read):
 def main(arguments: list[str]) -> int:
     """Write the program of a network, and print what it is.
 
-    Args:
-      arguments: of the command.
     Returns:
       0 done; 1 no readable network; 2 a file that cannot be written.
     """

@@ -1,6 +1,7 @@
 """A trained run as a calculator of ASE."""
 
 import difflib
+import inspect
 import os
 import threading
 from typing import NamedTuple
@@ -23,17 +24,6 @@ _DIVERGED = (
     "the structures before it look like"
 )
 _FEW_ATOMS, _SKIN_OF_FEW, _SKIN = 32, 1.5, 0.7  # Å
-_ARGUMENTS = (
-    "run",
-    "skin",
-    "which",
-    "dtype",
-    "backend",
-    "radial",
-    "atoms",
-    "label",
-    "directory",
-)
 _OTHER_NAMES = {  # what calculators of mace and nequip call it
     "default_dtype": "here it is called dtype",
     "model_path": "here it is called run",
@@ -256,8 +246,9 @@ def _unknown_argument(name: str) -> str:
     """Return the message for an argument that the calculator does not have."""
     if name in _OTHER_NAMES:
         return f"Calculator has no argument {name}: {_OTHER_NAMES[name]}"
-    near = difflib.get_close_matches(name, _ARGUMENTS, n=1)
-    hint = f"nearest: {near[0]}" if near else f"it has {', '.join(_ARGUMENTS)}"
+    arguments = list(inspect.signature(Calculator).parameters)[:-1]
+    near = difflib.get_close_matches(name, arguments, n=1)
+    hint = f"nearest: {near[0]}" if near else f"it has {', '.join(arguments)}"
     return f"Calculator has no argument {name}; {hint}"
 
 

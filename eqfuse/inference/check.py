@@ -256,8 +256,6 @@ def drift(structure: Structure, calculator, steps: int, temperature: float) -> f
 def main(arguments: list[str]) -> int:
     """Check a network, and print a table and a verdict.
 
-    Args:
-      arguments: of the command.
     Returns:
       0 all passed; 1 a check failed; 2 a run or file that cannot be used.
     """

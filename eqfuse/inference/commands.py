@@ -30,8 +30,6 @@ _EXTXYZ = (".xyz", ".extxyz")
 def run_predict(arguments: list[str]) -> int:
     """Predict the frames of a file, and write them to another.
 
-    Args:
-      arguments: of the command.
     Returns:
       0 done; 2 a run or file that cannot be used.
     """
@@ -98,8 +96,6 @@ def _predict(options):
 def run_select(arguments: list[str]) -> int:
     """Select frames of a file, and write them to another.
 
-    Args:
-      arguments: of the command.
     Returns:
       0 done; 2 runs or a file that cannot be used.
     """

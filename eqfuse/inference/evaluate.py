@@ -31,8 +31,6 @@ _HEADS = ("group", "frames", "atoms", "E MAE", "E RMSE", "F MAE", "F RMSE")
 def main(arguments: list[str]) -> int:
     """Evaluate a run on a file; print and write the errors.
 
-    Args:
-      arguments: of the command.
     Returns:
       0 done; 2 a run or file that cannot be used.
     """

@@ -55,9 +55,9 @@ def scales(predicted: Predicted) -> Scales:
     )
 
 
-def difference(actual: Predicted, expected: Predicted, scale: Scales | None = None) -> float:
+def difference(actual: Predicted, expected: Predicted) -> float:
     """Return the largest relative difference of energies of atoms, forces and stress."""
-    scale = scale or scales(expected)
+    scale = scales(expected)
     errors = [
         np.abs(actual.energies - expected.energies).max() / scale.energy,
         np.abs(actual.forces - expected.forces).max() / scale.forces,

@@ -28,8 +28,6 @@ at which the network takes over the forces. It sets neighbor, neigh_modify and c
 def main(arguments: list[str]) -> int:
     """Run the input.
 
-    Args:
-      arguments: of the command.
     Returns:
       0 done; 1 LAMMPS or the network failed; 2 an input, run or element that cannot be used.
     """

@@ -117,7 +117,8 @@ class Attached:
         self._lmp, self._comm, self._network, self._skin = lmp, comm, network, skin
         species = species_index([atomic_numbers[element] for element in types], network.species)
         self._species = np.append(0, species).astype(np.int32)  # types begin with 1
-        layers = num_layers(network)
+        model = network._potential.model
+        layers = 1 if isinstance(model, Allegro) else model.layers
         self._returned, self._layers = forces == "returned", layers
         self._hops = layers if self._returned else 2 * layers
         self.ghost_cutoff = self._hops * network.cutoff + skin
@@ -245,9 +246,3 @@ class Attached:
             pointer = array.ctypes.data_as(ctypes.c_void_p)
             function.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
             function(self._lmp.lmp, self.fix.encode(), pointer)
-
-
-def num_layers(network: Network) -> int:
-    """Return the largest number of edges over which the energy of an atom depends on others."""
-    model = network._potential.model
-    return 1 if isinstance(model, Allegro) else model.layers

@@ -74,11 +74,6 @@ def write_checkpoint(folder: Path, settings: Settings, arrays: dict[str, np.ndar
     write_whole(folder / _CHECKPOINT, encode(arrays, metadata))
 
 
-def own_folder(folder: Path, number: int, count: int) -> Path:
-    """Return the folder of structure `number` of `count`: inside of that of several."""
-    return folder if count == 1 else folder / f"{number:0{len(str(count - 1))}}"
-
-
 class Distances:
     """The radial distribution of a simulation.
 

@@ -15,7 +15,7 @@ from eqfuse.inference.evaluator import Sizes
 from eqfuse.inference.lists import Grid, naming
 from eqfuse.inference.network import Network
 from eqfuse.md.integrators import State
-from eqfuse.md.output import Folder, create, own_folder, read_checkpoint, write_checkpoint
+from eqfuse.md.output import Folder, create, read_checkpoint, write_checkpoint
 from eqfuse.md.settings import Settings
 from eqfuse.md.steps import LIMIT, MOST_STEPS, Advanced, Room, Stepper, side_by_side
 from eqfuse.md.structures import Member, initial_velocities, structures_of
@@ -198,8 +198,11 @@ class _Simulation:
         return int(self.state.step[0])
 
     def _own_folders(self) -> list[tuple[Member, Path]]:
-        count = len(self._members)
-        return [(m, own_folder(self._folder, k, count)) for k, m in enumerate(self._members)]
+        """Return each structure with its folder, which is inside of that of several."""
+        members, digits = self._members, len(str(len(self._members) - 1))
+        if len(members) == 1:
+            return [(members[0], self._folder)]
+        return [(member, self._folder / f"{k:0{digits}}") for k, member in enumerate(members)]
 
     def _states(self) -> list[tuple[Member, State]]:
         """Return each structure with its part of the state."""

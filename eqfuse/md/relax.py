@@ -97,7 +97,7 @@ def _groups(frames, most: int) -> list[list[int]]:
     return groups
 
 
-class _Structures(NamedTuple):
+class _Initial(NamedTuple):
     """Structures side by side, as they are before the relaxation; the last one is padding.
 
     Attributes:
@@ -165,7 +165,7 @@ class _Relaxed(NamedTuple):
     num_edges: jax.Array
 
 
-def _begin(structures: _Structures) -> _Fire:
+def _begin(structures: _Initial) -> _Fire:
     """Return the state before the first step."""
     count = structures.cells.shape[0]
     return _Fire(
@@ -179,7 +179,7 @@ def _begin(structures: _Structures) -> _Fire:
     )
 
 
-def _place(structures: _Structures, fire: _Fire) -> tuple[jax.Array, jax.Array]:
+def _place(structures: _Initial, fire: _Fire) -> tuple[jax.Array, jax.Array]:
     """Return positions and cells as they are now, Å."""
     of_node = fire.deformation[structures.index]
     positions = jnp.einsum("ai,aji->aj", fire.positions, of_node)
@@ -291,7 +291,7 @@ def _compile_relax(module: Module, skin: float, pressure: float):
     return jax.jit(relax, static_argnames="size")
 
 
-def _generalised(structures: _Structures, fire: _Fire, cells, forces, strain, pressure: float):
+def _generalised(structures: _Initial, fire: _Fire, cells, forces, strain, pressure: float):
     """Return the forces on the coordinates of `_Fire`."""
     moves = structures.moves & (jnp.arange(len(forces)) < structures.num_atoms)
     forces = jnp.where(moves[:, None], forces, 0)
@@ -303,7 +303,7 @@ def _generalised(structures: _Structures, fire: _Fire, cells, forces, strain, pr
     return forces, jnp.where(structures.cell_moves[:, None, None], virial, 0)
 
 
-def _holds_all(structures: _Structures, fire: _Fire, listed: _Fire, positions, cutoff, skin):
+def _holds_all(structures: _Initial, fire: _Fire, listed: _Fire, positions, cutoff, skin):
     """See `eqfuse.inference.lists.is_valid`, with a bound of the singular value."""
     turned = jnp.linalg.solve(
         jnp.swapaxes(listed.deformation, 1, 2), jnp.swapaxes(fire.deformation, 1, 2)
@@ -351,7 +351,7 @@ class _Batch:
             fire = done.fire
             self._sizes = self._sizes.grown(Sizes(edges=int(done.num_edges)))
 
-    def _side_by_side(self, frames) -> _Structures:
+    def _side_by_side(self, frames) -> _Initial:
         """Put the frames side by side, padded to the sizes of the program."""
         count, nodes, graphs = sum(map(len, frames)), self._sizes.nodes, self._sizes.graphs
         sizes, moves = np.zeros(graphs, np.int32), np.ones(nodes, bool)
@@ -367,11 +367,9 @@ class _Batch:
             cells[k], periodic[k] = atoms.cell.array * atoms.pbc[:, None], self._settings.cell
             for constraint in atoms.constraints:
                 moves[start + constraint.index] = False
-        return _Structures(
-            positions, cells, species, index, moves, periodic, sizes, np.int32(count)
-        )
+        return _Initial(positions, cells, species, index, moves, periodic, sizes, np.int32(count))
 
-    def _list(self, structures: _Structures, fire, frames):
+    def _list(self, structures: _Initial, fire, frames):
         """Return the pairs of all structures as they are now."""
         positions, cells = jax.device_get(_place(structures, fire))
         ends = np.cumsum(structures.sizes)
@@ -381,7 +379,7 @@ class _Batch:
         self._sizes = self._sizes.grown(Sizes(pairs=len(pairs[0]), edges=near))
         return padded_pairs(*pairs, self._sizes.nodes, self._sizes.pairs)
 
-    def _outcomes(self, frames, structures: _Structures, before, after) -> list[Outcome]:
+    def _outcomes(self, frames, structures: _Initial, before, after) -> list[Outcome]:
         outcomes, stop = [], 0
         for k, atoms in enumerate(frames):
             own = slice(stop, stop := stop + len(atoms))

@@ -31,7 +31,7 @@ COLUMNS = ("potential", "kinetic", "temperature", "force", "conserved", "pressur
 """Columns of the rows of a call, in eV, K, eV/Å, eV/Å^3 and Å^3."""
 
 
-class Structures(NamedTuple):
+class Constants(NamedTuple):
     """What does not change of the structures of a batch, which have an axis in front of all arrays.
 
     They are padded to the same number of atoms, by atoms of no mass.
@@ -123,7 +123,7 @@ def _compile_steps(module: Module, room: Room, settings: Settings):
     """
     take = functools.partial(_take, module, room, settings)
 
-    def advance(params, structures: Structures, state: State, listing: Listing, steps, timestep):
+    def advance(params, structures: Constants, state: State, listing: Listing, steps, timestep):
         def body(carry):
             state, listing, done, _, rows, most = carry
             state, listing, reason, row, now = take(params, structures, state, listing, timestep)
@@ -245,7 +245,7 @@ class Stepper:
         self._sizes = np.array([len(one) for one in species])
         # noise acts on the total momentum too; without it the momentum is conserved
         conserves = (settings.ensemble in ("nve", "nose-hoover")) & (self._sizes > 1)
-        self._structures = Structures(
+        self._structures = Constants(
             species=side_by_side(species, np.int32),
             masses=side_by_side(masses),
             freedoms=3.0 * self._sizes - np.where(conserves, 3, 0),

@@ -310,9 +310,9 @@ MUTANTS = (
     ),
     Mutant(
         "Calculator without reference energies",
-        "eqfuse/inference/predict.py",
-        "sample.in_structure(energies + self.references[sample.species])",
-        "sample.in_structure(energies)",
+        "eqfuse/inference/evaluator.py",
+        "self.network.references[listed.species]",
+        "np.zeros(len(listed.species))",
         (
             "tests/inference/test_calculator.py::test_isolated_atoms_have_the_energies_that_were_given",
         ),

@@ -17,13 +17,12 @@ from eqfuse import ops
 from eqfuse.data import DataError, Structure, neighbor_list, read_structures
 from eqfuse.data.samples import species_index
 from eqfuse.inference.calculator import Calculator
+from eqfuse.inference.commands import run
 from eqfuse.inference.examples import example_structures
 from eqfuse.inference.network import Network
 from eqfuse.inference.predict import predict
 from eqfuse.inference.questions import difference, invariances, slopes, smoothness
-from eqfuse.train import CheckpointError, read_metadata
-from eqfuse.train.device.programs import keep_programs
-from eqfuse.train.exit_code import fail
+from eqfuse.train import read_metadata
 
 RATTLE = 0.03
 """Å, by which atoms are moved at random, so that forces do not vanish by symmetry."""
@@ -259,8 +258,10 @@ def main(arguments: list[str]) -> int:
     Returns:
       0 all passed; 1 a check failed; 2 a run or file that cannot be used.
     """
-    options = _parser().parse_args(arguments)
-    keep_programs()
+    return run(_parser(), arguments, _check)
+
+
+def _check(options) -> int:
     try:
         for backend in options.backends or ():
             ops.resolve_here(backend)
@@ -278,10 +279,8 @@ def main(arguments: list[str]) -> int:
         ):
             print(row, flush=True)
             rows.append(row)
-    except BrokenPipeError:  # of what reads the output, see `eqfuse.cli.main`
-        raise
-    except (CheckpointError, DataError, ValueError, OSError) as error:
-        return fail(2, error)
+    except ValueError as error:
+        raise DataError(str(error)) from error
     failed = [CHECKS[row.name][0] for row in rows if not row.passed]
     unchecked = sum(row.error is None for row in rows)
     print("errors are relative to the largest force, stress or energy per atom, except the drift")

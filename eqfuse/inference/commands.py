@@ -191,9 +191,9 @@ def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -
     Args:
       parser: of its arguments.
       arguments: of the command.
-      task: called with the options.
+      task: called with the options; returns an exit code, or None for 0.
     Returns:
-      0 done; 2 a backend, a run or a file that cannot be used.
+      that of the task; 2 for a backend, a run or a file that cannot be used.
     """
     options = parser.parse_args(arguments)
     keep_programs()
@@ -202,12 +202,11 @@ def run(parser: argparse.ArgumentParser, arguments: list[str], task: Callable) -
     except ValueError as error:
         return fail(2, ValueError(f"--backend: {error}"))
     try:
-        task(options)
+        return task(options) or 0
     except BrokenPipeError:  # of what reads the output, see `eqfuse.cli.main`
         raise
     except (CheckpointError, data.DataError, OSError) as error:
         return fail(2, error)
-    return 0
 
 
 def add_keys(parser: argparse.ArgumentParser):

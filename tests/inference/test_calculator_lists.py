@@ -79,16 +79,6 @@ def test_steps_of_dynamics_copy_no_atoms(atoms, monkeypatch):
     np.testing.assert_array_equal(atoms.calc.atoms.positions, atoms.positions)
 
 
-def test_a_list_used_again_gives_what_a_new_one_does(atoms, run):
-    rng = np.random.default_rng(0)
-    fresh = atoms.copy()
-    fresh.calc = eqfuse.Calculator(run, skin=0.0)
-    for _ in range(5):
-        atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
-        fresh.positions = atoms.positions
-        np.testing.assert_allclose(atoms.get_forces(), fresh.get_forces(), rtol=0, atol=1e-10)
-
-
 @pytest.mark.slow
 def test_atoms_of_large_structures_are_sorted_and_come_back(atoms, run, monkeypatch):
     """The calculator and `evaluate`; any number of atoms is large here."""

@@ -78,7 +78,7 @@ def read_checkpoint(run, names: tuple[str, ...], state_like=None, *, sets_aside:
 def has_checkpoint(folder, name: str) -> bool:
     """Return whether a run has a checkpoint of that name, "best" or "last", damaged or not."""
     path = Path(folder).expanduser() / "checkpoints"
-    return any(os.path.lexists(path / file) for file in FILES[name]) or os.path.isdir(path / name)
+    return any(os.path.lexists(path / file) for file in FILES[name])
 
 
 def named_arrays(group: str, tree) -> dict[str, np.ndarray]:
@@ -141,11 +141,6 @@ def _paths(run, names: tuple[str, ...]) -> list[Path]:
         inside = sorted(folder.parent.name for folder in run.glob("*/checkpoints"))
         hint = f"it holds runs: name one, such as {run / inside[0]}" if inside else "is it a run?"
         raise CheckpointError(f"{run} has no checkpoint ({' or '.join(names)}); {hint}")
-    if os.path.isdir(folder / name):
-        raise CheckpointError(
-            f"{run} was written by an earlier version; `eqfuse convert run {run} NEW` writes its "
-            "networks and its state to a folder for this one"
-        )
     return [folder / file for file in FILES[name]]
 
 

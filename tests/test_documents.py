@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eqfuse.convert import ConvertError
-from eqfuse.convert.sevennet_files import sevennet_file
+from eqfuse.convert.sevennet import sevennet_file
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

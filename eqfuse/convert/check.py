@@ -8,8 +8,7 @@ from pathlib import Path
 import ase
 import numpy as np
 
-from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.structures import to_arrays
+from eqfuse.convert.converted import ConvertError
 from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.examples import example_structures
 
@@ -125,3 +124,25 @@ def _slopes(calculator, atoms) -> float:
             energies.append(results_of(calculator, moved)["energy"])
         slopes[axis] = (energies[1] - energies[0]) / (2 * STEP)
     return float(np.max(np.abs(slopes - expected[0])) / np.max(np.abs(expected)))
+
+
+def to_arrays(structures: list[ase.Atoms]) -> dict[str, np.ndarray]:
+    """Return structures as arrays, which `eqfuse/convert/original.py` reads."""
+    arrays = {"count": np.array(len(structures))}
+    for k, atoms in enumerate(structures):
+        arrays |= {
+            f"{k}_numbers": atoms.numbers,
+            f"{k}_positions": atoms.positions,
+            f"{k}_cell": atoms.cell.array,
+            f"{k}_pbc": atoms.pbc,
+        }
+    return arrays
+
+
+def from_arrays(arrays) -> list[ase.Atoms]:
+    """Return the structures of `to_arrays`."""
+    names = ("numbers", "positions", "cell", "pbc")
+    return [
+        ase.Atoms(**{name: arrays[f"{k}_{name}"] for name in names})
+        for k in range(int(arrays["count"]))
+    ]

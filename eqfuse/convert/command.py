@@ -16,8 +16,7 @@ from ase.data import chemical_symbols
 
 from eqfuse.convert.check import check_alone, compare
 from eqfuse.convert.convert import convert, find
-from eqfuse.convert.converted import Converted
-from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.converted import Converted, ConvertError
 from eqfuse.convert.export import export_mace
 from eqfuse.train import CheckpointError
 from eqfuse.train.settings.schema import ConfigError

@@ -1,8 +1,21 @@
-"""What a converter reads from a file: a network of this package with its parameters."""
+"""What a converter reads from a file, and the error of a file that cannot be converted."""
 
 import dataclasses
 
 from eqfuse.models import ZBL
+
+
+class ConvertError(ValueError):
+    """An error for a file or network that cannot be converted; the message is for the user."""
+
+
+def refuse(what: str, model: str = "NequIP"):
+    """Refuse a network with something that a model of eqfuse cannot represent.
+
+    Raises:
+      ConvertError: always, naming it.
+    """
+    raise ConvertError(f"the network has {what}, which eqfuse's {model} cannot represent")
 
 
 @dataclasses.dataclass(frozen=True)

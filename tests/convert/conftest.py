@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from eqfuse.convert.pickled import read_module
+from eqfuse.convert.records import read_module
 
 GOLDENS = Path(__file__).parent / "goldens"
 SEVERAL_HEADS = ("nonlinear", "two_heads")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError, check, convert
+from eqfuse.convert.check import from_arrays, to_arrays
 from eqfuse.convert.command import main
-from eqfuse.convert.structures import from_arrays, to_arrays
 from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.examples import example_structures
 from tests.convert.conftest import GOLDENS

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError, convert
-from eqfuse.convert.check import relative_error, results_of
-from eqfuse.convert.sevennet_files import sevennet_file
-from eqfuse.convert.structures import from_arrays
+from eqfuse.convert.check import from_arrays, relative_error, results_of
+from eqfuse.convert.sevennet import sevennet_file
 from eqfuse.inference.calculator import Calculator
 from tests.convert.conftest import GOLDENS
 

@@ -9,34 +9,12 @@ import dataclasses
 import math
 
 import e3nn_jax as e3nn
+import jax
 import numpy as np
 
-from eqfuse.convert.activations import normalized_by
-from eqfuse.convert.errors import ConvertError
-from eqfuse.convert.irreps_matrices import Matrices, named, named_biases
+from eqfuse.convert.e3nn_torch import Matrices, Path
 from eqfuse.models.irreps import SCALAR
 from eqfuse.models.nequip_irreps import gated
-
-
-@dataclasses.dataclass(frozen=True)
-class Path:
-    """A path of a convolution: channels of one irrep times one spherical harmonic.
-
-    Attributes:
-      ir_in, l, ir: irreps of the features, degree of the harmonic, irrep of the product.
-      start: place of its first weight in the output of the radial network.
-      row: place of its first channel in what the next Linear reads of this irrep.
-      mul: number of channels.
-      factor: of the program's coupling coefficients, in units of e3nn-jax's.
-    """
-
-    ir_in: e3nn.Irrep
-    l: int
-    ir: e3nn.Irrep
-    start: int
-    row: int
-    mul: int
-    factor: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,74 +46,6 @@ class Layer:
     down_bias: np.ndarray | None = None
 
 
-def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, sign=None):
-    """Return the paths of a convolution, as nequip and SevenNet list them.
-
-    Args:
-      before: features, in the program's order.
-      harmonics: irreps of the spherical harmonics.
-      keeps: whether the program computes an irrep.
-      sort_weights: whether weights are in the order of the outputs, and not of the factors.
-      sign: gives the sign of a coupling for (l1, l2, l3).
-    """
-    listed = [
-        (mul, ir_in, ir_sh.l, ir)
-        for mul, ir_in in before
-        for _, ir_sh in harmonics
-        for ir in sorted(ir_in * ir_sh, key=lambda ir: ir.l)
-        if keeps(ir)
-    ]
-    if len(set(listed)) < len(listed):
-        raise ConvertError(f"the features {before} have an irrep twice, which is not supported")
-    by_output = sorted(listed, key=lambda path: (path[3].l, path[3].p))  # stable; as torch's e3nn
-    starts, at = {}, 0
-    for path in by_output if sort_weights else listed:
-        starts[path] = at
-        at += path[0]
-    rows, result = {}, []
-    for path in by_output:
-        mul, ir_in, l, ir = path
-        degrees = (ir_in.l, l, ir.l)
-        result.append(
-            Path(ir_in, l, ir, starts[path], rows.get(ir, 0), mul, sign(degrees) if sign else 1.0)
-        )
-        rows[ir] = rows.get(ir, 0) + mul
-    return result
-
-
-def gate_in_torch(after) -> e3nn.Irreps:
-    """Return what e3nn's gate for PyTorch reads to give some features, sorted as it sorts them.
-
-    Args:
-      after: features, each irrep once.
-    """
-    gates = sum(mul for mul, ir in after if ir.l > 0)
-    parts = [(mul + gates if ir == SCALAR else mul, ir) for mul, ir in after]
-    return e3nn.Irreps(sorted(parts, key=lambda part: (part[1].l, part[1].p)))
-
-
-def coupling_factor(stored: np.ndarray | None, degrees) -> float:
-    """Return the sign of coupling coefficients of a file, in units of e3nn-jax's.
-
-    Args:
-      stored: [2 l1 + 1, 2 l2 + 1, 2 l3 + 1], or None: they are not in the file.
-      degrees: l1, l2, l3.
-    Raises:
-      ConvertError: numbers that are no such couplings.
-    """
-    if stored is None:
-        return 1.0
-    ours = np.asarray(e3nn.clebsch_gordan(*degrees), np.float64)
-    theirs = np.asarray(stored, np.float64)
-    theirs = theirs * (np.linalg.norm(ours) / np.linalg.norm(theirs))
-    sign = math.copysign(1.0, (theirs * ours).sum())
-    if abs(theirs - sign * ours).max() > 1e-5:
-        raise ConvertError(
-            f"the file's couplings of {degrees} are not those of e3nn: is it damaged?"
-        )
-    return sign
-
-
 def skip_setting(kinds: list[str]) -> str:
     """Return the setting `skip` of layers with these kinds of self-connection."""
     return kinds[0] if len(set(kinds)) == 1 else ",".join(kinds)
@@ -164,13 +74,8 @@ def layer_parameters(layer: Layer, before: e3nn.Irreps, after: e3nn.Irreps) -> t
     """
     gate = gated(after)
     columns = gate_columns(layer.after, after)
-
-    def narrowed(matrices):
-        """Take the irreps and gates that are here."""
-        return {ir: w[..., columns] if ir == SCALAR else w for ir, w in matrices.items()}
-
     paths = our_paths(layer.paths, before, gate)
-    result = {"linear_down": after_convolution(narrowed(layer.down), paths, gate)}
+    result = {"linear_down": after_convolution(narrowed(layer.down, columns), paths, gate)}
     if layer.up is not None:
         result["linear_up"] = named(layer.up, before, before)
         if layer.up_bias is not None:
@@ -182,9 +87,9 @@ def layer_parameters(layer: Layer, before: e3nn.Irreps, after: e3nn.Irreps) -> t
     elif layer.skip is not None:
         by_species = next(iter(layer.skip.values())).ndim == 3
         name = "skip" if by_species else "skip_linear"
-        result[name] = named(narrowed(layer.skip), before, gate)
+        result[name] = named(narrowed(layer.skip, columns), before, gate)
     if layer.norm is not None:
-        norm = narrowed(layer.norm)
+        norm = narrowed(layer.norm, columns)
         result["norm"] = {"weight": np.concatenate([norm[ir] for _, ir in gate.regroup()])}
     return result, radial_layers(layer.radial, paths)
 
@@ -225,11 +130,21 @@ def gate_columns(theirs: e3nn.Irreps, ours: e3nn.Irreps) -> np.ndarray:
     return np.concatenate([*columns, *(gates[ir] for ir in wanted)])
 
 
+def narrowed(matrices: Matrices, columns: np.ndarray) -> Matrices:
+    """Return matrices with these columns of even scalars, see `gate_columns`."""
+    return {ir: w[..., columns] if ir == SCALAR else w for ir, w in matrices.items()}
+
+
 def radial_layers(matrices: list[np.ndarray], paths: list[Path]) -> dict:
     """Return the dense layers of a radial network, its output in the order of the paths."""
+    return dense_layers([*matrices[:-1], of_paths(matrices[-1], paths)])
+
+
+def of_paths(weights: np.ndarray, paths: list[Path]) -> np.ndarray:
+    """Return the last columns of a radial network in the order of paths, times their factors."""
     columns = np.concatenate([p.start + np.arange(p.mul) for p in paths])
     factors = np.concatenate([np.full(p.mul, p.factor) for p in paths])
-    return dense_layers([*matrices[:-1], matrices[-1][:, columns] * factors])
+    return weights[..., columns] * factors
 
 
 def dense_layers(matrices: list[np.ndarray]) -> dict:
@@ -241,3 +156,51 @@ def dense_layers(matrices: list[np.ndarray]) -> dict:
         f"Dense_{k}": {"kernel": w * math.sqrt(len(w)) / (normalized_by("silu") if k else 1.0)}
         for k, w in enumerate(matrices)
     }
+
+
+def scaled(matrices: Matrices, factors: dict[e3nn.Irrep, float]) -> Matrices:
+    """Return matrices of features that come multiplied with a factor for each irrep."""
+    return {ir: w * factors.get(ir, 1.0) for ir, w in matrices.items()}
+
+
+def named(matrices: Matrices, irreps_in, irreps_out) -> dict[str, np.ndarray]:
+    """Return parameters of `eqfuse.ops.Linear`, which divides by the square root of its rows.
+
+    Args:
+      matrices: [..., rows, columns] for each irrep, of at least those of both sides.
+      irreps_in: of the input; blocks of one irrep are one.
+      irreps_out: of the output; adjacent blocks of one irrep are one.
+    """
+    result = {}
+    outputs = list(e3nn.Irreps(irreps_out).simplify())
+    for i, (rows, ir) in enumerate(e3nn.Irreps(irreps_in).regroup()):
+        first = 0
+        for o, (columns, ir_out) in enumerate(outputs):
+            if ir == ir_out:
+                w = matrices[ir][..., first : first + columns]
+                assert w.shape[-2:] == (rows, columns), (ir, w.shape, rows, columns)
+                result[f"w[{i},{o}] {rows}x{ir},{columns}x{ir}"] = w * math.sqrt(rows)
+                first += columns
+    return result
+
+
+def named_biases(values: np.ndarray, irreps_out) -> dict[str, np.ndarray]:
+    """Return biases of `eqfuse.ops.Linear` for the even scalars of its output.
+
+    Args:
+      values: [even scalars].
+      irreps_out: of the output.
+    """
+    result, first = {}, 0
+    for o, (mul, ir) in enumerate(e3nn.Irreps(irreps_out).simplify()):
+        if ir == SCALAR:
+            result[f"b[{o}] {mul}x{ir}"] = values[first : first + mul]
+            first += mul
+    return result
+
+
+def normalized_by(name: str) -> float:
+    """Return by what e3nn-jax multiplies an activation of `jax.nn`, to normalise it."""
+    act = getattr(jax.nn, name)
+    with jax.enable_x64(True):
+        return float(e3nn.normalize_function(act)(1.0) / act(1.0))

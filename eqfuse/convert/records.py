@@ -1,19 +1,21 @@
-"""A reader of modules saved by torch that needs only NumPy and executes nothing.
+"""Files of torch, TorchScript and torch.package, read with NumPy: nothing in them is executed.
 
 Such a file is a zip archive of a pickle and the bytes of its tensors. A pickle is a program that
 may call any function of any module. Here every name that it asks for is an inert `Record`, which
 keeps what it was called with and does nothing.
 """
 
+import contextlib
 import dataclasses
 import io
 import math
 import pickle
 import zipfile
+from collections.abc import Iterator
 
 import numpy as np
 
-from eqfuse.convert.errors import ConvertError
+from eqfuse.convert.converted import ConvertError
 
 _DTYPES = {
     "DoubleStorage": "<f8",
@@ -86,6 +88,13 @@ class Record:
                 return default
         return value(item)
 
+    def arrays(self) -> list[np.ndarray]:
+        """Return the arrays of a list of parameters, whose names are 0, 1, ..."""
+        result = []
+        while (item := self.get(str(len(result)))) is not None:
+            result.append(item)
+        return result
+
     def children(self) -> list["Record"]:
         """Return the submodules, in order."""
         modules = _part(self, "_modules")
@@ -128,6 +137,93 @@ def read_saved(path):
     Raises:
       ConvertError: a file of another kind, or a damaged one.
     """
+    with _archive(path, "is not a file of torch.save") as archive:
+        names = archive.namelist()
+        roots = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")]
+        if len(roots) != 1:
+            raise ConvertError(f"{path} is not a file of torch.save: it has {len(roots)} data.pkl")
+        [root] = roots
+        if f"{root}constants.pkl" in names:
+            raise ConvertError(
+                f"{path} is compiled (TorchScript); give the file that was saved beside it, whose "
+                "name does not end in _compiled.model or -lammps.pt"
+            )
+        if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
+            raise ConvertError(
+                f"{path} was written on a big-endian machine, which is not supported"
+            )
+        return _unpickled(archive, root, path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A file of TorchScript.
+
+    Attributes:
+      module: its records.
+      constants: of its code.
+      extra: texts that the program has added, by name.
+      code: texts of its code by the name of the file, which are read and never executed.
+    """
+
+    module: Record
+    constants: list
+    extra: dict[str, str]
+    code: dict[str, str]
+
+
+def read_compiled(path) -> Compiled:
+    """Read what `torch.jit.save(module, path)` wrote.
+
+    Args:
+      path: of the file.
+    Raises:
+      ConvertError: a file of another kind, or a damaged one.
+    """
+    with _archive(path, "is no compiled network (TorchScript)") as archive:
+        names = archive.namelist()
+        roots = [n.removesuffix("constants.pkl") for n in names if n.endswith("/constants.pkl")]
+        if len(roots) != 1:
+            raise ConvertError(f"{path} is no compiled network (TorchScript)")
+        [root] = roots
+        extra, code = (
+            {
+                name.removeprefix(root + folder): archive.read(name).decode("utf-8", "replace")
+                for name in names
+                if name.startswith(root + folder) and "debug" not in name
+            }
+            for folder in ("extra/", "code/")
+        )
+        constants = _unpickled(archive, root, path, "constants.pkl", "constants/{}")
+        module = _unpickled(archive, root, path)
+    return Compiled(module, [value(constant) for constant in constants], extra, code)
+
+
+def read_package(path, pickle_name: str) -> Record:
+    """Read a pickle of a file of `torch.package`.
+
+    Args:
+      path: of the file.
+      pickle_name: where the pickle is in it, such as "model/eager_model.pkl".
+    Raises:
+      ConvertError: a file of another kind, or a damaged one.
+    """
+    with _archive(path, "is no package of torch") as archive:
+        names = [name for name in archive.namelist() if name.endswith(f"/{pickle_name}")]
+        if len(names) != 1:
+            raise ConvertError(f"{path} is no package of torch: it has {len(names)} {pickle_name}")
+        root = names[0].removesuffix(pickle_name)
+        return _unpickled(archive, root, path, pickle_name, ".data/{}.storage")
+
+
+@contextlib.contextmanager
+def _archive(path, what: str) -> Iterator[zipfile.ZipFile]:
+    """Open a zip archive, and refuse one that is damaged or something else.
+
+    Args:
+      path: of the file.
+      what: the message for a file that is no such archive, after its path.
+    """
     try:
         with open(path, "rb") as file:
             start = file.read(len(_OLD_MAGIC))
@@ -137,30 +233,14 @@ def read_saved(path):
                 "save it again by torch.save(torch.load(FILE), NEW)"
             )
         with zipfile.ZipFile(path) as archive:
-            return _read(archive, path)
+            yield archive
     except OSError as error:
         raise ConvertError(f"{path} cannot be read: {error.strerror or error}") from error
-    except zipfile.BadZipFile as error:
-        raise ConvertError(f"{path} is not a file of torch.save: {error}") from error
+    except (zipfile.BadZipFile, RuntimeError) as error:
+        raise ConvertError(f"{path} {what}: {error}") from error
 
 
-def _read(archive: zipfile.ZipFile, path):
-    names = archive.namelist()
-    roots = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")]
-    if len(roots) != 1:
-        raise ConvertError(f"{path} is not a file of torch.save: it has {len(roots)} data.pkl")
-    [root] = roots
-    if f"{root}constants.pkl" in names:
-        raise ConvertError(
-            f"{path} is compiled (TorchScript); give the file that was saved beside it, whose name "
-            "does not end in _compiled.model or -lammps.pt"
-        )
-    if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
-        raise ConvertError(f"{path} was written on a big-endian machine, which is not supported")
-    return unpickled(archive, root, path)
-
-
-def unpickled(archive, root: str, path, name: str = "data.pkl", data: str = "data/{}"):
+def _unpickled(archive, root: str, path, name: str = "data.pkl", data: str = "data/{}"):
     """Return what a pickle of an archive holds: dicts, lists and numbers, the rest as records.
 
     Args:
@@ -169,8 +249,6 @@ def unpickled(archive, root: str, path, name: str = "data.pkl", data: str = "dat
       path: of the file, for messages.
       name: of the pickle.
       data: where the bytes of its tensors are, by their key.
-    Raises:
-      ConvertError: a damaged file.
     """
     try:
         return _Unpickler(archive, root, name, data).load()

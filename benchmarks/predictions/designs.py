@@ -32,7 +32,7 @@ from benchmarks.predictions.__main__ import SIZES
 from benchmarks.predictions.launches import launches_of
 from eqfuse import ops
 from eqfuse.bench.cases import CASES
-from eqfuse.data.ordering import spatial_order
+from eqfuse.data.neighbors import spatial_order
 from eqfuse.ops.ir.form import Form, Index, Operand, Segment
 from eqfuse.ops.primitives import forms
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data.errors import DataError
 from eqfuse.data.lazy import selected
 from eqfuse.data.readers import Keys, read_structures
-from eqfuse.data.structures import MAX_ATOMIC_NUMBER, Structure
+from eqfuse.data.structures import MAX_ATOMIC_NUMBER, DataError, Structure
 
 _ROWS = 10_000  # of a fit; more of them take much memory
 TOLERANCE = 1e-6

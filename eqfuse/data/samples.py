@@ -1,16 +1,134 @@
-"""Samples of structures: species, neighbour lists, relative energies."""
+"""Samples of structures, ready for batches: species, neighbour lists, relative energies."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from ase.data import chemical_symbols
 
-from eqfuse.data.batching import Sample
-from eqfuse.data.errors import DataError
-from eqfuse.data.neighbors import gathering_offsets, neighbor_list
-from eqfuse.data.ordering import renumbered, spatial_order
+from eqfuse.data.neighbors import gathering_offsets, neighbor_list, renumbered, spatial_order
 from eqfuse.data.references import subtract
-from eqfuse.data.structures import Structure, names_of
+from eqfuse.data.structures import LABELS, UNWEIGHTED, DataError, Structure, Weights, names_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """One structure with its neighbour list, species and relative energy, ready for batches.
+
+    Attributes:
+      positions: [n_atoms, 3] float64, Å, of images near their neighbours and the origin (float32
+        resolves small numbers); see `eqfuse.data.neighbors.gathering_offsets`.
+      species: [n_atoms] int32, index into the table of species.
+      senders, receivers: [n_edges] int32, sorted by receiver, then sender.
+      shifts: [n_edges, 3] float64, Å, between these images; see `neighbor_list`.
+      cell: [3, 3] float64, Å, zero for a molecule.
+      energy: eV, relative to the reference energies, float64, or None.
+      forces: [n_atoms, 3] float64, eV/Å, or None.
+      stress: [3, 3] float64, eV/Å^3, or None.
+      name: for messages.
+      order: [n_atoms], the number of each atom in the structure; None if the order is the same.
+        Large structures are sorted, see `eqfuse.data.neighbors`.
+      weights: of the labels in the loss.
+      config_type: name of the group of structures it belongs to, or None.
+    """
+
+    positions: np.ndarray
+    species: np.ndarray
+    senders: np.ndarray
+    receivers: np.ndarray
+    shifts: np.ndarray
+    cell: np.ndarray
+    energy: float | None
+    forces: np.ndarray | None
+    stress: np.ndarray | None = None
+    name: str = ""
+    order: np.ndarray | None = None
+    weights: Weights = UNWEIGHTED
+    config_type: str | None = None
+
+    def in_structure(self, of_atoms: np.ndarray) -> np.ndarray:
+        """Return a property of each atom, [n_atoms, ...], in the order of the structure's atoms."""
+        if self.order is None:
+            return of_atoms
+        out = np.empty_like(of_atoms)
+        out[self.order] = of_atoms
+        return out
+
+    @property
+    def num_atoms(self) -> int:
+        return len(self.species)
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.senders)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Columns:
+    """The arrays of samples, one sample after the other; see `eqfuse.data.Sample` for their units.
+
+    Attributes:
+      num_atoms, num_edges: [n_samples] int64.
+      positions: [n_atoms, 3].
+      species: [n_atoms].
+      senders, receivers: [n_edges], numbers of atoms in their sample.
+      shifts: [n_edges, 3].
+      cells: [n_samples, 3, 3].
+      energy: [n_samples]; forces: [n_atoms, 3]; stress: [n_samples, 3, 3]; zero where unknown.
+      known: [n_samples, 3] bool, which of these labels are known.
+      weights: [n_samples, 3], of these labels.
+    """
+
+    num_atoms: np.ndarray
+    num_edges: np.ndarray
+    positions: np.ndarray
+    species: np.ndarray
+    senders: np.ndarray
+    receivers: np.ndarray
+    shifts: np.ndarray
+    cells: np.ndarray
+    energy: np.ndarray
+    forces: np.ndarray
+    stress: np.ndarray
+    known: np.ndarray
+    weights: np.ndarray
+
+
+def columns_of(samples: Sequence, indices: Sequence[int]) -> Columns:
+    """Return the columns of the samples of these numbers: of stored samples, straight from disk."""
+    if hasattr(samples, "columns"):
+        return samples.columns(np.asarray(indices, np.int64))
+    return columns([samples[i] for i in indices])
+
+
+def columns(samples: Sequence) -> Columns:
+    """Return the columns of samples; there may be none."""
+
+    def joined(parts: list, size=(), dtype=np.float64) -> np.ndarray:
+        return np.concatenate(parts) if parts else np.zeros((0, *size), dtype)
+
+    def stacked(values: list, size=(), dtype=np.float64) -> np.ndarray:
+        return np.array(values, dtype).reshape(-1, *size)
+
+    def zeros(sample) -> np.ndarray:
+        return np.zeros((sample.num_atoms, 3))
+
+    no_stress = np.zeros((3, 3))
+    return Columns(
+        num_atoms=stacked([s.num_atoms for s in samples], dtype=np.int64),
+        num_edges=stacked([s.num_edges for s in samples], dtype=np.int64),
+        positions=joined([s.positions for s in samples], (3,)),
+        species=joined([s.species for s in samples], dtype=np.int32),
+        senders=joined([s.senders for s in samples], dtype=np.int32),
+        receivers=joined([s.receivers for s in samples], dtype=np.int32),
+        shifts=joined([s.shifts for s in samples], (3,)),
+        cells=stacked([s.cell for s in samples], (3, 3)),
+        energy=stacked([0.0 if s.energy is None else s.energy for s in samples]),
+        forces=joined([zeros(s) if s.forces is None else s.forces for s in samples], (3,)),
+        stress=stacked([no_stress if s.stress is None else s.stress for s in samples], (3, 3)),
+        known=stacked([[getattr(s, n) is not None for n in LABELS] for s in samples], (3,), bool),
+        weights=stacked([s.weights for s in samples], (3,)),
+    )
 
 
 def species_table(structures: Sequence[Structure]) -> tuple[int, ...]:

@@ -6,8 +6,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqfuse.data.errors import DataError
 from eqfuse.data.lazy import Mapped
+
+
+class DataError(ValueError):
+    """An error for data, or a request made of them, that cannot be used; it says what to do."""
+
+
+class FlownApartError(DataError):
+    """An error for atoms so far apart that no neighbour list can be made."""
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """Return a number and what is counted: "1 frame has", "2 frames have".
+
+    Args:
+      count: how many there are.
+      one: what follows 1.
+      many: what follows other numbers; None for `one` with an s.
+    """
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
 
 MAX_ATOMIC_NUMBER = 118
 DEFAULT_TYPE = "Default"

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 from eqfuse import data
-from eqfuse.data.errors import counted
 from eqfuse.data.readers import stem
+from eqfuse.data.structures import counted
 from eqfuse.inference.arguments import add_backend, add_keys, count_of, label_keys, run
 from eqfuse.inference.output import atoms_of, format_of, write_atoms
 from eqfuse.inference.predict import load_networks, predict

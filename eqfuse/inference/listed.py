@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from eqfuse.data.errors import FlownApartError
-from eqfuse.data.ordering import spatial_order
+from eqfuse.data.neighbors import spatial_order
 from eqfuse.data.samples import species_index
+from eqfuse.data.structures import FlownApartError
 from eqfuse.inference.pairs import (
     Pairs,
     is_valid,

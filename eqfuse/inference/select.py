@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from eqfuse import data
-from eqfuse.data.errors import counted
 from eqfuse.data.readers import stem
+from eqfuse.data.structures import counted
 from eqfuse.inference.arguments import count_of, run
 from eqfuse.inference.output import atoms_of, format_of, write_atoms
 from eqfuse.inference.predict import load_networks, predict

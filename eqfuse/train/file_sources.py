@@ -66,7 +66,7 @@ class FileData(MoleculeData):
         if self.check == "off":
             return []
         from eqfuse.data.checks import find_problems
-        from eqfuse.data.errors import counted
+        from eqfuse.data.structures import counted
 
         problems = find_problems(dataset, structures, validation)
         if problems and self.check == "strict":
@@ -180,7 +180,7 @@ def matching(path: str) -> list[str]:
 
 def described(origin: str) -> str:
     """Return where structures are from, with the number of files if it is a pattern."""
-    from eqfuse.data.errors import counted
+    from eqfuse.data.structures import counted
 
     files = matching(origin)
     return origin if files == [origin] else f"{origin}: {counted(len(files), 'file')}"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from eqfuse.data import DataError, Dataset, Structure
+from eqfuse.data.dataset import split_indices
 from eqfuse.data.samples import prepare_samples, species_index
-from eqfuse.data.splits import split_indices
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eqfuse.data import Structure
-from eqfuse.data.ordering import LARGE, spatial_order
+from eqfuse.data.neighbors import LARGE, spatial_order
 from eqfuse.data.samples import prepare_samples
 
 CUTOFF = 4.0
@@ -55,7 +55,7 @@ def test_a_sorted_structure_is_the_same_one():
     found = _pairs(*ends, vectors)
     alone = dataclasses.replace(structure, numbers=structure.numbers, forces=structure.forces)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eqfuse.data.ordering.LARGE", 10**9)
+        patch.setattr("eqfuse.data.neighbors.LARGE", 10**9)
         unsorted = prepared(alone)
     assert np.array_equal(unsorted.order, np.arange(structure.num_atoms))
     vectors = (

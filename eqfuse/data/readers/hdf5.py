@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eqfuse.data.errors import DataError
-from eqfuse.data.readers.atoms import stress_of
+from eqfuse.data.readers.ase_files import stress_of
 from eqfuse.data.readers.format import USUAL_KEYS, Keys, Units, imported, named, require_file
-from eqfuse.data.structures import Structure, Weights
+from eqfuse.data.structures import DataError, Structure, Weights
 
 
 def iterate_hdf5(

@@ -7,8 +7,7 @@ from ase.data import chemical_symbols
 
 from eqfuse import ops
 from eqfuse.data import Batcher, Dataset
-from eqfuse.data.errors import counted
-from eqfuse.data.structures import LABELS, UNWEIGHTED
+from eqfuse.data.structures import LABELS, UNWEIGHTED, counted
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.file_sources import described
 from eqfuse.train.run.results import evaluated_samples, evaluation_batcher

@@ -12,8 +12,7 @@ import numpy as np
 from eqfuse import plots
 from eqfuse.data import Batcher, Dataset, Sample
 from eqfuse.data.error_table import error_table
-from eqfuse.data.errors import counted
-from eqfuse.data.structures import LABELS, count_labelled
+from eqfuse.data.structures import LABELS, count_labelled, counted
 from eqfuse.models import Potential, compile_predict
 from eqfuse.train.run.checkpoint import read_checkpoint, read_metadata
 from eqfuse.train.run.page import page

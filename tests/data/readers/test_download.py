@@ -13,7 +13,7 @@ import pytest
 
 from eqfuse.data import DataError, fetch_public
 from eqfuse.data.readers import public
-from eqfuse.data.readers.download import RemoteFile, fetch
+from eqfuse.data.readers.public import RemoteFile, fetch
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()

@@ -9,7 +9,7 @@ import pytest
 from ase import units
 
 from eqfuse.data.readers import public
-from eqfuse.data.readers.download import RemoteFile
+from eqfuse.data.readers.public import RemoteFile
 from eqfuse.train import load_run
 from eqfuse.train.main import main
 from tests.small_runs import TINY

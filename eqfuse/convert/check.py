@@ -32,16 +32,13 @@ def compare(program: str, path, run, *, choice=None, python: str = sys.executabl
     calculator = Calculator(run, dtype="float64", radial="network")  # as the program computes
     structures = example_structures(calculator.species)
     theirs = original_results(program, path, structures, choice=choice, python=python)
-    rows = [f"{theirs['version']} and eqfuse in float64: largest differences, relative"]
-    rows.append(f"{'structure':<24}{'energy':>10}{'forces':>10}{'stress':>10}")
+    title = f"{theirs['version']} and eqfuse in float64: largest differences, relative"
+    quantities, rows = ("energy", "forces", "stress"), {}
     for k, atoms in enumerate(structures):
         ours = results_of(calculator, atoms)
-        cells = [
-            relative_error(ours[q], theirs[f"{k}_{q}"]) for q in ("energy", "forces", "stress")
-        ]
-        numbers = "".join(f"{'-' if np.isnan(e) else format(e, '.0e'):>10}" for e in cells)
-        rows.append(f"{atoms.get_chemical_formula():<24}{numbers}")
-    return "\n".join(rows)
+        errors = [relative_error(ours[q], theirs[f"{k}_{q}"]) for q in quantities]
+        rows[atoms.get_chemical_formula()] = errors
+    return _table(title, quantities, rows)
 
 
 def original_results(program: str, path, structures, *, choice=None, python=sys.executable) -> dict:
@@ -71,15 +68,23 @@ def check_alone(run) -> str:
       run: the converted run.
     """
     calculator = Calculator(run, dtype="float64")
-    rows = ["without the program: differences in float64, relative to the largest force"]
-    rows.append(f"{'structure':<24}{'rotated':>10}{'mirrored':>10}{'slopes':>10}")
+    title = "without the program: differences in float64, relative to the largest force"
+    rows = {}
     handed = calculator.network.metadata["model_fields"].get("so3")  # mirrors are not its symmetry
     for atoms in example_structures(calculator.species):
         mirrored = np.nan if handed else _turned(calculator, atoms, -1)
         errors = [_turned(calculator, atoms, 1), mirrored, _slopes(calculator, atoms)]
+        rows[atoms.get_chemical_formula()] = errors
+    return _table(title, ("rotated", "mirrored", "slopes"), rows)
+
+
+def _table(title: str, columns, rows: dict[str, list[float]]) -> str:
+    """Return a table of errors of structures, with - for NaN."""
+    lines = [title, f"{'structure':<24}" + "".join(f"{name:>10}" for name in columns)]
+    for formula, errors in rows.items():
         numbers = "".join(f"{'-' if np.isnan(e) else format(e, '.0e'):>10}" for e in errors)
-        rows.append(f"{atoms.get_chemical_formula():<24}{numbers}")
-    return "\n".join(rows)
+        lines.append(f"{formula:<24}{numbers}")
+    return "\n".join(lines)
 
 
 def results_of(calculator, atoms: ase.Atoms) -> dict:

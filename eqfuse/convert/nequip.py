@@ -69,15 +69,13 @@ class NequIPPackage(NequIPRecords):
 
     known = ("type_embed", "spharm", "edge_norm", "bessel_encode", "factor", "total_energy_sum")
     known += ("per_atom_energy_readout", "per_type_energy_scale_shift", "pair_potential")
+    harmonics, product = "spharm.irreps_edge_sh", "tp_scatter.tp"
 
     def __init__(self, func: Record):
         super().__init__(func, list(func.get("per_type_energy_scale_shift.type_names")))
 
     def part_names(self):
         return list(self.func.state["_modules"])
-
-    def harmonics(self):
-        return irreps_of(self.func.get("spharm.irreps_edge_sh"))
 
     def basis(self):
         return self.basis_of(self.func.get("bessel_encode"))
@@ -138,9 +136,6 @@ class NequIPPackage(NequIPRecords):
             coulomb=2 * float(np.asarray(pair.get("_qqr2exesquare"))),
             cutoff=r_max,
         )
-
-    def product(self, conv):
-        return conv.get("tp_scatter.tp")
 
     def radial(self, conv, first):
         matrices = scalar_matrices(conv.get("edge_mlp"), "SiLU")

@@ -3,7 +3,6 @@
 import math
 import re
 
-import e3nn_jax as e3nn
 import numpy as np
 from ase.data import atomic_numbers
 
@@ -32,13 +31,29 @@ from eqfuse.models.irreps import SCALAR
 class NequIPRecords:
     """A network, and what its records hold of each part; readers of files complete it.
 
+    Readers of files define these methods, in whose arrays elements have the order of the file:
+      part_names(): names of the parts of `func`.
+      basis(): settings of the radial basis: `cutoff`, `poly_power` and `pair_cutoffs` as ours, and
+        `frequencies` f, 1/Å, of the Bessel functions, which are `factor` sin(f d)/d.
+      embedding(): features of the species, [species, channels].
+      neighbors(conv): n of the sums, which are divided by sqrt(n): one, or one for each species.
+      radial(conv, first): matrices of a radial network, whose input is multiplied with `first`.
+      skip(conv): matrices of a self-connection, [species, rows, columns].
+      readout(): the matrix of the even scalars of the last layer, [channels, 1].
+      per_species(name): scales or shifts of the species, eV.
+      activation(owner, name): an activation's function, and by what it is multiplied.
+
     Attributes:
       func: the records of what predicts the energies of atoms.
       scale: by which these energies are multiplied.
       known: names of the parts of `func` besides the layers.
       layer_names: pattern of the names of the layers.
+      harmonics: name of the irreps of the spherical harmonics in `func`.
+      product: name of the tensor product in a convolution.
     """
 
+    harmonics: str
+    product: str
     known: tuple[str, ...] = ()
     layer_names = r"layer\d+_convnet"
 
@@ -67,65 +82,13 @@ class NequIPRecords:
             self.features.append(after)
             self.factors.append(factors)
 
-    # from the readers of files
-
     def dtype(self) -> str:
         """Return the type of the weights."""
         return str(np.asarray(self.layers[0].get("conv.linear_1.weight")).dtype)
 
-    def part_names(self) -> list[str]:
-        """Return the names of the parts of `func`."""
-        raise NotImplementedError
-
-    def harmonics(self) -> e3nn.Irreps:
-        """Return the irreps of the spherical harmonics."""
-        raise NotImplementedError
-
-    def basis(self) -> dict:
-        """Return the settings of the radial basis.
-
-        `cutoff`, `poly_power` and `pair_cutoffs` as ours; `frequencies` f, 1/Å, of the Bessel
-        functions, which are `factor` sin(f d)/d.
-        """
-        raise NotImplementedError
-
-    def embedding(self) -> np.ndarray:
-        """Return the features of the species, [species, channels]."""
-        raise NotImplementedError
-
-    def neighbors(self, conv: Record) -> tuple[float, ...]:
-        """Return n of the sums, which are divided by sqrt(n): one, or one for each species."""
-        raise NotImplementedError
-
     def repulsion(self) -> ZBL | None:
         """Return the repulsion of nuclei, if there is one."""
         return None
-
-    def product(self, conv: Record) -> Record:
-        """Return the tensor product of a convolution."""
-        raise NotImplementedError
-
-    def radial(self, conv: Record, first: float) -> list[np.ndarray]:
-        """Return the matrices of a radial network, whose input is multiplied with `first`."""
-        raise NotImplementedError
-
-    def skip(self, conv: Record) -> Matrices:
-        """Return the matrices of a self-connection, [species, rows, columns]."""
-        raise NotImplementedError
-
-    def readout(self) -> np.ndarray:
-        """Return the matrix of the even scalars of the last layer, [channels, 1]."""
-        raise NotImplementedError
-
-    def per_species(self, name: str) -> np.ndarray:
-        """Return scales or shifts of the species, eV."""
-        raise NotImplementedError
-
-    def activation(self, owner: Record, name: str) -> tuple[str, float]:
-        """Return an activation's function, and by what it is multiplied."""
-        raise NotImplementedError
-
-    # what is the same for all
 
     def factor(self, owner: Record, name: str, expected: str) -> float:
         """Return by what an activation is multiplied; refuse another function."""
@@ -191,7 +154,7 @@ class NequIPRecords:
         return scalars + gated, factors
 
     def _fields(self) -> dict:
-        basis, harmonics = self.basis(), self.harmonics()
+        basis, harmonics = self.basis(), irreps_of(self.func.get(self.harmonics))
         neighbors = {self.neighbors(layer.get("conv")) for layer in self.layers}
         widths = {
             tuple(len(w) for w in self.radial(layer.get("conv"), 1.0)[1:]) for layer in self.layers
@@ -251,7 +214,7 @@ class NequIPRecords:
             before=before,
             after=self.features[k + 1],
             up=scaled(self.linear(conv.get("linear_1")), factors),
-            paths=paths_of(self.product(conv)),
+            paths=paths_of(conv.get(self.product)),
             radial=self.radial(conv, first),
             down=self.linear(conv.get("linear_2")),
             skip=skip,
@@ -267,6 +230,7 @@ class NequIPScript(NequIPRecords):
 
     known = ("one_hot", "spharm_edges", "radial_basis", "chemical_embedding", "total_energy_sum")
     known += ("conv_to_output_hidden", "output_hidden_to_scalar", "per_species_rescale")
+    harmonics, product = "spharm_edges.irreps_edge_sh", "tp"
 
     def __init__(self, compiled: Compiled):
         self._compiled = compiled
@@ -274,15 +238,8 @@ class NequIPScript(NequIPRecords):
         super().__init__(func, compiled.extra["type_names"].split(), scale)
 
     def part_names(self):
-        parts = self.func.state.items()
-        return [
-            name
-            for name, part in parts
-            if isinstance(part, Record) and part.kind.startswith("__torch__.")
-        ]
-
-    def harmonics(self):
-        return irreps_of(self.func.get("spharm_edges.irreps_edge_sh"))
+        parts = {k: part for k, part in self.func.state.items() if isinstance(part, Record)}
+        return [name for name, part in parts.items() if part.kind.startswith("__torch__.")]
 
     def basis(self):
         basis, cutoff = (self.func.get(f"radial_basis.{name}") for name in ("basis", "cutoff"))
@@ -302,9 +259,6 @@ class NequIPScript(NequIPRecords):
 
     def neighbors(self, conv):
         return (float(conv.get("avg_num_neighbors") or 1.0),)
-
-    def product(self, conv):
-        return conv.get("tp")
 
     def radial(self, conv, first):
         network = conv.get("fc")

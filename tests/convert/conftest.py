@@ -14,6 +14,20 @@ SEVERAL_HEADS = ("nonlinear", "two_heads")
 NAMES = sorted(path.name.removesuffix(".model.xz") for path in GOLDENS.glob("*.model.xz"))
 
 
+def unpacked(golden, folder) -> Path:
+    """Return a copy of a golden that is not compressed, in a folder."""
+    path = folder / golden.name.removesuffix(".xz")
+    path.write_bytes(lzma.decompress(golden.read_bytes()))
+    return path
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory):
+    """Path of a small package of nequip."""
+    golden = GOLDENS / "networks" / "nequip_pair_cutoffs.nequip.zip.xz"
+    return unpacked(golden, tmp_path_factory.mktemp("package"))
+
+
 @pytest.fixture(scope="session")
 def model_file(tmp_path_factory):
     """Path of the .model file of a golden, by its name."""
@@ -21,8 +35,7 @@ def model_file(tmp_path_factory):
 
     def path(name):
         if name not in written:
-            written[name] = folder / f"{name}.model"
-            written[name].write_bytes(lzma.decompress((GOLDENS / f"{name}.model.xz").read_bytes()))
+            written[name] = unpacked(GOLDENS / f"{name}.model.xz", folder)
         return written[name]
 
     return path

@@ -14,7 +14,7 @@ from eqfuse.convert.nequip import AllegroPackage, NequIPPackage, energy_parts, r
 from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.records import read_package
 from eqfuse.convert.sevennet import NETWORKS, _check, sevennet_file
-from tests.convert.conftest import GOLDENS
+from tests.convert.conftest import GOLDENS, unpacked
 from tests.convert.test_mace_description import of_kind, put
 
 SEVENNET = {
@@ -123,18 +123,6 @@ def test_damaged_files_of_nequix_are_refused(config, shapes, message, tmp_path):
         read_nequix(nqx(tmp_path / "a.nqx", config, shapes))
 
 
-def packaged(folder, name):
-    path = folder / f"{name}.nequip.zip"
-    stored = GOLDENS / "networks" / f"{name}.nequip.zip.xz"
-    path.write_bytes(lzma.decompress(stored.read_bytes()))
-    return path
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory):
-    return packaged(tmp_path_factory.mktemp("packages"), "nequip_pair_cutoffs")
-
-
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
@@ -176,8 +164,8 @@ GELU = of_kind("torch.nn.modules.activation.GELU")
 def test_what_allegro_of_nequip_has_and_we_have_not_is_refused_by_name(
     part, value, message, tmp_path
 ):
-    module = read_package(packaged(tmp_path, "allegro_product"), "model/eager_model.pkl")
-    parts = energy_parts(module)
+    path = unpacked(GOLDENS / "networks" / "allegro_product.nequip.zip.xz", tmp_path)
+    parts = energy_parts(read_package(path, "model/eager_model.pkl"))
     if part == "dispersion":
         parts.state["_modules"][part] = value
     else:

@@ -107,7 +107,7 @@ def relative_error(ours, theirs) -> float:
 
 
 def _turned(calculator, atoms, sign: int) -> float:
-    """Return by how much forces do not turn with the structure, which may be mirrored."""
+    """Return the error of forces that should turn with the structure, mirrored for sign -1."""
     rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
     rotation *= sign * np.sign(np.linalg.det(rotation))
     turned = atoms.copy()
@@ -118,7 +118,7 @@ def _turned(calculator, atoms, sign: int) -> float:
 
 
 def _slopes(calculator, atoms) -> float:
-    """Return by how much the force on the first atom differs from the slope of the energy."""
+    """Return the difference of the force on the first atom from the slope of the energy."""
     expected = results_of(calculator, atoms)["forces"]
     slopes = np.zeros(3)
     for axis in range(3):

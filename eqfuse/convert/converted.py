@@ -1,4 +1,4 @@
-"""What a converter reads from a file, and the error of a file that cannot be converted."""
+"""The result of a converter, and the error of a file that cannot be converted."""
 
 import dataclasses
 

@@ -108,7 +108,7 @@ def _blocks(flat, shapes, irreps_out, *middle: int) -> Matrices:
 
 
 def constant_of(activation: Record) -> float:
-    """Return by what an `e3nn.math.normalize2mom` multiplies an activation."""
+    """Return the factor of an activation in an `e3nn.math.normalize2mom`."""
     return 1.0 if activation.get("_is_id") else float(activation.get("cst"))
 
 
@@ -138,7 +138,7 @@ def network_of(
 
     Args:
       layers: its layers.
-      constant: by what the activation of a layer is multiplied.
+      constant: returns the factor of the activation of a layer.
       first: what the input is multiplied with.
     """
     matrices, factor = [], first
@@ -230,7 +230,7 @@ def convolution_paths(before, harmonics, keeps, *, sort_weights: bool = False, s
 
 
 def gate_in_torch(after) -> e3nn.Irreps:
-    """Return what e3nn's gate for PyTorch reads to give some features, sorted as it sorts them.
+    """Return the input irreps of e3nn's gate for PyTorch, sorted as it sorts them.
 
     Args:
       after: features, each irrep once.

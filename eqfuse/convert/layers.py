@@ -119,7 +119,7 @@ def after_convolution(matrices: Matrices, paths: list[Path], irreps_out) -> dict
 
 
 def gate_columns(theirs: e3nn.Irreps, ours: e3nn.Irreps) -> np.ndarray:
-    """Return where the even scalars that our gate reads are among those of theirs."""
+    """Return the columns of their even scalars that our gate reads."""
     at = theirs.count(SCALAR)
     columns, gates = [np.arange(at)], {}
     for mul, ir in theirs:
@@ -200,7 +200,7 @@ def named_biases(values: np.ndarray, irreps_out) -> dict[str, np.ndarray]:
 
 
 def normalized_by(name: str) -> float:
-    """Return by what e3nn-jax multiplies an activation of `jax.nn`, to normalise it."""
+    """Return the factor with which e3nn-jax normalises an activation of `jax.nn`."""
     act = getattr(jax.nn, name)
     with jax.enable_x64(True):
         return float(e3nn.normalize_function(act)(1.0) / act(1.0))

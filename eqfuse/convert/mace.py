@@ -209,7 +209,7 @@ def _repulsion(network: Record, species: tuple[int, ...], scale: float) -> ZBL |
 
 
 def _is_silu(activation: Record | None) -> bool:
-    """Return whether an activation of e3nn's, normalised, is silu."""
+    """Test for silu, normalised by e3nn."""
     function = None if activation is None else activation.get("f")
     return getattr(function, "kind", "").rpartition(".")[2] in ("silu", "SiLU")
 

@@ -227,7 +227,7 @@ def _pair_mlp(network: Record, paths: list[Path] | None = None) -> dict:
 
 
 def _gate_ratios(gate: Record) -> tuple[float, float]:
-    """Return by what the scalars and the gates of a file differ from those here."""
+    """Return the scalars and the gates of a file, relative to those here."""
     if gate.name == "Gate":  # e3nn's, before 0.3.15
         acts = [gate.get(f"{name}.acts.0") for name in ("act_scalars", "act_gates")]
         functions, constants = ([act.get(name) for act in acts] for name in ("f", "cst"))

@@ -41,7 +41,7 @@ class NequIPRecords:
       skip(conv): matrices of a self-connection, [species, rows, columns].
       readout(): the matrix of the even scalars of the last layer, [channels, 1].
       per_species(name): scales or shifts of the species, eV.
-      activation(owner, name): an activation's function, and by what it is multiplied.
+      activation(owner, name): an activation's function, and its factor.
 
     Attributes:
       func: the records of what predicts the energies of atoms.
@@ -91,7 +91,7 @@ class NequIPRecords:
         return None
 
     def factor(self, owner: Record, name: str, expected: str) -> float:
-        """Return by what an activation is multiplied; refuse another function."""
+        """Return the factor of an activation; refuse another function."""
         function, constant = self.activation(owner, name)
         if function != expected:
             refuse(f"an activation other than {expected} ({function}, in {name})")

@@ -29,7 +29,7 @@ _DTYPES = {
     "BoolStorage": "?",
 }
 _OLD_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
-"""What torch's own format from before version 1.6 begins with."""
+"""The first bytes of torch's own format from before version 1.6."""
 
 
 class Record:
@@ -241,7 +241,7 @@ def _archive(path, what: str) -> Iterator[zipfile.ZipFile]:
 
 
 def _unpickled(archive, root: str, path, name: str = "data.pkl", data: str = "data/{}"):
-    """Return what a pickle of an archive holds: dicts, lists and numbers, the rest as records.
+    """Read a pickle of an archive: dicts, lists and numbers, the rest as records.
 
     Args:
       archive: a `zipfile.ZipFile`.

@@ -169,7 +169,7 @@ def collate(
 
 
 def collate_columns(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:
-    """Return what `collate` does of the samples with these columns."""
+    """Pad the samples with these columns to a shape; see `collate`."""
     atoms = given.num_atoms
     n_nodes, n_edges, n_graphs = int(atoms.sum()), len(given.senders), len(atoms)
     if n_nodes >= shape.n_nodes or n_edges > shape.n_edges or n_graphs >= shape.n_graphs:
@@ -324,7 +324,7 @@ class Batcher:
         )
 
     def _split(self, count: int) -> np.ndarray:
-        """Return where the parts of `count` samples begin and end, [parts + 1]."""
+        """Return the bounds of the parts of `count` samples, [parts + 1]."""
         lengths = [len(part) for part in np.array_split(np.arange(count), self._parts)]
         return np.cumsum([0, *lengths])
 

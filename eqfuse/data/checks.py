@@ -23,7 +23,7 @@ from eqfuse.data.structures import Structure, counted
 def find_problems(
     dataset: Dataset, structures: Sequence[Structure], validation: Sequence[Structure] | None = None
 ) -> list[str]:
-    """Return what is probably wrong with data, a sentence each.
+    """Return the probable problems of data, a sentence each.
 
     Args:
       dataset: made of the structures, and of test structures, which are compared with the others.
@@ -60,7 +60,7 @@ _ASYMMETRIC = 1e-2
 
 
 def zero_labels(samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield which labels are exactly zero where no symmetry makes them so.
+    """Find labels that are exactly zero where no symmetry makes them so.
 
     Energies are relative to reference energies here; forces are zero by symmetry where the
     directions to the neighbours cancel.
@@ -91,7 +91,7 @@ def _is_asymmetric(sample: Sample) -> bool:
 
 
 def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield how many frames have forces far above all others, and the largest of them.
+    """Find frames with forces far above all others.
 
     Logarithms of the lengths of the forces have a median and, for their spread, the median of the
     deviations from it, which outliers do not move.
@@ -121,7 +121,7 @@ def force_outliers(samples: Sequence[Sample]) -> Iterator[str]:
 
 
 def energy_outliers(samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield how many frames have energies far from all others, per atom, and the farthest."""
+    """Find frames with energies far from all others, per atom."""
     labelled = selected(samples, lambda s: s.energy is not None)
     if len(labelled) < 10:
         return
@@ -139,7 +139,7 @@ def energy_outliers(samples: Sequence[Sample]) -> Iterator[str]:
 
 
 def net_forces(samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield how many frames have forces that do not add up to zero.
+    """Find frames whose forces do not add up to zero.
 
     Independent errors e of the components of the forces of n atoms add up to about e sqrt(n).
     """
@@ -213,7 +213,7 @@ class Distances:
 
 
 def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str]:
-    """Yield how many structures have two atoms nearer than `NEAREST`, and the nearest of all."""
+    """Find structures with two atoms nearer than `NEAREST`."""
     count = int((distances.nearest < NEAREST).sum())
     if count:
         sample = samples[int(np.argmin(distances.nearest))]
@@ -230,7 +230,7 @@ def close_pairs(samples: Sequence[Sample], distances: Distances) -> Iterator[str
 def duplicates(
     samples: Sequence[Sample], sizes: Sequence[int], distances: Distances
 ) -> Iterator[str]:
-    """Yield how many structures occur twice, also rotated, mirrored or with atoms in another order.
+    """Find structures that occur twice, also rotated, mirrored or with atoms in another order.
 
     Structures are the same here if they have the same elements and the same distances up to the
     cutoff.
@@ -269,7 +269,7 @@ def duplicates(
 
 
 def _count(pairs) -> int:
-    """Return how many frames of pairs are copies: the later one of each pair."""
+    """Count the frames that are copies: the later one of each pair."""
     return len({max(pair) for pair in pairs})
 
 
@@ -310,7 +310,7 @@ def _same_distances(a: Sample, b: Sample) -> bool:
 
 
 def undetermined_references(dataset: Dataset, structures: Sequence[Structure]) -> Iterator[str]:
-    """Yield which fitted reference energies the training structures do not determine.
+    """Find fitted reference energies that the training structures do not determine.
 
     Args:
       dataset: made of the structures.

@@ -34,7 +34,7 @@ _FACTORS = {
 
 
 def energy_differences(structures: Sequence[Structure]) -> Iterator[str]:
-    """Yield that forces and differences of energies disagree in sign or scale.
+    """Find forces and differences of energies that disagree in sign or scale.
 
     Between similar frames a and b of the same atoms, E_b - E_a is near (g_a + g_b) (q_b - q_a) / 2,
     exactly for a quadratic energy, where g is the gradient by the coordinates q. For molecules, q
@@ -183,7 +183,7 @@ def _is_usual(stiffness: float, z1: int, z2: int) -> bool:
 
 
 def springs(structures: Sequence[Structure]) -> Iterator[str]:
-    """Yield that forces push where bonds are stretched, or are of another size than bonds have.
+    """Find forces that push where bonds are stretched, or of a size that bonds do not have.
 
     Forces are fitted by springs between bonded atoms, one stiffness for each pair of elements. A
     bond that is longer than usual pulls, whatever the method that gave the forces.
@@ -288,7 +288,7 @@ _TOTALS = (0.99, 1.025)  # of all-electron energies, over those of Thomas-Fermi 
 
 
 def total_energies_in_hartree(structures: Sequence[Structure]) -> Iterator[str]:
-    """Yield that energies are, in their unit, what all-electron energies are in Hartree.
+    """Find energies that have, in their unit, the numbers of all-electron energies in Hartree.
 
     References: Englert and Schwinger 1984, doi:10.1103/PhysRevA.29.2353 (energies of neutral atoms
       of Z electrons in Hartree, -0.768745 Z^(7/3) + Z^2 / 2 - 0.2699 Z^(5/3), 1% from Z = 6 on).

@@ -165,10 +165,10 @@ class Dataset:
 
         Frames of `force_outliers` are left out. 1 if all are zero, or none is known.
         """
-        left_out = set(self._outlier_numbers)
+        outliers = set(self._outlier_numbers)
         total = count = 0
         for number, sample in enumerate(self.train):
-            if sample.forces is not None and number not in left_out:
+            if sample.forces is not None and number not in outliers:
                 total += float(np.sum(sample.forces**2))
                 count += sample.forces.size
         return float(np.sqrt(total / count)) or 1.0 if count else 1.0
@@ -228,7 +228,7 @@ class Dataset:
         return energy / num_atoms if num_atoms else 0.0
 
     def num_labelled(self, name: str) -> tuple[int, int]:
-        """Return how many training and validation samples have a label: energy, forces, stress."""
+        """Count the training and validation samples with a label: energy, forces or stress."""
         return count_labelled(self.train, name), count_labelled(self.val, name)
 
 

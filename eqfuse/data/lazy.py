@@ -87,7 +87,7 @@ def selected(items: Sequence, condition: Callable[..., bool]) -> Sequence:
 
 
 def flags(items: Iterable, condition: Callable[..., bool]) -> np.ndarray:
-    """Return whether each item fulfils a condition, [n] bool; one byte for each is kept."""
+    """Test a condition on each item, [n] bool; one byte for each is kept."""
     return np.fromiter((bool(condition(item)) for item in items), bool)
 
 

@@ -95,7 +95,7 @@ class Columns:
 
 
 def columns_of(samples: Sequence, indices: Sequence[int]) -> Columns:
-    """Return the columns of the samples of these numbers: of stored samples, straight from disk."""
+    """Return the columns of samples by their numbers; those of stored samples come from disk."""
     if hasattr(samples, "columns"):
         return samples.columns(np.asarray(indices, np.int64))
     return columns([samples[i] for i in indices])

@@ -203,7 +203,7 @@ class StoredStructures(Lazy):
         return StoredStructures(self.folder, by_type)
 
     def labels(self, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which labels of records are known, [n, 3], and their weights, [n, 3]."""
+        """Return masks of the known labels of records, [n, 3], and their weights, [n, 3]."""
         kinds, known = frames["config_type"], frames["known"]
         if (self.factors == 1).all():
             return known, frames["weights"]
@@ -313,7 +313,7 @@ class StoredSamples(Lazy):
 
     @property
     def weighted(self) -> bool:
-        """Return whether a weight of a label is not one."""
+        """Test for a weight of a label that is not one."""
         frames = self.structures
         of_types = (frames.factors[frames.frames["config_type"][self.indices]] != 1).any()
         return bool(of_types or (frames.frames["weights"][self.indices] != 1).any())
@@ -482,7 +482,7 @@ def write_lists(folder: Path, structures: StoredStructures, cutoff: float, worke
 
 
 def _chunks(structures: StoredStructures, cutoff: float, workers: int) -> Iterator:
-    """Yield what `_lists` returns for the structures, in order."""
+    """Yield the result of `_lists` for each chunk of structures, in order."""
     starts = range(0, len(structures), _CHUNK)
     if workers == 1:
         for start in starts:

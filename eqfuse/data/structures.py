@@ -30,7 +30,7 @@ def counted(count: int, one: str, many: str | None = None) -> str:
 
 MAX_ATOMIC_NUMBER = 118
 DEFAULT_TYPE = "Default"
-"""What settings call the config_type of structures without one, as in mace."""
+"""The name in settings of the config_type of structures without one, as in mace."""
 ISOLATED_ATOM = "IsolatedAtom"
 """The config_type of an atom whose energy is a reference, as in MACE; isolated_atom as in GAP."""
 
@@ -49,7 +49,7 @@ LABELS = Weights._fields
 
 
 def is_isolated_atom(config_type: str | None) -> bool:
-    """Return whether a config_type marks an isolated atom, in either spelling."""
+    """Test for the config_type of an isolated atom, in either spelling."""
     return (config_type or "").replace("_", "").lower() == ISOLATED_ATOM.lower()
 
 
@@ -163,7 +163,7 @@ class Structure:
 
     @property
     def is_isolated_atom(self) -> bool:
-        """Return whether it is an isolated atom, whose energy is a reference and not trained on."""
+        """Test for an isolated atom, whose energy is a reference and not trained on."""
         return is_isolated_atom(self.config_type)
 
     @property
@@ -201,7 +201,7 @@ def weighted_by_type(
 
 
 def count_labelled(items: Iterable, name: str) -> int:
-    """Return how many structures or samples have the label `name`."""
+    """Count the structures or samples that have the label `name`."""
     return sum(getattr(item, name) is not None for item in items)
 
 

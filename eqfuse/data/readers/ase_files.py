@@ -85,7 +85,7 @@ NINE_NUMBERS = ("stress", "virial")
 
 
 def properties_of(atoms) -> tuple[dict, dict]:
-    """Return what the comment line and the columns of a frame hold, by their names there."""
+    """Return the properties of a frame and of its atoms, by their names in the file."""
     # ASE moves the keys it knows (energy, forces, stress) into a calculator; asking that one
     # through `atoms.get_forces()` would apply constraints, so its results are read directly.
     results = atoms.calc.results if atoms.calc is not None else {}
@@ -158,7 +158,7 @@ def stress_key(per_frame: dict, key: str) -> str:
 
 
 def is_virial(key: str) -> bool:
-    """Return whether a key is that of -volume * stress."""
+    """Test whether a key is that of -volume * stress."""
     return "virial" in key.lower()
 
 

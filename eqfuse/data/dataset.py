@@ -14,7 +14,7 @@ from eqfuse.data.lazy import Joined, Lazy, chosen, evenly, flags
 from eqfuse.data.references import energies_of_atoms, fitted_references, subtract
 from eqfuse.data.samples import Sample, species_table
 from eqfuse.data.store import StoredSamples, samples_of
-from eqfuse.data.structures import DataError, Structure, count_labelled, counted, names_of
+from eqfuse.data.structures import DataError, Structure, count_labelled, counted, with_origins
 
 _SAMPLED = 10_000  # of stored frames
 _OUTLIER, _NO_FORCE = 20.0, 1e-3
@@ -85,13 +85,14 @@ class Dataset:
           UserWarning: atoms without any neighbour within the cutoff; elements that no training
             structure has.
         """
+        structures = with_origins(structures)
         frames, atoms = _isolated_atoms_apart(structures, "structure")
         if validation is None:
             train_indices, val_indices = split_indices(len(frames), train_size, val_size, seed)
             val_indices, val_from, val_atoms = frames[val_indices], structures, []
         else:
             train_indices, _ = split_indices(len(frames), train_size, None, seed)
-            val_from = validation
+            validation = val_from = with_origins(validation, "validation structure")
             val_indices, val_atoms = _isolated_atoms_apart(validation, "validation structure")
             if not len(val_indices):
                 raise DataError("there is no validation structure; give at least one")
@@ -101,22 +102,17 @@ class Dataset:
         if species is None:
             species = species_table(Joined(chosen(structures, frames), val_structures))
         species = tuple(sorted(species))
-        names = names_of(structures)
-        val_names = names if validation is None else names_of(validation, "validation structure")
-        isolated = [(names[i], structures[i]) for i in atoms]
-        isolated += [(val_names[i], validation[i]) for i in val_atoms]
-        train_names, val_names = chosen(names, train_indices), chosen(val_names, val_indices)
+        isolated = [structures[i] for i in atoms] + [val_from[i] for i in val_atoms]
         fitted = references == "average" or (references is None and not isolated)
         if fitted:
-            references = fitted_references(
-                train_structures, train_names, val_structures, val_names, species
-            )
+            references = fitted_references(train_structures, val_structures, species)
         elif references is None:
             references = energies_of_atoms(isolated)
         references = dict(references)
-        common = cutoff, species, references
-        train = samples_of(train_structures, *common, train_names)
-        val = samples_of(val_structures, *common, val_names)
+        train, val = (
+            samples_of(chosen_structures, cutoff, species, references)
+            for chosen_structures in (train_structures, val_structures)
+        )
         _warn_of_atoms_without_neighbors(Joined(train, val), cutoff)
         _warn_of_unseen_elements(train_structures, val_structures)
         return cls(

@@ -8,7 +8,7 @@ from ase.data import chemical_symbols
 
 from eqfuse.data.neighbors import gathering_offsets, neighbor_list, renumbered, spatial_order
 from eqfuse.data.references import subtract
-from eqfuse.data.structures import LABELS, UNWEIGHTED, DataError, Structure, Weights, names_of
+from eqfuse.data.structures import LABELS, UNWEIGHTED, DataError, Structure, Weights, with_origins
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,7 +159,6 @@ def prepare_samples(
     cutoff: float,
     species: Sequence[int],
     references: Mapping[int, float] | None,
-    names: Sequence[str] | None = None,
 ) -> tuple[Sample, ...]:
     """Return samples of structures, in their order.
 
@@ -168,27 +167,25 @@ def prepare_samples(
       cutoff: Å.
       species: sorted atomic numbers of the model.
       references: atomic number -> eV; None to leave out all labels, as for a prediction.
-      names: what messages call the structures; None for their origins.
     Raises:
       DataError: atoms at the same place, an element that is not among the species or has no
         reference energy.
     """
-    names = names_of(structures) if names is None else names
     samples = []
-    for structure, name in zip(structures, names, strict=True):
+    for structure in with_origins(structures):
         try:
-            samples.append(_sample(structure, name, cutoff, species, references))
+            samples.append(_sample(structure, cutoff, species, references))
         except DataError as err:
-            raise DataError(f"{name}: {err}") from err
+            raise DataError(f"{structure.origin}: {err}") from err
     return tuple(samples)
 
 
-def _sample(structure: Structure, name, cutoff, species, references) -> Sample:
+def _sample(structure: Structure, cutoff, species, references) -> Sample:
     energy = forces = stress = None
-    if references is not None:
-        energy = subtract(structure, references)
-        forces, stress = structure.forces, structure.stress
     order, positions, senders, receivers, shifts = arranged(structure, cutoff)
+    if references is not None:
+        energy, stress = subtract(structure, references), structure.stress
+        forces = None if structure.forces is None else structure.forces[order]
     return Sample(
         positions=positions,
         species=species_index(structure.numbers[order], species),
@@ -197,9 +194,9 @@ def _sample(structure: Structure, name, cutoff, species, references) -> Sample:
         shifts=shifts,
         cell=structure.cell,
         energy=energy,
-        forces=None if forces is None else forces[order],
+        forces=forces,
         stress=stress,
-        name=name,
+        name=structure.origin,
         order=order,
         weights=structure.weights,
         config_type=structure.config_type,

@@ -107,13 +107,12 @@ def samples_of(
     cutoff: float,
     species: Sequence[int],
     references: Mapping[int, float] | None,
-    names: Sequence[str] | None = None,
 ) -> Sequence[Sample]:
     """Return samples of structures; of stored ones, with neighbour lists on disk.
 
     Args:
       structures: in memory, or all or some of `store_structures`.
-      cutoff, species, references, names: see `prepare_samples`.
+      cutoff, species, references: see `prepare_samples`.
     Raises:
       DataError: see `prepare_samples`.
     """
@@ -123,7 +122,7 @@ def samples_of(
     if not isinstance(structures, StoredStructures):
         if indices is not None:
             structures = [structures[int(i)] for i in indices]
-        return prepare_samples(structures, cutoff, species, references, names)
+        return prepare_samples(structures, cutoff, species, references)
     indices = range(len(structures)) if indices is None else indices
     return StoredSamples(structures, lists_of(structures, cutoff), indices, species, references)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqfuse.data.lazy import Mapped
+from eqfuse.data.lazy import Lazy
 
 
 class DataError(ValueError):
@@ -172,9 +172,19 @@ class Structure:
         return abs(float(np.linalg.det(self.cell)))
 
 
-def names_of(structures: Sequence[Structure], name: str = "structure") -> Sequence[str]:
-    """Return names of the structures for messages: their origin, or `name` and a number from 0."""
-    return Mapped(lambda structure, k: structure.origin or f"{name} {k}", structures)
+def with_origins(structures: Sequence[Structure], name: str = "structure") -> Sequence[Structure]:
+    """Return structures that all have an origin: `name` and a number from 0 where they have none.
+
+    Args:
+      structures: in memory; those on disk have origins.
+      name: for messages.
+    """
+    if isinstance(structures, Lazy):
+        return structures
+    return [
+        s if s.origin else Structure.unchecked(**vars(s) | {"origin": f"{name} {k}"})
+        for k, s in enumerate(structures)
+    ]
 
 
 def weighted_by_type(

@@ -18,6 +18,13 @@ def refuse(what: str, model: str = "NequIP"):
     raise ConvertError(f"the network has {what}, which eqfuse's {model} cannot represent")
 
 
+def whole_power(power, of: str = "a cutoff") -> int:
+    """Return the power of a cutoff function; refuse one that is no whole number."""
+    if float(power) != int(power):
+        refuse(f"{of} of the power {power}, which is no whole number")
+    return int(power)
+
+
 @dataclasses.dataclass(frozen=True)
 class Converted:
     """A network of another program in terms of this package.

@@ -89,12 +89,12 @@ def _fields(network: Record, species: tuple[int, ...]) -> dict:
     natural = [(channels, (l, (-1) ** l)) for l in range(len(hidden))]
     if len(blocks) > 1 and hidden != e3nn.Irreps(natural):
         refuse(f"the features {hidden}, not of one number of channels for l = 0, 1, 2, ...")
-    contractions = [
-        part
+    degrees = {
+        _correlation(part)
         for product in network.get("products").children()
         for part in product.get("symmetric_contractions.contractions").children()
-    ]
-    [correlation] = _same("correlation", {_correlation(part) for part in contractions})
+    }
+    [correlation] = _same("correlation", degrees)
     radial = network.get("radial_embedding")
     [widths] = _same("radial_MLP", {_radial_widths(network, k) for k in range(len(blocks))})
     sh = irreps_of(blocks[0].get("conv_tp.irreps_in2"))
@@ -159,16 +159,13 @@ def _edge_irreps(blocks: list[Record], channels: int, hidden: e3nn.Irreps) -> di
 def _radial_widths(network: Record, layer: int) -> tuple[int, ...]:
     block = network.get(f"interactions.{layer}")
     if block.name == NONLINEAR:
-        return _alike(
-            tuple(len(w.get("bias")) for w in layers_of(block.get("conv_tp_weights"))[:-1])
-        )
-    *hidden, last = mlp_layers(network, layer)
-    if last.get("act") is not None or not all(_is_silu(h.get("act")) for h in hidden):
-        refuse("a radial network with another activation than silu")
-    return _alike(tuple(h.get("weight").shape[1] for h in hidden))
-
-
-def _alike(widths: tuple[int, ...]) -> tuple[int, ...]:
+        hidden = layers_of(block.get("conv_tp_weights"))[:-1]
+        widths = tuple(len(layer.get("bias")) for layer in hidden)
+    else:
+        *hidden, last = mlp_layers(network, layer)
+        if last.get("act") is not None or not all(_is_silu(h.get("act")) for h in hidden):
+            refuse("a radial network with another activation than silu")
+        widths = tuple(h.get("weight").shape[1] for h in hidden)
     if not widths or len(set(widths)) != 1:
         refuse(f"a radial network with hidden layers of the widths {widths}, not all alike")
     return widths
@@ -232,6 +229,7 @@ def _check_kinds(network: Record):
 
 def _check_interactions(network: Record):
     for block in network.get("interactions").children():
+        radial, nonlinear = block.get("conv_tp_weights"), block.name == NONLINEAR
         if block.name not in _INTERACTIONS:
             refuse(f"an interaction of the kind {block.name}")
         for name in ("cueq_config", "oeq_config"):
@@ -241,19 +239,16 @@ def _check_interactions(network: Record):
                     f"the layout of another library ({name}); convert it back by mace's own "
                     "mace_cueq_to_e3nn or mace_oeq_to_e3nn"
                 )
-        nonlinear = block.name == NONLINEAR
         linears = ("linear_up", "linear_1", "linear_2", "linear_res", "skip_tp")
         for name in linears if nonlinear else ("linear_up", "linear"):
             _expect(block, name, "e3nn.", "Linear")
         _expect(block, "conv_tp", "e3nn.", "TensorProduct")
         if not nonlinear:
             _expect(block, "skip_tp", "e3nn.", "FullyConnectedTensorProduct")
-        radial = block.get("conv_tp_weights").name
-        for layer in block.get("conv_tp_weights").children():
-            if layer.name == "LoRAFCLayer":
-                refuse("a LoRAFCLayer, which mace's merge_lora_weights merges")
-        if radial != ("RadialMLP" if nonlinear else "FullyConnectedNet"):
-            refuse(f"a radial network of the kind {radial} in a {block.name}")
+        if any(layer.name == "LoRAFCLayer" for layer in radial.children()):
+            refuse("a LoRAFCLayer, which mace's merge_lora_weights merges")
+        if radial.name != ("RadialMLP" if nonlinear else "FullyConnectedNet"):
+            refuse(f"a radial network of the kind {radial.name} in a {block.name}")
     for product in network.get("products").children():
         _expect(product, "symmetric_contractions", "mace.", "SymmetricContraction")
         _expect(product, "linear", "e3nn.", "Linear")
@@ -267,7 +262,7 @@ def _expect(block: Record, name: str, package: str, kind: str):
 
 
 def _check_radial(radial: Record):
-    basis, cutoff = radial.get("bessel_fn"), radial.get("r_max", None)
+    basis, transform = radial.get("bessel_fn"), radial.get("distance_transform")
     if basis.name != "BesselBasis":
         refuse(f"a radial basis of the kind {basis.name}")
     cutoff = float(radial.get("cutoff_fn.r_max"))
@@ -275,10 +270,11 @@ def _check_radial(radial: Record):
     expected = np.arange(1, len(frequencies) + 1) * math.pi / cutoff
     if abs(frequencies / expected - 1).max() > 1e-5:
         refuse("Bessel functions with frequencies that were trained")
-    transform = radial.get("distance_transform")
-    if transform is not None and transform.name not in ("AgnesiTransform", "SoftTransform"):
+    if transform is None:
+        return
+    if transform.name not in ("AgnesiTransform", "SoftTransform"):
         refuse(f"a transform of distances of the kind {transform.name}")
-    if transform is not None and transform.get("b") is not None:
+    if transform.get("b") is not None:
         refuse("the SoftTransform of mace 0.3.5 to 0.3.9, whose formula is another one")
 
 

@@ -5,7 +5,7 @@ import zipfile
 
 import numpy as np
 
-from eqfuse.convert.converted import Converted, ConvertError, refuse
+from eqfuse.convert.converted import Converted, ConvertError, refuse, whole_power
 from eqfuse.convert.e3nn_torch import constant_of, coupling_factor, irreps_of, product_of
 from eqfuse.convert.layers import dense_layers
 from eqfuse.convert.nequip_networks import NequIPRecords, NequIPScript
@@ -124,12 +124,10 @@ class NequIPPackage(NequIPRecords):
         (r_max, cutoffs), power = self.cutoffs(), pair.get("cutoff.p")
         if cutoffs is not None:
             refuse("ZBL with cutoffs for each pair of elements (per_edge_type_cutoff)")
-        if float(power) != int(power):
-            refuse(f"ZBL with a cutoff of the power {power}, which is no whole number")
         return ZBL(
             atomic_numbers=self.species,
             covalent_radii=radii_of(self.species),
-            power=int(power),
+            power=whole_power(power, "ZBL with a cutoff"),
             length=0.46850,
             coefficients=(0.18175, 0.50986, 0.28022, 0.02817),
             decays=(3.19980, 0.94229, 0.40290, 0.20162),

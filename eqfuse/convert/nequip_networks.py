@@ -6,7 +6,7 @@ import re
 import numpy as np
 from ase.data import atomic_numbers
 
-from eqfuse.convert.converted import Converted, refuse
+from eqfuse.convert.converted import Converted, refuse, whole_power
 from eqfuse.convert.e3nn_torch import (
     Matrices,
     irreps_of,
@@ -185,8 +185,6 @@ class NequIPRecords:
           basis: as `basis` returns it.
           neighbors: as `neighbors` returns them.
         """
-        if float(basis["poly_power"]) != int(basis["poly_power"]):
-            refuse(f"a cutoff of the power {basis['poly_power']}, which is no whole number")
         cutoffs = basis["pair_cutoffs"]
         if cutoffs is not None:
             cutoffs = np.asarray(cutoffs)[np.ix_(self.order, self.order)].tolist()
@@ -195,7 +193,7 @@ class NequIPRecords:
             "num_species": len(self.species),
             "cutoff": float(basis["cutoff"]),
             "num_bessel": np.size(basis["frequencies"]),
-            "poly_power": int(basis["poly_power"]),
+            "poly_power": whole_power(basis["poly_power"]),
             "avg_num_neighbors": float(np.mean(neighbors)),
             "species_neighbors": [neighbors[k] for k in self.order] if len(neighbors) > 1 else None,
             "trainable_bessel": True,

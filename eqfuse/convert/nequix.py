@@ -7,7 +7,7 @@ import math
 import e3nn_jax as e3nn
 import numpy as np
 
-from eqfuse.convert.converted import Converted, ConvertError, refuse
+from eqfuse.convert.converted import Converted, ConvertError, refuse, whole_power
 from eqfuse.convert.e3nn_torch import Matrices, convolution_paths, gate_in_torch
 from eqfuse.convert.layers import Layer, layer_parameters, named
 from eqfuse.models import NequIP
@@ -38,7 +38,9 @@ def read_nequix(path, choice: None = None) -> Converted:
 
 
 def _network(config: dict, arrays: "_Arrays") -> Converted:
-    hidden = _checked(config)
+    hidden = e3nn.Irreps(config["hidden_irreps"])
+    if [ir for _, ir in hidden] != harmonics(len(hidden) - 1):
+        refuse(f"the features {hidden}, not 0e, 1o, 2e, ... in this order")
     count = len(config["atomic_numbers"])
     layers = config["n_layers"]
     scalars = e3nn.Irreps([(mul, ir) for mul, ir in hidden if ir == SCALAR])
@@ -79,18 +81,6 @@ def _settings(file, path) -> dict:
     return config
 
 
-def _checked(config: dict) -> e3nn.Irreps:
-    """Return the features, and refuse what is not known here."""
-    hidden = e3nn.Irreps(config["hidden_irreps"])
-    natural = [ir for _, ir in hidden] == harmonics(len(hidden) - 1)
-    if not natural:
-        refuse(f"the features {hidden}, not 0e, 1o, 2e, ... in this order")
-    power = config["radial_polynomial_p"]
-    if float(power) != int(power):
-        refuse(f"a cutoff of the power {power}, which is no whole number")
-    return hidden
-
-
 def _fields(config: dict, hidden: e3nn.Irreps, count: int) -> dict:
     return {
         "irreps_out": "0e",
@@ -101,7 +91,7 @@ def _fields(config: dict, hidden: e3nn.Irreps, count: int) -> dict:
         "parity": False,
         "cutoff": float(config["cutoff"]),
         "num_bessel": config["radial_basis_size"],
-        "poly_power": int(config["radial_polynomial_p"]),
+        "poly_power": whole_power(config["radial_polynomial_p"]),
         "radial_layers": config["radial_mlp_layers"],
         "radial_hidden": config["radial_mlp_size"],
         "avg_num_neighbors": float(config["avg_n_neighbors"]),

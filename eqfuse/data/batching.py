@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from eqfuse.data.lazy import Lazy, Mapped
-from eqfuse.data.samples import Columns, Sample, columns, columns_of
-from eqfuse.data.structures import UNWEIGHTED, DataError, Weights
+from eqfuse.data.lazy import Mapped
+from eqfuse.data.samples import Columns, Sample, Samples
+from eqfuse.data.structures import DataError, Weights
 from eqfuse.graph import Graph
 from eqfuse.ops import Edges
 
@@ -165,10 +165,10 @@ def collate(
     Raises:
       DataError: samples that do not fit the shape.
     """
-    return collate_columns(columns(samples), shape, dtype, weighted)
+    return _collated(Samples(samples).columns(range(len(samples))), shape, dtype, weighted)
 
 
-def collate_columns(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:
+def _collated(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:
     """Pad the samples with these columns to a shape; see `collate`."""
     atoms = given.num_atoms
     n_nodes, n_edges, n_graphs = int(atoms.sum()), len(given.senders), len(atoms)
@@ -242,19 +242,15 @@ class Batcher:
         ):
             if value < least:
                 raise DataError(f"{name} must be at least {least}, got {value}")
-        self.samples = samples if isinstance(samples, Lazy) else tuple(samples)
+        self.samples = samples if hasattr(samples, "columns") else Samples(samples)
         self.batch_size = min(batch_size, len(samples))
         self.seed = seed
         self.dtype = np.dtype(dtype)
-        self._sizes = sizes_of(samples)
+        self._sizes = self.samples.sizes
         self._parts = parts
         self._own = range(parts) if own is None else own
         # decided for all batches: one program is compiled for each shape
-        self._weighted = (
-            samples.weighted
-            if hasattr(samples, "weighted")
-            else any(sample.weights != UNWEIGHTED for sample in samples)
-        )
+        self._weighted = self.samples.weighted
         self.shapes = choose_shapes(self._sizes, -(-self.batch_size // parts), max_shapes, parts)
 
     def __len__(self) -> int:
@@ -289,11 +285,8 @@ class Batcher:
         for group, fit in zip(groups[start:], fits[start:], strict=True):
             parts = np.array_split(group, self._parts)
             made = [
-                collate_columns(
-                    columns_of(self.samples, parts[k]),
-                    self.shapes[fit],
-                    self.dtype,
-                    self._weighted,
+                _collated(
+                    self.samples.columns(parts[k]), self.shapes[fit], self.dtype, self._weighted
                 )
                 for k in self._own
             ]
@@ -327,14 +320,6 @@ class Batcher:
         """Return the bounds of the parts of `count` samples, [parts + 1]."""
         lengths = [len(part) for part in np.array_split(np.arange(count), self._parts)]
         return np.cumsum([0, *lengths])
-
-
-def sizes_of(samples: Sequence[Sample]) -> np.ndarray:
-    """Return numbers of atoms and edges, [n_samples, 2] int32."""
-    stored = getattr(samples, "sizes", None)
-    if stored is not None:
-        return stored
-    return np.array([(s.num_atoms, s.num_edges) for s in samples], np.int32)
 
 
 def shuffled(count: int, entropy: tuple[int, ...], stream: int = 0) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Samples of structures, ready for batches: species, neighbour lists, relative energies."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from ase.data import chemical_symbols
@@ -94,41 +94,48 @@ class Columns:
     weights: np.ndarray
 
 
-def columns_of(samples: Sequence, indices: Sequence[int]) -> Columns:
-    """Return the columns of samples by their numbers; those of stored samples come from disk."""
-    if hasattr(samples, "columns"):
-        return samples.columns(np.asarray(indices, np.int64))
-    return columns([samples[i] for i in indices])
+class Samples(tuple):
+    """Samples in memory, with what batches are made of; `StoredSamples` have the same."""
 
+    @property
+    def sizes(self) -> np.ndarray:
+        """Return the numbers of atoms and edges, [n_samples, 2] int32."""
+        return np.array([(s.num_atoms, s.num_edges) for s in self], np.int32)
 
-def columns(samples: Sequence) -> Columns:
-    """Return the columns of samples; there may be none."""
+    @property
+    def weighted(self) -> bool:
+        """Test for a weight of a label that is not one."""
+        return any(sample.weights != UNWEIGHTED for sample in self)
 
-    def joined(parts: list, size=(), dtype=np.float64) -> np.ndarray:
-        return np.concatenate(parts) if parts else np.zeros((0, *size), dtype)
+    def columns(self, indices: Iterable[int]) -> Columns:
+        """Return the columns of the samples of these numbers; there may be none."""
+        some = [self[i] for i in indices]
 
-    def stacked(values: list, size=(), dtype=np.float64) -> np.ndarray:
-        return np.array(values, dtype).reshape(-1, *size)
+        def joined(name: str, size=(), dtype=np.float64) -> np.ndarray:
+            parts = [getattr(s, name) for s in some]
+            return np.concatenate(parts) if parts else np.zeros((0, *size), dtype)
 
-    def zeros(sample) -> np.ndarray:
-        return np.zeros((sample.num_atoms, 3))
+        def stacked(values: list, size=(), dtype=np.float64) -> np.ndarray:
+            return np.array(values, dtype).reshape(-1, *size)
 
-    no_stress = np.zeros((3, 3))
-    return Columns(
-        num_atoms=stacked([s.num_atoms for s in samples], dtype=np.int64),
-        num_edges=stacked([s.num_edges for s in samples], dtype=np.int64),
-        positions=joined([s.positions for s in samples], (3,)),
-        species=joined([s.species for s in samples], dtype=np.int32),
-        senders=joined([s.senders for s in samples], dtype=np.int32),
-        receivers=joined([s.receivers for s in samples], dtype=np.int32),
-        shifts=joined([s.shifts for s in samples], (3,)),
-        cells=stacked([s.cell for s in samples], (3, 3)),
-        energy=stacked([0.0 if s.energy is None else s.energy for s in samples]),
-        forces=joined([zeros(s) if s.forces is None else s.forces for s in samples], (3,)),
-        stress=stacked([no_stress if s.stress is None else s.stress for s in samples], (3, 3)),
-        known=stacked([[getattr(s, n) is not None for n in LABELS] for s in samples], (3,), bool),
-        weights=stacked([s.weights for s in samples], (3,)),
-    )
+        forces = [np.zeros((s.num_atoms, 3)) if s.forces is None else s.forces for s in some]
+        stress = [np.zeros((3, 3)) if s.stress is None else s.stress for s in some]
+        known = [[getattr(s, name) is not None for name in LABELS] for s in some]
+        return Columns(
+            num_atoms=stacked([s.num_atoms for s in some], dtype=np.int64),
+            num_edges=stacked([s.num_edges for s in some], dtype=np.int64),
+            positions=joined("positions", (3,)),
+            species=joined("species", dtype=np.int32),
+            senders=joined("senders", dtype=np.int32),
+            receivers=joined("receivers", dtype=np.int32),
+            shifts=joined("shifts", (3,)),
+            cells=stacked([s.cell for s in some], (3, 3)),
+            energy=stacked([0.0 if s.energy is None else s.energy for s in some]),
+            forces=np.concatenate(forces) if some else np.zeros((0, 3)),
+            stress=stacked(stress, (3, 3)),
+            known=stacked(known, (3,), bool),
+            weights=stacked([s.weights for s in some], (3,)),
+        )
 
 
 def species_table(structures: Sequence[Structure]) -> tuple[int, ...]:
@@ -159,7 +166,7 @@ def prepare_samples(
     cutoff: float,
     species: Sequence[int],
     references: Mapping[int, float] | None,
-) -> tuple[Sample, ...]:
+) -> Samples:
     """Return samples of structures, in their order.
 
     Args:
@@ -177,7 +184,7 @@ def prepare_samples(
             samples.append(_sample(structure, cutoff, species, references))
         except DataError as err:
             raise DataError(f"{structure.origin}: {err}") from err
-    return tuple(samples)
+    return Samples(samples)
 
 
 def _sample(structure: Structure, cutoff, species, references) -> Sample:

@@ -199,12 +199,6 @@ def test_forces_that_are_zero_by_symmetry_are_no_problem(crystal):
     assert problems([*crystal, *silicon]) == []
 
 
-def test_energies_that_are_zero(ethanol):
-    [problem] = problems(replaced(ethanol, 7, energy=0.0))
-    assert "1 frame has energies more than" in problem
-    assert "structure 7" in problem
-
-
 def test_close_atoms(ethanol):
     positions = ethanol[5].positions.copy()
     positions[3] = positions[0] + [0, 0, 0.3]

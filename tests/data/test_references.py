@@ -190,13 +190,6 @@ def test_an_isolated_atom_needs_no_forces(tmp_path):
         read_extxyz(path)
 
 
-def test_an_element_of_validation_structures_only_needs_a_reference(molecules):
-    water = Structure([8, 1], np.eye(2, 3), energy=-3.0, forces=np.zeros((2, 3)))
-    methane_only = [m for m in molecules if not m.is_isolated_atom]
-    with pytest.raises(DataError, match=r"structure 0: validates with O, which no training"):
-        Dataset.build(methane_only, cutoff=12.0, validation=[water])
-
-
 def test_energies_of_an_atom_that_differ_by_rounding_are_one():
     first, near, other = (
         Structure([1], np.zeros((1, 3)), energy=-13.6 + more, origin=f"atom {more}")

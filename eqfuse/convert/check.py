@@ -142,12 +142,3 @@ def to_arrays(structures: list[ase.Atoms]) -> dict[str, np.ndarray]:
             f"{k}_pbc": atoms.pbc,
         }
     return arrays
-
-
-def from_arrays(arrays) -> list[ase.Atoms]:
-    """Return the structures of `to_arrays`."""
-    names = ("numbers", "positions", "cell", "pbc")
-    return [
-        ase.Atoms(**{name: arrays[f"{k}_{name}"] for name in names})
-        for k in range(int(arrays["count"]))
-    ]

@@ -147,9 +147,7 @@ class Batch:
     labels: Labels
 
 
-def collate(
-    samples: Sequence[Sample], shape: Shape, dtype=np.float32, weighted: bool = False
-) -> Batch:
+def collate(samples: Sequence[Sample], shape: Shape, dtype=np.float32) -> Batch:
     """Put samples side by side and pad them to a shape.
 
     Padding nodes belong to the last graph. Padding edges join nodes to themselves and are spread
@@ -159,13 +157,13 @@ def collate(
       samples: an empty sequence makes a batch of padding.
       shape: sizes to pad to; at least one node and one graph more than the samples have.
       dtype: of positions, cells and labels; float32 or float64.
-      weighted: whether the labels have weights.
     Returns:
-      numpy arrays of that shape: graph, and labels in eV, eV/Å and eV/Å^3, zero in the padding.
+      numpy arrays of that shape: graph, and labels without weights in eV, eV/Å and eV/Å^3, zero in
+      the padding.
     Raises:
       DataError: samples that do not fit the shape.
     """
-    return _collated(Samples(samples).columns(range(len(samples))), shape, dtype, weighted)
+    return _collated(Samples(samples).columns(range(len(samples))), shape, dtype, weighted=False)
 
 
 def _collated(given: Columns, shape: Shape, dtype, weighted: bool) -> Batch:

@@ -3,6 +3,7 @@
 import lzma
 from pathlib import Path
 
+import ase
 import jax
 import numpy as np
 import pytest
@@ -19,6 +20,15 @@ def unpacked(golden, folder) -> Path:
     path = folder / golden.name.removesuffix(".xz")
     path.write_bytes(lzma.decompress(golden.read_bytes()))
     return path
+
+
+def from_arrays(arrays) -> list[ase.Atoms]:
+    """Return the structures of `eqfuse.convert.check.to_arrays`, as goldens hold them."""
+    names = ("numbers", "positions", "cell", "pbc")
+    return [
+        ase.Atoms(**{name: arrays[f"{k}_{name}"] for name in names})
+        for k in range(int(arrays["count"]))
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,13 @@ import pytest
 
 import eqfuse
 from eqfuse.convert import ConvertError, check, convert
-from eqfuse.convert.check import from_arrays, to_arrays
+from eqfuse.convert.check import to_arrays
 from eqfuse.convert.command import main
 from eqfuse.data import Structure
 from eqfuse.inference.calculator import Calculator
 from eqfuse.inference.examples import example_structures
 from eqfuse.inference.predict import Network, predict
+from tests.convert.conftest import from_arrays
 
 
 def test_it_prints_what_the_network_is(model_file, tmp_path, capsys):

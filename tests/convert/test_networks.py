@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from eqfuse.convert import ConvertError, convert
-from eqfuse.convert.check import from_arrays, relative_error, results_of
+from eqfuse.convert.check import relative_error, results_of
 from eqfuse.convert.sevennet import sevennet_file
 from eqfuse.inference.calculator import Calculator
-from tests.convert.conftest import GOLDENS, unpacked
+from tests.convert.conftest import GOLDENS, from_arrays, unpacked
 
 NAMES = sorted(path.stem for path in (GOLDENS / "networks").glob("*.npz"))
 QUICK = (

@@ -15,7 +15,7 @@ import jax
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.launches import tetris as tetris_launches
-from eqfuse.bench import networks
+from eqfuse.bench import steps as networks
 from eqfuse.bench.cases import CASES
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.triton import form as plan

@@ -24,7 +24,7 @@ from jax.profiler import ProfileData
 
 from benchmarks.networks import normal
 from benchmarks.steps.sequences import CASES, WARM_UP, sides
-from eqfuse.bench import record
+from eqfuse.bench.record import Spread
 from eqfuse.ops.ir.linear import LinearForm, Weights
 from eqfuse.ops.ir.program import Multilinear
 from eqfuse.ops.transforms.sequence.sequence import Traced
@@ -137,9 +137,9 @@ def main() -> None:
             times[side].append(1e3 * (time.perf_counter() - start) / CALLS)
     print(f"\n| {options.case} | ms: median (quartiles) |\n|---|---|")
     for side, found in times.items():
-        spread = record.Spread.of(found, WARM_UP)
+        spread = Spread.of(found, WARM_UP)
         print(f"| {side} | {spread.median:.3g} ({spread.low:.3g} to {spread.high:.3g}) |")
-    one = record.Spread.of(times[ONE], WARM_UP).median
+    one = Spread.of(times[ONE], WARM_UP).median
     bound = one * operations / (2 * LARGE**3)
     print(f"\nAt the speed of the one large matmul, the matmuls would take {bound:.3g} ms.")
     if options.picture:

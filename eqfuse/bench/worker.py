@@ -7,35 +7,13 @@ has it, and is replaced when it dies, hangs, or meets an error that may have spo
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 
-UNRECORDED = "--xla_gpu_enable_command_buffer=-CUSTOM_CALL"
-"""Our kernels are launched one by one, and not recorded in CUDA graphs with what XLA makes."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """Something to measure.
-
-    Attributes:
-      function: a key of `measure.FUNCTIONS`.
-      arguments: of the function, by name.
-      label: what is added to its results, and is there where there are none.
-      cost_s: seconds that it takes, roughly.
-      fresh: whether it wants a process of its own.
-      recorded: whether XLA may record our kernels in command buffers (CUDA graphs).
-    """
-
-    function: str
-    arguments: dict
-    label: dict
-    cost_s: float
-    fresh: bool = False
-    recorded: bool = True
+DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 
 
 class Worker:
@@ -49,33 +27,31 @@ class Worker:
     def __init__(self, serve, environment: dict[str, str]):
         self._serve, self._environment = serve, environment
         self._process = self._connection = None
-        self._recorded = True
 
-    def run(self, job: Job, seconds: float) -> Iterator[dict]:
+    def run(self, group: str, arguments: dict, seconds: float) -> Iterator[dict]:
         """Return results of a job as they come, and at most one {"error": ...} more.
 
         Args:
+          group, arguments: a function of `results`, and its arguments.
           seconds: after which the process is ended.
         """
-        if job.fresh or job.recorded != self._recorded:
-            self.stop()
-        self._recorded = job.recorded
         if self._process is None:
             self._start()
         end = time.monotonic() + seconds
         try:
-            self._connection.send((job.function, job.arguments))
+            self._connection.send((group, arguments))
             while True:
                 if not self._connection.poll(max(0.0, end - time.monotonic())):
                     self.stop()
                     yield {"error": f"stopped after {seconds:.0f} s"}
                     return
-                kind, value = self._connection.recv()
-                if kind == "end":
-                    if value:  # it may have spoiled the process
-                        self.stop()
+                result = self._connection.recv()
+                if result is None:
                     return
-                yield value
+                yield result
+                if is_device_error(result):  # it may have spoiled the process
+                    self.stop()
+                    return
         except (EOFError, OSError):
             self._process.join()
             code = self._process.exitcode
@@ -94,28 +70,45 @@ class Worker:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        environment = dict(self._environment)
-        if not self._recorded:
-            flags = environment.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
-            environment["XLA_FLAGS"] = f"{flags} {UNRECORDED}".strip()
         self._connection, other = context.Pipe()
-        self._process = context.Process(target=self._serve, args=(other, environment), daemon=True)
+        arguments = (other, self._environment)
+        self._process = context.Process(target=self._serve, args=arguments, daemon=True)
         self._process.start()
         other.close()
 
 
-def serve(connection, environment: dict[str, str]) -> None:
-    """Return the process: runs jobs until the connection is closed."""
-    os.environ.update(environment)
-    from eqfuse.bench import measure
+def is_device_error(result: dict) -> bool:
+    """Return whether a result is a device error, after which others may fail."""
+    sides = result.get("sides", {}).values()
+    messages = [part.get("error", "") for part in (result, *sides)]
+    return any(name in message for message in messages for name in DEVICE_ERRORS)
 
-    while True:
-        try:
-            function, arguments = connection.recv()
-        except EOFError:
-            return
-        spoiled = False
-        for result, last in measure.results(function, arguments):
-            connection.send(("result", result))
-            spoiled = spoiled or last
-        connection.send(("end", spoiled))
+
+def serve(connection, environment: dict[str, str]) -> None:
+    """Run jobs until the connection is closed; compile times are those of a first run."""
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ.update({"EQFUSE_CACHE_DIR": cache} | environment)
+        while True:
+            try:
+                group, arguments = connection.recv()
+            except EOFError:
+                return
+            for result in results(group, arguments):
+                connection.send(result)
+            connection.send(None)
+
+
+def results(group: str, arguments: dict) -> Iterator[dict]:
+    """Return the results of a job, exceptions too."""
+    from eqfuse.bench import parity, steps, times  # once the environment is set
+
+    functions = {
+        "describe": times.describe,
+        "parity": parity.check,
+        "kernels": times.of_op,
+        "steps": steps.measure,
+    }
+    try:
+        yield from functions[group](**arguments)
+    except Exception as error:
+        yield {"error": times.first_line(error)}

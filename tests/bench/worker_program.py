@@ -5,7 +5,7 @@ import time
 
 
 def serve(connection, environment):
-    """Answer with a variable of the environment, die, hang, or say that it is spoiled."""
+    """Answer with a variable of the environment, die, hang, or meet an error of the device."""
     os.environ.update(environment)
     while True:
         try:
@@ -14,13 +14,11 @@ def serve(connection, environment):
             return
         if what == "die":
             os._exit(3)
-        if what == "flags":
-            found = {"flags": os.environ.get("XLA_FLAGS", ""), "process": os.getpid()}
-            connection.send(("result", found))
-            connection.send(("end", False))
-            continue
         if what == "hang":
-            connection.send(("result", {"before": "it hangs"}))
+            connection.send({"before": "it hangs"})
             time.sleep(60)
-        connection.send(("result", {"answer": os.environ["WHAT"], "process": os.getpid()}))
-        connection.send(("end", what == "spoil"))
+        result = {"answer": os.environ["WHAT"], "process": os.getpid()}
+        if what == "spoil":
+            result["error"] = "XlaRuntimeError: INTERNAL: illegal memory access"
+        connection.send(result)
+        connection.send(None)

@@ -121,7 +121,7 @@ def measure(backend: str, seconds: float, small: bool) -> Iterator[dict]:
     empty = _times(
         {"empty": functools.partial(chain, [empty_kernel()] * count)}, backend, x, seconds
     )
-    gap = 1e3 * empty["empty"]["ms"].median / count
+    gap = 1e3 * empty["empty"]["ms"]["median"] / count
     yield {"what": "from kernel to kernel", "us": gap, "of": f"{count} empty kernels in a row"}
     for size in CODE_BYTES:
         yield _cold(size // 64 if small else size, backend, x, seconds, 2 if small else None)
@@ -131,7 +131,7 @@ def measure(backend: str, seconds: float, small: bool) -> Iterator[dict]:
     }
     found = _times(sides, backend, x, seconds)
     for name, side in found.items():
-        us = 1e3 * side["ms"].median
+        us = 1e3 * side["ms"]["median"]
         yield {"what": f"{name} stores", "us": us, "of": f"{number} numbers, {4 * number} bytes"}
 
 
@@ -143,7 +143,7 @@ def _cold(size: int, backend: str, x, seconds: float, number: int | None) -> dic
         "warm": functools.partial(chain, specs[:1] * number),
     }
     found = _times(sides, backend, x, seconds)
-    us = 1e3 * (found["cold"]["ms"].median - found["warm"]["ms"].median) / number
+    us = 1e3 * (found["cold"]["ms"]["median"] - found["warm"]["ms"]["median"]) / number
     text = f"{number} kernels of {size} bytes in turn, against one of them as often"
     return {"what": f"cold code, {size} bytes", "us": us, "of": text}
 

@@ -24,8 +24,7 @@ import numpy as np
 from eqfuse.bench import command
 from eqfuse.bench.cases import Case
 from eqfuse.bench.problems import Problem, derivative
-from eqfuse.bench.record import ParityError
-from eqfuse.bench.times import Call
+from eqfuse.bench.times import Call, ParityError
 from eqfuse.ops.ir.form import Form, Index, Operand
 
 # for each order of derivative, what arguments and results are like: the floats, or the output

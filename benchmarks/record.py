@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
@@ -15,7 +17,7 @@ import sys
 import jax
 import numpy as np
 
-from eqfuse.bench.record import ParityError, write_json
+from eqfuse.bench.times import ParityError
 from eqfuse.ops import _processors
 
 PACKAGES = (
@@ -37,6 +39,36 @@ PACKAGES = (
     "openequivariance-extjax",
 )
 """Those of which the installed versions are written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """A number that was measured several times.
+
+    Attributes:
+      median, low, high: of the measurements; the first and the third quartile.
+      number: of measurements.
+      warm_up: measurements before them that are left out.
+    """
+
+    median: float
+    low: float
+    high: float
+    number: int
+    warm_up: int
+
+    @classmethod
+    def of(cls, numbers, warm_up: int = 0) -> Spread:
+        """Return the spread of numbers, of which the first `warm_up` are left out.
+
+        Raises:
+          ValueError: none are left.
+        """
+        kept = np.asarray(numbers, float)[warm_up:]
+        if not kept.size:
+            raise ValueError(f"{len(numbers)} measurements, {warm_up} of them warm-up: none left")
+        low, median, high = np.percentile(kept, (25, 50, 75))
+        return cls(float(median), float(low), float(high), len(kept), warm_up)
 
 
 def parity(expected, actual, tolerance: float) -> float:
@@ -118,6 +150,31 @@ def git_commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return found.stdout.strip()
+
+
+def write_json(path: str | os.PathLike, value) -> None:
+    """Write a file that is there as a whole or not at all; dataclasses become dicts."""
+    path = pathlib.Path(path)
+    text = to_json(value, indent=1) + "\n"
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def to_json(value, indent: int | None = None) -> str:
+    """Return JSON of plain values, NumPy's arrays and numbers, and dataclasses."""
+    return json.dumps(value, indent=indent, default=_plain)
+
+
+def _plain(value):
+    if dataclasses.is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 class Record:

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.record import environment
-from eqfuse.bench.record import Spread
+from benchmarks.record import Spread, environment
 from eqfuse.data import Batcher, Dataset, Structure, read_embedded
 from eqfuse.data.checks import find_problems
 from eqfuse.data.store.cache import lists_of

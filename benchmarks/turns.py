@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqfuse.bench.record import Spread
+from benchmarks.record import Spread
 from eqfuse.ops.backends.llvm import machine
 
 WARM_UP, LEAST = 2, 3

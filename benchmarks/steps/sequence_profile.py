@@ -23,8 +23,8 @@ import numpy as np
 from jax.profiler import ProfileData
 
 from benchmarks.networks import normal
+from benchmarks.record import Spread
 from benchmarks.steps.sequences import CASES, WARM_UP, sides
-from eqfuse.bench.record import Spread
 from eqfuse.ops.ir.linear import LinearForm, Weights
 from eqfuse.ops.ir.program import Multilinear
 from eqfuse.ops.transforms.sequence.sequence import Traced

@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks import record
 from benchmarks.networks import normal, potential_on, random_graph, step_on
+from benchmarks.record import Spread
 from eqfuse import data, models, ops
-from eqfuse.bench.record import Spread
 from eqfuse.graph import Graph
 from eqfuse.ops.backends.llvm import machine
 from eqfuse.ops.backends.llvm.program import generate

@@ -19,6 +19,7 @@ Without a GPU, --dry-run runs all of it in tiny sizes on the CPU, where no numbe
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pathlib
 import shlex
@@ -26,8 +27,7 @@ import sys
 import time
 
 from eqfuse.bench import plan
-from eqfuse.bench.record import to_json, write_json
-from eqfuse.bench.worker import Worker, serve
+from eqfuse.bench.worker import Worker, results
 
 RESERVE_S = 5
 """Left of the minutes when the last job is stopped, to end the processes."""
@@ -64,7 +64,7 @@ class Run:
         """Write what this runs on. Returns why nothing can be measured on it, or ""."""
         [found] = self._worker.run("describe", {"dry": dry}, self._left())
         self._content["environment"] = found
-        write_json(self._out, self._content)
+        self._write()
         return found.get("error", "")
 
     def all(self, jobs: list[plan.Job]) -> dict:
@@ -72,8 +72,14 @@ class Run:
         for job in jobs:
             self._job(job)
         self._content["finished"] = True
-        write_json(self._out, self._content)
+        self._write()
         return self._content
+
+    def _write(self) -> None:
+        """Write the file, which is there as a whole at any time."""
+        partial = self._out.with_name(f".{self._out.name}.{os.getpid()}")
+        partial.write_text(json.dumps(self._content, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, self._out)
 
     def _left(self) -> float:
         return self._end - time.monotonic()
@@ -113,7 +119,7 @@ class Run:
 
     def _add(self, job: plan.Job, result: dict) -> None:
         self._content["results"].append(job.label | result)
-        write_json(self._out, self._content)
+        self._write()
         head = ("case", "nodes / edges", "dtype", *COLUMNS[job.group])
         if job.group != self._group:
             self._group = job.group
@@ -136,12 +142,11 @@ def lines(group: str, result: dict) -> list[tuple[str, ...]]:
         if "error" in side:
             found.append((*order, name, side["error"]))
             continue
-        ms, ratio = side["ms"], side["ratio"]
         bytes_of = [side.get(key) for key in ("scratch_bytes", "peak_bytes")[: 2 - len(order)]]
         found.append(
             (
-                *(*order, name, f"{ms.median:.3g} ({ms.low:.3g} to {ms.high:.3g})"),
-                f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
+                *(*order, name, "{median:.3g} ({low:.3g} to {high:.3g})".format(**side["ms"])),
+                "{median:.2f} ({low:.2f} to {high:.2f})".format(**side["ratio"]),
                 f"{side['compile_s']:.1f}",
                 *("" if number is None else f"{number / 1e9:.2f}" for number in bytes_of),
             )
@@ -200,14 +205,14 @@ def main(arguments: list[str] | None = None, peers: str = "") -> int:
     settings = {"backend": backend, "peers": peers, "seconds": options.seconds}
     share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     environment = {"JAX_PLATFORMS": "cpu" if dry else "cuda,cpu"}
-    worker = Worker(serve, environment | {"XLA_PYTHON_CLIENT_MEM_FRACTION": share})
+    worker = Worker(results, environment | {"XLA_PYTHON_CLIENT_MEM_FRACTION": share})
     try:
         run = Run(worker, options.out, content, options.minutes, settings)
         if wrong := run.describe(dry):
             sys.exit(f"cannot measure here: {wrong}; without a GPU: --dry-run")
-        results = run.all(asked)["results"]
+        found = run.all(asked)["results"]
     finally:
         worker.stop()
-    if failed := [result for result in results if "error" in result]:
-        sys.exit("\n".join(f"error: {to_json(result)}" for result in failed))
+    if failed := [result for result in found if "error" in result]:
+        sys.exit("\n".join(f"error: {json.dumps(result)}" for result in failed))
     return 0

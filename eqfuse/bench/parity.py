@@ -14,8 +14,7 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative
-from eqfuse.bench.record import ParityError
-from eqfuse.bench.times import precision
+from eqfuse.bench.times import ParityError, precision
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 

@@ -151,4 +151,4 @@ def measure(name: str, size: tuple[int, int], backend: str, seconds: float) -> I
             side: Call(step, arguments, lambda found: (found[2], found[1][0].mu))
             for side, (step, _) in steps.items()
         }
-        yield compared(calls, "float32", TOLERANCE, seconds)
+        yield compared(calls, TOLERANCE, seconds)

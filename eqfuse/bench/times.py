@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -20,7 +19,6 @@ import numpy as np
 
 from eqfuse import ops
 from eqfuse.bench.problems import ORDERS, PROBLEMS, Problem, derivative
-from eqfuse.bench.record import ParityError, Spread
 from eqfuse.ops.info import info
 
 OURS, REFERENCE, EXACT = "eqfuse", "e3nn-jax", "e3nn-jax in float32"
@@ -28,6 +26,10 @@ BATCH_S, MOST_CALLS, WARM_UP = 0.01, 64, 3
 """Seconds of a batch of calls, its most calls, and calls before the first batch."""
 LENGTH = 200
 """Characters of a message in a table."""
+
+
+class ParityError(RuntimeError):
+    """Two sides of a comparison do not compute the same; so neither is timed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,7 @@ def of_op(
                 module = importlib.import_module(peers)
                 calls |= module.calls(problem, dtype, order, given, integers)
             tolerance = _tolerance(problem, order, dtype)
-            yield {"order": order, **compared(calls, dtype, tolerance, seconds)}
+            yield {"order": order, **compared(calls, tolerance, seconds)}
 
 
 def _tolerance(problem: Problem, order: str, dtype: str) -> float:
@@ -93,9 +95,7 @@ def _tolerance(problem: Problem, order: str, dtype: str) -> float:
     return 8 * float(np.finfo(dtype).eps) * math.sqrt(max(problem.products(order)))
 
 
-def compared(
-    calls: dict[str, Call | Exception], dtype: str, tolerance: float, seconds: float
-) -> dict:
+def compared(calls: dict[str, Call | Exception], tolerance: float, seconds: float) -> dict:
     """Compare the results of all sides with those of the first that runs, then time the sides.
 
     A side that fails or that is wrong has "error" in the place of times, and the others go on.
@@ -107,17 +107,20 @@ def compared(
     Returns:
       {"checked_against", "sides"}, or {"error"}.
     """
-    compiled = _compiled({OURS: calls[OURS]}, dtype)
-    compiled |= _compiled({n: call for n, call in calls.items() if n != OURS}, dtype)
     judge, expected, sides, ready = None, None, {}, {}
     for name, call in calls.items():
         try:
-            if isinstance(compiled[name], Exception):
-                raise compiled[name]
-            function, compile_s = compiled[name]
-            before, run = _peak(), functools.partial(function, *call.arguments)
+            if isinstance(call, Exception):
+                raise call
+            start, before = time.perf_counter(), _peak()
+            if name == OURS and ops.availability()["triton"][0]:
+                with contextlib.suppress(RuntimeError):  # what does not compile says so below
+                    ops.compile_ahead(call.function, *call.arguments)
+            function = jax.jit(call.function).lower(*call.arguments).compile()
+            side = {"compile_s": time.perf_counter() - start}
+            run = functools.partial(function, *call.arguments)
             results = call.results(jax.block_until_ready(run()))
-            side = {"compile_s": compile_s, "peak_bytes": _peak() if _peak() > before else None}
+            side["peak_bytes"] = _peak() if _peak() > before else None
             if (analysis := function.memory_analysis()) is not None:
                 side["scratch_bytes"] = analysis.temp_size_in_bytes
             if judge is None:
@@ -139,28 +142,6 @@ def compared(
     return {"checked_against": judge if judge != OURS else None, "sides": sides}
 
 
-def _compiled(calls: dict[str, Call], dtype: str) -> dict:
-    """Return (compiled, seconds) or the exception by name; all compile at once, in threads."""
-
-    def one(item):
-        name, call = item
-        if isinstance(call, Exception):
-            return call
-        try:
-            with precision(dtype):  # contexts of JAX are those of a thread
-                start = time.perf_counter()
-                if name == OURS and ops.availability()["triton"][0]:
-                    with contextlib.suppress(RuntimeError):  # what does not compile says so below
-                        ops.compile_ahead(call.function, *call.arguments)
-                result = jax.jit(call.function).lower(*call.arguments).compile()
-                return result, time.perf_counter() - start
-        except Exception as error:
-            return error
-
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(calls))) as pool:
-        return dict(zip(calls, pool.map(one, calls.items()), strict=True))
-
-
 def in_turns(
     calls: dict[str, Callable], seconds: float, least: int = 5, most: int = 100
 ) -> dict[str, dict]:
@@ -174,8 +155,8 @@ def in_turns(
       calls: functions without arguments; the first is the one that the others are compared with.
       seconds, least, most: how long to go on, and how many turns at least and at most.
     Returns:
-      For each name "ms" and, turn by turn, "ratio" to the first, as `Spread`s, and "calls" in a
-      turn.
+      For each name "ms" and, turn by turn, "ratio" to the first, each with its median and quartiles
+      ("low", "high"); and "calls" in a turn.
     """
     repeats = {}
     for name, call in calls.items():
@@ -192,13 +173,15 @@ def in_turns(
     first = np.array(next(iter(times.values())))
 
     def spread(numbers):
-        return dataclasses.replace(Spread.of(numbers), warm_up=WARM_UP)
+        low, median, high = np.percentile(numbers, (25, 50, 75))
+        return {"median": float(median), "low": float(low), "high": float(high)}
 
     return {
         name: {
             "ms": spread(1e3 * np.array(t)),
             "ratio": spread(np.array(t) / first),
             "calls": repeats[name],
+            "turns": len(t),
         }
         for name, t in times.items()
     }

@@ -14,7 +14,7 @@ from eqfuse import ops
 from eqfuse.bench import command as program
 from eqfuse.bench import parity, plan, steps, times, worker
 from eqfuse.bench.problems import ORDERS, PROBLEMS
-from eqfuse.bench.record import ParityError
+from eqfuse.bench.times import ParityError
 from eqfuse.bench.worker import Worker, is_device_error
 from eqfuse.ops.backends.triton import linear
 from eqfuse.ops.backends.triton.form import edge_lanes
@@ -30,7 +30,7 @@ class InProcess:
     """Runs jobs here, so that what is patched here counts."""
 
     def run(self, group, arguments, seconds):
-        yield from worker.results(group, arguments)
+        return worker.results(group, arguments)
 
     def stop(self):
         pass
@@ -70,7 +70,7 @@ def test_every_order_is_timed_where_parity_is_green(tmp_path, capsys):
     for row in rows:
         assert row["checked_against"] == "e3nn-jax"
         for side in ("eqfuse", "e3nn-jax"):
-            assert row["sides"][side]["ms"].median > 0
+            assert row["sides"][side]["ms"]["median"] > 0
         assert row["sides"]["eqfuse"]["difference"] < 1e-5
     assert "| tetris-1 | 4 / 9 | float32 | double | e3nn-jax |" in capsys.readouterr().out
 
@@ -86,7 +86,7 @@ def test_nothing_is_timed_where_parity_is_red(tmp_path, monkeypatch, capsys):
 def test_nothing_is_timed_where_results_differ_in_the_size_itself(monkeypatch):
     wrong(monkeypatch, 1.001)
     for row in timed():
-        assert re.fullmatch("eqfuse: results differ by .+e-04 from e3nn-jax", row["error"])
+        assert row["error"].startswith("eqfuse: results differ by 1.0e-03 from e3nn-jax")
         assert "sides" not in row
 
 
@@ -174,7 +174,7 @@ def test_times_go_on_without_the_reference(monkeypatch):
     for row in timed():
         assert row["sides"]["e3nn-jax"]["error"].startswith("out of memory: RESOURCE_EXHAUSTED")
         assert row["checked_against"] is None
-        assert row["sides"]["eqfuse"]["ratio"].median == 1
+        assert row["sides"]["eqfuse"]["ratio"]["median"] == 1
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-3])
@@ -225,19 +225,17 @@ def test_the_minutes_are_kept(tmp_path, capsys):
 
 
 def test_a_process_that_dies_or_hangs_is_replaced():
-    ours = Worker(worker_program.serve, {"WHAT": "42"})
+    ours = Worker(worker_program.answer, {"WHAT": "42"})
     try:
         [first] = ours.run("answer", {}, 20)
         [again] = ours.run("answer", {}, 20)
         assert first == again == {"answer": "42", "process": first["process"]}
         [spoiled] = ours.run("spoil", {}, 20)
         assert spoiled["process"] == first["process"]
-        [died] = ours.run("die", {}, 20)
-        assert died == {"error": "the process died with exit status 3"}
+        assert ours.run("die", {}, 20) == [{"error": "the process died"}]
         start = time.monotonic()
         [replaced] = ours.run("answer", {}, 20)
-        before, hung = ours.run("hang", {}, 0.5)
-        assert before == {"before": "it hangs"}
+        [hung] = ours.run("hang", {}, 0.5)
         assert hung["error"].startswith("stopped after")
         [after] = ours.run("answer", {}, 20)
         assert len({found["process"] for found in (first, replaced, after)}) == 3

@@ -48,9 +48,9 @@ class Run:
     Args:
       worker: has `run` and `stop` of `worker.Worker`.
       out: the file.
-      content: of the file, besides the results; with "dry_run".
+      content: of the file, besides the results.
       minutes: after which nothing runs any more.
-      settings: "backend" of eqfuse, "seconds" to time each case, and "peers" of `times.of_op`.
+      settings: of `worker.results`.
     """
 
     def __init__(self, worker, out: pathlib.Path, content: dict, minutes: float, settings: dict):
@@ -60,9 +60,9 @@ class Run:
         self._group = ""  # whose table is being printed
         self._wrong: dict[tuple[str, str], str] = {}  # of a case and a dtype that were checked
 
-    def describe(self, dry: bool) -> str:
+    def describe(self) -> str:
         """Write what this runs on. Returns why nothing can be measured on it, or ""."""
-        [found] = self._worker.run("describe", {"dry": dry}, self._left())
+        [found] = self._worker.run(plan.Job("describe"), self._settings, self._left())
         self._content["environment"] = found
         self._write()
         return found.get("error", "")
@@ -91,15 +91,10 @@ class Run:
         if job.group == "kernels" and (wrong := self._red(job)):
             self._add(job, {"error": f"not timed: {wrong}"})
             return
-        arguments = {"name": job.case, "size": job.size, "dtype": job.dtype} | self._settings
-        if job.group == "parity":
-            arguments = {"tf32x3": job.tf32x3} | arguments
-            del arguments["peers"], arguments["seconds"]
         if job.group == "steps":  # peaks of memory and compile times are those of a new process
             self._worker.stop()
-            del arguments["peers"], arguments["dtype"]
         limit = min(self._left(), PATIENCE * job.cost_s + 30)
-        for result in self._worker.run(job.group, arguments, limit):
+        for result in self._worker.run(job, self._settings, limit):
             self._add(job, result)
             if job.group == "parity":
                 key = job.label["case"], job.dtype
@@ -109,13 +104,8 @@ class Run:
         """Return what is wrong with the results of the same op in a reduced size, or ""."""
         key = job.case, job.dtype
         if key not in self._wrong:
-            [check] = plan.tiny([plan.parity_of(job)]) if self._dry else [plan.parity_of(job)]
-            self._job(check)
+            self._job(plan.parity_of(job))
         return self._wrong.get(key, "its parity was not checked")
-
-    @property
-    def _dry(self) -> bool:
-        return self._content["dry_run"]
 
     def _add(self, job: plan.Job, result: dict) -> None:
         self._content["results"].append(job.label | result)
@@ -202,13 +192,13 @@ def main(arguments: list[str] | None = None, peers: str = "") -> int:
         content["note"] = DRY
         print(DRY)
     backend = options.backend if dry else "triton"
-    settings = {"backend": backend, "peers": peers, "seconds": options.seconds}
+    settings = {"dry": dry, "backend": backend, "peers": peers, "seconds": options.seconds}
     share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     environment = {"JAX_PLATFORMS": "cpu" if dry else "cuda,cpu"}
     worker = Worker(results, environment | {"XLA_PYTHON_CLIENT_MEM_FRACTION": share})
     try:
         run = Run(worker, options.out, content, options.minutes, settings)
-        if wrong := run.describe(dry):
+        if wrong := run.describe():
             sys.exit(f"cannot measure here: {wrong}; without a GPU: --dry-run")
         found = run.all(asked)["results"]
     finally:

@@ -36,15 +36,15 @@ class Job(NamedTuple):
     """Something to measure.
 
     Attributes:
-      group: "parity", "kernels" or "steps".
+      group: "describe", the machine, or "parity", "kernels" or "steps".
       case: a key of `problems.PROBLEMS`, or a model.
       size: nodes and edges.
       tf32x3: whether matmuls are three products of TF32.
     """
 
     group: str
-    case: str
-    size: tuple[int, int]
+    case: str = ""
+    size: tuple[int, int] = REDUCED
     dtype: str = "float32"
     tf32x3: bool = False
 
@@ -62,7 +62,7 @@ class Job(NamedTuple):
 
 def parity_of(job: Job) -> Job:
     """Return the comparison with e3nn-jax, in a reduced size, of what a job times."""
-    return Job("parity", job.case, REDUCED, job.dtype)
+    return Job("parity", job.case, min(job.size, REDUCED), job.dtype)
 
 
 def jobs() -> list[Job]:

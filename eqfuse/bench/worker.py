@@ -15,6 +15,8 @@ import signal
 import tempfile
 from collections.abc import Callable
 
+from eqfuse.bench.plan import Job
+
 DEVICE_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 
 
@@ -22,14 +24,14 @@ class Worker:
     """Runs jobs in a process, with a limit of time for each.
 
     Args:
-      function: group, arguments -> results, a list of dicts; importable.
+      function: job, settings -> results, a list of dicts; importable.
       environment: variables that are set in the process before it imports anything else.
     """
 
     def __init__(self, function: Callable, environment: dict[str, str]):
         self._function, self._environment, self._pool = function, environment, None
 
-    def run(self, group: str, arguments: dict, seconds: float) -> list[dict]:
+    def run(self, job, settings: dict, seconds: float) -> list[dict]:
         """Return the results of a job; one {"error": ...} if the process had to be ended.
 
         Args:
@@ -43,7 +45,7 @@ class Worker:
             )
             self._pid = self._pool.submit(os.getpid).result()
         try:
-            found = self._pool.submit(self._function, group, arguments).result(seconds)
+            found = self._pool.submit(self._function, job, settings).result(seconds)
         except concurrent.futures.TimeoutError:
             self.stop()
             return [{"error": f"stopped after {seconds:.0f} s"}]
@@ -75,19 +77,27 @@ def is_device_error(result: dict) -> bool:
     return any(name in message for message in messages for name in DEVICE_ERRORS)
 
 
-def results(group: str, arguments: dict) -> list[dict]:
-    """Return the results of a job, exceptions too."""
+def results(job: Job, settings: dict) -> list[dict]:
+    """Return the results of a job, exceptions too.
+
+    Args:
+      settings: "dry", the "backend" of eqfuse, "seconds" to time a case, and "peers" of
+        `times.of_op`.
+    """
     from eqfuse.bench import parity, steps, times  # once the environment is set
 
+    backend, seconds = settings["backend"], settings["seconds"]
     functions = {
-        "describe": times.describe,
-        "parity": parity.check,
-        "kernels": times.of_op,
-        "steps": steps.measure,
+        "describe": lambda: times.describe(settings["dry"]),
+        "parity": lambda: parity.check(job.case, job.dtype, backend, job.size, job.tf32x3),
+        "kernels": lambda: times.of_op(
+            job.case, job.size, job.dtype, backend, seconds, settings["peers"]
+        ),
+        "steps": lambda: steps.measure(job.case, job.size, backend, seconds),
     }
     found = []
     try:
-        for result in functions[group](**arguments):
+        for result in functions[job.group]():
             found.append(result)
     except Exception as error:
         found.append({"error": times.first_line(error)})

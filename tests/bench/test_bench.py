@@ -21,7 +21,7 @@ from eqfuse.ops.backends.triton.form import edge_lanes
 from tests.bench import worker_program
 
 TINY = (4, 9)
-SETTINGS = {"backend": "llvm", "seconds": 0.01, "peers": ""}
+SETTINGS = {"dry": True, "backend": "llvm", "seconds": 0.01, "peers": ""}
 KERNELS = plan.Job("kernels", "tetris-1", TINY)
 """One op, small enough for a test: its parity, then its times."""
 
@@ -29,15 +29,17 @@ KERNELS = plan.Job("kernels", "tetris-1", TINY)
 class InProcess:
     """Runs jobs here, so that what is patched here counts."""
 
-    def run(self, group, arguments, seconds):
-        return worker.results(group, arguments)
+    def run(self, job, settings, seconds):
+        return worker.results(job, settings)
 
     def stop(self):
         pass
 
 
 def timed(**fields):
-    return times.of_op("tetris-1", TINY, **{"dtype": "float32", **SETTINGS} | fields)
+    return times.of_op(
+        "tetris-1", TINY, **{"dtype": "float32", "backend": "llvm", "seconds": 0.01} | fields
+    )
 
 
 def checked(dtype="float32", size=TINY):
@@ -57,7 +59,7 @@ def wrong(monkeypatch, by: float):
 
 
 def run_of(tmp_path, minutes=5.0) -> program.Run:
-    return program.Run(InProcess(), tmp_path / "out.json", {"dry_run": True}, minutes, SETTINGS)
+    return program.Run(InProcess(), tmp_path / "out.json", {}, minutes, SETTINGS)
 
 
 @pytest.mark.slow
@@ -121,7 +123,7 @@ def test_a_case_that_is_wrong_in_one_size_is_red(tmp_path, monkeypatch):
     """Whatever a later comparison in another size says."""
     checks = iter([ParityError("wrong"), None])
 
-    def check(**arguments):
+    def check(*arguments):
         if error := next(checks):
             raise error
         yield {"orders": {}}

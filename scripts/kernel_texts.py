@@ -2,8 +2,8 @@
 
     python scripts/kernel_texts.py > before.txt      # and after the change, then diff
 
-Triton kernels of the products in `eqfuse/bench/cases.py` (all orders, three dtypes) and of a training
-step of the four networks; LLVM modules of the same steps. Nothing is compiled.
+Triton kernels of the products in `eqfuse/bench/cases.py` (all orders, three dtypes) and of a
+training step of the four networks; LLVM modules of the same steps. Nothing is compiled.
 """
 
 import hashlib

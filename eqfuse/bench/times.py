@@ -139,7 +139,9 @@ def compared(calls: dict[str, Call | Exception], tolerance: float, seconds: floa
     ready.pop(EXACT, None)
     for name, times in in_turns({OURS: ready.pop(OURS), **ready}, seconds).items():
         sides[name] |= times
-    return {"checked_against": judge if judge != OURS else None, "sides": sides}
+    if judge == OURS:  # it ran first, or alone
+        judge = REFERENCE if "difference" in sides.get(REFERENCE, {}) else None
+    return {"checked_against": judge, "sides": sides}
 
 
 def in_turns(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 
 import e3nn_jax as e3nn
@@ -152,7 +153,7 @@ def test_another_side_that_is_missing_or_wrong_or_fails_is_a_result(monkeypatch)
                 "failure": times.Call(fails, given),
             }
 
-    monkeypatch.setattr(times.importlib, "import_module", {"others": Peers}.get)
+    monkeypatch.setitem(sys.modules, "others", Peers)
     for row in timed(peers="others"):
         sides = row["sides"]
         assert sides["missing"] == {"error": "not installed"}
@@ -196,6 +197,7 @@ def test_a_step_is_timed_only_where_loss_and_gradient_agree(off, monkeypatch):
         assert re.fullmatch("eqfuse: results differ by .+e-04 from e3nn-jax", row["error"])
         return
     assert {"ms", "ratio", "compile_s", "scratch_bytes"} <= set(row["sides"]["e3nn-jax"])
+    assert row["checked_against"] == "e3nn-jax"
 
 
 def test_batches_have_as_many_edges_as_asked_for_within_the_cutoff():

@@ -50,7 +50,6 @@ def test_a_broken_link_is_seen():
         pytest.param("mace", marks=pytest.mark.slow),
         pytest.param("trained_networks", marks=pytest.mark.slow),
         pytest.param("train", marks=pytest.mark.slow),
-        pytest.param("../gallery", marks=pytest.mark.slow),
     ],
 )
 def test_tutorials_run(name, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eqfuse import ops
-from eqfuse.bench.launches import H100
+from benchmarks.launches import H100
 from tests.ops import tiers
 
 HERE = pathlib.Path(__file__).parent

@@ -1,15 +1,19 @@
-"""The peers of eqfuse: their kernels as functions of the same arguments, or why there is none.
+"""`eqfuse bench` with two peers beside e3nn-jax: cuEquivariance-JAX and OpenEquivariance-JAX.
+
+    python -m benchmarks.peers [options of eqfuse bench]
 
 A peer is called in its own layout of arrays, as in a model built on it: `Side` says which columns
-of ours its columns are.
+of ours its columns are. A peer that is not installed or has no such op is a result that says so.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import math
 import os
+import sys
 from collections.abc import Callable
 
 import e3nn_jax as e3nn
@@ -17,16 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqfuse.bench import command
 from eqfuse.bench.cases import Case
-from eqfuse.bench.problem import Problem
-from eqfuse.ops.ir.form import Form, Operand
+from eqfuse.bench.problems import Problem, derivative
+from eqfuse.bench.times import Call, ParityError
+from eqfuse.ops.ir.form import Form, Index, Operand
 
 # for each order of derivative, what arguments and results are like: the floats, or the output
 ARGUMENTS = {"forward": "F", "backward": "FO", "double": "FOF"}
 RESULTS = {"forward": "O", "backward": "F", "double": "FO"}
 
 
-class MissingError(RuntimeError):
+class MissingError(ParityError):
     """A peer is not installed, or does not compute this."""
 
 
@@ -67,24 +73,43 @@ class Side:
         )
 
 
-def cuequivariance(problem: Problem, dtype: str, method: str = "uniform_1d") -> Side:
-    """Return cuEquivariance-JAX's segmented polynomial, gathering and scattering in its kernel.
+def calls(problem: Problem, dtype: str, order: str, arguments, integers) -> dict:
+    """Return the peers' sides of an order of derivative for `times.compared`, or why there is none.
 
     Args:
-      method: "uniform_1d", its CUDA kernel; or "naive", in jax.numpy, for a CPU.
+      arguments, integers: of the order of derivative, ours.
+    """
+    found = {}
+    for name, peer in PEERS.items():
+        try:
+            side = peer(problem, dtype)
+            function = derivative(side.function, order)
+            results = functools.partial(side.results, order)
+            found[name] = Call(function, (side.arguments(order, arguments), integers), results)
+        except Exception as error:
+            found[name] = error
+    return found
+
+
+def cuequivariance(problem: Problem, dtype: str) -> Side:
+    """Return cuEquivariance-JAX's segmented polynomial, gathering and scattering in its kernel.
+
+    It is the CUDA kernel "uniform_1d"; on a CPU "naive", in jax.numpy.
+
     Raises:
       MissingError: it is not installed, or the problem is more than a product.
     """
     if not problem.forms:
         raise MissingError("no such op in one call")
     cuex = _installed("cuequivariance_jax")
+    method = "naive" if jax.default_backend() == "cpu" else "uniform_1d"
     if method == "uniform_1d":
         _installed("cuequivariance_ops_jax")
     form = problem.forms["forward"]
     polynomial, columns = segmented_polynomial(form)
 
     def function(floats, integers):
-        indices = [None if i is None else jnp.asarray(i) for i in problem.indices(integers)]
+        indices = [None if i is None else jnp.asarray(i) for i in _indices(form, integers)]
         rows = integers.num_nodes if indices[-1] is not None else problem.rows
         out = jax.ShapeDtypeStruct((rows, form.outputs[0].size), dtype)
         return cuex.segmented_polynomial(
@@ -92,6 +117,14 @@ def cuequivariance(problem: Problem, dtype: str, method: str = "uniform_1d") -> 
         )[0]
 
     return Side(function, tuple(columns[:-1]), columns[-1])
+
+
+def _indices(form: Form, integers) -> list:
+    """Return the index of the rows of each operand, inputs then outputs, or None."""
+    if not form.on_graph:
+        return [None, integers, None]  # a contraction: weights of each species
+    nodes = {Index.SENDER: integers.senders, Index.RECEIVER: integers.receivers}
+    return [nodes.get(operand.index) for operand in form.inputs + form.outputs]
 
 
 def segmented_polynomial(form: Form):
@@ -223,3 +256,6 @@ def _installed(name: str):
 
 
 PEERS = {"cuequivariance": cuequivariance, "openequivariance": openequivariance}
+
+if __name__ == "__main__":
+    sys.exit(command.main(peers="benchmarks.peers"))

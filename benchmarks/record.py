@@ -1,4 +1,4 @@
-"""What benchmarks write: where, when and with what they measured, and how numbers spread."""
+"""The file that a benchmark writes: its command, its environment, and its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ import shlex
 import subprocess
 import sys
 
+import jax
 import numpy as np
+
+from eqfuse.bench.times import ParityError
+from eqfuse.ops import _processors
 
 PACKAGES = (
     "eqfuse",
@@ -35,10 +39,6 @@ PACKAGES = (
     "openequivariance-extjax",
 )
 """Those of which the installed versions are written."""
-
-
-class ParityError(RuntimeError):
-    """Two sides of a comparison do not compute the same; so neither is timed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +70,6 @@ class Spread:
         low, median, high = np.percentile(kept, (25, 50, 75))
         return cls(float(median), float(low), float(high), len(kept), warm_up)
 
-    def scaled(self, factor: float) -> Spread:
-        """Return the same in another unit."""
-        numbers = {n: factor * getattr(self, n) for n in ("median", "low", "high")}
-        return dataclasses.replace(self, **numbers)
-
 
 def parity(expected, actual, tolerance: float) -> float:
     """Return how much two results differ, relative to the largest element of each array.
@@ -87,8 +82,6 @@ def parity(expected, actual, tolerance: float) -> float:
     Raises:
       ParityError: it is larger than `tolerance`, or not a number, or the results are not alike.
     """
-    import jax
-
     leaves, structure = jax.tree.flatten(expected)
     others, other_structure = jax.tree.flatten(actual)
     shapes, other_shapes = ([np.shape(a) for a in side] for side in (leaves, others))
@@ -112,10 +105,6 @@ def environment(commit: str | None = None) -> dict:
     Args:
       commit: of the code, where it runs outside its repository; None to ask git.
     """
-    import jax
-
-    from eqfuse.ops import _processors
-
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit or git_commit(),
@@ -153,7 +142,7 @@ def cpu_model() -> str:
 def git_commit() -> str | None:
     """Return this repository's commit, "-dirty" if changed, or None without git."""
     command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-    folder = pathlib.Path(__file__).parents[2]
+    folder = pathlib.Path(__file__).parents[1]
     if not (folder / ".git").exists():  # an installed package, whatever repository is around it
         return None
     try:
@@ -181,7 +170,6 @@ def to_json(value, indent: int | None = None) -> str:
 
 
 def _plain(value):
-    """Return what json cannot write by itself."""
     if dataclasses.is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, np.generic | np.ndarray):
@@ -229,5 +217,5 @@ class Record:
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Return the option `--json FILE` that every benchmark has."""
+    """Add the option `--json FILE` that every benchmark has."""
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="write all numbers here")

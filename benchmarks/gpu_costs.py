@@ -1,4 +1,6 @@
-"""What the predictions of kernels need to know of a GPU: launches, cold code, and strided stores.
+"""Measure what the predictions of kernels need of a GPU: launches, cold code, strided stores.
+
+    python -m benchmarks.gpu_costs [--seconds 2] [--json FILE]
 
 Three numbers, each of small kernels of its own: the time from one kernel to the next, where they do
 nothing; how much longer straight-line kernels of 16, 64 and 128 kB take when their code is in no
@@ -8,13 +10,15 @@ that are side by side.
 
 from __future__ import annotations
 
+import argparse
 import functools
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 
-from eqfuse.bench.timing import interleaved_batches
+from benchmarks import record
+from eqfuse.bench.times import in_turns
 from eqfuse.ops.backends.triton.primitive import launch
 from eqfuse.ops.backends.triton.spec import KernelSpec
 
@@ -117,7 +121,7 @@ def measure(backend: str, seconds: float, small: bool) -> Iterator[dict]:
     empty = _times(
         {"empty": functools.partial(chain, [empty_kernel()] * count)}, backend, x, seconds
     )
-    gap = 1e3 * empty["empty"]["ms"].median / count
+    gap = 1e3 * empty["empty"]["ms"]["median"] / count
     yield {"what": "from kernel to kernel", "us": gap, "of": f"{count} empty kernels in a row"}
     for size in CODE_BYTES:
         yield _cold(size // 64 if small else size, backend, x, seconds, 2 if small else None)
@@ -127,7 +131,7 @@ def measure(backend: str, seconds: float, small: bool) -> Iterator[dict]:
     }
     found = _times(sides, backend, x, seconds)
     for name, side in found.items():
-        us = 1e3 * side["ms"].median
+        us = 1e3 * side["ms"]["median"]
         yield {"what": f"{name} stores", "us": us, "of": f"{number} numbers, {4 * number} bytes"}
 
 
@@ -139,7 +143,7 @@ def _cold(size: int, backend: str, x, seconds: float, number: int | None) -> dic
         "warm": functools.partial(chain, specs[:1] * number),
     }
     found = _times(sides, backend, x, seconds)
-    us = 1e3 * (found["cold"]["ms"].median - found["warm"]["ms"].median) / number
+    us = 1e3 * (found["cold"]["ms"]["median"] - found["warm"]["ms"]["median"]) / number
     text = f"{number} kernels of {size} bytes in turn, against one of them as often"
     return {"what": f"cold code, {size} bytes", "us": us, "of": text}
 
@@ -149,4 +153,21 @@ def _times(sides: dict, backend: str, x, seconds: float) -> dict:
     for name, function in sides.items():
         compiled = jax.jit(functools.partial(function, backend)).lower(x).compile()
         calls[name] = functools.partial(compiled, x)
-    return interleaved_batches(calls, seconds)
+    return in_turns(calls, seconds)
+
+
+def main() -> None:
+    """Print a table, and write the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=2.0, help="to time each")
+    record.add_json_option(parser)
+    options = parser.parse_args()
+    kept = record.Record(options.json)
+    print("| measured | µs | of |\n|---|---|---|")
+    for result in measure("triton", options.seconds, small=False):
+        kept.add(result)
+        print(f"| {result['what']} | {result['us']:.3g} | {result['of']} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,7 +18,7 @@ from benchmarks import launches
 from benchmarks.predictions import steps
 from benchmarks.predictions.devices import DEVICES
 from eqfuse.bench.networks import MODELS, batch, potential_of, shapes_of
-from eqfuse.train import matrices, muon, step
+from eqfuse.train import muon, step
 from eqfuse.train.flat import Flat
 
 SIDES = ("Adam", "Muon", "Muon of optax")
@@ -46,7 +46,7 @@ def of_optax(flat: Flat) -> optax.GradientTransformation:
 
 def update_of(name: str, side: str):
     """Return the update of a network's parameters, and the shapes of its arguments."""
-    flat = Flat.of(shapes_of(potential_of(name, "xla"), batch(135, 2_700)), matrices.place)
+    flat = Flat.of(shapes_of(potential_of(name, "xla"), batch(135, 2_700)), muon.place)
     found = {
         "Adam": lambda: optax.chain(optax.scale_by_adam(), optax.scale(-1.0)),
         "Muon": lambda: muon.muon(flat, muon.SPARED),

@@ -25,7 +25,7 @@ from benchmarks.predictions import cases, model
 from benchmarks.predictions.counts import UnknownIndexError
 from benchmarks.predictions.devices import Device
 from benchmarks.predictions.launches import launches_of
-from eqfuse.train.device.hlo import HloProgram
+from benchmarks.launches.hlo import HloProgram
 
 _SHAPE = re.compile(r"(pred|[a-z]+\d+)\[([\d,]*)\]")
 _DEFINED = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) [\w\-]+\(")

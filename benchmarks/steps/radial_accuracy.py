@@ -23,7 +23,7 @@ import numpy as np
 from eqfuse import models
 from eqfuse.data import Shape, collate
 from eqfuse.train import load_run
-from eqfuse.train.initial import initial_parameters
+from eqfuse.train.step import initial_parameters
 from eqfuse.train.molecule import build_potential, load_dataset
 from eqfuse.train.settings.options import PRESETS, parse
 
@@ -88,9 +88,7 @@ def main():
                 potential, params, metadata = load_run(options.run)
                 cutoff = metadata["model_fields"]["cutoff"]
                 config = parse([*options.settings, "model=nequip", f"cutoff={cutoff}"])
-            dataset, _ = load_dataset(
-                config.data, config.training, config.model.cutoff, config.seed
-            )
+            dataset, _ = load_dataset(config)
             sample = dataset.train[0]
             if options.in_box:
                 sample = dataclasses.replace(sample, cell=BOX * np.eye(3))

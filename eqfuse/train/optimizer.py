@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from eqfuse.train.flat import Flat
-from eqfuse.train.matrices import place
-from eqfuse.train.muon import muon
+from eqfuse.train.muon import muon, place
 from eqfuse.train.schedule import OptimizerSettings
 from eqfuse.train.settings.schema import ConfigError
 

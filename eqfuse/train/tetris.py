@@ -14,15 +14,15 @@ from eqfuse.data.tetris import SHAPE_NAMES
 from eqfuse.graph import Graph
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.device.profiling import profile
-from eqfuse.train.device.sequences import compiled_step
 from eqfuse.train.flat import Flat
-from eqfuse.train.initial import initial_parameters
-from eqfuse.train.run.runs import RunFolder
-from eqfuse.train.run.saving import Checkpoints
+from eqfuse.train.run.checkpoint import Checkpoints
+from eqfuse.train.run.folder import RunFolder
+from eqfuse.train.run.report import backend_report, network_report, sequence_report
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
-from eqfuse.train.settings.config import Config
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
+from eqfuse.train.step import compiled_step, initial_parameters
+from eqfuse.train.tetris_settings import TetrisConfig
 
 DEFAULT_STEPS = 100
 # float32, through a few layers of sums: errors stay near ten times 1.2e-7.
@@ -58,22 +58,20 @@ def _check_reach(module) -> None:
     Raises:
       ConfigError: the network does not reach the pseudoscalar.
     """
-    try:
-        module.layer_irreps()
-    except ValueError as error:
-        enough = next(filter(lambda n: _reaches(module.clone(layers=n)), range(1, 6)), None)
+
+    def error_of(module) -> ValueError | None:
+        try:
+            module.layer_irreps()
+        except ValueError as error:
+            return error
+        return None
+
+    if error := error_of(module):
+        enough = next((n for n in range(1, 6) if not error_of(module.clone(layers=n))), None)
         hint = "" if enough is None else f" (layers={enough} is enough)"
         raise ConfigError(
             f"the shapes cannot be distinguished from their mirror images: {error}{hint}"
         ) from error
-
-
-def _reaches(module) -> bool:
-    try:
-        module.layer_irreps()
-    except ValueError:
-        return False
-    return True
 
 
 def logits(module, params, graph: Graph) -> jax.Array:
@@ -145,18 +143,15 @@ def _random_rotation(rng: np.random.Generator) -> np.ndarray:
     return q * np.linalg.det(q)
 
 
-def run(config: Config, devices: Devices) -> None:
+def run(config: TetrisConfig, devices: Devices) -> None:
     """Train and demonstrate; print as it goes.
 
-    A resumed run begins again, which takes seconds and ends in the same numbers.
-
     Raises:
-      ConfigError: several devices, or a network that cannot distinguish the shapes.
+      ConfigError: a network that cannot distinguish the shapes.
       TrainingFailed: 100% not reached, or the demonstration does not hold.
       Interrupted: by Ctrl-C; the checkpoint is written.
     """
-    if devices.count > 1:
-        raise ConfigError("the eight Tetris shapes are one small batch; leave devices= out")
+    del devices  # the eight shapes are one small batch
     start = time.monotonic()
     graph, labels = data.tetris(config.data.radius)
     graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
@@ -167,18 +162,14 @@ def run(config: Config, devices: Devices) -> None:
     module = models.build(config.model.name, **fields, backend=config.backend)
     _check_reach(module)
     params = initial_parameters(module, config.seed, graph, config.dtype)
-    settings = None if config.resume else to_yaml(config)
-    name = f"{config.model.name}_tetris"
-    with contextlib.closing(RunFolder(config.run, settings, name)) as folder:
-        if config.resume is not None:
-            print("resume     from the beginning: a Tetris run takes seconds")
-            folder.forget()
+    folder = RunFolder(config.run, to_yaml(config), f"{config.model.name}_tetris")
+    with contextlib.closing(folder):
         print(
             f"data       8 Tetris shapes, {len(graph.species)} nodes, {graph.edges.num_edges} edges"
         )
+        print(f"backend    {backend_report(config.backend, config.dtype)}")
         print(f"run        {folder.path}")
-        print(models.summary(module, params))
-        print(models.ops_summary(module, params, graph), flush=True)
+        print(network_report(module, params, graph, config.verbose), flush=True)
         metadata = {
             "config": dataclasses.asdict(config),
             "model": config.model.name,
@@ -187,16 +178,7 @@ def run(config: Config, devices: Devices) -> None:
             "potential": None,
             "task": "tetris",
         }
-        flat = Flat.of(params)
-        step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
-        step = compiled_step(step, config.sequence, config.profile, print)
-        state = flat.flatten(params), optimizer.init(flat.flatten(params))
-        if config.profile:
-            print(profile(step, (*state, graph), folder.profile), flush=True)
-        limit = min(filter(None, (config.steps, config.epochs)), default=DEFAULT_STEPS)
-        seconds = 60 * (config.max_minutes or np.inf)
-        checkpoints = Checkpoints(folder.checkpoints, metadata)
-        params = _train(step, state, graph, labels, flat, limit, seconds, folder, checkpoints)
+        params = _train(config, module, params, graph, labels, folder, metadata)
         rotations = config.training.rotations
         shown = demonstrate(module, params, graph, labels, rotations=rotations, seed=config.seed)
         _report(shown, rotations)
@@ -205,32 +187,16 @@ def run(config: Config, devices: Devices) -> None:
         print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
 
 
-def _train(
-    step,
-    state: tuple,
-    graph: Graph,
-    labels,
-    flat: Flat,
-    limit: int,
-    seconds: float,
-    folder: RunFolder,
-    checkpoints: Checkpoints,
-):
-    """Train until the accuracy is 100%; return the parameters, which are in the checkpoints too.
-
-    Args:
-      step: that of `training_step`, compiled.
-      state: parameters in one array, and state of the optimizer, before the first step.
-      graph, labels: the shapes.
-      flat: how the parameters lie in the array.
-      limit, seconds: how many steps it takes at most, and how long, s.
-      folder, checkpoints: where the results go.
-    Raises:
-      TrainingFailed: 100% not reached.
-      Interrupted: by a signal; the checkpoint is written.
-    """
-    deadline = time.monotonic() + seconds
-    params, state = state
+def _train(config: TetrisConfig, module, params, graph, labels, folder: RunFolder, metadata: dict):
+    """Train until the accuracy is 100%; return the parameters, which are in a checkpoint too."""
+    flat, limit = Flat.of(params), config.steps or DEFAULT_STEPS
+    step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
+    sequence = "off" if config.profile and config.sequence == "auto" else config.sequence
+    step = compiled_step(step, sequence, sequence_report if config.verbose else None)
+    params = flat.flatten(params)
+    state = optimizer.init(params)
+    if config.profile:
+        print(profile(step, (params, state, graph), folder.profile), flush=True)
     with StopRequest() as stop:
         for count in range(limit + 1):
             # Loss and accuracy are those of the parameters before the step.
@@ -239,7 +205,7 @@ def _train(
             accuracy = float((np.argmax(values, axis=1) == labels).mean())
             folder.log({"step": count, "loss": loss, "accuracy": accuracy})
             last = accuracy == 1.0 or count == limit or not np.isfinite(loss)
-            last = last or stop.signum is not None or time.monotonic() > deadline
+            last = last or stop.signum is not None
             if count % 10 == 0 or last:
                 print(f"step {count:4d}   loss {loss:8.4f}   accuracy {accuracy:6.1%}", flush=True)
             if last:
@@ -248,13 +214,12 @@ def _train(
         if not np.isfinite(loss):
             raise TrainingFailed(f"the loss became {loss} in step {count}; try a smaller lr=")
         params, progress = flat.unflatten(params), {"loss": loss, "accuracy": accuracy}
+        checkpoints = Checkpoints(folder.checkpoints, metadata)
         for name in ("best", "last"):
             checkpoints.offer(name, count, lambda: params, progress)
         checkpoints.flush()
         if stop.signum is not None and accuracy < 1.0:
-            raise Interrupted(
-                stop.signum, f"interrupted in step {count}; go on with resume={folder.path}"
-            )
+            raise Interrupted(stop.signum, f"interrupted in step {count}")
     if accuracy < 1.0:
         raise TrainingFailed(
             f"accuracy did not reach 100% in {limit} steps; try steps={2 * limit}, another seed= "

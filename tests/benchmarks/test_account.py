@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.launches.account import NOT_SCHEDULED, account, table
 from eqfuse.bench.record import ParityError
-from eqfuse.train.device.hlo import NOT_ATTRIBUTED
+from benchmarks.launches.hlo import NOT_ATTRIBUTED
 
 STEP = """HloModule jit_step, is_scheduled=true
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqfuse import ops
-from eqfuse.train.device.hlo import HloProgram
+from benchmarks.launches.hlo import HloProgram
 
 NODES, EDGES = 150, 3000
 X, Y = e3nn.Irreps("64x0e+64x1o+64x2e"), e3nn.Irreps("0e+1o+2e")

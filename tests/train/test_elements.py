@@ -7,9 +7,9 @@ import pytest
 from ase.data import atomic_numbers
 
 from eqfuse.convert import convert_mace
-from eqfuse.train.elements import _group, of_elements, similar
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
+from eqfuse.train.start import _group, of_elements, similar
 from tests.convert.conftest import GOLDENS
 
 

@@ -34,7 +34,8 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
     folder = tmp_path / "run"
     if model == "allegro":
         tiny = [s for s in tiny if not s.startswith("model.radial")] + ["model.latent_dim=16"]
-    assert train(folder, water, tiny, "epochs=40", "lr=0.05", f"model={model}", "profile=true") == 0
+    more = ["profile=true", "verbose=true"]
+    assert train(folder, water, tiny, "epochs=40", "lr=0.05", f"model={model}", *more) == 0
 
     rows = rows_of(folder)
     assert [int(row["epoch"]) for row in rows] == list(range(1, 41))
@@ -73,11 +74,9 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
         "backend    ",
         "parameters",
         "  ops      ",
-        "launches per step",
-        "eqfuse_native",
+        "the trace is in",
     ):
         assert part in report
-    assert (folder / "profile" / "operations.csv").exists()
     header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["epoch", "loss"])
     assert [line.split()[0] for line in lines[header + 1 :][:40]] == [str(n) for n in range(1, 41)]
     assert max(len(line) for line in lines[header:]) < 100 or str(folder) in report
@@ -86,16 +85,16 @@ def test_a_run_learns_and_can_be_read_back(tmp_path, water, tiny, capsys, model)
 @pytest.mark.slow
 def test_a_run_with_a_backend_for_an_op_and_a_name_of_before(tmp_path, water, tiny, capsys):
     folder = tmp_path / "run"
-    assert train(folder, water, tiny, "epochs=1", "backend=numba,linear=xla") == 0
+    assert train(folder, water, tiny, "epochs=1", "backend=numba,linear=xla", "verbose=true") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "backend    llvm on cpu; linear on xla; float32; fused=auto" in lines
+    assert "backend    llvm on cpu; linear on xla; float32" in lines
     asked = "not llvm: backend 'numba,linear=xla': 'xla' was asked for"
     assert f"  ops      3 linear on xla, {asked}" in lines
     found = "  ops      1 tensor_product_linear_gate on llvm; apart: "
     assert len([line for line in lines if line.startswith(found)]) == 1
     assert "backend: numba,linear=xla\n" in (folder / "config.yaml").read_text()
     assert main([f"resume={folder}", "epochs=2"]) == 0
-    assert "backend    llvm on cpu; linear on xla; float32; fused=auto" in capsys.readouterr().out
+    assert "backend    llvm on cpu; linear on xla; float32" in capsys.readouterr().out
     assert [row["epoch"] for row in rows_of(folder)] == ["1", "2"]
     assert train(tmp_path / "refused", water, tiny, "backend=llvm,linaer=xla") == 2
     assert "op 'linaer' is unknown; choose one of" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
 from eqfuse.train.settings.options import parse, to_yaml
+from eqfuse.train.tetris_settings import TETRIS
 from tests.small_runs import TINY, write_displaced
 
 
@@ -213,13 +214,13 @@ def test_what_cannot_be_started_from_is_refused(settings, base, copper, tmp_path
     rest = settings[1:]
     assert "fit is for start_from=" in refused([*rest, "data.reference_energies=fit"], capsys)
     assert "holds no run" in refused([f"start_from={tmp_path / 'none'}", *rest], capsys)
-    assert "give data= too" in refused(settings[:1], capsys)
+    assert "data= is missing" in refused(settings[:1], capsys)
     elements = refused([settings[0], "data=extxyz", f"data.path={copper}"], capsys)
     assert "the data have Cu, for which the network of start_from= has no weights" in elements
     empty = tmp_path / "empty"
     shutil.copytree(base, empty, ignore=shutil.ignore_patterns("checkpoints"))
     assert "has no checkpoint" in refused([f"start_from={empty}", *rest], capsys, 1)
-    (empty / "config.yaml").write_text(to_yaml(parse(["data=tetris"])), encoding="utf-8")
+    (empty / "config.yaml").write_text(to_yaml(parse(["data=tetris"], TETRIS)), encoding="utf-8")
     assert "classifies the Tetris shapes" in refused([f"start_from={empty}", *rest], capsys)
 
 

@@ -46,15 +46,12 @@ HEARTBEAT = 10.0
 
 @contextlib.contextmanager
 def waiting(what: str):
-    """Return a context that prints every 10 s what is waited for, and how long it took."""
+    """Return a context that prints every 10 s what is waited for."""
     start, done = time.monotonic(), threading.Event()
-
-    def passed() -> str:
-        return duration(time.monotonic() - start)
 
     def beat():
         while not done.wait(HEARTBEAT):
-            print(f"{what} ... {passed()}", flush=True)
+            print(f"{what} ... {duration(time.monotonic() - start)}", flush=True)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -63,8 +60,6 @@ def waiting(what: str):
     finally:
         done.set()
         thread.join()
-    if time.monotonic() - start >= 1:
-        print(f"{what} took {passed()}", flush=True)
 
 
 class Progress:

@@ -90,7 +90,7 @@ def test_launches_of_a_training_step_of_the_tetris_network(gpu):
     from benchmarks.launches import compiled
     from benchmarks.launches.account import NOT_SCHEDULED, account
     from benchmarks.launches.tetris import CASES
-    from eqfuse.train.device.hlo import NOT_ATTRIBUTED
+    from benchmarks.launches.hlo import NOT_ATTRIBUTED
 
     found = compiled(*CASES["tetris, eqfuse"](), gpu)
     by_part = account(found.text, found.launches.launches)

@@ -9,8 +9,8 @@ import pytest
 from eqfuse.ops._backend import has_gpu
 from eqfuse.train import CheckpointError, load_run
 from eqfuse.train.main import main
-from eqfuse.train.run import runs
-from eqfuse.train.run.runs import RunFolder
+from eqfuse.train.run import folder as runs
+from eqfuse.train.run.folder import RunFolder
 from eqfuse.train.settings.options import parse, to_yaml
 
 

@@ -17,7 +17,8 @@ from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.folder import RunFolder
 from eqfuse.train.run.progress import Progress, duration, waiting
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
-from eqfuse.train.schedule import LearningRate, Limits, MoleculeTraining, average_decay
+from eqfuse.train.schedule import LearningRate, Limits, average_decay
+from eqfuse.train.settings.config import Config
 from eqfuse.train.step import Compiled, TrainState
 
 _ALL_STEPS = "all steps done"
@@ -62,37 +63,34 @@ class Fit:
     """Trains a potential; `run` does it.
 
     Args:
-      settings: of the training.
+      config: of the run.
       compiled: what is trained, and its compiled step.
       batchers: of the training and the validation samples.
-      limits: how long the run may take.
       folder, checkpoints: where the results go.
       devices: which share every batch.
-      profiled: whether a step is traced before the training.
       pretrained: whether the network was trained before; it is validated first, as epoch 0.
       callbacks: called with every line of metrics.csv.
     """
 
     def __init__(
         self,
-        settings: MoleculeTraining,
+        config: Config,
         compiled: Compiled,
         batchers: tuple[Batcher, Batcher],
-        limits: Limits,
         folder: RunFolder,
         checkpoints: Checkpoints,
         devices: Devices,
         *,
-        profiled: bool,
         pretrained: bool,
         callbacks: Sequence[Callback] = (),
     ):
         self._train, self._val = batchers
-        self._settings, self._compiled, self._limits = settings, compiled, limits
+        self._settings, self._compiled, self._profiled = config.training, compiled, config.profile
+        self._limits = Limits(len(self._train), config.steps, config.epochs, config.max_minutes)
         self._folder, self._checkpoints = folder, checkpoints
-        self._devices, self._profiled, self._callbacks = devices, profiled, callbacks
+        self._devices, self._callbacks = devices, callbacks
         self._first_epoch = 0 if pretrained else 1
-        self._learning_rate = LearningRate(settings)
+        self._learning_rate = LearningRate(config.training)
         self._compiled_shapes = set()
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:

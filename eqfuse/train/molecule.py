@@ -21,9 +21,8 @@ from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.folder import RunFolder, new_folder
 from eqfuse.train.run.metadata import interrupted_run, kept_references, run_metadata
 from eqfuse.train.run.progress import warnings_printed
-from eqfuse.train.run.report import network_report, report, sequence_report
+from eqfuse.train.run.report import network_report, report
 from eqfuse.train.run.results import write_results
-from eqfuse.train.schedule import Limits
 from eqfuse.train.settings.config import Config, PotentialSettings
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
@@ -161,27 +160,9 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
         print(network_report(potential, params, batch.graph, config.verbose), flush=True)
         seconds = config.training.checkpoint_seconds
         checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
-        compiled = Compiled(
-            config.training,
-            potential,
-            dataset.force_rms,
-            params,
-            devices,
-            sequence="off" if config.profile and config.sequence == "auto" else config.sequence,
-            log=sequence_report if config.verbose else None,
-        )
-        fit = Fit(
-            config.training,
-            compiled,
-            batchers,
-            Limits(len(batchers[0]), config.steps, config.epochs, config.max_minutes),
-            folder,
-            checkpoints,
-            devices,
-            profiled=config.profile,
-            pretrained=start is not None,
-            callbacks=callbacks,
-        )
+        compiled = Compiled(config, potential, dataset.force_rms, params, devices)
+        known = {"pretrained": start is not None, "callbacks": callbacks}
+        fit = Fit(config, compiled, batchers, folder, checkpoints, devices, **known)
         for callback in callbacks:
             callback.on_start(folder.path, metadata["config"])
         ended, finishes = False, True

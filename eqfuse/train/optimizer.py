@@ -8,11 +8,11 @@ import optax
 
 from eqfuse.train.flat import Flat
 from eqfuse.train.muon import muon, place
-from eqfuse.train.schedule import OptimizerSettings
+from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.schema import ConfigError
 
 
-def make_optimizer(settings: OptimizerSettings, flat: Flat, decays) -> optax.GradientTransformation:
+def make_optimizer(settings: MoleculeTraining, flat: Flat, decays) -> optax.GradientTransformation:
     """Return gradient to update, for a learning rate of one: clipping, then the optimizer.
 
     Args:
@@ -100,7 +100,7 @@ def trained_of(params, freeze: str | None):
     return mask
 
 
-def flat_training(settings: OptimizerSettings, params) -> tuple[Flat, optax.GradientTransformation]:
+def flat_training(settings: MoleculeTraining, params) -> tuple[Flat, optax.GradientTransformation]:
     """Return how the parameters lie in one array, and the optimizer of that array."""
     flat = Flat.of(params, place)
     optimizer = make_optimizer(settings, flat, flat.flatten(decays_of(params)))

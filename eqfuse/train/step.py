@@ -17,7 +17,7 @@ from eqfuse.models import Potential, predict
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.metrics import Loss, error_sums
 from eqfuse.train.optimizer import flat_training
-from eqfuse.train.schedule import MoleculeTraining
+from eqfuse.train.settings.config import Config, RunSettings
 
 
 @flax.struct.dataclass
@@ -87,30 +87,34 @@ def apply_gradient(
     return TrainState(params, average, optimizer_state, state.step + 1)
 
 
-def compiled_step(step: Callable, sequence: str, log: Callable[[str], None] | None = None):
+def compiled_step(
+    step: Callable, config: RunSettings, single: bool = True, *, reports: bool = False
+):
     """Return a compiled training step: one native call, or as it is written.
 
     Args:
-      step: of arrays, on one device; with several, or to be profiled, `sequence` is "off".
-      sequence: "off", "on", or "auto": on where `ops.sequence` expects a gain.
-      log: called with a line about each choice, once, when it is traced; None for no lines.
+      step: of arrays.
+      config: of the run, whose `sequence` is "off", "on", or "auto": on where `ops.sequence`
+        expects a gain, but not for a run that is profiled, where the parts of a step are measured.
+      single: whether there is one device.
+      reports: whether its choice is printed when it is traced, if the run is verbose.
     """
-    if sequence == "off":
+    mode = config.sequence
+    if not single or mode == "off" or (mode == "auto" and config.profile):
         return jax.jit(step)
-    most = {"most": math.inf} if sequence == "on" else {}
-    return ops.sequence(step, report=log or False, **most)
+    report = reports and config.verbose and (lambda text: print(f"sequence   {text}", flush=True))
+    return ops.sequence(step, report=report, **({"most": math.inf} if mode == "on" else {}))
 
 
 class Compiled:
     """The compiled step and errors of a potential, whose parameters are one array.
 
     Args:
-      settings: of the training.
+      config: of the run.
       potential: what is trained.
       force_scale: eV/Å, see `Loss`.
       params: initial parameters, or those of a trained network (`start_from=`).
       devices: which share every batch.
-      sequence, log: see `compiled_step`.
     Attributes:
       losses: of the first and the second stage.
       device_losses: the same on the devices.
@@ -121,15 +125,13 @@ class Compiled:
 
     def __init__(
         self,
-        settings: MoleculeTraining,
+        config: Config,
         potential: Potential,
         force_scale: float,
         params,
         devices: Devices,
-        *,
-        sequence: str,
-        log: Callable[[str], None] | None,
     ):
+        settings = config.training
         loss = Loss.of(settings, force_scale)
         self.losses = loss, dataclasses.replace(loss, energy=settings.second_energy_weight)
         self.device_losses = devices.replicated(jax.tree.map(jnp.asarray, self.losses))
@@ -153,9 +155,9 @@ class Compiled:
             value = jnp.where(jnp.isfinite(optax.tree.norm(gradient)), value, jnp.nan)
             return apply_gradient(state, gradient, learning_rate, optimizer, decay), value, sums
 
-        sequence = sequence if devices.count == 1 else "off"
-        self.step = compiled_step(step, sequence, log)
-        self.errors = compiled_step(errors, sequence)
+        single = devices.count == 1
+        self.step = compiled_step(step, config, single, reports=True)
+        self.errors = compiled_step(errors, config, single)
 
     def initial(self) -> TrainState:
         """Return the state before the first step."""

@@ -12,12 +12,11 @@ import optax
 from eqfuse import data, models
 from eqfuse.data.tetris import SHAPE_NAMES
 from eqfuse.graph import Graph
-from eqfuse.train.device.parallel import Devices
 from eqfuse.train.device.profiling import profile
 from eqfuse.train.flat import Flat
 from eqfuse.train.run.checkpoint import Checkpoints
 from eqfuse.train.run.folder import RunFolder
-from eqfuse.train.run.report import backend_report, network_report, sequence_report
+from eqfuse.train.run.report import backend_report, network_report
 from eqfuse.train.run.stopping import Interrupted, StopRequest, TrainingFailed
 from eqfuse.train.settings.options import to_yaml
 from eqfuse.train.settings.schema import ConfigError
@@ -30,26 +29,47 @@ ROTATION_TOLERANCE = 1e-5
 MIRROR_CLASS = np.array([1, 0, 2, 3, 4, 5, 6, 7])
 
 
-@dataclasses.dataclass(frozen=True)
-class Demonstration:
-    """The predictions of a trained network for shapes that it has not seen.
+def run(config: TetrisConfig, _) -> None:
+    """Train and demonstrate; print as it goes.
 
-    Attributes:
-      rotated_accuracy: fraction of randomly rotated shapes that are classified right.
-      rotation_error: largest difference of a logit from that of the shape not rotated, as a
-        fraction of the largest logit.
-      mirrored: [8] predicted class of each mirrored shape.
+    Raises:
+      ConfigError: a network that cannot distinguish the shapes.
+      TrainingFailed: 100% not reached, or the demonstration does not hold.
+      Interrupted: by Ctrl-C; the checkpoint is written.
     """
-
-    rotated_accuracy: float
-    rotation_error: float
-    mirrored: np.ndarray
-
-    @property
-    def holds(self) -> bool:
-        """Return whether rotations change nothing, and a mirror swaps the chiral shapes only."""
-        rotated = self.rotated_accuracy == 1.0 and self.rotation_error <= ROTATION_TOLERANCE
-        return rotated and bool((self.mirrored == MIRROR_CLASS).all())
+    start = time.monotonic()
+    graph, labels = data.tetris(config.data.radius)
+    graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
+    fields = {"irreps_out": "0o+7x0e"}
+    if config.model.name != "tetris":
+        fields |= {"num_species": 1}
+        fields |= config.model.model_fields(graph.edges.num_edges / graph.species.shape[0])
+    module = models.build(config.model.name, **fields, backend=config.backend)
+    _check_reach(module)
+    params = initial_parameters(module, config.seed, graph, config.dtype)
+    folder = RunFolder(config.run, to_yaml(config), f"{config.model.name}_tetris")
+    with contextlib.closing(folder):
+        print(
+            f"data       8 Tetris shapes, {len(graph.species)} nodes, {graph.edges.num_edges} edges"
+        )
+        print(f"backend    {backend_report(config.backend, config.dtype)}")
+        print(f"run        {folder.path}")
+        print(network_report(module, params, graph, config.verbose), flush=True)
+        metadata = {
+            "config": dataclasses.asdict(config),
+            "model": config.model.name,
+            "model_fields": fields,
+            "irreps": [str(irreps) for irreps in module.layer_irreps()],
+            "potential": None,
+            "task": "tetris",
+        }
+        params = _train(config, module, params, graph, labels, folder, metadata)
+        rotations = config.training.rotations
+        shown = demonstrate(module, params, graph, labels, rotations=rotations, seed=config.seed)
+        print(f"\n{rotations} random rotations: {shown}")
+        if not shown.holds:
+            raise TrainingFailed("the trained network is not equivariant to the tolerance above")
+        print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
 
 
 def _check_reach(module) -> None:
@@ -107,92 +127,11 @@ def training_step(module, flat: Flat, labels, *, lr: float):
     return step, optimizer
 
 
-def demonstrate(module, params, graph: Graph, labels, *, rotations: int, seed: int):
-    """Predict the shapes, rotated and mirrored, with the trained network.
-
-    Args:
-      rotations: how many random rotations.
-      seed: of the rotations.
-    Returns:
-      `Demonstration`.
-    """
-
-    @jax.jit
-    def logits_at(params, positions):
-        return logits(module, params, dataclasses.replace(graph, positions=positions))
-
-    def moved(matrix):
-        # Rotated in float64: the matrix is orthogonal to well below what the network resolves.
-        positions = graph.positions.astype(np.float64) @ matrix.T
-        return np.asarray(logits_at(params, positions.astype(graph.positions.dtype)))
-
-    rng = np.random.default_rng(seed)
-    reference = moved(np.eye(3))
-    rotated = np.stack([moved(_random_rotation(rng)) for _ in range(rotations)])
-    return Demonstration(
-        rotated_accuracy=float((rotated.argmax(-1) == labels).mean()),
-        rotation_error=float(np.abs(rotated - reference).max() / np.abs(reference).max()),
-        mirrored=moved(np.diag([-1, 1, 1])).argmax(-1),
-    )
-
-
-def _random_rotation(rng: np.random.Generator) -> np.ndarray:
-    """Return [3, 3] float64, uniform over rotations (Mezzadri 2007)."""
-    q, r = np.linalg.qr(rng.normal(size=(3, 3)))
-    q = q * np.sign(np.diag(r))
-    return q * np.linalg.det(q)
-
-
-def run(config: TetrisConfig, devices: Devices) -> None:
-    """Train and demonstrate; print as it goes.
-
-    Raises:
-      ConfigError: a network that cannot distinguish the shapes.
-      TrainingFailed: 100% not reached, or the demonstration does not hold.
-      Interrupted: by Ctrl-C; the checkpoint is written.
-    """
-    del devices  # the eight shapes are one small batch
-    start = time.monotonic()
-    graph, labels = data.tetris(config.data.radius)
-    graph = jax.tree.map(lambda a: a.astype(config.dtype) if a.dtype == np.float32 else a, graph)
-    fields = {"irreps_out": "0o+7x0e"}
-    if config.model.name != "tetris":
-        fields |= {"num_species": 1}
-        fields |= config.model.model_fields(graph.edges.num_edges / graph.species.shape[0])
-    module = models.build(config.model.name, **fields, backend=config.backend)
-    _check_reach(module)
-    params = initial_parameters(module, config.seed, graph, config.dtype)
-    folder = RunFolder(config.run, to_yaml(config), f"{config.model.name}_tetris")
-    with contextlib.closing(folder):
-        print(
-            f"data       8 Tetris shapes, {len(graph.species)} nodes, {graph.edges.num_edges} edges"
-        )
-        print(f"backend    {backend_report(config.backend, config.dtype)}")
-        print(f"run        {folder.path}")
-        print(network_report(module, params, graph, config.verbose), flush=True)
-        metadata = {
-            "config": dataclasses.asdict(config),
-            "model": config.model.name,
-            "model_fields": fields,
-            "irreps": [str(irreps) for irreps in module.layer_irreps()],
-            "potential": None,
-            "task": "tetris",
-        }
-        params = _train(config, module, params, graph, labels, folder, metadata)
-        rotations = config.training.rotations
-        shown = demonstrate(module, params, graph, labels, rotations=rotations, seed=config.seed)
-        _report(shown, rotations)
-        if not shown.holds:
-            raise TrainingFailed("the trained network is not equivariant to the tolerance above")
-        print(f"done in {time.monotonic() - start:.1f} s; parameters in {folder.path}")
-
-
 def _train(config: TetrisConfig, module, params, graph, labels, folder: RunFolder, metadata: dict):
-    """Train until the accuracy is 100%; return the parameters, which are in a checkpoint too."""
+    """Train until the accuracy is 100%; return the parameters, which are in checkpoints too."""
     flat, limit = Flat.of(params), config.steps or DEFAULT_STEPS
     step, optimizer = training_step(module, flat, labels, lr=config.training.lr)
-    sequence = "off" if config.profile and config.sequence == "auto" else config.sequence
-    step = compiled_step(step, sequence, sequence_report if config.verbose else None)
+    step = compiled_step(step, config, reports=True)
     params = flat.flatten(params)
     state = optimizer.init(params)
     if config.profile:
@@ -228,15 +167,70 @@ def _train(config: TetrisConfig, module, params, graph, labels, folder: RunFolde
     return params
 
 
-def _report(shown: Demonstration, rotations: int):
-    print(
-        f"\n{rotations} random rotations: accuracy {shown.rotated_accuracy:.0%}, largest relative "
-        f"difference of a logit {shown.rotation_error:.1e} (at most {ROTATION_TOLERANCE:.0e})"
+@dataclasses.dataclass(frozen=True)
+class Demonstration:
+    """The predictions of a trained network for shapes that it has not seen.
+
+    Attributes:
+      rotated_accuracy: fraction of randomly rotated shapes that are classified right.
+      rotation_error: largest difference of a logit from that of the shape not rotated, as a
+        fraction of the largest logit.
+      mirrored: [8] predicted class of each mirrored shape.
+    """
+
+    rotated_accuracy: float
+    rotation_error: float
+    mirrored: np.ndarray
+
+    @property
+    def holds(self) -> bool:
+        """Return whether rotations change nothing, and a mirror swaps the chiral shapes only."""
+        rotated = self.rotated_accuracy == 1.0 and self.rotation_error <= ROTATION_TOLERANCE
+        return rotated and bool((self.mirrored == MIRROR_CLASS).all())
+
+    def __str__(self) -> str:
+        lines = [
+            f"accuracy {self.rotated_accuracy:.0%}, largest relative difference of a logit "
+            f"{self.rotation_error:.1e} (at most {ROTATION_TOLERANCE:.0e})"
+        ]
+        for shape, (predicted, expected) in enumerate(
+            zip(self.mirrored, MIRROR_CLASS, strict=True)
+        ):
+            wrong = "" if predicted == expected else f"  WRONG, expected {SHAPE_NAMES[expected]}"
+            if not predicted == expected == shape:
+                lines.append(
+                    f"mirrored {SHAPE_NAMES[shape]} is predicted to be {SHAPE_NAMES[predicted]}"
+                    f"{wrong}"
+                )
+        if (self.mirrored[2:] == MIRROR_CLASS[2:]).all():
+            lines.append("the other mirrored shapes keep their class")
+        return "\n".join(lines)
+
+
+def demonstrate(module, params, graph: Graph, labels, *, rotations: int, seed: int):
+    """Return the `Demonstration` of a trained network, with as many random rotations for a seed."""
+
+    @jax.jit
+    def logits_at(params, positions):
+        return logits(module, params, dataclasses.replace(graph, positions=positions))
+
+    def moved(matrix):
+        # Rotated in float64: the matrix is orthogonal to well below what the network resolves.
+        positions = graph.positions.astype(np.float64) @ matrix.T
+        return np.asarray(logits_at(params, positions.astype(graph.positions.dtype)))
+
+    rng = np.random.default_rng(seed)
+    reference = moved(np.eye(3))
+    rotated = np.stack([moved(_random_rotation(rng)) for _ in range(rotations)])
+    return Demonstration(
+        rotated_accuracy=float((rotated.argmax(-1) == labels).mean()),
+        rotation_error=float(np.abs(rotated - reference).max() / np.abs(reference).max()),
+        mirrored=moved(np.diag([-1, 1, 1])).argmax(-1),
     )
-    for shape, (predicted, expected) in enumerate(zip(shown.mirrored, MIRROR_CLASS, strict=True)):
-        if predicted == expected == shape:
-            continue
-        wrong = "" if predicted == expected else f"  WRONG, expected {SHAPE_NAMES[expected]}"
-        print(f"mirrored {SHAPE_NAMES[shape]} is predicted to be {SHAPE_NAMES[predicted]}{wrong}")
-    if (shown.mirrored[2:] == MIRROR_CLASS[2:]).all():
-        print("the other mirrored shapes keep their class")
+
+
+def _random_rotation(rng: np.random.Generator) -> np.ndarray:
+    """Return [3, 3] float64, uniform over rotations (Mezzadri 2007)."""
+    q, r = np.linalg.qr(rng.normal(size=(3, 3)))
+    q = q * np.sign(np.diag(r))
+    return q * np.linalg.det(q)

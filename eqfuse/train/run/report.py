@@ -57,11 +57,6 @@ def network_report(module, params, graph: Graph, verbose: bool) -> str:
     return f"network    {name}, {size.strip()}"
 
 
-def sequence_report(choice: str):
-    """Print a line about a step in one native call, with `verbose=true`."""
-    print(f"sequence   {choice}", flush=True)
-
-
 def backend_report(backend: str | None, dtype: str) -> str:
     """Return what runs the ops, which ops something else runs, and the precision of matmuls."""
     apart = "".join(f"; {op} on {name}" for op, name in ops.resolve_apart(backend).items())

@@ -13,6 +13,7 @@ from eqfuse.data import Batcher, Dataset
 from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.samples import species_table
 from eqfuse.data.store import samples_of
+from eqfuse.models.radial_choice import choose
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.labels import labels_not_validated, require_labels, weighted
 from eqfuse.train.loop import Fit
@@ -152,9 +153,11 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
         if config.resume is not None:
             with devices.together(), warnings_printed():
                 resume = interrupted_run(config, params, metadata, folder, writes)
-        if "radial" in metadata:
+        if "radial" in metadata:  # of an earlier version, which chose the knots of its tables
             knots = metadata["radial"]["knots"]
             potential = potential.clone(model=potential.model.clone(radial_knots=knots))
+        elif choose(potential.model, max(s.n_edges for s in batchers[0].shapes)).table:
+            metadata["radial"] = "table"
         print(report(config, dataset, batchers[0], folder, devices))
         batch = devices.part(next(batchers[0].batches(epoch=0)))
         print(network_report(potential, params, batch.graph, config.verbose), flush=True)

@@ -21,9 +21,6 @@ from eqfuse.train.run.files import (
     write_whole,
 )
 
-_GONE = {"radial_accuracy"}
-"""Fields of the models of earlier runs that decided nothing of what they compute."""
-
 
 class DamagedCheckpointWarning(UserWarning):
     """The newest checkpoint is damaged or missing, and the one before it was read."""
@@ -237,9 +234,12 @@ def _state(path: Path, arrays: dict[str, np.ndarray], like):
 
 def module_of(metadata: dict, backend: str | None):
     """Return the network that a checkpoint is of, see `load_run`."""
-    fields = {k: v for k, v in metadata["model_fields"].items() if k not in _GONE}
-    if fields.get("radial_knots") is None and "radial" in metadata:  # chosen by an earlier version
-        fields = {**fields, "radial_knots": metadata["radial"]["knots"]}
+    fields = dict(metadata["model_fields"])
+    fields.pop("radial_accuracy", None)  # earlier versions chose knots by it
+    if fields.get("radial_knots", 0) is None:
+        del fields["radial_knots"]
+    if isinstance(metadata.get("radial"), dict):
+        fields.setdefault("radial_knots", metadata["radial"]["knots"])
     model = models.build(metadata["model"], **fields, backend=backend)
     plain = metadata["potential"]
     return model if plain is None else models.Potential.from_plain(model, plain)

@@ -112,8 +112,8 @@ def interrupted_run(config: Config, params, metadata: dict, folder: RunFolder, w
     ours = metadata["model_fields"]
     defaults = {f.name: f.default for f in dataclasses.fields(models.MODELS[theirs["model"]])}
     theirs["model_fields"] = {name: defaults.get(name) for name in ours} | theirs["model_fields"]
-    same_radial = all(ours[name] == theirs["model_fields"][name] for name in RADIAL)
-    if same_radial and "radial" in theirs:
+    same_radial = all(theirs["model_fields"][name] in (ours[name], None) for name in RADIAL)
+    if same_radial and isinstance(theirs.get("radial"), dict):
         metadata["radial"] = theirs["radial"]  # knots that an earlier version chose
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         both = [_decisive(tree[name]) for tree in (theirs, metadata)]

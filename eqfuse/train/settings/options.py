@@ -28,8 +28,8 @@ SHORTHANDS = {
     "batch_size": "data.batch_size",
     "freeze": "training.freeze",
 }
-_GONE = {"model.radial_accuracy"}
-"""Settings in the config.yaml of earlier runs that changed nothing of what a network computes."""
+_GONE = {"model.radial_accuracy", "model.radial_knots=None"}
+"""Settings in the config.yaml of earlier runs, which chose knots of tables."""
 
 
 def _read_own(name: str) -> dict:
@@ -142,7 +142,7 @@ def flat(plain, path) -> dict:
             values |= {key if n == "name" else f"{key}.{n}": v for n, v in value.items()}
         else:
             values[SHORTHANDS.get(key, key)] = value
-    return {name: value for name, value in values.items() if name not in _GONE}
+    return {k: v for k, v in values.items() if not _GONE & {k, f"{k}={v}"}}
 
 
 def from_plain(plain, path):

@@ -62,14 +62,7 @@ class Position:
 class Fit:
     """Trains a potential; `run` does it.
 
-    Args:
-      config: of the run.
-      compiled: what is trained, and its compiled step.
-      batchers: of the training and the validation samples.
-      folder, checkpoints: where the results go.
-      devices: which share every batch.
-      pretrained: whether the network was trained before; it is validated first, as epoch 0.
-      callbacks: called with every line of metrics.csv.
+    A `pretrained` network is validated first, as epoch 0. Callbacks get every line of metrics.csv.
     """
 
     def __init__(
@@ -94,13 +87,11 @@ class Fit:
         self._compiled_shapes = set()
 
     def run(self, resume: tuple[TrainState, dict] | None = None) -> TrainState:
-        """Train until a limit is reached.
+        """Train until a limit is reached, and return the last state.
 
-        Args:
-          resume: state and position of an interrupted run to continue, as they were offered to
-            the checkpoints; None to begin.
-        Returns:
-          The last state.
+        `resume` is state and position of an interrupted run to continue, as they were offered to
+        the checkpoints.
+
         Raises:
           TrainingFailed: the loss is not finite.
           Interrupted: by a signal, the checkpoint being written.

@@ -15,10 +15,8 @@ from eqfuse.train.settings.schema import ConfigError
 def make_optimizer(settings: MoleculeTraining, flat: Flat, decays) -> optax.GradientTransformation:
     """Return gradient to update, for a learning rate of one: clipping, then the optimizer.
 
-    Args:
-      settings: which, and how.
-      flat: how the parameters lie in the array that is optimized.
-      decays: array like that one, of 1 where weight decay acts on the parameters and 0 elsewhere.
+    `decays` is 1 where weight decay acts on the parameters, which lie as `flat` says, else 0.
+
     References: Kingma and Ba 2015; Reddi et al. 2018 (AMSGrad); Loshchilov and Hutter 2019 (AdamW);
       for Muon see `eqfuse.train.muon`.
     """
@@ -72,10 +70,9 @@ def decays_of(params):
 def trained_of(params, freeze: str | None):
     """Return 1 for parameters that are trained, and 0 for those that are frozen.
 
-    Args:
-      params: variables of a potential.
-      freeze: names of parameters or of the modules above them, as in `params["params"]["model"]`,
-        with a slash between; `*` stands for anything; several with commas.
+    `freeze` has names of parameters or of the modules above them, as in
+    `params["params"]["model"]`, with a slash between; `*` stands for anything; several with commas.
+
     Raises:
       ConfigError: a name that matches none, or no parameter left.
     """

@@ -235,12 +235,7 @@ def of_elements(params: dict, metadata: dict, elements) -> tuple[dict, dict]:
 
 
 def similar(z: int, known) -> int:
-    """Return the known element that is most like another one: of its group, then near in number.
-
-    Args:
-      z: atomic number of the other one.
-      known: atomic numbers.
-    """
+    """Return the known element that is most like another one: of its group, then near in number."""
     return min(known, key=lambda other: (_group(other) != _group(z), abs(other - z), other))
 
 

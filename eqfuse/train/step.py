@@ -43,14 +43,7 @@ def init_state(params, optimizer: optax.GradientTransformation) -> TrainState:
 
 
 def initial_parameters(module, seed: int, graph: Graph, dtype: str) -> dict:
-    """Return the variables of a network for a seed.
-
-    Args:
-      module: a network of `eqfuse.models` or a `Potential`.
-      seed: of the random numbers.
-      graph: any one of the data's.
-      dtype: of the parameters.
-    """
+    """Return the variables of a network for a seed, given any graph of the data."""
     # A program of random numbers that runs once: optimised, XLA takes three times longer to
     # compile it for a CPU than the training step.
     on_cpu = jax.default_backend() == "cpu"
@@ -70,12 +63,8 @@ def apply_gradient(
 ) -> TrainState:
     """Return the state after an update of the parameters and of their average.
 
-    Args:
-      state: before the step.
-      gradient: of the parameters.
-      learning_rate: scalar, which multiplies the update of the optimizer.
-      optimizer: gradient to update, for a learning rate of one.
-      decay: scalar, the part of the average that stays, see `average_decay`.
+    The learning rate multiplies the update of the optimizer; `decay` is the part of the average
+    that stays, see `average_decay`.
     """
     update, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
     params = jax.tree.map(
@@ -92,12 +81,9 @@ def compiled_step(
 ):
     """Return a compiled training step: one native call, or as it is written.
 
-    Args:
-      step: of arrays.
-      config: of the run, whose `sequence` is "off", "on", or "auto": on where `ops.sequence`
-        expects a gain, but not for a run that is profiled, where the parts of a step are measured.
-      single: whether there is one device.
-      reports: whether its choice is printed when it is traced, if the run is verbose.
+    One call, on a `single` device, where `sequence` is "on", or "auto" and `ops.sequence` expects
+    a gain; but not for a run that is profiled, where the parts of a step are measured. If it
+    `reports` and the run is verbose, its choice is printed when it is traced.
     """
     mode = config.sequence
     if not single or mode == "off" or (mode == "auto" and config.profile):

@@ -117,12 +117,6 @@ def test_networks_that_cannot_tell_a_shape_from_its_mirror_image_are_refused(
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_fails(tmp_path, capsys):
-    assert main(["model=tetris", "lr=1e30", f"run={tmp_path / 'run'}"]) == 1
-    assert "smaller lr=" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_float64(tmp_path):
     folder = tmp_path / "run"
     assert main(["model=tetris", "dtype=float64", f"run={folder}"]) == 0

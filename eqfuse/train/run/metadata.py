@@ -25,13 +25,7 @@ UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
 
 def run_metadata(config: Config, dataset: Dataset, potential, fields: dict) -> dict:
-    """Return plain values, from which the network can be made and the run recognised.
-
-    Args:
-      config: of the run.
-      dataset: that it trains on.
-      potential, fields: its network, and the fields of its model as plain values.
-    """
+    """Return plain values, from which the network can be made and the run recognised."""
     return {
         "task": "molecule",
         "config": dataclasses.asdict(config),
@@ -69,16 +63,11 @@ def _fingerprint(dataset: Dataset) -> str:
 
 
 def kept_references(run: str | Path, species) -> dict[int, float] | None:
-    """Return the reference energies of a run that is resumed, for data of these species.
+    """Return the reference energies, eV by atomic number, of a run that is resumed.
 
     Least squares have other last digits with another version of NumPy, and the energies of the
-    samples with them; with the references of the run, its data are the same.
-
-    Args:
-      run: its folder.
-      species: atomic numbers.
-    Returns:
-      eV by atomic number; None where the run is of others, or has no checkpoint that can be read.
+    samples with them; with the references of the run, its data are the same. None where the run is
+    of other species, or has no checkpoint that can be read.
     """
     try:
         metadata = read_file(Path(run) / "checkpoints" / FILES["last"][0], only_metadata=True)[1]
@@ -89,15 +78,12 @@ def kept_references(run: str | Path, species) -> dict[int, float] | None:
 
 
 def interrupted_run(config: Config, params, metadata: dict, folder: RunFolder, writes: bool):
-    """Return state and position of the run in the folder.
+    """Return state and position of the run in the folder, or None before its first checkpoint.
 
     Args:
       config: of the run that goes on.
       params, metadata: of the run as it would begin now, see `run_metadata`.
-      folder: of the run.
-      writes: whether this process sets damaged checkpoints aside.
-    Returns:
-      (`TrainState`, dict); None if the run ended before its first checkpoint.
+      folder: of the run; damaged checkpoints are set aside if this process `writes`.
     Raises:
       CheckpointError: no readable checkpoint, or one of another model.
       ConfigError: other settings or other data than those of the checkpoint.

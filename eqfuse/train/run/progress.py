@@ -123,12 +123,7 @@ class Progress:
         self.heartbeat(f"epoch {self._epoch}, batch {self._done} of {self._steps}, loss {loss:.4g}")
 
     def end_epoch(self, row: dict, left: float):
-        """Print the line of a validation.
-
-        Args:
-          row: its line of metrics.csv.
-          left: estimated time left, s; not finite if it is not known.
-        """
+        """Print the line of a validation, of metrics.csv, and the estimated time left, s."""
         stress = ()
         if self._stress:
             names = ("val_stress_mae_mev_per_a3", "val_stress_rmse_mev_per_a3")

@@ -17,14 +17,7 @@ from eqfuse.train.sources import AVERAGE, FIT, described
 def report(
     config: Config, dataset: Dataset, batcher: Batcher, folder: RunFolder, devices: Devices
 ) -> str:
-    """Return what is about to be trained, on one screen.
-
-    Args:
-      config: of the run.
-      dataset, batcher: that it trains on, and the batches of it.
-      folder: where the results go.
-      devices: which share every batch.
-    """
+    """Return what is about to be trained, on one screen."""
     settings, path = config.data, getattr(config.data, "path", None)
     references = ", ".join(
         f"{chemical_symbols[z]} {dataset.references[z]:.4f}" for z in dataset.species

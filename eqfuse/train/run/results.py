@@ -47,14 +47,9 @@ def write_results(
 ) -> list[dict]:
     """Write errors.csv, plots and report.html of a run that has ended an epoch; print the errors.
 
-    What cannot be written is a warning: the training is done.
+    What cannot be written is a warning: the training is done. A run that was interrupted, which has
+    not `ended`, is evaluated on validation frames only.
 
-    Args:
-      folder: of the run.
-      potential: its network.
-      dataset: with the test samples, if any.
-      batch_size, dtype: of the batches.
-      ended: whether the run is at its end; interrupted, it is evaluated on validation frames only.
     Returns:
       the rows of errors.csv, see `error_table`, each with its set; [] where there are none.
     """
@@ -126,9 +121,7 @@ def _with_numbers(sample: Sample, species: Sequence[int]) -> SimpleNamespace:
 def _pairs(samples: Sequence[Sample], predicted: Sequence[SimpleNamespace]) -> dict:
     """Return the (reference, predicted) values of each label, where the reference is known.
 
-    Returns:
-      energies per atom [n] eV/atom, forces [n_atoms, 3] eV/Å, stress [n, 3, 3] eV/Å^3; () for a
-      label that no sample has.
+    Energies are per atom [n] eV/atom, forces [n_atoms, 3] eV/Å, stress [n, 3, 3] eV/Å^3.
     """
     pairs = {}
     for name, title in zip(LABELS, ("energies", "forces", "stress"), strict=True):
@@ -187,14 +180,7 @@ _PICTURES = {
 
 
 def _page(folder: Path, metadata: dict, rows: list[dict], ended: bool) -> str:
-    """Return the page of a run as HTML, in one file that needs nothing else.
-
-    Args:
-      folder: of the run, with its pictures.
-      metadata: of the checkpoint of its best network.
-      rows: of errors.csv.
-      ended: whether the run is at its end, or was interrupted.
-    """
+    """Return the page of a run as HTML, in one file that needs nothing else."""
     name = html.escape(folder.name)
     what = "" if ended else " The run was interrupted: the test frames are not evaluated."
     criterion = metadata["config"]["training"].get("best", "loss").replace("_", " ")

@@ -23,11 +23,8 @@ TUNING_LR = {"muon": 0.003, "adam": 0.001, "adamw": 0.001, "amsgrad": 0.001}
 def resumed_config(arguments: list[str]) -> Config | None:
     """Return the configuration that `resume=FOLDER` asks for; None if it is not given.
 
-    Args:
-      arguments: settings such as "resume=runs/first", "epochs=200".
     Raises:
-      ConfigError: no run in the folder, a converted network, or settings besides that cannot
-        change.
+      ConfigError: no run in the folder, a converted network, or settings that cannot change.
     """
     given = dict(argument.partition("=")[::2] for argument in arguments)
     if given.get("resume", "null") == "null":
@@ -60,8 +57,6 @@ def _with_radial(model: PotentialSettings, other: PotentialSettings, given) -> P
 def started_config(arguments: list[str]) -> Config | None:
     """Return the configuration that `start_from=` asks for; None if it is not given.
 
-    Args:
-      arguments: settings such as "start_from=runs/first", "lr=0.001".
     Raises:
       ConfigError: no network of energies and forces there, or settings of the network besides.
     """

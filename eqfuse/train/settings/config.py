@@ -44,11 +44,7 @@ class NetworkSettings:
         require(not both, "model.species_linear", "true", need)
 
     def model_fields(self, avg_num_neighbors: float) -> dict:
-        """Return the fields of the module.
-
-        Args:
-          avg_num_neighbors: of the data, where none is given.
-        """
+        """Return the fields of the module; neighbours are those of the data, if not given."""
         others = {"name", *(f.name for f in dataclasses.fields(PotentialSettings))}
         fields = {k: v for k, v in dataclasses.asdict(self).items() if k not in others}
         return fields | {"avg_num_neighbors": self.avg_num_neighbors or avg_num_neighbors}

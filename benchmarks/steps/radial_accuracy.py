@@ -23,9 +23,9 @@ import numpy as np
 from eqfuse import models
 from eqfuse.data import Shape, collate
 from eqfuse.train import load_run
-from eqfuse.train.step import initial_parameters
 from eqfuse.train.molecule import build_potential, load_dataset
 from eqfuse.train.settings.options import PRESETS, parse
+from eqfuse.train.step import initial_parameters
 
 BOX = 30.0
 """Edge of the cell of a molecule, Å, whose stress is compared, too."""

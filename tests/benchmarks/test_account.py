@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.launches.account import NOT_SCHEDULED, account, table
-from eqfuse.bench.record import ParityError
 from benchmarks.launches.hlo import NOT_ATTRIBUTED
+from eqfuse.bench.record import ParityError
 
 STEP = """HloModule jit_step, is_scheduled=true
 

@@ -19,7 +19,7 @@ from benchmarks import launches
 from benchmarks.predictions import steps
 from benchmarks.predictions.devices import DEVICES
 from eqfuse.bench.steps import MODELS, potential_of, shapes_of, shapes_of_batch
-from eqfuse.train import matrices, muon, step
+from eqfuse.train import muon, step
 from eqfuse.train.flat import Flat
 
 SIDES = ("Adam", "Muon", "Muon of optax")
@@ -47,9 +47,8 @@ def of_optax(flat: Flat) -> optax.GradientTransformation:
 
 def update_of(name: str, side: str):
     """Return the update of a network's parameters, and the shapes of its arguments."""
-    flat = Flat.of(
-        shapes_of(potential_of(name, "xla"), shapes_of_batch(135, 2_700)), matrices.place
-    )
+    shapes = shapes_of(potential_of(name, "xla"), shapes_of_batch(135, 2_700))
+    flat = Flat.of(shapes, muon.place)
     found = {
         "Adam": lambda: optax.chain(optax.scale_by_adam(), optax.scale(-1.0)),
         "Muon": lambda: muon.muon(flat, muon.SPARED),

@@ -15,13 +15,13 @@ from eqfuse.convert.nequip import read_nequip
 from eqfuse.convert.nequix import read_nequix
 from eqfuse.convert.sevennet import read_sevennet, sevennet_file
 from eqfuse.data import Shape, collate
-from eqfuse.train.file_sources import ExtxyzData
+from eqfuse.train.run.checkpoint import Checkpoints
+from eqfuse.train.run.folder import RunFolder
 from eqfuse.train.run.metadata import UNITS
-from eqfuse.train.run.runs import RunFolder
-from eqfuse.train.run.saving import Checkpoints
 from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings.config import GROUPS, Config
+from eqfuse.train.settings.config import RUNS, Config
 from eqfuse.train.settings.options import to_yaml
+from eqfuse.train.sources import ExtxyzData
 
 READERS = {
     "mace": read_mace,
@@ -181,7 +181,7 @@ def check_shapes(converted: Converted):
 
 def _config(path: Path, run: str, converted: Converted) -> Config:
     """Return the settings of the run, whose data file is the file that was converted."""
-    settings = GROUPS["model"][converted.model]
+    settings = RUNS.groups["model"][converted.model]
     names = {f.name for f in dataclasses.fields(settings)}
     fields = {name: v for name, v in converted.fields.items() if name in names}
     return Config(

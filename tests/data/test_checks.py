@@ -246,7 +246,7 @@ def test_test_frames_that_are_trained_on_or_validate(ethanol, rng, tmp_path, cap
     files += [f"data.{name}={tmp_path}/{name}.xyz" for name in ("val", "test")]
     files += ["data.reference_energies={H: 0, C: 0, O: 0}", "cutoff=4"]
     config = parse(files)
-    load_dataset(config.data, config.training, config.model.cutoff, config.seed)
+    load_dataset(config)
     shown = capsys.readouterr().err
     for kind, of in (("training", ("train", 0, 2)), ("validation", ("val", 0, 4))):
         file, frame, copy = of
@@ -254,7 +254,7 @@ def test_test_frames_that_are_trained_on_or_validate(ethanol, rng, tmp_path, cap
         assert f"{file}.xyz, frame {frame} and {tmp_path}/test.xyz, frame {copy}" in shown
     strict = parse([*files, "data.check=strict"])
     with pytest.raises(DataError, match=r"data\.check=strict refuses data with 2 problems"):
-        load_dataset(strict.data, strict.training, strict.model.cutoff, strict.seed)
+        load_dataset(strict)
 
 
 def test_outliers_name_frame_and_atom(ethanol):
@@ -307,7 +307,7 @@ def test_problems_are_warnings_or_refused(water, tmp_path, capsys):
     seen = {}
     for check in ("warn", "off"):
         config = parse([*settings, f"data.check={check}"])
-        load_dataset(config.data, config.training, config.model.cutoff, config.seed)
+        load_dataset(config)
         seen[check] = capsys.readouterr().err
     assert f"warning: forces are exactly zero in 1 of 20 frames ({tmp_path}" in seen["warn"]
     assert seen["off"] == ""

@@ -10,10 +10,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from eqfuse.train.file_sources import ExtxyzData
 from eqfuse.train.main import main
 from eqfuse.train.schedule import MoleculeTraining
-from eqfuse.train.settings.config import GROUPS, SHORTHANDS, Config
+from eqfuse.train.settings.config import RUNS, Config
+from eqfuse.train.settings.options import SHORTHANDS
+from eqfuse.train.sources import ExtxyzData
 from tests.fuzz import samples
 from tests.fuzz.checks import FailureError, check_no_traceback, check_refusal, run_command
 
@@ -47,7 +48,7 @@ def _names() -> list[str]:
     """Every setting of this training, by its full name or its short one."""
     groups = {
         "": Config,
-        "model.": GROUPS["model"]["nequip"],
+        "model.": RUNS.groups["model"]["nequip"],
         "data.": ExtxyzData,
         "training.": MoleculeTraining,
     }

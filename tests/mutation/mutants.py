@@ -297,8 +297,8 @@ MUTANTS = (
     Mutant(
         "state of the optimiser not restored",
         f"{TRAINING}/loop.py",
-        "state, at = resume[0], Position.of(resume[1])",
-        "state, at = resume[0].replace(optimizer=state.optimizer), Position.of(resume[1])",
+        "state, at = resume[0], Position(**resume[1])",
+        "state, at = resume[0].replace(optimizer=state.optimizer), Position(**resume[1])",
         ("tests/train/run/test_resume.py::test_an_interrupted_run_ends_like_one_that_was_not",),
     ),
     Mutant(

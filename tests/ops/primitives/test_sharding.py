@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from eqfuse import ops
 from benchmarks.launches import H100
+from eqfuse import ops
 from tests.ops import tiers
 
 HERE = pathlib.Path(__file__).parent

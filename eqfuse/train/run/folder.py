@@ -1,4 +1,4 @@
-"""The folder of a run: configuration, metrics, checkpoints."""
+"""The folder of a run: its settings, its metrics, its lock."""
 
 import contextlib
 import csv
@@ -26,32 +26,27 @@ class RunFolder:
       name: what is trained, and on what.
       writes: whether this process makes and writes the folder; another one does it otherwise.
     Attributes:
-      path: the folder.
-      resumed: whether it is that of a run to go on with.
+      path, checkpoints, metrics, profile: the folder, and what is in it.
     Raises:
       ConfigError: the folder exists already (nothing is ever overwritten), cannot be made, or
         another process trains in it.
     """
 
     def __init__(
-        self,
-        run: str | Path | None,
-        settings: str | None,
-        name: str = "run",
-        writes: bool = True,
+        self, run: str | Path | None, settings: str | None, name: str = "run", writes: bool = True
     ):
-        self._writes = writes
-        self._columns = None
-        self.resumed = settings is None
+        self._columns, self._lock = None, None
+        self.path = Path(run or "the folder of the run")
+        if writes and settings is not None:
+            self.path = _make(run, name)
+        self.checkpoints, self.metrics, self.profile = (
+            self.path / name for name in ("checkpoints", "metrics.csv", "profile")
+        )
         if not writes:
-            self.path = Path(run or "the folder of the run")
             return
-        if self.resumed:
-            self.path = Path(run)
-            self._lock = _lock(self.path)
-            return
-        self.path = self._make(run, name)
         self._lock = _lock(self.path)
+        if settings is None:
+            return
         try:
             write_whole(self.path / "config.yaml", f"# eqfuse {__version__}\n{settings}")
         except OSError as error:
@@ -59,37 +54,9 @@ class RunFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             raise ConfigError(f"run={self.path} cannot be made: {error.strerror}") from error
 
-    def _make(self, run: str | Path | None, name: str) -> Path:
-        while True:
-            path = new_folder(run, name)
-            try:
-                path.mkdir(parents=True)
-                return path
-            except FileExistsError:  # another run of this second was faster
-                continue
-            except OSError as error:
-                raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def profile(self) -> Path:
-        """Return a new folder for the trace of `profile=true`."""
-        name, count = "profile", 1
-        while (self.path / name).exists():
-            count += 1
-            name = f"profile_{count}"
-        return self.path / name
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.csv"
-
     def close(self):
         """Unlock the folder."""
-        if self._writes:
+        if self._lock is not None:
             self._lock.close()
 
     def forget_after(self, step: int):
@@ -100,7 +67,7 @@ class RunFolder:
         Raises:
           TrainingFailed: it cannot be rewritten or renamed.
         """
-        if not self._writes or not os.path.lexists(self.metrics):
+        if self._lock is None or not os.path.lexists(self.metrics):
             return
         try:
             columns, rows = read_log(self.metrics)
@@ -124,34 +91,21 @@ class RunFolder:
             write_whole(self.metrics, text.getvalue())
         self._columns = columns
 
-    def forget(self):
-        """Remove metrics.csv: a run that begins again writes it again.
-
-        Raises:
-          TrainingFailed: it cannot be removed.
-        """
-        if self.metrics.is_dir():
-            self._set_log_aside(ValueError("it is no file"))
-        with self._log_errors():
-            self.metrics.unlink(missing_ok=True)
-
     def log(self, row: dict):
         """Append one line to metrics.csv; the first one decides the columns.
 
         Raises:
           TrainingFailed: it cannot be written.
         """
-        if not self._writes:
+        if self._lock is None:
             return
         if self._columns is not None and set(self._columns) != set(row):
             self._set_log_aside(ValueError("its columns are not those that are written now"))
-        first = self._columns is None
-        if first:
-            self._columns = list(row)
         with self._log_errors(), open(self.metrics, "a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns)
-            if first:
+            writer = csv.DictWriter(file, self._columns or list(row))
+            if self._columns is None:
                 writer.writeheader()
+                self._columns = list(row)
             writer.writerow(row)
             file.flush()
             os.fsync(file.fileno())
@@ -194,34 +148,27 @@ def read_log(path: Path) -> tuple[list[str], list[dict]]:
         raise ValueError("it is no file")
     try:
         text = path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start} is no text") from error
-    except OSError as error:
-        raise ValueError(f"it cannot be read: {error.strerror}") from error
-    if "\0" in text:
-        raise ValueError("it has NUL characters")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is no text: {error}") from error
     ended = text.endswith(("\n", "\r"))
     columns, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
     if not {"epoch", "step"} <= set(columns) and (lines or ended):
         raise ValueError("its first line does not name the columns")
-    whole = [len(line) == len(columns) and all(map(_is_number, line)) for line in lines]
-    if lines and not ended and not whole[-1]:
+    if lines and not ended and not _is_row(columns, lines[-1]):
         lines.pop()
     for number, line in enumerate(lines, start=2):
-        if not whole[number - 2]:
+        if not _is_row(columns, line):
             raise ValueError(f"line {number} is not one of numbers for all columns")
-        for name in ("epoch", "step"):
-            if not line[columns.index(name)].isdecimal():
-                raise ValueError(f"the {name} in line {number} is no whole number")
     return columns, [dict(zip(columns, line, strict=True)) for line in lines]
 
 
-def _is_number(text: str) -> bool:
+def _is_row(columns: list[str], line: list[str]) -> bool:
     try:
-        float(text)
+        numbers = [float(value) for value in line]
     except ValueError:
         return False
-    return True
+    whole = (dict(zip(columns, line, strict=False)).get(name, "") for name in ("epoch", "step"))
+    return len(numbers) == len(columns) and all(map(str.isdecimal, whole))
 
 
 def new_folder(run: str | Path | None, name: str) -> Path:
@@ -244,12 +191,23 @@ def new_folder(run: str | Path | None, name: str) -> Path:
             f"run={path} exists already and is not overwritten; {what}, or name another folder"
         )
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    base = Path("runs") / f"{stamp}_{name}"
-    path, count = base, 1
+    path, count = Path("runs") / f"{stamp}_{name}", 1
     while os.path.lexists(path):
         count += 1
-        path = base.with_name(f"{base.name}_{count}")
+        path = path.with_name(f"{stamp}_{name}_{count}")
     return path
+
+
+def _make(run: str | Path | None, name: str) -> Path:
+    while True:
+        path = new_folder(run, name)
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:  # another run of this second was faster
+            continue
+        except OSError as error:
+            raise ConfigError(f"run={path} cannot be made: {error.strerror}") from error
 
 
 def _lock(folder: Path):

@@ -8,12 +8,11 @@ from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.irreps_matrices import Matrices, named, scaled
 from eqfuse.convert.nequip_layers import Path, after_convolution, gate_columns
 from eqfuse.convert.pickled import Record
-from eqfuse.models.irreps import SCALAR
-from eqfuse.models.nequip_irreps import gated
+from eqfuse.models.irreps import SCALAR, gated
 
 
 def interaction(block: Record, paths: list[Path], irreps_basis, order) -> dict:
-    """Return the parameters of `eqfuse.models.mace_nonlinear.NonlinearBasis`.
+    """Return the parameters of `eqfuse.models.mace_layers.NonlinearBasis`.
 
     Args:
       block: the interaction.

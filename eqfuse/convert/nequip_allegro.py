@@ -10,7 +10,8 @@ from eqfuse.convert.nequip_layers import coupling_factor, dense_layers
 from eqfuse.convert.nequip_package import NequIPPackage, neighbors_of, scalar_matrices
 from eqfuse.convert.nequip_records import refuse
 from eqfuse.convert.pickled import Record
-from eqfuse.models.allegro_irreps import Paths, tensor_paths
+from eqfuse.models import Allegro
+from eqfuse.models.allegro_layers import Paths
 from eqfuse.models.irreps import harmonics
 
 SILU = "SiLU"
@@ -45,7 +46,7 @@ class AllegroPackage(NequIPPackage):
             for product in self.products
         ]
         for parity in (False, True):
-            paths = tensor_paths("0e", layers=len(theirs), lmax=self.sh.lmax, parity=parity)
+            paths = Allegro(layers=len(theirs), lmax=self.sh.lmax, parity=parity).paths()
             if [(set(p.inputs), set(p.products)) for p in paths[:-1]] == theirs:
                 return paths[:-1], parity
         refuse("irreps of the features other than all, or those of natural parity")

@@ -14,8 +14,7 @@ import numpy as np
 from eqfuse.convert.activations import normalized_by
 from eqfuse.convert.errors import ConvertError
 from eqfuse.convert.irreps_matrices import Matrices, named, named_biases
-from eqfuse.models.irreps import SCALAR
-from eqfuse.models.nequip_irreps import gated
+from eqfuse.models.irreps import SCALAR, gated
 
 
 @dataclasses.dataclass(frozen=True)

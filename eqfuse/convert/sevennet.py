@@ -21,8 +21,7 @@ from eqfuse.convert.nequip_layers import (
 )
 from eqfuse.convert.pickled import read_saved, value
 from eqfuse.models import NequIP
-from eqfuse.models.irreps import SCALAR
-from eqfuse.models.nequip_irreps import sphere
+from eqfuse.models.irreps import SCALAR, sphere
 
 _RENAMED = {
     "EdgeEmbedding": "edge_embedding",

@@ -29,8 +29,5 @@ def main(arguments: list[str]) -> int:
         return fail(2, error)
     print(models.summary(module, variables))
     if metadata["potential"] is not None:
-        start = metadata.get("radial")
-        at_start = "" if start is None else f" ({start['error']:.0e} when training began)"
-        kind = module.model.radial
-        print(f"  radial   {kind}; {models.accuracy_of(module, variables)}{at_start}")
+        print(f"  radial   {module.model.radial}, tables of {module.model.radial_knots} knots")
     return 0

@@ -13,6 +13,7 @@ from eqfuse.data import Batcher, Dataset
 from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.samples import species_table
 from eqfuse.data.store import samples_of
+from eqfuse.models.radial_table import choose
 from eqfuse.train.compiled import Compiled
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.initial import initial_parameters
@@ -33,7 +34,7 @@ from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.sources import MoleculeData
 from eqfuse.train.start import Start
 from eqfuse.train.step import TrainState
-from eqfuse.train.tables import check_radial, with_knots
+from eqfuse.train.tables import check_radial
 
 
 def load_dataset(
@@ -183,18 +184,16 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
         folder = RunFolder(config.run, None if config.resume else to_yaml(config), name, writes)
     with contextlib.closing(folder):
         metadata = run_metadata(dataclasses.asdict(config), dataset, potential, fields)
-        resume, trained = None, params
+        resume = None
         if config.resume is not None:
             with devices.together(), warnings_printed():
-                resume, trained = interrupted_run(
+                resume = interrupted_run(
                     config.data, config.training, params, metadata, folder, writes
                 )
         limits = Limits(len(batchers[0]), config.steps, config.epochs, config.max_minutes)
         how = config.data, config.training, config.start_from, config.backend
         print(report(*how, dataset, batchers, limits, folder, devices))
-        potential, accuracy = _with_tables(
-            potential, params, trained, batchers[0], metadata, devices
-        )
+        _print_network(potential, params, batchers[0], metadata, devices)
         seconds = config.training.checkpoint_seconds
         checkpoints = Checkpoints(folder.checkpoints, metadata, seconds, writes=writes)
         how = {"sequence": config.sequence, "profiled": config.profile}
@@ -208,9 +207,6 @@ def run(config: Config, devices: Devices, callbacks: Sequence[Callback] = ()) ->
             callback.on_start(folder.path, metadata["config"])
 
         def finish(state: TrainState | None):
-            if state is not None and accuracy is not None:
-                trained = compiled.average_of(state)()
-                print(f"radial     {models.accuracy_of(potential, trained)}", flush=True)
             if writes:
                 batches = {"batch_size": config.data.batch_size, "dtype": config.dtype}
                 ended = state is not None
@@ -253,22 +249,20 @@ def _batchers(
     ]
 
 
-def _with_tables(potential, params, trained, batcher: Batcher, metadata: dict, devices: Devices):
-    """Print what the network is; return it with its tables of radial functions, see `with_knots`.
+def _print_network(potential, params, batcher: Batcher, metadata: dict, devices: Devices):
+    """Print what the network is; write to the metadata that its largest batch reads tables.
 
     Args:
       potential, params: the network.
-      trained: the parameters that it goes on with.
       batcher: of the training samples.
       metadata: of the checkpoints.
       devices: which share every batch.
     """
     print(models.summary(potential, params))
     batch = devices.part(next(batcher.batches(epoch=0)))
-    largest = max(shape.n_edges for shape in batcher.shapes)
-    potential, accuracy = with_knots(potential, trained, largest, metadata)
     print(models.ops_summary(potential, params, batch.graph))
-    return potential, accuracy
+    if choose(potential.model, max(shape.n_edges for shape in batcher.shapes)).table:
+        metadata["radial"] = "table"
 
 
 def _train(fit: Fit, resume, checkpoints: Checkpoints, finish: Callable):

@@ -200,8 +200,7 @@ class Start:
           ConfigError: tables of radial functions that it cannot have.
         """
         fields = self.metadata["model_fields"] | self.radial
-        plain = {k: v for k, v in self.metadata.items() if k != "radial"}  # its knots
-        potential = module_of(plain | {"model_fields": fields}, self.backend)
+        potential = module_of(self.metadata | {"model_fields": fields}, self.backend)
         check_radial(potential.model, self.metadata["model"])
         return potential, fields
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from eqfuse.models import Allegro
-from eqfuse.models.allegro_irreps import tensor_paths
 from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
 
@@ -73,8 +72,7 @@ def test_an_atom_feels_those_within_its_cutoff_and_no_others(small_potential, ma
     ],
 )
 def test_paths_are_those_reached_and_needed(irreps_out, settings, expected):
-    settings = {"layers": 2, "lmax": 2, "parity": True, **settings}
-    found = tensor_paths(irreps_out, **settings)
+    found = Allegro(irreps_out, **settings).paths()
     if irreps_out == "0e":
         last = found.pop()
         assert (last.inputs, last.environment, last.products) == ((), (), ())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eqfuse.models import Allegro
-from eqfuse.models.allegro_pairs import spline_basis
+from eqfuse.models.radial import spline_basis
 from tests.models.networks import small, variables_of
 
 

@@ -5,7 +5,6 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import MACE
-from eqfuse.models.mace_irreps import feature_irreps
 from tests.models.networks import shapes_of, small, variables_of
 
 
@@ -40,7 +39,7 @@ def test_features_are_those_reached_and_needed(irreps_out, settings, expected):
         "parity": False,
         **settings,
     }
-    found = feature_irreps(irreps_out, channels=4, **settings)
+    found = MACE(irreps_out, channels=4, **settings).basis_and_feature_irreps()
     repeated = [
         tuple(e3nn.Irreps(irreps).regroup() for irreps in layer)
         for layer in ([times(4, a), times(4, h)] for a, h in expected)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eqfuse.models import radial_choice
+from eqfuse.models import radial_table
 from tests.models.networks import variables_of
 from tests.models.settings_variants import mace as network
 
@@ -13,8 +13,8 @@ def test_nonlinear_interactions_have_no_tables(graph, monkeypatch):
     variables = variables_of(network("nonlinear"), graph)
     arguments = variables, graph.vectors, graph.species, graph.edges
     expected = network("nonlinear", radial="network").apply(*arguments).array
-    monkeypatch.setitem(radial_choice.EDGES_PER_KNOT, "cpu", 0)
-    assert not radial_choice.choose(network("nonlinear"), 10**6).table
+    monkeypatch.setitem(radial_table.EDGES_PER_KNOT, "cpu", 0)
+    assert not radial_table.choose(network("nonlinear"), 10**6).table
     np.testing.assert_array_equal(network("nonlinear").apply(*arguments).array, expected)
     with pytest.raises(ValueError, match="is not for nonlinear=True"):
         network("nonlinear", radial="table").apply(*arguments)

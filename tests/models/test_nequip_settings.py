@@ -7,7 +7,7 @@ import pytest
 
 from eqfuse import ops
 from eqfuse.models import NequIP
-from eqfuse.models.nequip_edges import xplor_cutoff
+from eqfuse.models.radial import xplor_cutoff
 from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
 from tests.models.settings_variants import NEQUIP as VARIANTS

@@ -9,12 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqfuse.models import MACE, NequIP, predict, radial_table, with_knots, with_tables
-from eqfuse.models.nequip_edges import xplor_cutoff
-from eqfuse.models.radial import bessel_basis, polynomial_cutoff
-from eqfuse.models.radial_accuracy import choose_knots, measure
-from eqfuse.models.radial_choice import choose
-from eqfuse.models.radial_table import RadialTable, radial_basis
+from eqfuse.models import MACE, NequIP, predict, radial_table, with_tables
+from eqfuse.models.radial import bessel_basis, polynomial_cutoff, xplor_cutoff
+from eqfuse.models.radial_table import RadialTable, choose, radial_basis
 from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
 from tests.ops import tiers
@@ -165,7 +162,6 @@ def radial_functions(onset, knots=64):
         network = types.SimpleNamespace(
             radial=radial,
             radial_knots=knots,
-            radial_accuracy=1.0,
             backend="xla",
             variables={},
             num_pairs=lambda: 1,
@@ -274,8 +270,7 @@ def test_auto_counts_a_table_for_each_pair_of_species():
     ("settings", "message"),
     [
         ({"radial": "tables"}, "radial must be one of auto, network, table, got 'tables'"),
-        ({"radial_knots": 3}, "radial_knots must be at least 4, or None, got 3"),
-        ({"radial_accuracy": -1.0}, "radial_accuracy must be positive, got -1.0"),
+        ({"radial_knots": 3}, "radial_knots must be at least 4, got 3"),
     ],
 )
 def test_settings_out_of_range_are_refused(graph, settings, message):
@@ -296,21 +291,13 @@ def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch):
     assert np.abs(run(kept | {"tables": doubled}, batch).forces - exact.forces).max() > 1e-3
 
 
-def test_knots_follow_from_a_bound_on_measured_errors(make, batch):
-    """The error of forces is below the measured one, and not by much."""
+def test_errors_fall_with_the_fifth_power_of_the_knots(make, batch):
     potential, variables, exact = make("nequip xplor")
-    params = variables["params"]["model"]
-    model = potential.model
-    coarse, fine = (measure(model, params, knots) for knots in (48, 96))
-    assert 16 < coarse / fine < 64  # the fifth power of the distance of knots
-    found = errors(results(with_table(potential, knots=48), variables, batch), exact)
-    assert coarse / 100 < found["forces"] < coarse
-    knots, error = choose_knots(model.clone(radial_accuracy=2 * fine), params)
-    assert (knots, error <= 2 * fine) == (96, True)
-    chosen, accuracy = with_knots(with_table(potential, knots=None), variables, 1000)
-    assert accuracy.error <= 1e-6
-    assert chosen.model.radial_knots == accuracy.knots
-    assert with_knots(with_table(potential, "network"), variables, 1000)[1] is None
+    coarse, fine = (
+        errors(results(with_table(potential, knots=knots), variables, batch), exact)["forces"]
+        for knots in (48, 96)
+    )
+    assert 16 < coarse / fine < 64
 
 
 @pytest.mark.slow

@@ -167,9 +167,11 @@ def _state(path: Path, arrays: dict[str, np.ndarray], like):
 
 def module_of(metadata: dict, backend: str | None):
     """Return the network that a checkpoint is of, see `load_run`."""
-    fields = metadata["model_fields"]
-    if fields.get("radial_knots") is None and "radial" in metadata:  # chosen for this network
-        fields = {**fields, "radial_knots": metadata["radial"]["knots"]}
+    fields = dict(metadata["model_fields"])
+    if "radial_accuracy" in fields:  # an earlier version chose the knots of a network by a bound
+        del fields["radial_accuracy"]
+        chosen = metadata.get("radial", {"knots": 128})["knots"]
+        fields["radial_knots"] = fields.get("radial_knots") or chosen
     model = models.build(metadata["model"], **fields, backend=backend)
     plain = metadata["potential"]
     return model if plain is None else models.Potential.from_plain(model, plain)

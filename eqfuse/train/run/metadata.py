@@ -22,7 +22,7 @@ from eqfuse.train.schedule import OptimizerSettings
 from eqfuse.train.settings.schema import ConfigError
 from eqfuse.train.sources import MoleculeData
 from eqfuse.train.step import init_state
-from eqfuse.train.tables import keep_knots, without_radial
+from eqfuse.train.tables import without_radial
 
 UNITS = {"length": "Å", "energy": "eV", "forces": "eV/Å", "stress": "eV/Å^3"}
 
@@ -102,7 +102,7 @@ def interrupted_run(
     folder: RunFolder,
     writes: bool,
 ):
-    """Return state and position of the run in the folder, and its parameters.
+    """Return state and position of the run in the folder.
 
     Args:
       data, training: settings of the run that goes on.
@@ -110,15 +110,14 @@ def interrupted_run(
       folder: of the run.
       writes: whether this process sets damaged checkpoints aside.
     Returns:
-      ((`TrainState`, dict), parameters); (None, `params`) if the run ended before its first
-      checkpoint.
+      (`TrainState`, dict); None if the run ended before its first checkpoint.
     Raises:
       CheckpointError: no readable checkpoint, or one of another model.
       ConfigError: other settings or other data than those of the checkpoint.
     """
     if not has_checkpoint(folder.path, "last") and not folder.metrics.exists():
         print("resume     from the beginning: the run ended before its first checkpoint")
-        return None, params
+        return None
     _, theirs, _ = read_checkpoint(folder.path, ("last",))
     # before the state, which follows the settings
     check_same_run(metadata["config"], theirs["config"], folder.path)
@@ -126,7 +125,6 @@ def interrupted_run(
     defaults = {f.name: f.default for f in dataclasses.fields(models.MODELS[theirs["model"]])}
     known = {name: defaults[name] for name in metadata["model_fields"]}
     theirs["model_fields"] = known | theirs["model_fields"]
-    keep_knots(metadata, theirs)
     for name in ("data_sha256", "model_fields", "species", "reference_energies", "units"):
         both = theirs[name], metadata[name]
         if name == "model_fields":
@@ -142,4 +140,4 @@ def interrupted_run(
     _, theirs, state = read_checkpoint(folder.path, ("last",), like, sets_aside=writes)
     position = theirs["position"]
     print(f"resume     epoch {position['epoch']}, batch {position['batch']} of the epoch")
-    return (jax.tree.map(jnp.asarray, state), position), flat.unflatten(state.params)
+    return jax.tree.map(jnp.asarray, state), position

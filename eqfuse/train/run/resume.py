@@ -21,7 +21,7 @@ from eqfuse.train.settings.schema import ConfigError, require
 # A run may be made longer, and go on elsewhere; anything else would make it another run.
 CHANGEABLE = ("steps", "epochs", "max_minutes", "devices", "profile")
 
-RADIAL = ("radial", "radial_knots", "radial_accuracy")
+RADIAL = ("radial", "radial_knots")
 """Settings of a network that are not what it computes but how: it may change them at any time."""
 _RADIAL = tuple(f"model.{name}" for name in RADIAL)
 

@@ -21,87 +21,60 @@ from eqfuse.inference.calculator import Calculator
 from eqfuse.train import CheckpointError, load_run
 from eqfuse.train.main import main
 from eqfuse.train.run.checkpoint import read_checkpoint
-from tests.fuzz import samples
-from tests.fuzz.checks import FailureError, check_no_traceback, check_refusal, run_command
+from tests.fuzz.checks import (
+    FailureError,
+    check_no_traceback,
+    check_refusal,
+    run_command,
+    small_run,
+)
 
 EPOCHS, LONGER = 2, 3
 
 
-def _cut(rng, path: Path, content: bytes):
-    path.write_bytes(content[: int(rng.integers(len(content) + 1))])
-
-
-def _zero_range(rng, path: Path, content: bytes):
+def _zero_range(rng, content: bytes) -> bytes:
     start = int(rng.integers(len(content) + 1))
     end = min(len(content), start + int(rng.integers(1, 200)))
-    path.write_bytes(content[:start] + bytes(end - start) + content[end:])
+    return content[:start] + bytes(end - start) + content[end:]
 
 
-def _flip(rng, path: Path, content: bytes):
+def _flip(rng, content: bytes) -> bytes:
     data = bytearray(content)
     for place in rng.integers(len(data), size=rng.integers(1, 6)) if data else ():
         data[place] ^= 1 << rng.integers(8)
-    path.write_bytes(data)
+    return bytes(data)
 
 
-def _random_bytes(rng, path: Path, content: bytes):
-    path.write_bytes(rng.bytes(int(rng.integers(1, 2 * len(content) + 2))))
-
-
-def _append(rng, path: Path, content: bytes):
-    path.write_bytes(content + rng.bytes(int(rng.integers(1, 100))))
-
-
-def _empty(rng, path: Path, content: bytes):
-    path.write_bytes(b"")
-
-
-def _nul(rng, path: Path, content: bytes):
-    path.write_bytes(bytes(len(content)))
-
-
-def _delete(rng, path: Path, content: bytes):
-    path.unlink()
-
-
-def _make_folder(rng, path: Path, content: bytes):
-    path.unlink()
-    path.mkdir()
-
-
-def _break_link(rng, path: Path, content: bytes):
-    path.unlink()
-    path.symlink_to(path.with_name("nothing"))
-
-
-def _delete_line(rng, path: Path, content: bytes):
+def _delete_line(rng, content: bytes) -> bytes:
     lines = content.splitlines(keepends=True)
     if lines:
         del lines[int(rng.integers(len(lines)))]
-    path.write_bytes(b"".join(lines))
+    return b"".join(lines)
 
 
-def _change_number(rng, path: Path, content: bytes):
+def _change_number(rng, content: bytes) -> bytes:
     digits = [k for k, byte in enumerate(content) if 48 <= byte <= 57]
     data = bytearray(content)
     if digits:
         data[digits[int(rng.integers(len(digits)))]] = int(rng.integers(48, 58))
-    path.write_bytes(data)
+    return bytes(data)
 
 
-_DAMAGES: dict[str, Callable] = {
-    "cut off": _cut,
+_CHANGES: dict[str, Callable] = {
+    "cut off": lambda rng, content: content[: int(rng.integers(len(content) + 1))],
     "a range of zeros in": _zero_range,
     "bits flipped in": _flip,
-    "random bytes for": _random_bytes,
-    "bytes appended to": _append,
-    "emptied": _empty,
-    "NULs for": _nul,
-    "deleted": _delete,
-    "a folder for": _make_folder,
-    "a broken link for": _break_link,
+    "random bytes for": lambda rng, content: rng.bytes(int(rng.integers(1, 2 * len(content) + 2))),
+    "bytes appended to": lambda rng, content: content + rng.bytes(int(rng.integers(1, 100))),
+    "emptied": lambda rng, content: b"",
+    "NULs for": lambda rng, content: bytes(len(content)),
     "a line deleted of": _delete_line,
     "a digit changed in": _change_number,
+}
+_REPLACED: dict[str, Callable] = {
+    "deleted": lambda path: None,
+    "a folder for": Path.mkdir,
+    "a broken link for": lambda path: path.symlink_to(path.with_name("nothing")),
 }
 # Of what is damaged, by those that read it.
 _USES = {
@@ -114,13 +87,13 @@ _USES = {
 
 
 class Cases:
-    """The damages; see `Worker`.
+    """The damages; see `__main__`.
 
     Args:
       folder: to work in; the run that is damaged is made there if it is not there yet.
     """
 
-    seconds, megabytes = 180, None
+    seconds = 180
 
     def __init__(self, folder: Path):
         self._whole, self._longer = folder / "damage-whole", folder / "damage-longer"
@@ -128,7 +101,7 @@ class Cases:
         if not (self._longer / "made").exists():
             for path in (self._whole, self._longer):
                 shutil.rmtree(path, ignore_errors=True)
-            given = samples.settings(samples.water(folder), f"epochs={EPOCHS}")
+            given = small_run(folder, f"epochs={EPOCHS}")
             # With a rate that does not depend on where the end is.
             given.append("training.schedule=constant")
             _succeed([*given, f"run={self._whole}"])
@@ -141,12 +114,13 @@ class Cases:
         }
 
     def prepare(self, seed: int):
-        """Choose what is damaged, how, and what is done with the run then; see `Worker`."""
+        """Choose what is damaged, how, and what is done with the run then."""
         rng = np.random.default_rng(seed)
         files = sorted(self._whole.glob("checkpoints/*"))
         top = [self._whole / name for name in ("config.yaml", "metrics.csv")]
         file = top[int(rng.integers(2))] if rng.random() < 0.3 else files[rng.integers(len(files))]
-        how = list(_DAMAGES)[rng.integers(len(_DAMAGES))]
+        ways = [*_CHANGES, *_REPLACED]
+        how = ways[rng.integers(len(ways))]
         name = file.relative_to(self._whole)
         uses = _USES[name.parts[min(1, len(name.parts) - 1)]]
         use = uses[rng.integers(len(uses))]
@@ -156,7 +130,11 @@ class Cases:
             shutil.copytree(self._whole, self._path)
             target = self._path / name
             content = target.read_bytes()
-            _DAMAGES[how](rng, target, content)
+            if how in _CHANGES:
+                target.write_bytes(_CHANGES[how](rng, content))
+            else:
+                target.unlink()
+                _REPLACED[how](target)
             try:
                 return self._resume(target, content) if use == "resume" else self._use(use, target)
             finally:
@@ -172,7 +150,7 @@ class Cases:
             check_refusal(output, _part(damaged))
             if changed := _changed(before, _contents(self._path, damaged)):
                 raise FailureError(f"refused, but changed {changed}: {output.error[:200]}")
-            return "refused", output.error
+            return f"refused: {output.error}"
         check_no_traceback(output)
         if "from the beginning" in output.out:
             raise FailureError(f"all that was saved is given up: {output.err[:200]}")
@@ -184,7 +162,7 @@ class Cases:
             raise FailureError(
                 f"metrics.csv lost epochs without a warning: {_epochs(self._path)} are left"
             )
-        return "went on", output.err.strip()
+        return f"went on: {output.err.strip()}"
 
     def _use(self, use: str, damaged: Path):
         with warnings.catch_warnings(record=True) as caught:
@@ -193,16 +171,14 @@ class Cases:
             output = run_command(_command, lambda: answers.append(_answer(use, self._path)))
         if output.code != 0:
             check_refusal(output, _part(damaged))
-            return "refused", output.error
+            return f"refused: {output.error}"
         check_no_traceback(output)
         warned = output.err + " ".join(str(warning.message) for warning in caught)
         # A run without a best network gives the last one.
         other = answers[0] != self._answers[use] and os.path.lexists(damaged)
         if other and not ("damaged" in warned or "missing" in warned):
             raise FailureError("another checkpoint was taken without a warning")
-        return (
-            "the same" if answers[0] == self._answers[use] else "an older one, with a warning"
-        ), warned
+        return "the same" if answers[0] == self._answers[use] else "an older one, with a warning"
 
 
 def _part(damaged: Path) -> str:

@@ -1,5 +1,6 @@
 """Wrong settings: each is refused in one line that names it, or means something and is trained."""
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -14,8 +15,14 @@ from eqfuse.train.file_sources import ExtxyzData
 from eqfuse.train.main import main
 from eqfuse.train.schedule import MoleculeTraining
 from eqfuse.train.settings.config import GROUPS, SHORTHANDS, Config
-from tests.fuzz import samples
-from tests.fuzz.checks import FailureError, check_no_traceback, check_refusal, run_command
+from tests.fuzz.checks import (
+    FailureError,
+    check_no_traceback,
+    check_refusal,
+    memory_limit,
+    run_command,
+    small_run,
+)
 
 WORDS = """
 -1 0 -0.0 1e-300 1e-9 1e9 1e300 -1e300 inf -inf nan 1.5 six None null true [] [1,2] {} '' " ' [ } ~
@@ -56,28 +63,29 @@ def _names() -> list[str]:
 
 
 class Cases:
-    """The settings; see `Worker`.
+    """The settings; see `__main__`.
 
     Args:
       folder: to work in.
     """
 
-    seconds, megabytes = 120, 12_000
+    seconds = 120
 
     def __init__(self, folder: Path):
-        self._settings = samples.settings(samples.water(folder), "epochs=1", "data.train=4")
+        self._settings = small_run(folder, "epochs=1", "data.train=4")
         self._run = folder / "settings"
         self._names = _names()
 
     def prepare(self, seed: int):
-        """Choose a setting; see `Worker`."""
+        """Choose a setting."""
         rng = np.random.default_rng(seed)
         argument = self._argument(rng)
 
         def case():
             shutil.rmtree(self._run, ignore_errors=True)
             try:
-                return self._outcome(argument)
+                with contextlib.chdir(self._run.parent), memory_limit(12_000):
+                    return self._outcome(argument)
             finally:
                 jax.clear_caches()
 
@@ -96,7 +104,7 @@ class Cases:
             if not _TOO_LARGE.search(argument):
                 return argument
 
-    def _outcome(self, argument: str) -> tuple[str, str]:
+    def _outcome(self, argument: str) -> str:
         name, _, value = argument.partition("=")
         arguments = [*self._settings, f"run={self._run}", argument]
         if name == "resume":
@@ -108,7 +116,7 @@ class Cases:
         output = run_command(main, arguments)
         check_no_traceback(output)
         if output.code == 0:
-            return "trained", ""
+            return "trained"
         if output.code == 2 and self._run.exists():
             raise FailureError(f"refused, and the folder of the run was made: {output.error[:200]}")
         # A path may be named as it was read.
@@ -117,7 +125,7 @@ class Cases:
         named += [path for path in paths if name in PATHS and value]
         named = [_as_printed(text) for text in named if text]
         check_refusal(output, *(named if argument else ["name=value"]))
-        return "refused", output.error
+        return f"refused: {output.error}"
 
 
 def _one(rng, choices):

@@ -91,6 +91,8 @@ PLACES = {
     "grad": (jax.grad, loss, (), TRANSFORMED),
     "forward derivative": (lambda f: lambda x, y: jax.jvp(f, (x, y), (y[:, :1] * x, y)), layer, (),
                            TRANSFORMED),
+    "jacobian of gradients": (lambda f: jax.jacrev(jax.grad(f)), loss, (), TRANSFORMED),
+    "hessian": (jax.hessian, loss, (), TRANSFORMED),
     "within a sequence": (ops.sequence, loss, (), NATIVE),
 }  # fmt: skip
 

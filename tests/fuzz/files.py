@@ -50,18 +50,18 @@ def _changed_words(rng, content: bytes) -> bytes:
     return b" ".join(words)
 
 
-def _flipped(rng, content: bytes) -> bytes:
+def flipped(rng, content: bytes) -> bytes:
     data = bytearray(content)
     for place in rng.integers(len(data), size=rng.integers(1, 20)):
         data[place] = rng.integers(256)
     return bytes(data)
 
 
-def _cut(rng, content: bytes) -> bytes:
+def cut(rng, content: bytes) -> bytes:
     return content[: rng.integers(len(content))]
 
 
-def _doubled(rng, content: bytes) -> bytes:
+def doubled(rng, content: bytes) -> bytes:
     start, end = sorted(rng.integers(len(content), size=2))
     return content[:end] + content[start:]
 
@@ -73,7 +73,7 @@ def _repeated(rng, content: bytes) -> bytes:
     return content[:start] + piece * (4 * 10**6 // len(piece)) + content[start:]
 
 
-DAMAGES = (_changed_words, _flipped, _cut, _doubled, _repeated)
+DAMAGES = (_changed_words, flipped, cut, doubled, _repeated)
 KINDS = {
     "text": ("extxyz", "bad.xyz", _text, lambda content: content),
     "packed text": ("extxyz", "bad.xyz.gz", _text, gzip.compress),

@@ -27,6 +27,7 @@ def test_an_edge_beyond_its_cutoff_changes_nothing(graph, name):
         )
         cutoffs = table[receivers, senders]
 
+    @jax.jit
     def moved(vectors):
         return model.apply(variables, vectors, graph.species, graph.edges).array
 
@@ -59,8 +60,9 @@ def test_frequencies_begin_as_those_that_are_fixed(graph):
     fixed, trained = (network("multiplicities", trainable_bessel=t) for t in (False, True))
     variables = variables_of(trained, graph)
     params = {k: v for k, v in variables["params"].items() if k != "frequencies"}
-    out = trained.apply(variables, graph.vectors, graph.species, graph.edges).array
-    expected = fixed.apply({"params": params}, graph.vectors, graph.species, graph.edges).array
+    arguments = graph.vectors, graph.species, graph.edges
+    out = jax.jit(trained.apply)(variables, *arguments).array
+    expected = jax.jit(fixed.apply)({"params": params}, *arguments).array
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
 
 

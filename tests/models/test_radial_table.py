@@ -14,6 +14,7 @@ from eqfuse.models.radial import bessel_basis, polynomial_cutoff, xplor_cutoff
 from eqfuse.models.radial_table import RadialTable, choose, radial_basis
 from tests.models.conftest import CUTOFF
 from tests.models.networks import small, variables_of
+from tests.models.settings_variants import mace
 from tests.ops import tiers
 from tests.ops.parity import INTERPRETED
 
@@ -266,18 +267,6 @@ def test_auto_counts_a_table_for_each_pair_of_species():
     assert "128 knots for each of 6 pairs of species" in choice.why
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"radial": "tables"}, "radial must be one of auto, network, table, got 'tables'"),
-        ({"radial_knots": 3}, "radial_knots must be at least 4, got 3"),
-    ],
-)
-def test_settings_out_of_range_are_refused(graph, settings, message):
-    with pytest.raises(ValueError, match=message):
-        variables_of(small(NequIP, **settings), graph)
-
-
 def test_kept_tables_give_the_same_and_are_of_their_parameters(make, batch):
     potential, variables, _ = make("mace agnesi")
     potential = with_table(potential, knots=16)
@@ -325,3 +314,15 @@ def test_energy_is_conserved_as_with_the_network(make, make_graph, molecule):
     network, table = worst("network", None), worst("table", 16)
     assert 0 < network < 1e-3  # of the order of dt^2
     assert table < 1.5 * network
+
+
+def test_nonlinear_interactions_have_no_tables(graph, monkeypatch):
+    """Compute them by networks for any number of edges, for which others have tables."""
+    variables = variables_of(mace("nonlinear"), graph)
+    arguments = variables, graph.vectors, graph.species, graph.edges
+    expected = jax.jit(mace("nonlinear", radial="network").apply)(*arguments).array
+    monkeypatch.setitem(radial_table.EDGES_PER_KNOT, "cpu", 0)
+    assert not radial_table.choose(mace("nonlinear"), 10**6).table
+    np.testing.assert_array_equal(jax.jit(mace("nonlinear").apply)(*arguments).array, expected)
+    with pytest.raises(ValueError, match="is not for nonlinear=True"):
+        mace("nonlinear", radial="table").apply(*arguments)

@@ -138,6 +138,6 @@ def test_the_energy_is_its_definition(graph, activation):
             w = linear["w[1,1] 6x1o,3x1o"]
             vector = np.einsum("zui,uv->zvi", vector, w) / np.sqrt(6)
     expected = summed(mlp(p["readout"], x, None))
-    found = model.apply(variables, graph.vectors, graph.species, graph.edges)
+    found = jax.jit(model.apply)(variables, graph.vectors, graph.species, graph.edges)
     assert np.abs(expected).max() > 1e-2
     np.testing.assert_allclose(found.array, expected, rtol=0, atol=1e-12)

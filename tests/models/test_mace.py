@@ -109,6 +109,6 @@ def test_a_layer_is_its_definition(graph):
         h @ readout["linear_in"]["w[0,0] 3x0e,2x0e"] / np.sqrt(3)
     )
     expected = h @ readout["linear_out"]["w[0,0] 2x0e,1x0e"] / np.sqrt(2)
-    found = model.apply(variables, graph.vectors, graph.species, graph.edges)
+    found = jax.jit(model.apply)(variables, graph.vectors, graph.species, graph.edges)
     assert np.abs(expected).max() > 1e-2
     np.testing.assert_allclose(found.array, expected, rtol=0, atol=1e-10)

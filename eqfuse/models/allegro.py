@@ -305,7 +305,7 @@ class Allegro(nn.Module):
         return basis.of_edges([kept(self, "two_body_table", make)])[0]
 
     def _pair_embedding(self, dtype) -> tuple[Callable, int]:
-        """Return what the first MLP reads, and its width.
+        """Return the input of the first MLP, and its width.
 
         It is a function of a `Point`, the species of both atoms, and a backend.
         """
@@ -388,7 +388,7 @@ class Allegro(nn.Module):
         return ops.weighted_channels(sh.filter(keep=irs), weights, backend=self.backend)
 
     def _readout(self, x, v, sh, edges, paths: Paths):
-        """Return what each edge adds to the output, IrrepsArray [n_edges, irreps_out]."""
+        """Return the contribution of each edge to the output, IrrepsArray [n_edges, irreps_out]."""
         irreps_out = e3nn.Irreps(self.irreps_out)
         count = irreps_out.count(SCALAR)
         scalars, chunks = None, []

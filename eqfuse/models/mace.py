@@ -275,7 +275,7 @@ class MACE(nn.Module):
 
 
 def _contracts(basis, ir, correlation: int) -> bool:
-    """Return whether a symmetric product of up to `correlation` factors of `basis` gives `ir`."""
+    """Check that a symmetric product of up to `correlation` factors of `basis` gives `ir`."""
     irreps = e3nn.Irreps([(1, b) for b in sorted(basis)])
     try:
         ops.symmetric_contraction_paths(irreps, [(1, ir)], correlation)

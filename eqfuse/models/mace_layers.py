@@ -16,7 +16,7 @@ from eqfuse.models.radial_table import RadialTable, kept
 DENSITY_HIDDEN = 64
 """Width inside the network of densities."""
 ALPHA = 20.0
-"""What sums over neighbours are divided by, before training."""
+"""Divisor of sums over neighbours before training."""
 
 
 class PairMLP(nn.Module):

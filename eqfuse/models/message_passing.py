@@ -1,4 +1,4 @@
-"""What NequIP and MACE share: features of species, weights of products, Linears and a norm."""
+"""Parts that NequIP and MACE share: features of species, weights, Linears and a norm."""
 
 import e3nn_jax as e3nn
 import flax.linen as nn

@@ -120,7 +120,7 @@ class Interaction(nn.Module):
         return e3nn.gate(z, **act | {"normalize_act": False})
 
     def _skip(self, irreps_gate, species, h):
-        """Return what is added before the gate, or None."""
+        """Return the self-connection, which is added before the gate, or None."""
         if self.skip == "none":
             return None
         if self.one_hot:

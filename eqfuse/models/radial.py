@@ -111,7 +111,7 @@ def polynomial_cutoff(lengths: jax.Array, cutoff: float, power: int) -> jax.Arra
 
 
 def xplor_cutoff(lengths: jax.Array, onset: float, cutoff: float) -> jax.Array:
-    """Return what is 1 up to an onset and falls to 0 at the cutoff, with one continuous derivative.
+    """Return a function that is 1 up to an onset and falls to 0, with one continuous derivative.
 
         u(d) = (c^2 - d^2)^2 (c^2 + 2 d^2 - 3 o^2) / (c^2 - o^2)^3    for o < d < c
 

@@ -45,7 +45,7 @@ COLLECTION = "tables"
 
 
 class Choice(NamedTuple):
-    """Whether radial functions are read from a table, and why."""
+    """The choice between a table and networks for radial functions, with its reason."""
 
     table: bool
     why: str

@@ -158,7 +158,7 @@ class Cases:
 
 
 def _part(damaged: Path) -> str:
-    """Return what an error must name."""
+    """Return the name that an error must have."""
     return damaged.name if damaged.name in ("config.yaml", "metrics.csv") else "checkpoint"
 
 
@@ -182,7 +182,7 @@ def _network(run: Path, which: str) -> str:
 
 
 def _forgets(metrics: Path, before: bytes) -> bool:
-    """Whether the damage took whole lines and left the others: it cannot be seen."""
+    """Check that the damage took whole lines and left the others: it cannot be seen."""
     if not metrics.exists():
         return True
     if not metrics.is_file():

@@ -1,4 +1,4 @@
-"""What NequIP, Allegro and MACE have in common, in float64."""
+"""NequIP, Allegro and MACE, where they are alike, in float64."""
 
 import e3nn_jax as e3nn
 import jax

@@ -1,4 +1,4 @@
-"""What holds for all settings in which published networks differ, in float64."""
+"""Settings in which published networks differ: equivariance, padding, backends, in float64."""
 
 import jax
 import jax.numpy as jnp

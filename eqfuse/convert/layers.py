@@ -13,8 +13,7 @@ import jax
 import numpy as np
 
 from eqfuse.convert.e3nn_torch import Matrices, Path
-from eqfuse.models.irreps import SCALAR
-from eqfuse.models.nequip_irreps import gated
+from eqfuse.models.irreps import SCALAR, gated
 
 
 @dataclasses.dataclass(frozen=True)

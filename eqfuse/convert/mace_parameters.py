@@ -49,8 +49,7 @@ from eqfuse.convert.layers import (
 )
 from eqfuse.convert.records import Record, value
 from eqfuse.models import MACE
-from eqfuse.models.irreps import SCALAR
-from eqfuse.models.nequip_irreps import gated
+from eqfuse.models.irreps import SCALAR, gated
 from eqfuse.ops.ir.products import symmetric_basis
 
 _LARGEST_RESIDUAL = 1e-5
@@ -161,7 +160,7 @@ def _readout(readout: Record, head: tuple[int, int]) -> dict:
 
 
 def _interaction(block: Record, paths: list[Path], irreps_basis, order) -> dict:
-    """Return the parameters of `eqfuse.models.mace_nonlinear.NonlinearBasis`.
+    """Return the parameters of `eqfuse.models.mace_layers.NonlinearBasis`.
 
     Args:
       block: the interaction.

@@ -10,8 +10,8 @@ from eqfuse.convert.e3nn_torch import constant_of, coupling_factor, irreps_of, p
 from eqfuse.convert.layers import dense_layers
 from eqfuse.convert.nequip_networks import NequIPRecords, NequIPScript
 from eqfuse.convert.records import Record, read_compiled, read_package
-from eqfuse.models import ZBL
-from eqfuse.models.allegro_irreps import Paths, tensor_paths
+from eqfuse.models import ZBL, Allegro
+from eqfuse.models.allegro_layers import Paths
 from eqfuse.models.irreps import harmonics
 from eqfuse.models.pairs import radii_of
 
@@ -213,7 +213,7 @@ class AllegroPackage(NequIPPackage):
             for product in self.products
         ]
         for parity in (False, True):
-            paths = tensor_paths("0e", layers=len(theirs), lmax=self.sh.lmax, parity=parity)
+            paths = Allegro(layers=len(theirs), lmax=self.sh.lmax, parity=parity).paths()
             if [(set(p.inputs), set(p.products)) for p in paths[:-1]] == theirs:
                 return paths[:-1], parity
         refuse("irreps of the features other than all, or those of natural parity")

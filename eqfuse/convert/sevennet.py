@@ -35,8 +35,7 @@ from eqfuse.convert.layers import (
 from eqfuse.convert.records import read_saved, value
 from eqfuse.data.readers.public import default_folder
 from eqfuse.models import NequIP
-from eqfuse.models.irreps import SCALAR
-from eqfuse.models.nequip_irreps import sphere
+from eqfuse.models.irreps import SCALAR, sphere
 
 _RENAMED = {
     "EdgeEmbedding": "edge_embedding",

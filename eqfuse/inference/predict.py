@@ -19,7 +19,7 @@ from eqfuse.data.samples import prepare_samples
 from eqfuse.graph import Graph
 from eqfuse.inference.predicted import Predicted, mean_of
 from eqfuse.models import compile_predict
-from eqfuse.models.radial_choice import choose
+from eqfuse.models.radial_table import choose
 from eqfuse.train import CheckpointError, load_run, read_metadata
 
 _ATOMS_AT_ONCE = 4096  # of a batch; memory of a network is kilobytes for each of their pairs

@@ -13,7 +13,7 @@ from eqfuse.data import Batcher, Dataset
 from eqfuse.data.lazy import Joined, without_isolated_atoms
 from eqfuse.data.samples import species_table
 from eqfuse.data.store import samples_of
-from eqfuse.models.radial_choice import choose
+from eqfuse.models.radial_table import choose
 from eqfuse.train.device.parallel import Devices
 from eqfuse.train.labels import labels_not_validated, require_labels, weighted
 from eqfuse.train.loop import Fit

@@ -12,7 +12,7 @@ from eqfuse.data import Batcher, Dataset, Structure
 from eqfuse.data.references import fit_energies_of_atoms
 from eqfuse.models import compile_predict
 from eqfuse.models.pairs import radii_of
-from eqfuse.models.radial_choice import choose
+from eqfuse.models.radial_table import choose
 from eqfuse.train.run.checkpoint import has_checkpoint, module_of, read_checkpoint
 from eqfuse.train.run.resume import RADIAL
 from eqfuse.train.settings.config import Config
